@@ -1,0 +1,358 @@
+"""The command line. Words and progress go to standard error, ``--json`` prints one object on standard output.
+
+Exit codes: 0 done, 1 a defect, 2 usage, 3 refused, 4 unusable data, 5 interrupted and resumable.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from dpdist import __version__, config, demo, pipeline
+from dpdist.errors import DpdistError, UsageError
+from dpdist.mechanisms.registry import MECHANISMS
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.privacy.ledger import Ledger
+from dpdist.release.request import Centring
+from dpdist.rows.dataset import open_rows
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_PATH = click.Path(path_type=Path)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _answer(as_json: bool, value: dict[str, Any], words: str) -> None:
+    if as_json:
+        click.echo(json.dumps(value))
+    else:
+        _say(words)
+
+
+def _json_option(command: Command) -> Command:
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")(command)
+
+
+def _cluster_options(command: Command) -> Command:
+    command = click.option("--workers", type=int, help="Local worker processes [default: one per core].")(command)
+    return click.option("--scheduler", help="Address of an existing Dask scheduler.")(command)
+
+
+def _budget_options(command: Command) -> Command:
+    command = click.option("--budget-delta", help="Largest total delta all releases together may cost.")(command)
+    return click.option("--budget-epsilon", help="Largest total epsilon all releases together may cost.")(command)
+
+
+def _budget(epsilon: str | None, delta: str | None) -> PrivacyLoss | None:
+    if epsilon is None:
+        if delta is not None:
+            raise UsageError("--budget-delta needs --budget-epsilon.")
+        return None
+    return PrivacyLoss.parse(epsilon, delta or "0")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dpdist")
+def cli() -> None:
+    """Compute differentially private second moments and PCA of large tables, on Dask and Zarr."""
+
+
+@cli.command()
+@click.argument("source", type=_PATH)
+@click.argument("rows", type=_PATH)
+@_budget_options
+@click.option("--columns", help="Comma-separated names of the columns to keep, in this order.")
+@_json_option
+def ingest(
+    source: Path,
+    rows: Path,
+    budget_epsilon: str | None,
+    budget_delta: str | None,
+    columns: str | None,
+    as_json: bool,
+) -> None:
+    """Write ROWS, a Zarr array, from SOURCE: .npy, .npz, .csv, .csv.gz, .parquet, or a folder of them."""
+    budget = _budget(budget_epsilon, budget_delta)
+    names = [name.strip() for name in columns.split(",")] if columns is not None else None
+    table = _ingest(source, rows, budget, names)
+    _answer(
+        as_json,
+        {
+            "rows": str(rows), "n": table.rows, "d": table.columns, "dtype": table.dtype, "chunks": table.chunks,
+            "dataset_id": table.dataset_id, "ledger": str(pipeline.default_ledger(rows)) if budget else None,
+        },
+        f"{rows}: {table.rows} rows of {table.columns} columns, {table.dtype}, {table.chunks} chunks. "
+        + (f"Budget {budget} in {pipeline.default_ledger(rows)}." if budget else "No budget declared yet."),
+    )  # fmt: skip
+
+
+def _ingest(source: Path, rows: Path, budget: PrivacyLoss | None, names: list[str] | None) -> Any:
+    with click.progressbar(length=0, label="Ingesting", file=sys.stderr) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.length = total
+            bar.update(done - bar.pos)
+
+        return pipeline.ingest_rows(source, rows, budget=budget, columns=names, progress=progress)
+
+
+@cli.command()
+@click.argument("rows", type=_PATH)
+@click.argument("release", type=_PATH)
+@click.option("--epsilon", required=True, help="Privacy loss epsilon, in steps of a millionth.")
+@click.option("--delta", help="Probability delta of a larger loss; leave out for pure differential privacy.")
+@click.option("--clip", required=True, type=float, help="Public clip norm C; never taken from the data.")
+@click.option(
+    "--mechanism",
+    type=click.Choice(list(MECHANISMS)),
+    help="[default: gaussian with --delta, else two-sided-wishart]",
+)
+@click.option(
+    "--neighbours",
+    type=click.Choice([n.value for n in Neighbours]),
+    default=Neighbours.REPLACE_ONE.value,
+    show_default=True,
+)
+@click.option(
+    "--centre",
+    default=Centring.NONE.value,
+    show_default=True,
+    help="none, private, or a file with a public centre and scale.",
+)
+@click.option("--grid-bits", type=int, default=16, show_default=True, help="The clip norm is 2^B grid steps.")
+@click.option("--id", "name", help="Release id [default: follows from data set, parameters and period].")
+@click.option("--ledger", type=_PATH, help="The budget's folder [default: ROWS with the suffix .ledger].")
+@_cluster_options
+@click.option(
+    "--trusted",
+    type=click.Choice(["driver", "worker"]),
+    default="driver",
+    show_default=True,
+    help="Where ledger and noise live: here, or on the worker started with --resources trusted=1.",
+)
+@_json_option
+def release(
+    rows: Path, release: Path, epsilon: str, delta: str | None, clip: float, mechanism: str | None, neighbours: str,
+    centre: str, grid_bits: int, name: str | None, ledger: Path | None, scheduler: str | None, workers: int | None,
+    trusted: str, as_json: bool,
+) -> None:  # fmt: skip
+    """Publish RELEASE, one private second moment of ROWS. The same command again publishes the same bytes, free."""
+    request = config.request_from(
+        epsilon=epsilon, delta=delta, clip=clip, mechanism=mechanism, neighbours=neighbours, centre=centre,
+        grid_bits=grid_bits, period="", name=name, folder=Path(),
+    )  # fmt: skip
+    cluster = pipeline.Cluster(scheduler, workers, trusted_worker=trusted == "worker")
+    outcome = pipeline.release_rows(rows, release, request, ledger=ledger, cluster=cluster)
+    _answer(as_json, _release_json(outcome), _release_words(outcome))
+
+
+def _release_json(outcome: pipeline.Outcome) -> dict[str, Any]:
+    return {"release": str(outcome.path), "fresh": outcome.fresh, **outcome.release.attributes()}
+
+
+def _release_words(outcome: pipeline.Outcome) -> str:
+    found = outcome.release
+    how = "released now" if outcome.fresh else "released before: the same bytes, nothing spent"
+    return (
+        f"{outcome.path}: {found.release_id} ({how}). {found.mechanism}, {found.guarantee.loss} under "
+        f"{found.guarantee.neighbours}, {found.guarantee.arithmetic}. This file is public."
+    )
+
+
+@cli.command()
+@click.argument("release", type=_PATH)
+@click.argument("model", type=_PATH)
+@click.option("--components", required=True, type=int, help="Number of principal components.")
+@_json_option
+def pca(release: Path, model: Path, components: int, as_json: bool) -> None:
+    """Write MODEL, the top principal components of RELEASE. Free post-processing."""
+    found = pipeline.fit_components(release, model, components).components
+    value = {
+        "model": str(model),
+        "components": components,
+        "eigenvalues": found.eigenvalues.tolist(),
+        "eigenvalues_per_row": found.per_row,
+    }
+    _answer(as_json, value, f"{model}: {components} components, largest eigenvalue {found.eigenvalues[0]:.6g}.")
+
+
+@cli.command()
+@click.argument("rows", type=_PATH)
+@click.argument("model", type=_PATH)
+@click.argument("scores", type=_PATH)
+@_cluster_options
+@_json_option
+def project(rows: Path, model: Path, scores: Path, scheduler: str | None, workers: int | None, as_json: bool) -> None:
+    """Write SCORES, the rows projected on MODEL's components. Scores are as private as the rows."""
+    count = pipeline.project_rows(rows, model, scores, cluster=pipeline.Cluster(scheduler, workers))
+    _answer(as_json, {"scores": str(scores), "n": count, "private": True}, _scores_words(scores))
+
+
+def _scores_words(scores: Path) -> str:
+    return f"{scores}: written. PRIVATE: scores are private rows in fewer dimensions; do not publish them."
+
+
+@cli.command()
+@click.argument("job", type=_PATH)
+@_json_option
+def run(job: Path, as_json: bool) -> None:
+    """Run a whole job from JOB.toml. Running it again publishes nothing new."""
+    plan = config.read_job(job)
+    if not plan.rows.exists() and plan.source is not None:
+        table = _ingest(plan.source, plan.rows, plan.budget, list(plan.columns) if plan.columns else None)
+        _say(f"{plan.rows}: {table.rows} rows of {table.columns} columns.")
+    outcome = pipeline.release_rows(plan.rows, plan.release, plan.request, ledger=plan.ledger, cluster=plan.cluster)
+    _say(_release_words(outcome))
+    value: dict[str, Any] = {"release": _release_json(outcome), "model": None, "scores": None}
+    if plan.model is not None:
+        if not pipeline.made_from(plan.model, release_id=outcome.release.release_id, k=plan.components):
+            pipeline.fit_components(plan.release, plan.model, plan.components)
+        _say(f"{plan.model}: {plan.components} components.")
+        value["model"] = str(plan.model)
+    if plan.scores is not None and plan.model is not None:
+        dataset_id = open_rows(plan.rows).dataset_id
+        made = {"release_id": outcome.release.release_id, "k": plan.components, "dataset_id": dataset_id}
+        if not pipeline.made_from(plan.scores, **made):
+            pipeline.project_rows(plan.rows, plan.model, plan.scores, cluster=plan.cluster)
+        _say(_scores_words(plan.scores))
+        value["scores"] = str(plan.scores)
+    if as_json:
+        click.echo(json.dumps(value))
+
+
+@cli.command()
+@_json_option
+def mechanisms(as_json: bool) -> None:
+    """List every mechanism with what is really proved."""
+    statements = [mechanism.statement for mechanism in MECHANISMS.values()]
+    if as_json:
+        click.echo(json.dumps({"mechanisms": [asdict(s) for s in statements]}))
+        return
+    for s in statements:
+        click.echo(f"{s.name}")
+        for field in ("output", "law", "sensitivity", "claimed", "proved", "arithmetic", "cost", "reference"):
+            click.echo(f"  {field:<12} {getattr(s, field)}")
+
+
+@cli.group()
+def ledger() -> None:
+    """Create, show, check or export a budget."""
+
+
+@ledger.command("create")
+@click.argument("ledger", type=_PATH)
+@click.option("--rows", required=True, type=_PATH, help="The rows whose budget it is.")
+@_budget_options
+@_json_option
+def ledger_create(
+    ledger: Path, rows: Path, budget_epsilon: str | None, budget_delta: str | None, as_json: bool
+) -> None:
+    """Declare a budget for ROWS in a new folder LEDGER."""
+    made = pipeline.create_ledger(ledger, rows, _budget(budget_epsilon, budget_delta))
+    _answer(as_json, {"ledger": str(ledger), **_loss_json(made.budget)}, f"{ledger}: budget {made.budget}.")
+
+
+@ledger.command("show")
+@click.argument("ledger", type=_PATH)
+@_json_option
+def ledger_show(ledger: Path, as_json: bool) -> None:
+    """Show budget, balance and releases."""
+    opened = Ledger(ledger)
+    spent, records = opened.spent(), opened.records
+    if as_json:
+        click.echo(json.dumps(_ledger_json(opened)))
+        return
+    click.echo(f"budget  {opened.budget}")
+    click.echo(f"spent   {spent if spent is not None else 'nothing'}" + (" (composed)" if spent else ""))
+    for record in records:
+        click.echo(
+            f"{record.state:<10} {record.release_id}  {record.parameters['mechanism']}, {record.guarantee.loss}, "
+            f"{record.guarantee.neighbours}"
+        )
+
+
+@ledger.command("verify")
+@click.argument("ledger", type=_PATH)
+@_json_option
+def ledger_verify(ledger: Path, as_json: bool) -> None:
+    """Check the journal's chain, the balance and the committed releases."""
+    opened = Ledger(ledger)
+    opened.verify()
+    value = {"ledger": str(ledger), "intact": True, "head": opened.head, "releases": len(opened.records)}
+    _answer(as_json, value, f"{ledger}: intact, {len(opened.records)} releases, head {opened.head}.")
+
+
+@ledger.command("export")
+@click.argument("ledger", type=_PATH)
+def ledger_export(ledger: Path) -> None:
+    """Print the ledger as JSON."""
+    click.echo(json.dumps(_ledger_json(Ledger(ledger)), indent=2))
+
+
+def _loss_json(loss: PrivacyLoss) -> dict[str, int]:
+    return {"epsilon_micro": loss.epsilon_micro, "delta_atto": loss.delta_atto}
+
+
+def _ledger_json(opened: Ledger) -> dict[str, Any]:
+    spent = opened.spent()
+    return {
+        "dataset_id": opened.dataset_id,
+        "budget": _loss_json(opened.budget),
+        "spent": None if spent is None else _loss_json(spent),
+        "releases": [
+            {
+                "id": record.release_id,
+                "state": record.state.value,
+                "parameters": record.parameters,
+                "guarantee": record.guarantee.to_json(),
+                "digest": record.digest,
+            }
+            for record in opened.records
+        ],
+        "head": opened.head,
+    }
+
+
+@cli.command("demo")
+@click.argument("directory", type=_PATH, default=Path("dpdist-demo"))
+@_cluster_options
+def demo_command(directory: Path, scheduler: str | None, workers: int | None) -> None:
+    """Do everything on a bundled real data set (1797 handwritten digits), on this machine."""
+    demo.run(directory, pipeline.Cluster(scheduler, workers))
+
+
+def main() -> None:
+    """Run the command line; every failure is one paragraph on standard error and an exit code."""
+    try:
+        code = cli(standalone_mode=False)
+    except DpdistError as error:
+        _fail(str(error), error.exit_code)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        _fail("Interrupted. The same command resumes; what was reserved is not charged again.", 5)
+    except Exception as error:  # noqa: BLE001 - its text may quote data, so only type and place are told
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        _fail(
+            f"This is a defect in dpdist: {type(error).__name__} at {Path(place.filename).name}:{place.lineno}. "
+            "Please report it with the command you ran.",
+            1,
+        )
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> None:
+    _say(f"dpdist: {message}")
+    sys.exit(code)

@@ -1,0 +1,247 @@
+"""JOB.toml: a whole job as a file, checked completely before anything starts.
+
+::
+
+    [rows]                       # ingested only when the rows do not exist yet
+    path = "rows.zarr"
+    source = "data.csv"          # optional: file or folder
+    budget_epsilon = 2           # optional, with source: declared at ingest
+    budget_delta = 1e-6
+    columns = ["age", "height"]  # optional
+
+    [release]
+    path = "release.zarr"
+    epsilon = 1
+    clip = 100.0
+    delta = 1e-6                 # the rest is optional
+    mechanism = "gaussian"
+    neighbours = "replace-one"
+    centre = "none"              # none, private, or a file
+    grid_bits = 16
+    period = "2026-W47"
+    id = "week-47"
+    ledger = "rows.ledger"
+
+    [pca]                        # optional
+    path = "model.zarr"
+    components = 10
+
+    [project]                    # optional, needs [pca]
+    path = "scores.zarr"
+
+    [cluster]                    # optional
+    scheduler = "tcp://10.0.0.1:8786"
+    workers = 4
+    trusted = "driver"
+
+Paths are relative to the file. Decimal numbers are read exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpdist.errors import DataError, UsageError
+from dpdist.mechanisms.registry import recommended
+from dpdist.pipeline import Cluster
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.release.request import Centring, ReleaseRequest
+
+
+@dataclass(frozen=True)
+class Job:
+    """A validated job; paths are absolute."""
+
+    rows: Path
+    source: Path | None
+    budget: PrivacyLoss | None
+    columns: tuple[str, ...] | None
+    release: Path
+    request: ReleaseRequest
+    ledger: Path | None
+    model: Path | None
+    components: int
+    scores: Path | None
+    cluster: Cluster
+
+
+_KEYS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "rows": {
+        "path": str, "source": str, "budget_epsilon": (int, Decimal, str), "budget_delta": (int, Decimal, str),
+        "columns": list,
+    },
+    "release": {
+        "path": str, "epsilon": (int, Decimal, str), "delta": (int, Decimal, str), "clip": (int, Decimal),
+        "mechanism": str, "neighbours": str, "centre": str, "grid_bits": int, "period": str, "id": str, "ledger": str,
+    },
+    "pca": {"path": str, "components": int},
+    "project": {"path": str},
+    "cluster": {"scheduler": str, "workers": int, "trusted": str},
+}  # fmt: skip
+_REQUIRED = {
+    "rows": ("path",),
+    "release": ("path", "epsilon", "clip"),
+    "pca": ("path", "components"),
+    "project": ("path",),
+    "cluster": (),
+}
+
+
+def request_from(
+    *,
+    epsilon: str,
+    delta: str | None,
+    clip: float,
+    mechanism: str | None,
+    neighbours: str,
+    centre: str,
+    grid_bits: int,
+    period: str,
+    name: str | None,
+    folder: Path,
+) -> ReleaseRequest:
+    """Make a request from text as it stands on the command line or in a job file.
+
+    Without a mechanism, `gaussian` is taken when a delta is given and `two-sided-wishart` when none is.
+
+    Raises
+    ------
+    UsageError
+        If a value is out of range.
+    DataError
+        If the file of the public centre cannot be read.
+    """
+    loss = PrivacyLoss.parse(epsilon, delta or "0")
+    if neighbours not in {n.value for n in Neighbours}:
+        raise UsageError(f"--neighbours must be one of {', '.join(Neighbours)}, not {neighbours!r}.")
+    shift: dict[str, tuple[float, ...] | None] = {}
+    if centre not in {Centring.NONE, Centring.PRIVATE}:
+        shift = read_public_centre(folder / centre)
+    request = ReleaseRequest(
+        mechanism=mechanism or recommended(loss.delta_atto),
+        loss=loss,
+        clip_norm=clip,
+        neighbours=Neighbours(neighbours),
+        centring=Centring.PRIVATE if centre == Centring.PRIVATE else Centring.NONE,
+        grid_bits=grid_bits,
+        period=period,
+        name=name,
+        **shift,
+    )
+    request.bound(len(next((v for v in shift.values() if v), (0.0, 0.0))))  # range of clip norm and grid bits
+    return request
+
+
+def read_public_centre(path: Path) -> dict[str, tuple[float, ...] | None]:
+    """Read a public centre, and optionally a public scale, one number per column.
+
+    A ``.npy`` file holds the centre; a ``.npz`` or ``.json`` file holds ``centre`` and ``scale``, or one of them.
+
+    Raises
+    ------
+    DataError
+        If the file is missing or holds something else.
+    """
+    try:
+        if path.suffix == ".json":
+            content: Any = json.loads(path.read_text())
+        elif path.suffix in {".npy", ".npz"}:
+            loaded: Any = np.load(path, allow_pickle=False)
+            content = {"centre": loaded} if path.suffix == ".npy" else dict(loaded)
+        else:
+            content = {}
+        known = {key: value for key, value in content.items() if key in {"centre", "scale"}}
+        vectors = {key: tuple(float(v) for v in np.asarray(value)) for key, value in known.items()}
+        sound = bool(vectors) and len(known) == len(content)
+    except (OSError, ValueError, TypeError, AttributeError):
+        sound = False
+    if not sound:
+        raise DataError(
+            f"{path} holds no public centre: pass `none`, `private`, a .npy file with one number per column, or a "
+            ".npz or .json file with `centre` and `scale` (--centre)."
+        )
+    return {"centre": vectors.get("centre"), "scale": vectors.get("scale")}
+
+
+def read_job(path: Path) -> Job:
+    """Read and check a job file.
+
+    Raises
+    ------
+    UsageError
+        If it is not TOML, or a key is missing, unknown, or has a value of the wrong kind.
+    DataError
+        If the file cannot be read.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
+    except OSError as error:
+        raise DataError(f"The job file {path} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is not TOML: {error}.") from None
+    _check(path, content)
+    folder = path.absolute().parent
+    rows, release = content["rows"], content["release"]
+    pca, project, cluster = content.get("pca"), content.get("project"), content.get("cluster", {})
+    if project is not None and pca is None:
+        raise UsageError(f"{path}: [project] needs [pca].")
+    if cluster.get("trusted", "driver") not in {"driver", "worker"}:
+        raise UsageError(f"{path}: [cluster] trusted must be driver or worker.")
+    if "budget_epsilon" not in rows and "budget_delta" in rows:
+        raise UsageError(f"{path}: [rows] budget_delta needs budget_epsilon.")
+    budget = None
+    if "budget_epsilon" in rows:
+        budget = PrivacyLoss.parse(str(rows["budget_epsilon"]), str(rows.get("budget_delta", 0)))
+    return Job(
+        rows=folder / rows["path"],
+        source=folder / rows["source"] if "source" in rows else None,
+        budget=budget,
+        columns=tuple(str(c) for c in rows["columns"]) if "columns" in rows else None,
+        release=folder / release["path"],
+        request=request_from(
+            epsilon=str(release["epsilon"]),
+            delta=str(release["delta"]) if "delta" in release else None,
+            clip=float(release["clip"]),
+            mechanism=release.get("mechanism"),
+            neighbours=release.get("neighbours", Neighbours.REPLACE_ONE.value),
+            centre=release.get("centre", Centring.NONE.value),
+            grid_bits=release.get("grid_bits", 16),
+            period=release.get("period", ""),
+            name=release.get("id"),
+            folder=folder,
+        ),
+        ledger=folder / release["ledger"] if "ledger" in release else None,
+        model=folder / pca["path"] if pca else None,
+        components=pca["components"] if pca else 0,
+        scores=folder / project["path"] if project else None,
+        cluster=Cluster(
+            cluster.get("scheduler"),
+            cluster.get("workers"),
+            trusted_worker=cluster.get("trusted") == "worker",
+        ),
+    )
+
+
+def _check(path: Path, content: dict[str, Any]) -> None:
+    for section in ("rows", "release"):
+        if section not in content:
+            raise UsageError(f"{path} has no section [{section}].")
+    for section, values in content.items():
+        if section not in _KEYS or not isinstance(values, dict):
+            raise UsageError(f"{path} has an unknown section or key {section!r}; known are {', '.join(_KEYS)}.")
+        for key, value in values.items():
+            kind = _KEYS[section].get(key)
+            if kind is None:
+                raise UsageError(f"{path}: [{section}] knows no {key!r}; it knows {', '.join(_KEYS[section])}.")
+            if isinstance(value, bool) or not isinstance(value, kind):
+                raise UsageError(f"{path}: [{section}] {key} has a value of the wrong kind.")
+        for key in _REQUIRED[section]:
+            if key not in values:
+                raise UsageError(f"{path}: [{section}] needs {key!r}.")

@@ -1,0 +1,257 @@
+"""The only module that knows the scheduler: connect or start, run tasks, reduce, pin, gather, show progress.
+
+It is generic: it takes pure functions and their arguments and knows nothing of rows or privacy. Arguments of tasks
+are public (paths, bounds); private sums exist only as results of tasks, on the workers. A task that fails raises an
+error that carries a code or a type name and never a value, because Dask copies exceptions into logs and dashboards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import dask
+from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
+from distributed.comm import CommClosedError
+
+import dpdist
+from dpdist.errors import DataError, DpdistError, ResumableError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+CONNECT_SECONDS = 15
+_FAN_IN = 4
+"""Inputs of one addition: an explicit tree of this width peaks lowest (four partials in memory at once)."""
+
+WORKER_ENVIRONMENT = {
+    # one BLAS thread per worker process: the processes are the parallelism
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # glibc hands chunk-sized blocks back to the kernel and page-faults them in again unless told to keep them
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+}
+
+_LOCAL_CONFIG = {
+    "distributed.nanny.pre-spawn-environ": WORKER_ENVIRONMENT,
+    # a spilled partial sum would be private data in a plain file
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+}
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _guarded(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Run a task so that an error carries no value: our own errors pass, of others only type and place remain."""
+    try:
+        return function(*arguments)
+    except DpdistError as error:
+        failure = type(error)(*error.args)
+    except Exception as error:  # noqa: BLE001 - whatever it is, its text may quote data
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        failure = DpdistError(
+            f"A task failed with {type(error).__name__} at {where}: a defect in dpdist or its worker."
+        )
+    raise failure  # outside the handler: the original, and what it quotes, is not chained
+
+
+def _added(add: Callable[[Sequence[Any]], Any], *parts: Any) -> Any:
+    return _guarded(add, parts)
+
+
+def _probe(path: str) -> tuple[str, bool]:
+    return dpdist.__version__, Path(path).exists()
+
+
+class Engine:
+    """A connection to a cluster; made by :func:`connected`."""
+
+    def __init__(self, client: Client, *, trusted_worker: bool) -> None:
+        self._client = client
+        self._trusted_worker = trusted_worker
+
+    @property
+    def workers(self) -> list[str]:
+        """Addresses of the workers, sorted."""
+        return sorted(self._client.scheduler_info(n_workers=-1)["workers"])
+
+    def require_path(self, path: Path) -> None:
+        """Check that every worker runs this version and sees a path.
+
+        Raises
+        ------
+        DataError
+            Naming the worker that does not.
+        """
+        with _translated():
+            try:
+                answers = self._client.run(_probe, str(path))
+            except (ImportError, AttributeError):
+                raise DataError(
+                    f"A worker cannot import dpdist. Install dpdist {dpdist.__version__} in the workers' environment."
+                ) from None
+        for address, (version, seen) in answers.items():
+            if version != dpdist.__version__:
+                raise DataError(
+                    f"The worker {address} runs dpdist {version}, not {dpdist.__version__}: install the same."
+                )
+            if not seen:
+                raise DataError(
+                    f"The worker {address} does not see {path}. Put it on a file system that every worker mounts "
+                    "under the same name."
+                )
+
+    def map(self, function: Callable[[Task], None], tasks: Sequence[Task], label: str) -> None:
+        """Run a task per argument on whatever worker is free; results are dropped."""
+        with _translated():
+            futures = [self._submit(function, task) for task in tasks]
+            self._watch(futures, label)
+
+    def reduce(
+        self,
+        function: Callable[[Task], Result],
+        add: Callable[[Sequence[Result]], Result],
+        groups: Sequence[Sequence[Task]],
+        label: str,
+    ) -> list[Future]:
+        """Run a task per argument and add up the results in a fixed tree, first those of a group, on one worker.
+
+        A group's tasks go to one worker if it is there, elsewhere if it dies. At most four sums remain,
+        on the workers; they never pass through here or through the scheduler.
+        """
+        addresses = self.workers
+        with _translated():
+            leaves: list[Future] = []
+            sums: list[Future] = []
+            for i, group in enumerate(groups):
+                place = {"workers": [addresses[i % len(addresses)]], "allow_other_workers": True}
+                parts = [self._submit(function, task, **place) for task in group]
+                leaves += parts
+                sums.append(self._sum(add, parts, **place))
+            while len(sums) > _FAN_IN:
+                sums = [self._sum(add, sums[i : i + _FAN_IN]) for i in range(0, len(sums), _FAN_IN)]
+            self._watch(leaves, label)
+            return sums
+
+    def _submit(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future:
+        return self._client.submit(_guarded, function, *arguments, pure=False, **options)
+
+    def _sum(self, add: Callable[[Sequence[Any]], Any], parts: list[Future], **options: Any) -> Future:
+        if len(parts) == 1:
+            return parts[0]
+        return self._client.submit(_added, add, *parts, pure=False, **options)
+
+    def _watch(self, futures: list[Future], label: str) -> None:
+        with click.progressbar(length=len(futures), label=label, file=sys.stderr) as bar:
+            for future in as_completed(futures, loop=self._client.loop):
+                if future.status != "finished":
+                    future.result()  # raises what the task raised
+                bar.update(1)
+
+    def trusted(self, function: Callable[..., Result], *arguments: Any, sums: Sequence[Future] = ()) -> Result:
+        """Run a function at the trusted node, with the values of ``sums`` as its last arguments.
+
+        That node is this process, which fetches the sums from the workers directly; or, with ``--trusted worker``, the
+        one worker started with ``--resources trusted=1``, which fetches them itself. Dask may run it twice: it
+        must be idempotent.
+        """
+        with _translated():
+            if not self._trusted_worker:
+                return function(*arguments, *self._client.gather(list(sums), direct=True))
+            future = self._submit(function, *arguments, *sums, resources={"trusted": 1})
+            result: Result = future.result()
+            return result
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn the scheduler's failures into errors that say what to do."""
+    try:
+        yield
+    except KilledWorker:
+        raise ResumableError(
+            "Workers died again and again while they summed the rows, most likely for want of memory. Give them more, "
+            "or use fewer workers per machine, and run the same command again: it resumes at no further cost."
+        ) from None
+    except (CancelledError, asyncio.CancelledError, CommClosedError, TimeoutError):
+        raise ResumableError(
+            "The connection to the cluster was lost. Run the same command again when it is back: it resumes at no "
+            "further cost."
+        ) from None
+
+
+@contextmanager
+def connected(
+    scheduler: str | None = None, workers: int | None = None, *, trusted_worker: bool = False
+) -> Iterator[Engine]:
+    """Connect to a scheduler, or start a local cluster for the time of the block.
+
+    Parameters
+    ----------
+    scheduler
+        Address of an existing scheduler, such as ``tcp://10.0.0.1:8786``; None starts worker processes on this
+        machine that listen on the loopback interface only.
+    workers
+        Number of local worker processes; None takes one per core.
+    trusted_worker
+        Run :meth:`Engine.trusted` on the worker that offers the resource ``trusted``.
+
+    Raises
+    ------
+    DataError
+        If no scheduler answers in time, it has no workers, or none of them is the trusted one.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(dask.config.set(_LOCAL_CONFIG))
+        if scheduler is None:
+            count = workers or available_cores()
+            cluster = stack.enter_context(
+                LocalCluster(
+                    n_workers=count,
+                    threads_per_worker=1,
+                    processes=True,
+                    host="127.0.0.1",
+                    dashboard_address="127.0.0.1:0",
+                    resources={"trusted": 1} if trusted_worker else None,
+                )
+            )
+            address: Any = cluster
+        else:
+            address = scheduler
+        try:
+            client = stack.enter_context(Client(address, timeout=CONNECT_SECONDS, set_as_default=False))
+        except (OSError, ValueError, TimeoutError, CommClosedError):
+            raise DataError(
+                f"No Dask scheduler answers at {scheduler} within {CONNECT_SECONDS} seconds. Check the address and "
+                "that the scheduler runs, or leave --scheduler out to compute on this machine."
+            ) from None
+        try:
+            client.wait_for_workers(1, timeout=CONNECT_SECONDS)
+        except TimeoutError:
+            raise DataError(
+                f"The scheduler at {scheduler} has no workers after {CONNECT_SECONDS} seconds. Start some with: "
+                f"dask worker {scheduler} --host 127.0.0.1 --dashboard-address 127.0.0.1:0"
+            ) from None
+        if trusted_worker:
+            known = client.scheduler_info(n_workers=-1)["workers"].values()
+            if not any("trusted" in worker["resources"] for worker in known):
+                raise DataError(
+                    "No worker offers the resource `trusted`. Start the trusted one with: dask worker ... "
+                    '--resources "trusted=1"'
+                )
+        yield Engine(client, trusted_worker=trusted_worker)

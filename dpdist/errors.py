@@ -1,0 +1,45 @@
+"""Errors a user can meet, each with the exit code the command line promises.
+
+Hierarchy::
+
+    DpdistError            exit 1   a defect in dpdist
+    ├── UsageError         exit 2   the request itself makes no sense
+    ├── RefusedError       exit 3   budget, guarantee or an unsafe option
+    ├── DataError          exit 4   rows, files or cluster cannot be used as they are
+    └── ResumableError     exit 5   stopped half-way; the same command resumes
+
+A message says what happened, where, and how to mend it, in one paragraph. It never carries a value computed
+from private rows, because messages travel: to logs, dashboards and other people's terminals.
+"""
+
+from __future__ import annotations
+
+
+class DpdistError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(DpdistError):
+    """The request makes no sense whatever the data are: a bad parameter or combination of parameters."""
+
+    exit_code = 2
+
+
+class RefusedError(DpdistError):
+    """The request is understood and refused: over budget, a false guarantee, an unsafe option."""
+
+    exit_code = 3
+
+
+class DataError(DpdistError):
+    """The rows, a file, a folder or the cluster cannot be used as they are."""
+
+    exit_code = 4
+
+
+class ResumableError(DpdistError):
+    """Work stopped half-way; nothing is lost and the same command resumes it."""
+
+    exit_code = 5

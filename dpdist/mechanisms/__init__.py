@@ -1,0 +1,1 @@
+"""One file per family of mechanisms; each states its law, its proof and its true guarantee."""

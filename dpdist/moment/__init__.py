@@ -1,0 +1,1 @@
+"""Exact sums: integer Gram matrices, and the plan that adds them over a whole table."""

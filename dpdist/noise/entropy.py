@@ -1,0 +1,39 @@
+"""The one access point to the operating system's randomness.
+
+No other module draws a random bit, and nothing here is seedable: a stored seed is a key that removes the noise.
+Tests pass their own :class:`Entropy` to force rare branches; the product passes :data:`SYSTEM`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
+
+
+class Entropy(Protocol):
+    """A source of independent uniform 64-bit words."""
+
+    def words(self, count: int) -> Words:
+        """Return ``count`` fresh words, dtype uint64."""
+        ...
+
+
+class SystemEntropy:
+    """The kernel's cryptographic generator (``getrandom``), read afresh at every call; safe across forks."""
+
+    def words(self, count: int) -> Words:
+        """Return ``count`` fresh words, dtype uint64."""
+        return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+
+
+SYSTEM = SystemEntropy()
+
+
+def random_token() -> str:
+    """Return 128 random bits as 32 hexadecimal digits: an identity that says nothing about what it names."""
+    return os.urandom(16).hex()

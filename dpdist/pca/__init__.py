@@ -1,0 +1,1 @@
+"""Post-processing of a release: components, and scores of the rows on every worker."""

@@ -1,0 +1,93 @@
+"""model.zarr: the components of one release, as public as the release itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from dpdist.attributes import require_format
+from dpdist.errors import DataError
+from dpdist.pca.spectrum import Components
+from dpdist.release.artefact import Release
+from dpdist.staging import staged
+
+FORMAT = "dpdist-model/1"
+
+
+@dataclass(frozen=True)
+class Model:
+    """Components and where they come from.
+
+    Attributes
+    ----------
+    release_id
+        The release they were taken from.
+    names
+        Column names, length d.
+    components
+        See :class:`dpdist.pca.spectrum.Components`.
+    """
+
+    release_id: str
+    names: tuple[str, ...]
+    components: Components
+
+
+def save(model: Model, release: Release, path: Path) -> None:
+    """Write model.zarr; it appears complete or not at all.
+
+    Raises
+    ------
+    DataError
+        If path exists or its folder cannot be written.
+    """
+    with staged(path, "model") as aside:
+        attributes: dict[str, Any] = {
+            "format": FORMAT,
+            "release_id": model.release_id,
+            "mechanism": release.mechanism,
+            "guarantee": release.guarantee.to_json(),
+            "columns": list(model.names),
+            "k": model.components.components.shape[0],
+            "eigenvalues_per_row": model.components.per_row,
+        }
+        group = zarr.create_group(store=aside, zarr_format=3, attributes={"dpdist": attributes})
+        found = model.components
+        arrays = {"components": found.components, "eigenvalues": found.eigenvalues, "mean": found.mean}
+        for name, values in {**arrays, "scale": found.scale}.items():
+            group.create_array(name=name, data=values, chunks=values.shape, compressors=None)
+
+
+def open_model(path: Path) -> Model:
+    """Read a model.zarr.
+
+    Raises
+    ------
+    DataError
+        If there is none or it is damaged.
+    """
+    otherwise = f"There is no usable model at {path}. Make one with: dpdist pca RELEASE {path} --components K"
+    info = require_format(path, FORMAT, otherwise)
+    try:
+        group = zarr.open_group(path, mode="r", zarr_format=3)
+        arrays = {name: np.asarray(array[...]) for name, array in group.arrays()}
+        found = Components(
+            components=arrays["components"],
+            eigenvalues=arrays["eigenvalues"],
+            per_row=bool(info["eigenvalues_per_row"]),
+            mean=arrays["mean"],
+            scale=arrays["scale"],
+        )
+        k, d = found.components.shape
+        sound = found.eigenvalues.shape == (k,) and found.mean.shape == found.scale.shape == (d,)
+        sound = sound and len(info["columns"]) == d and np.allclose(found.components @ found.components.T, np.eye(k))
+        model = Model(str(info["release_id"]), tuple(info["columns"]), found)
+    except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries
+        sound = False
+    if not sound:
+        raise DataError(otherwise)
+    return model

@@ -1,0 +1,88 @@
+"""Scores of every row, computed where the rows are.
+
+Scores are private rows in fewer dimensions: they stay with the rows and are nothing to publish. A task owns whole
+chunks of scores.zarr, so running it twice writes the same bytes twice; the folder is built aside and renamed when
+every chunk is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import zarr
+
+from dpdist.errors import DataError
+from dpdist.pca.model import Model, open_model
+from dpdist.rows.dataset import ChunkReader, RowsTable, partitions
+from dpdist.staging import staged
+
+FORMAT = "dpdist-scores/1"
+
+
+@dataclass(frozen=True)
+class ProjectionTask:
+    """One run of chunks to project; the model travels by path."""
+
+    table: RowsTable
+    model: Path
+    scores: Path
+    chunks: range
+
+
+def project_chunks(task: ProjectionTask) -> None:
+    """Write ``((x - mean) / scale) V^T`` for every row of the task's chunks.
+
+    Raises
+    ------
+    DataError
+        If a chunk of rows or the model cannot be read.
+    """
+    found = open_model(task.model).components
+    reader = ChunkReader(task.table)
+    scores = zarr.open_array(task.scores, mode="r+")
+    for index in task.chunks:
+        rows = reader.read(index)
+        start = index * task.table.chunk_rows
+        scores[start : start + rows.shape[0]] = ((rows - found.mean) / found.scale) @ found.components.T
+
+
+@contextmanager
+def scores_of(
+    table: RowsTable, model: Model, model_path: Path, target: Path, tasks: int
+) -> Iterator[list[ProjectionTask]]:
+    """Prepare scores.zarr and give the tasks that fill it; it appears at target when the block ends without error.
+
+    Raises
+    ------
+    DataError
+        If the model is for other columns, target exists or cannot be written, or a chunk was not written.
+    """
+    if model.names != table.names:
+        raise DataError(f"The model at {model_path} was made for other columns than those of {table.path}.")
+    with staged(target, "scores") as aside:
+        count = model.components.components.shape[0]
+        scores = zarr.create_array(
+            store=aside,
+            shape=(table.rows, count),
+            chunks=(table.chunk_rows, count),
+            dtype=np.float64,
+            compressors=None,
+            config={"write_empty_chunks": True},
+            attributes={
+                "dpdist": {
+                    "format": FORMAT,
+                    "dataset_id": table.dataset_id,
+                    "release_id": model.release_id,
+                    "k": count,
+                    "private": "projected rows are private rows in fewer dimensions; do not publish them",
+                }
+            },
+        )
+        path = aside.absolute()
+        yield [ProjectionTask(table, model_path.absolute(), path, run) for run in partitions(table.chunks, tasks)]
+        if scores.nchunks_initialized != table.chunks:
+            raise DataError(f"Some chunks of {target} were not written. Run the same command again.")

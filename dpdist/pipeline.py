@@ -1,0 +1,229 @@
+"""The steps of a job, each complete in itself: ingest, release, components, scores. The command line calls these.
+
+Every step may be repeated. What exists already and is the same is left alone; what is different is never overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpdist import engine
+from dpdist.attributes import attributes_at
+from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.moment.total import add_partials, partition_moment, plan
+from dpdist.pca import model as models
+from dpdist.pca import projection
+from dpdist.pca.spectrum import components
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.privacy.ledger import Ledger, State
+from dpdist.release import trusted
+from dpdist.release.artefact import Release, open_release
+from dpdist.release.request import ReleaseRequest
+from dpdist.rows.dataset import RowsTable, open_rows
+from dpdist.rows.ingest import ingest
+from dpdist.staging import require_new
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where to compute.
+
+    Parameters
+    ----------
+    scheduler
+        Address of an existing Dask scheduler, or None for worker processes on this machine.
+    workers
+        Number of local worker processes, or None for one per core.
+    trusted_worker
+        Whether ledger and noise live on the worker that offers the resource ``trusted`` instead of in this process.
+
+    Raises
+    ------
+    UsageError
+        If both a scheduler and a number of workers are given, or the number is not positive.
+    """
+
+    scheduler: str | None = None
+    workers: int | None = None
+    trusted_worker: bool = False
+
+    def __post_init__(self) -> None:
+        if self.scheduler is not None and self.workers is not None:
+            raise UsageError("Give either a scheduler or a number of local workers, not both.")
+        if self.workers is not None and self.workers < 1:
+            raise UsageError("At least one worker is needed (--workers).")
+
+
+def default_ledger(rows: Path) -> Path:
+    """Return where the ledger of a rows.zarr stands unless told otherwise: the same name with suffix ``.ledger``."""
+    return rows.with_suffix(".ledger")
+
+
+def ingest_rows(
+    source: Path,
+    rows: Path,
+    *,
+    budget: PrivacyLoss | None = None,
+    columns: Sequence[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RowsTable:
+    """Write rows.zarr from files and, with a budget, its ledger.
+
+    Raises
+    ------
+    DataError
+        If the source is unusable, or rows or ledger exist already.
+    """
+    ledger = default_ledger(rows)
+    if budget is not None:
+        require_new(ledger, "ledger")
+    table = ingest(source, rows, budget=budget, columns=columns, progress=progress)
+    if budget is not None:
+        Ledger.create(ledger, dataset_id=table.dataset_id, budget=budget)
+    return table
+
+
+def create_ledger(ledger: Path, rows: Path, budget: PrivacyLoss | None) -> Ledger:
+    """Declare a budget for rows that have none, or again where their ledger was moved on purpose.
+
+    Raises
+    ------
+    UsageError
+        If neither the call nor the rows declare a budget.
+    DataError
+        If the ledger exists already.
+    """
+    table = open_rows(rows)
+    declared = budget or table.budget
+    if declared is None:
+        raise UsageError(f"{rows} declares no budget: pass --budget-epsilon, and --budget-delta where one is allowed.")
+    return Ledger.create(ledger, dataset_id=table.dataset_id, budget=declared)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A published release, and whether it was computed now or had been committed before."""
+
+    release: Release
+    path: Path
+    fresh: bool
+
+
+def release_rows(
+    rows: Path,
+    target: Path,
+    request: ReleaseRequest,
+    *,
+    ledger: Path | None = None,
+    cluster: Cluster | None = None,
+) -> Outcome:
+    """Publish one private second moment; the same request again publishes the same bytes at no cost.
+
+    The budget is reserved before any row is read. If a chunk turns out to be unusable, the reservation is
+    refunded, because no noise was drawn; if anything dies, it is kept and the same call resumes.
+
+    Raises
+    ------
+    UsageError
+        If the request makes no sense for this table.
+    RefusedError
+        If the budget does not suffice, or there is none.
+    DataError
+        If rows, cluster or target cannot be used.
+    ResumableError
+        If the cluster was lost half-way.
+    """
+    where = cluster or Cluster()
+    table = open_rows(rows)
+    request.calibrated(table.columns)  # refuse what makes no sense before anything starts
+    account = (ledger or default_ledger(rows)).absolute()
+    transaction = trusted.Transaction(request, table, account, target.absolute())
+    if not where.trusted_worker:
+        state = _known_state(transaction)
+        if state in {State.COMMITTED, State.PUBLISHED}:
+            trusted.reserve(transaction)  # refuses when the id stands for other parameters
+            trusted.publish(transaction)
+            return Outcome(open_release(target), target, fresh=False)
+    with engine.connected(where.scheduler, where.workers, trusted_worker=where.trusted_worker) as cluster_engine:
+        cluster_engine.require_path(table.path / "zarr.json")
+        state = cluster_engine.trusted(trusted.reserve, transaction)
+        fresh = state is State.RESERVED
+        if fresh:
+            _compute(cluster_engine, transaction)
+        cluster_engine.trusted(trusted.publish, transaction)
+    return Outcome(open_release(target), target, fresh)
+
+
+def _known_state(transaction: trusted.Transaction) -> State | None:
+    if not transaction.ledger.exists():
+        return None
+    record = Ledger(transaction.ledger).record(transaction.release_id)
+    return None if record is None else record.state
+
+
+def _compute(cluster_engine: engine.Engine, transaction: trusted.Transaction) -> None:
+    """Sum the rows on the workers and commit the release at the trusted node."""
+    table = transaction.table
+    moment = plan(table, transaction.request.bound(table.columns), len(cluster_engine.workers))
+    try:
+        sums = cluster_engine.reduce(partition_moment, add_partials, moment.groups, "Summing rows")
+        cluster_engine.trusted(trusted.finalise, transaction, sums=sums)
+    except DataError:
+        cluster_engine.trusted(trusted.abort, transaction)
+        raise
+
+
+def fit_components(release: Path, target: Path, count: int) -> models.Model:
+    """Write model.zarr with the top components of a release.
+
+    Raises
+    ------
+    DataError
+        If there is no release, or the target cannot be written.
+    UsageError
+        If there are not so many components, or the release is drowned in noise.
+    """
+    require_new(target, "model")
+    opened = open_release(release)
+    found = models.Model(opened.release_id, opened.names, components(opened, count))
+    models.save(found, opened, target)
+    return found
+
+
+def project_rows(rows: Path, model: Path, target: Path, *, cluster: Cluster | None = None) -> int:
+    """Write scores.zarr, (n, k) float64; return n. Scores are private.
+
+    Raises
+    ------
+    DataError
+        If rows, model, cluster or target cannot be used.
+    """
+    where = cluster or Cluster()
+    require_new(target, "scores")
+    table, found = open_rows(rows), models.open_model(model)
+    with engine.connected(where.scheduler, where.workers) as cluster_engine:
+        tasks = 8 * len(cluster_engine.workers)
+        with projection.scores_of(table, found, model, target, tasks) as work:
+            for path in (table.path / "zarr.json", model.absolute(), work[0].scores):
+                cluster_engine.require_path(path)
+            cluster_engine.map(projection.project_chunks, work, "Projecting rows")
+    return table.rows
+
+
+def made_from(path: Path, **expected: Any) -> bool:
+    """Say whether a model or scores folder at path carries these attributes; refuse to take it for another's.
+
+    Raises
+    ------
+    RefusedError
+        If something exists there that was made from something else.
+    """
+    if not path.exists():
+        return False
+    info = attributes_at(path) or {}
+    if any(info.get(key) != value for key, value in expected.items()):
+        raise RefusedError(f"{path} exists already and was made from something else. Remove it or name another place.")
+    return True

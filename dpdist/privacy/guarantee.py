@@ -1,0 +1,158 @@
+"""What is promised: a guarantee is data, not prose.
+
+Epsilon and delta are integers, so that a budget is a sum of integers and never a sum of rounded floats: epsilon
+counts millionths (micro-epsilon), delta counts units of 1e-18. The squared GDP parameter of a Gaussian release
+is an exact fraction of integers for the same reason.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import Any
+
+from dpdist.errors import UsageError
+
+MICRO = 10**6
+"""Units of epsilon in one."""
+ATTO = 10**18
+"""Units of delta in one."""
+
+
+class Neighbours(enum.StrEnum):
+    """Which two tables the guarantee cannot tell apart."""
+
+    REPLACE_ONE = "replace-one"
+    """One row exchanged for any other; the number of rows n is public (the papers' relation, the default)."""
+    ADD_REMOVE = "add-remove"
+    """One row more or fewer; n is private."""
+
+
+class Arithmetic(enum.StrEnum):
+    """Which arithmetic the proof is about."""
+
+    INTEGER_EXACT = "integer-exact"
+    """The proof holds for the machine's own integers, low-order bits included."""
+    IDEAL_REAL = "ideal-real"
+    """The proof is about real numbers; the machine approximates them."""
+
+
+def _counted(text: str | Decimal, unit: int, name: str, counted_in: str) -> int:
+    try:
+        value = Decimal(text) * unit
+    except InvalidOperation:
+        raise UsageError(f"{name} must be a number, not {text!r}.") from None
+    if not value.is_finite() or value < 0:
+        raise UsageError(f"{name} must be a finite number that is not negative, not {text}.")
+    if value != int(value):
+        raise UsageError(f"{name} is counted in {counted_in}, and {text} is not a whole number of them.")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class PrivacyLoss:
+    """A pair (epsilon, delta) in exact units: a budget, or the price of one release.
+
+    Parameters
+    ----------
+    epsilon_micro
+        Epsilon in millionths, at least 1.
+    delta_atto
+        Delta in units of 1e-18, at least 0 (pure differential privacy) and below 1.
+
+    Raises
+    ------
+    UsageError
+        If either is out of range.
+
+    Examples
+    --------
+    >>> PrivacyLoss.parse("0.5", "1e-6")
+    PrivacyLoss(epsilon_micro=500000, delta_atto=1000000000000)
+    >>> str(PrivacyLoss.parse("1"))
+    'epsilon 1, delta 0'
+    """
+
+    epsilon_micro: int
+    delta_atto: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epsilon_micro < 1:
+            raise UsageError("Epsilon must be positive: at least one millionth.")
+        if self.epsilon_micro > 10**6 * MICRO:
+            raise UsageError("Epsilon must be at most a million: beyond that there is no privacy to speak of.")
+        if not 0 <= self.delta_atto < ATTO:
+            raise UsageError("Delta must be at least 0 (pure differential privacy) and below 1.")
+
+    @classmethod
+    def parse(cls, epsilon: str | Decimal, delta: str | Decimal = "0") -> PrivacyLoss:
+        """Read decimal text exactly; a value finer than the units is refused, not rounded."""
+        return cls(
+            _counted(epsilon, MICRO, "Epsilon", "millionths"),
+            _counted(delta, ATTO, "Delta", "units of 1e-18"),
+        )
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon as a float, for display."""
+        return self.epsilon_micro / MICRO
+
+    @property
+    def delta(self) -> float:
+        """Delta as a float, for display."""
+        return self.delta_atto / ATTO
+
+    def __str__(self) -> str:
+        return f"epsilon {self.epsilon:g}, delta {self.delta:g}"
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """A proved statement about one release.
+
+    Parameters
+    ----------
+    neighbours
+        The neighbouring relation.
+    loss
+        (epsilon, delta) of the release on its own.
+    mu_squared
+        Square of the Gaussian differential privacy parameter, exact, when the release is Gaussian
+        (Dong, Roth & Su 2022); None otherwise. It composes by addition.
+    arithmetic
+        The arithmetic the proof is about.
+    proof
+        Where the proof stands.
+    """
+
+    neighbours: Neighbours
+    loss: PrivacyLoss
+    mu_squared: Fraction | None
+    arithmetic: Arithmetic
+    proof: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; the inverse of :meth:`from_json`."""
+        squared = self.mu_squared
+        return {
+            "neighbours": self.neighbours.value,
+            "epsilon_micro": self.loss.epsilon_micro,
+            "delta_atto": self.loss.delta_atto,
+            "mu_squared": None if squared is None else [str(squared.numerator), str(squared.denominator)],
+            "arithmetic": self.arithmetic.value,
+            "proof": self.proof,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Guarantee:
+        """Read what :meth:`to_json` wrote."""
+        squared = value["mu_squared"]
+        return cls(
+            neighbours=Neighbours(value["neighbours"]),
+            loss=PrivacyLoss(value["epsilon_micro"], value["delta_atto"]),
+            mu_squared=None if squared is None else Fraction(int(squared[0]), int(squared[1])),
+            arithmetic=Arithmetic(value["arithmetic"]),
+            proof=value["proof"],
+        )

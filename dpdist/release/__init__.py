@@ -1,0 +1,1 @@
+"""The once-only release: what is asked for, the trusted node's transaction, and the published artefact."""

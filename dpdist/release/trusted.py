@@ -1,0 +1,132 @@
+"""The trusted node's transaction: the one place where noise meets the exact total.
+
+Dask runs a task at least once, never exactly once. So every function here may run any number of times, at once or one
+after the other, on one process or several; the ledger decides which draw counts. The un-noised total is a local
+variable of :func:`finalise`: it is never a Dask key, a file, a log line or part of an exception. What leaves is only
+what was read back from the ledger after the commit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpdist.attributes import attributes_at
+from dpdist.errors import DpdistError, RefusedError
+from dpdist.moment.total import Partial, complete
+from dpdist.noise.entropy import SYSTEM
+from dpdist.privacy.ledger import Ledger, State
+from dpdist.release import artefact
+from dpdist.release.request import ReleaseRequest
+from dpdist.rows.dataset import RowsTable
+from dpdist.staging import require_new
+
+_WINNER_SECONDS = 60.0
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """One release: the request, the table, the ledger that is charged, and where the release is published."""
+
+    request: ReleaseRequest
+    table: RowsTable
+    ledger: Path
+    target: Path
+
+    @property
+    def release_id(self) -> str:
+        """The id under which all of this happens once."""
+        return self.request.release_id(self.table)
+
+
+def reserve(transaction: Transaction) -> State:
+    """Charge the release before any row is read; free when it is charged already.
+
+    Raises
+    ------
+    RefusedError
+        If the budget does not suffice or the id stands for something else.
+    DataError
+        If something else stands where the release shall be published, or the ledger is missing.
+    """
+    request, table = transaction.request, transaction.table
+    if (attributes_at(transaction.target) or {}).get("release_id") != transaction.release_id:
+        require_new(transaction.target, "release")
+    if not transaction.ledger.exists():
+        raise RefusedError(
+            f"No budget is declared for {table.path}: there is no ledger at {transaction.ledger}. Declare one with "
+            f"dpdist ledger create {transaction.ledger} --rows {table.path} --budget-epsilon E --budget-delta D, or "
+            "pass --ledger if it stands elsewhere."
+        )
+    guarantee = request.calibrated(table.columns).guarantee
+    return Ledger(transaction.ledger).reserve(
+        transaction.release_id,
+        dataset_id=table.dataset_id,
+        parameters=request.parameters(table),
+        guarantee=guarantee,
+    )
+
+
+def finalise(transaction: Transaction, *partials: Partial) -> None:
+    """Add the last partials, draw the noise, commit: idempotent, and once whoever else runs it.
+
+    An attempt that was fenced out discards its draw and waits for the winner; only when the winner died does it
+    begin again, with a new draw.
+
+    Raises
+    ------
+    DpdistError
+        If the partials do not cover the table exactly once. Nothing is drawn then.
+    RefusedError
+        If the release was aborted meanwhile.
+    ResumableError
+        If the ledger cannot be written.
+    """
+    ledger, release_id = Ledger(transaction.ledger), transaction.release_id
+    for _ in range(_ATTEMPTS):
+        fence = ledger.begin(release_id)
+        if fence is None:
+            return
+        if ledger.commit(release_id, fence, _drawn(transaction, partials)):
+            return
+        if ledger.wait(release_id, fence, _WINNER_SECONDS):
+            return
+    raise DpdistError(f"{_ATTEMPTS} attempts to commit {release_id} were overtaken. Run the same command again.")
+
+
+def _drawn(transaction: Transaction, partials: tuple[Partial, ...]) -> bytes:
+    """Return the archive of one fresh noisy release; nothing of the exact total outlives this call."""
+    request, table = transaction.request, transaction.table
+    calibrated = request.calibrated(table.columns)
+    total = complete(table, partials)
+    noisy = total.triangle + calibrated.draw(SYSTEM)
+    release = artefact.assemble(
+        release_id=transaction.release_id,
+        mechanism=request.mechanism,
+        names=table.names,
+        guarantee=calibrated.guarantee,
+        bound=request.bound(table.columns),
+        noise=calibrated.noise,
+        rows=total.rows,
+        noisy=noisy,
+    )
+    return artefact.archived(release)
+
+
+def publish(transaction: Transaction) -> None:
+    """Read the committed bytes back, publish them, and record it; idempotent.
+
+    Raises
+    ------
+    DataError
+        If the committed bytes were altered, or the target cannot be written.
+    """
+    ledger = Ledger(transaction.ledger)
+    artefact.publish(ledger.read(transaction.release_id), transaction.target)
+    ledger.published(transaction.release_id)
+
+
+def abort(transaction: Transaction) -> None:
+    """Refund the reservation, if nothing was committed."""
+    Ledger(transaction.ledger).abort(transaction.release_id)

@@ -1,0 +1,1 @@
+"""Private rows, before any sum: opening, ingesting and bounding them."""

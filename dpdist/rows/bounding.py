@@ -1,0 +1,218 @@
+"""The only place where a row is touched: public affine map, clip to norm C, integer grid, verification.
+
+Each row x becomes, alone, an integer vector z with ``sum(z**2) <= 4**b`` (b = grid bits; the clip norm C is ``2**b``
+grid steps). Any map that looks at one row at a time is fine for privacy; only the *integer* norm bound matters, and
+it is verified in int64, so no float error in the clip can weaken a guarantee.
+
+The map gives the same integers on every processor and in every block size. Up to the truncation it is elementwise
+IEEE arithmetic with public constants. The squared norm is then a sum of integers: a float64 sum that comes out
+below 2^53 had every partial sum below 2^53 and is therefore exact in any order, and one that does not come out
+below 2^53 does not in any order either. Only rows above the bound are scaled, by a factor made from that exact
+integer with one correctly rounded square root and one division.
+
+How many rows were clipped, and their norms, are private: they are neither returned nor stored.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist.errors import UsageError
+
+Block = npt.NDArray[np.float64]
+_EXACT = 2.0**53
+
+
+@dataclass(frozen=True)
+class RowBound:
+    """The public description of how a row is bounded.
+
+    Parameters
+    ----------
+    columns
+        Number of columns d of the table.
+    clip_norm
+        Clip norm C > 0, in the units of the shifted and scaled rows; public, never computed from the data.
+    grid_bits
+        b: the clip norm is ``2**b`` grid steps, ``2 <= b <= 24``.
+    centre, scale
+        Public shift and divisor per column, or None. A row x becomes ``(x - centre) / scale`` before clipping.
+    constant
+        Last entry appended to every row, in grid steps, for private centring (0: none). At most ``2**b``, where the
+        sensitivity formulas are tight.
+
+    Raises
+    ------
+    UsageError
+        If a parameter is out of range, or the norm of a row of this width would not fit the integer arithmetic.
+    """
+
+    columns: int
+    clip_norm: float
+    grid_bits: int = 16
+    centre: tuple[float, ...] | None = None
+    scale: tuple[float, ...] | None = None
+    constant: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
+            raise UsageError("The clip norm must be a positive finite number (--clip).")
+        if not 2.0**-500 < self.clip_norm < 2.0**500:
+            raise UsageError("The clip norm is beyond what float64 can square; give the data other units.")
+        if not 2 <= self.grid_bits <= 24:
+            raise UsageError("Grid bits must lie between 2 and 24 (--grid-bits).")
+        if self.columns * 4 ** (self.grid_bits + 1) >= 2**63:
+            raise UsageError(
+                f"{self.columns} columns at {self.grid_bits} grid bits exceed 64-bit integers: take fewer grid bits."
+            )
+        if not 0 <= self.constant <= 2**self.grid_bits:
+            raise UsageError("The constant column must lie between 0 and the clip norm.")
+        for name, vector in (("centre", self.centre), ("scale", self.scale)):
+            if vector is not None:
+                self._require_sound(name, vector)
+
+    def _require_sound(self, name: str, vector: tuple[float, ...]) -> None:
+        if len(vector) != self.columns:
+            raise UsageError(f"The public {name} has {len(vector)} entries for {self.columns} columns.")
+        if not all(math.isfinite(v) for v in vector):
+            raise UsageError(f"The public {name} must be finite.")
+        if name == "scale" and not all(v > 0 for v in vector):
+            raise UsageError("The public scale must be positive in every column.")
+
+    @property
+    def width(self) -> int:
+        """Entries of an integer row, the constant one included."""
+        return self.columns + (1 if self.constant else 0)
+
+    @property
+    def norm_bound(self) -> int:
+        """Largest squared norm S of an integer row: ``4**b + constant**2``."""
+        return int(4**self.grid_bits) + self.constant**2
+
+    @property
+    def unit(self) -> float:
+        """One grid step in the units of the bounded rows: ``C / 2**b``."""
+        return self.clip_norm / float(2**self.grid_bits)
+
+    @property
+    def exact_rows(self) -> int:
+        """Rows whose Gram matrix float64 adds exactly, in any order: ``floor(2^53 / S)``."""
+        return 2**53 // self.norm_bound
+
+    @property
+    def total_rows(self) -> int:
+        """Rows whose Gram matrix fits int64: fewer than ``2^63 / S``."""
+        return (2**63 - 1) // self.norm_bound
+
+    @cached_property
+    def _affine(self) -> tuple[Block | None, Block | None, float]:
+        centre = None if self.centre is None else np.array(self.centre)
+        scale = None if self.scale is None else np.array(self.scale)
+        return centre, scale, float(2**self.grid_bits) / self.clip_norm
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; floats survive exactly."""
+        return {
+            "columns": self.columns,
+            "clip_norm": self.clip_norm,
+            "grid_bits": self.grid_bits,
+            "centre": None if self.centre is None else list(self.centre),
+            "scale": None if self.scale is None else list(self.scale),
+            "constant": self.constant,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> RowBound:
+        """Read what :meth:`to_json` wrote."""
+        vectors = {name: None if value[name] is None else tuple(value[name]) for name in ("centre", "scale")}
+        return cls(
+            columns=value["columns"],
+            clip_norm=value["clip_norm"],
+            grid_bits=value["grid_bits"],
+            constant=value["constant"],
+            **vectors,
+        )
+
+    def shifted(self, rows: npt.NDArray[Any], out: Block) -> None:
+        """Write ``(rows - centre) / scale`` as float64 into out, shape (r, columns)."""
+        centre, scale, _ = self._affine
+        np.copyto(out, rows, casting="unsafe")
+        with np.errstate(all="ignore"):  # what overflows or is not a number is dealt with, row by row
+            if centre is not None:
+                out -= centre
+            if scale is not None:
+                out /= scale
+
+    def apply(self, rows: npt.NDArray[Any], out: Block) -> Block:
+        """Bound rows into a buffer.
+
+        Parameters
+        ----------
+        rows
+            Shape (r, columns), any real dtype.
+        out
+            float64 buffer of shape (at least r, width); overwritten.
+
+        Returns
+        -------
+        ndarray of float64, shape (r, width)
+            A view of out that holds integers; the squared norm of each row is at most :attr:`norm_bound`. A row
+            with a NaN or an infinity counts as zero: failing would reveal it.
+        """
+        bounded = out[: rows.shape[0]]
+        z = bounded[:, : self.columns]
+        self.shifted(rows, z)
+        _, _, steps = self._affine
+        with np.errstate(all="ignore"):
+            z *= steps
+            np.trunc(z, out=z)
+            squares = np.einsum("ij,ij->i", z, z)
+            # NaN compares false everywhere, so "not below" also catches rows with NaN and infinity
+            huge = np.flatnonzero(~(squares < _EXACT))
+            over = np.flatnonzero((squares > 4**self.grid_bits) & (squares < _EXACT))
+        if huge.size:
+            z[huge] = self._from_huge(rows[huge])
+        if over.size:
+            z[over] = self._scaled_down(z[over])
+        if self.constant:
+            bounded[:, self.columns] = self.constant
+        verified = z.astype(np.int64)
+        if (np.einsum("ij,ij->i", verified, verified) > 4**self.grid_bits).any():
+            raise AssertionError("a bounded row exceeds the norm bound")
+        return bounded
+
+    def _scaled_down(self, z: Block) -> Block:
+        """Scale integer rows with squared norm between 4^b and 2^63 onto the ball, truncating towards zero."""
+        limit = 4**self.grid_bits
+        integers = z.astype(np.int64)
+        squares = np.einsum("ij,ij->i", integers, integers)
+        factor = 2.0**self.grid_bits / np.sqrt(squares.astype(np.float64))
+        integers = np.trunc(z * factor[:, None]).astype(np.int64)
+        squares = np.einsum("ij,ij->i", integers, integers)
+        for row in np.flatnonzero(squares > limit):  # a factor rounded up: step the largest entry down until true
+            vector = integers[row]
+            while int(vector @ vector) > limit:
+                largest = np.abs(vector).argmax()
+                vector[largest] -= np.sign(vector[largest])
+        out: Block = integers.astype(np.float64)
+        return out
+
+    def _from_huge(self, rows: npt.NDArray[Any]) -> Block:
+        """Bound rows whose integer norm exceeds 2^26.5 steps, or that hold NaN or infinity (those become zero)."""
+        t = np.empty(rows.shape)
+        self.shifted(rows, t)
+        finite = np.isfinite(t).all(axis=1)
+        t[~finite] = 0
+        largest = np.abs(t).max(axis=1)
+        exponent = np.frexp(largest)[1]
+        # an exact power of two brings the largest entry into [2^b, 2^(b+1)): still over the bound, no longer huge
+        scaled = np.trunc(np.ldexp(t, (self.grid_bits + 1 - exponent)[:, None]))
+        out = np.zeros(rows.shape)
+        out[finite] = self._scaled_down(scaled[finite])
+        return out

@@ -1,0 +1,275 @@
+"""rows.zarr: a Zarr v3 array of n x d private rows with an identity and a declared budget.
+
+The chunks are full-width runs of rows, uncompressed little-endian with a CRC32C checksum, so a worker reads a chunk
+file straight into one reused buffer. Zarr reads a missing chunk as zeros; here a missing, short or altered chunk is
+an error, because a silently dropped block of rows is a wrong answer with a right guarantee.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.codecs import BytesCodec, Crc32cCodec
+
+from dpdist.attributes import require_format
+from dpdist.errors import DataError
+from dpdist.noise.entropy import random_token
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.staging import staged
+
+FORMAT = "dpdist-rows/1"
+DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
+"""What a stored row may be made of."""
+_TARGET_CHUNK = 8 << 20
+_CHECKSUM_BYTES = 4
+
+
+@dataclass(frozen=True)
+class RowsTable:
+    """An opened, validated rows.zarr.
+
+    Attributes
+    ----------
+    path
+        Its folder, reachable under the same name from every worker.
+    dataset_id
+        32 random hexadecimal digits drawn at ingest.
+    rows, columns
+        n and d.
+    dtype
+        NumPy name of the stored type, one of :data:`DTYPES`.
+    chunk_rows
+        Rows per chunk; the last chunk may be shorter.
+    names
+        Column names.
+    budget
+        The budget declared at ingest, or None.
+    """
+
+    path: Path
+    dataset_id: str
+    rows: int
+    columns: int
+    dtype: str
+    chunk_rows: int
+    names: tuple[str, ...]
+    budget: PrivacyLoss | None
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        return -(-self.rows // self.chunk_rows)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of one chunk file, the checksum included."""
+        return self.chunk_rows * self.columns * np.dtype(self.dtype).itemsize + _CHECKSUM_BYTES
+
+    def chunk_path(self, index: int) -> Path:
+        """Return the file of a chunk."""
+        return self.path / "c" / str(index) / "0"
+
+    def rows_in(self, index: int) -> int:
+        """Rows of a chunk; the last may hold fewer."""
+        return min(self.chunk_rows, self.rows - index * self.chunk_rows)
+
+
+def chunk_rows_for(columns: int, dtype: str, rows: int) -> int:
+    """Rows per chunk: about 8 MiB, at most the table itself."""
+    return max(1, min(rows, math.ceil(_TARGET_CHUNK / (columns * np.dtype(dtype).itemsize))))
+
+
+def partitions(chunks: int, count: int) -> list[range]:
+    """Cut chunks into at most ``count`` contiguous runs whose lengths differ by at most one.
+
+    Examples
+    --------
+    >>> partitions(7, 3)
+    [range(0, 3), range(3, 5), range(5, 7)]
+    """
+    count = max(1, min(chunks, count))
+    small, larger = divmod(chunks, count)
+    starts = [i * small + min(i, larger) for i in range(count + 1)]
+    return [range(a, b) for a, b in pairwise(starts)]
+
+
+class RowsWriter:
+    """Takes rows in pieces of any length and writes whole chunks; made by :func:`created`."""
+
+    def __init__(self, array: zarr.Array[Any]) -> None:
+        self._array = array
+        self._pending = np.empty(array.chunks, dtype=array.dtype)
+        self._filled = 0
+        self._written = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows taken so far."""
+        return self._written + self._filled
+
+    def append(self, rows: npt.NDArray[Any]) -> None:
+        """Take rows of shape (r, d); their values must fit the stored dtype."""
+        while rows.shape[0]:
+            take = min(rows.shape[0], self._pending.shape[0] - self._filled)
+            self._pending[self._filled : self._filled + take] = rows[:take]
+            self._filled += take
+            rows = rows[take:]
+            if self._filled == self._pending.shape[0]:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what is pending."""
+        self._array[self._written : self._written + self._filled] = self._pending[: self._filled]
+        self._written += self._filled
+        self._filled = 0
+
+
+@contextmanager
+def created(
+    target: Path, *, rows: int, dtype: str, names: tuple[str, ...], budget: PrivacyLoss | None
+) -> Iterator[RowsWriter]:
+    """Create a rows.zarr; it appears at target when the block ends without an error and all rows were written.
+
+    Parameters
+    ----------
+    target
+        Where it shall appear; must not exist.
+    rows
+        Number of rows n.
+    dtype
+        One of :data:`DTYPES`.
+    names
+        Column names; their number is d.
+    budget
+        The declared budget, or None.
+
+    Raises
+    ------
+    DataError
+        If target exists or its folder cannot be written.
+    """
+    with staged(target, "rows") as aside:
+        array = zarr.create_array(
+            store=aside,
+            shape=(rows, len(names)),
+            chunks=(chunk_rows_for(len(names), dtype, rows), len(names)),
+            dtype=dtype,
+            serializer=BytesCodec(endian=None if np.dtype(dtype).itemsize == 1 else "little"),
+            compressors=Crc32cCodec(),
+            filters=None,
+            fill_value=0,
+            zarr_format=3,
+            config={"write_empty_chunks": True},
+        )
+        declared = None if budget is None else _budget_json(budget)
+        array.attrs["dpdist"] = {
+            "format": FORMAT,
+            "dataset_id": random_token(),
+            "columns": list(names),
+            "budget": declared,
+        }
+        writer = RowsWriter(array)
+        yield writer
+        writer.flush()
+        if writer.rows != rows:
+            raise DataError(
+                f"{writer.rows} rows came where {rows} were announced: the source changed while it was read."
+            )
+
+
+def _budget_json(budget: PrivacyLoss) -> dict[str, int]:
+    return {"epsilon_micro": budget.epsilon_micro, "delta_atto": budget.delta_atto}
+
+
+def open_rows(path: Path) -> RowsTable:
+    """Open and validate a rows.zarr, the presence and size of every chunk included.
+
+    Raises
+    ------
+    DataError
+        If there is none, it was not made by ``dpdist ingest``, or a chunk is missing or has the wrong size.
+    """
+    otherwise = f"There are no usable rows at {path}. Make them with: dpdist ingest SOURCE {path}"
+    info = require_format(path, FORMAT, otherwise)
+    try:
+        array = zarr.open_array(path, mode="r", zarr_format=3)
+        declared = info["budget"]
+        table: RowsTable | None = RowsTable(
+            path=path.absolute(),
+            dataset_id=str(info["dataset_id"]),
+            rows=int(array.shape[0]),
+            columns=int(array.shape[1]),
+            dtype=str(array.dtype),
+            chunk_rows=int(array.chunks[0]),
+            names=tuple(str(name) for name in info["columns"]),
+            budget=None if declared is None else PrivacyLoss(declared["epsilon_micro"], declared["delta_atto"]),
+        )
+    except Exception:  # noqa: BLE001 - whatever a foreign or damaged array lacks, the cure is the same
+        table = None
+    if table is None:
+        raise DataError(otherwise)
+    _validate(table, array)
+    return table
+
+
+def _validate(table: RowsTable, array: zarr.Array[Any]) -> None:
+    where = f"{table.path} cannot be used:"
+    cure = "Ingest the source again with dpdist ingest."
+    if array.ndim != 2 or table.columns != len(table.names) or table.columns < 2 or table.rows < 1:
+        raise DataError(f"{where} it must be a table of at least one row and two named columns. {cure}")
+    if table.dtype not in DTYPES:
+        raise DataError(f"{where} its dtype is {table.dtype}, not one of {', '.join(DTYPES)}. {cure}")
+    if array.chunks != (table.chunk_rows, table.columns) or table.chunk_rows > table.rows or array.shards is not None:
+        raise DataError(f"{where} its chunks must be whole rows, at most as many as the table has. {cure}")
+    codecs = [type(codec) for codec in array.metadata.codecs]  # type: ignore[union-attr]
+    if codecs != [BytesCodec, Crc32cCodec]:
+        raise DataError(f"{where} its chunks must be plain little-endian bytes with a CRC32C checksum. {cure}")
+    for index in range(table.chunks):
+        try:
+            size = table.chunk_path(index).stat().st_size
+        except OSError:
+            raise DataError(f"{where} chunk {index} of {table.chunks} is missing. {cure}") from None
+        if size != table.chunk_bytes:
+            raise DataError(f"{where} chunk {index} of {table.chunks} is truncated or too long. {cure}")
+
+
+class ChunkReader:
+    """Reads chunks of one table into one buffer that every read overwrites."""
+
+    def __init__(self, table: RowsTable) -> None:
+        self._table = table
+        self._buffer = np.empty(table.chunk_bytes, dtype=np.uint8)
+
+    def read(self, index: int) -> npt.NDArray[Any]:
+        """Return chunk ``index`` as rows of shape (r, d), a view of the buffer valid until the next read.
+
+        Raises
+        ------
+        DataError
+            If the chunk is missing, short, or does not match its checksum. The message names the chunk only.
+        """
+        table = self._table
+        where = f"Chunk {index} of {table.path}"
+        try:
+            with table.chunk_path(index).open("rb", buffering=0) as file:
+                count = file.readinto(self._buffer.data)
+        except OSError:
+            raise DataError(f"{where} is missing or unreadable. Restore it, or ingest the source again.") from None
+        if count != self._buffer.size:
+            raise DataError(f"{where} is truncated. Restore it, or ingest the source again.")
+        payload = self._buffer[:-_CHECKSUM_BYTES]
+        stored = int.from_bytes(self._buffer[-_CHECKSUM_BYTES:].tobytes(), "little")
+        if google_crc32c.value(payload) != stored:
+            raise DataError(f"{where} was altered: its checksum differs. Restore it, or ingest the source again.")
+        rows = payload.view(np.dtype(table.dtype).newbyteorder("<")).reshape(table.chunk_rows, table.columns)
+        return rows[: table.rows_in(index)]
