@@ -8,23 +8,37 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from dpdist import __version__, config, demo, pipeline
+from dpdist import __version__, config, jobs, pipeline
 from dpdist.errors import DpdistError, UsageError
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.release.request import Centring
-from dpdist.rows.dataset import open_rows
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-_PATH = click.Path(path_type=Path)
+
+
+class _Place(click.Path):
+    """A path with a last name; an empty one is an unset shell variable, not the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(str(super().convert(value, param, ctx)))
+        if not path.name:
+            path = path.absolute()
+        if not value or not path.name:
+            self.fail("The path is empty, or the root folder. Name a file or folder.", param, ctx)
+        return path
+
+
+_PATH = _Place(path_type=Path)
 
 
 def _say(text: str) -> None:
@@ -83,7 +97,8 @@ def ingest(
     """Write ROWS, a Zarr array, from SOURCE: .npy, .npz, .csv, .csv.gz, .parquet, or a folder of them."""
     budget = _budget(budget_epsilon, budget_delta)
     names = [name.strip() for name in columns.split(",")] if columns is not None else None
-    table = _ingest(source, rows, budget, names)
+    with _progress("Ingesting") as progress:
+        table = pipeline.ingest_rows(source, rows, budget=budget, columns=names, progress=progress)
     _answer(
         as_json,
         {
@@ -95,14 +110,16 @@ def ingest(
     )  # fmt: skip
 
 
-def _ingest(source: Path, rows: Path, budget: PrivacyLoss | None, names: list[str] | None) -> Any:
-    with click.progressbar(length=0, label="Ingesting", file=sys.stderr) as bar:
+@contextmanager
+def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar; the function takes what is done and what there is in all."""
+    with click.progressbar(length=0, label=label, file=sys.stderr) as bar:
 
-        def progress(done: int, total: int) -> None:
+        def update(done: int, total: int) -> None:
             bar.length = total
             bar.update(done - bar.pos)
 
-        return pipeline.ingest_rows(source, rows, budget=budget, columns=names, progress=progress)
+        yield update
 
 
 @cli.command()
@@ -152,20 +169,7 @@ def release(
     )  # fmt: skip
     cluster = pipeline.Cluster(scheduler, workers, trusted_worker=trusted == "worker")
     outcome = pipeline.release_rows(rows, release, request, ledger=ledger, cluster=cluster)
-    _answer(as_json, _release_json(outcome), _release_words(outcome))
-
-
-def _release_json(outcome: pipeline.Outcome) -> dict[str, Any]:
-    return {"release": str(outcome.path), "fresh": outcome.fresh, **outcome.release.attributes()}
-
-
-def _release_words(outcome: pipeline.Outcome) -> str:
-    found = outcome.release
-    how = "released now" if outcome.fresh else "released before: the same bytes, nothing spent"
-    return (
-        f"{outcome.path}: {found.release_id} ({how}). {found.mechanism}, {found.guarantee.loss} under "
-        f"{found.guarantee.neighbours}, {found.guarantee.arithmetic}. This file is public."
-    )
+    _answer(as_json, outcome.to_json(), outcome.words())
 
 
 @cli.command()
@@ -194,11 +198,7 @@ def pca(release: Path, model: Path, components: int, as_json: bool) -> None:
 def project(rows: Path, model: Path, scores: Path, scheduler: str | None, workers: int | None, as_json: bool) -> None:
     """Write SCORES, the rows projected on MODEL's components. Scores are as private as the rows."""
     count = pipeline.project_rows(rows, model, scores, cluster=pipeline.Cluster(scheduler, workers))
-    _answer(as_json, {"scores": str(scores), "n": count, "private": True}, _scores_words(scores))
-
-
-def _scores_words(scores: Path) -> str:
-    return f"{scores}: written. PRIVATE: scores are private rows in fewer dimensions; do not publish them."
+    _answer(as_json, {"scores": str(scores), "n": count, "private": True}, jobs.scores_words(scores))
 
 
 @cli.command()
@@ -206,27 +206,9 @@ def _scores_words(scores: Path) -> str:
 @_json_option
 def run(job: Path, as_json: bool) -> None:
     """Run a whole job from JOB.toml. Running it again publishes nothing new."""
-    plan = config.read_job(job)
-    if not plan.rows.exists() and plan.source is not None:
-        table = _ingest(plan.source, plan.rows, plan.budget, list(plan.columns) if plan.columns else None)
-        _say(f"{plan.rows}: {table.rows} rows of {table.columns} columns.")
-    outcome = pipeline.release_rows(plan.rows, plan.release, plan.request, ledger=plan.ledger, cluster=plan.cluster)
-    _say(_release_words(outcome))
-    value: dict[str, Any] = {"release": _release_json(outcome), "model": None, "scores": None}
-    if plan.model is not None:
-        if not pipeline.made_from(plan.model, release_id=outcome.release.release_id, k=plan.components):
-            pipeline.fit_components(plan.release, plan.model, plan.components)
-        _say(f"{plan.model}: {plan.components} components.")
-        value["model"] = str(plan.model)
-    if plan.scores is not None and plan.model is not None:
-        dataset_id = open_rows(plan.rows).dataset_id
-        made = {"release_id": outcome.release.release_id, "k": plan.components, "dataset_id": dataset_id}
-        if not pipeline.made_from(plan.scores, **made):
-            pipeline.project_rows(plan.rows, plan.model, plan.scores, cluster=plan.cluster)
-        _say(_scores_words(plan.scores))
-        value["scores"] = str(plan.scores)
+    outcome = jobs.run(config.read_job(job), say=_say, progress=_progress)
     if as_json:
-        click.echo(json.dumps(value))
+        click.echo(json.dumps(outcome))
 
 
 @cli.command()
@@ -327,6 +309,8 @@ def _ledger_json(opened: Ledger) -> dict[str, Any]:
 @_cluster_options
 def demo_command(directory: Path, scheduler: str | None, workers: int | None) -> None:
     """Do everything on a bundled real data set (1797 handwritten digits), on this machine."""
+    from dpdist import demo  # noqa: PLC0415 - scikit-learn, for its data set only, doubles the start-up of every command
+
     demo.run(directory, pipeline.Cluster(scheduler, workers))
 
 

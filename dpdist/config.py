@@ -116,9 +116,11 @@ def request_from(
     UsageError
         If a value is out of range.
     DataError
-        If the file of the public centre cannot be read.
+        If a number is out of range, or the file of the public centre cannot be read.
     """
     loss = PrivacyLoss.parse(epsilon, delta or "0")
+    if delta is not None and not loss.delta_atto:
+        raise DataError("Delta must lie between 0 and 1, both excluded; for pure privacy leave it out.")
     if neighbours not in {n.value for n in Neighbours}:
         raise UsageError(f"--neighbours must be one of {', '.join(Neighbours)}, not {neighbours!r}.")
     shift: dict[str, tuple[float, ...] | None] = {}
@@ -149,20 +151,24 @@ def read_public_centre(path: Path) -> dict[str, tuple[float, ...] | None]:
     DataError
         If the file is missing or holds something else.
     """
+    vectors: dict[str, tuple[float, ...]] = {}
     try:
         if path.suffix == ".json":
-            content: Any = json.loads(path.read_text())
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         elif path.suffix in {".npy", ".npz"}:
-            loaded: Any = np.load(path, allow_pickle=False)
-            content = {"centre": loaded} if path.suffix == ".npy" else dict(loaded)
+            with path.open("rb") as file:
+                loaded: Any = np.load(file, allow_pickle=False)
+                content = {"centre": loaded} if path.suffix == ".npy" else dict(loaded)
         else:
             content = {}
-        known = {key: value for key, value in content.items() if key in {"centre", "scale"}}
-        vectors = {key: tuple(float(v) for v in np.asarray(value)) for key, value in known.items()}
-        sound = bool(vectors) and len(known) == len(content)
-    except (OSError, ValueError, TypeError, AttributeError):
-        sound = False
-    if not sound:
+        for key, value in content.items():
+            vector = np.asarray(value)
+            if key not in {"centre", "scale"} or vector.ndim != 1 or vector.dtype.kind not in "iuf":
+                raise ValueError  # noqa: TRY301 - one message for whatever is wrong
+            vectors[key] = tuple(float(v) for v in vector)
+    except Exception:  # noqa: BLE001 - a damaged file fails in as many ways as there are formats
+        vectors = {}
+    if not vectors:
         raise DataError(
             f"{path} holds no public centre: pass `none`, `private`, a .npy file with one number per column, or a "
             ".npz or .json file with `centre` and `scale` (--centre)."
@@ -203,12 +209,12 @@ def read_job(path: Path) -> Job:
         rows=folder / rows["path"],
         source=folder / rows["source"] if "source" in rows else None,
         budget=budget,
-        columns=tuple(str(c) for c in rows["columns"]) if "columns" in rows else None,
+        columns=tuple(rows["columns"]) if "columns" in rows else None,
         release=folder / release["path"],
         request=request_from(
             epsilon=str(release["epsilon"]),
             delta=str(release["delta"]) if "delta" in release else None,
-            clip=float(release["clip"]),
+            clip=float(Decimal(release["clip"])),
             mechanism=release.get("mechanism"),
             neighbours=release.get("neighbours", Neighbours.REPLACE_ONE.value),
             centre=release.get("centre", Centring.NONE.value),
@@ -237,11 +243,19 @@ def _check(path: Path, content: dict[str, Any]) -> None:
         if section not in _KEYS or not isinstance(values, dict):
             raise UsageError(f"{path} has an unknown section or key {section!r}; known are {', '.join(_KEYS)}.")
         for key, value in values.items():
-            kind = _KEYS[section].get(key)
-            if kind is None:
-                raise UsageError(f"{path}: [{section}] knows no {key!r}; it knows {', '.join(_KEYS[section])}.")
-            if isinstance(value, bool) or not isinstance(value, kind):
-                raise UsageError(f"{path}: [{section}] {key} has a value of the wrong kind.")
+            _check_value(f"{path}: [{section}]", _KEYS[section], key, value)
         for key in _REQUIRED[section]:
             if key not in values:
                 raise UsageError(f"{path}: [{section}] needs {key!r}.")
+
+
+def _check_value(where: str, known: dict[str, type | tuple[type, ...]], key: str, value: Any) -> None:
+    kind = known.get(key)
+    if kind is None:
+        raise UsageError(f"{where} knows no {key!r}; it knows {', '.join(known)}.")
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise UsageError(f"{where} {key} has a value of the wrong kind.")
+    if isinstance(value, list) and not (value and all(isinstance(name, str) for name in value)):
+        raise UsageError(f"{where} {key} must be a list of at least one column name.")
+    if key == "components" and isinstance(value, int) and value < 1:
+        raise UsageError(f"{where} {key} must be at least 1.")

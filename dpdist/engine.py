@@ -8,6 +8,7 @@ error that carries a code or a type name and never a value, because Dask copies 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import traceback
@@ -21,6 +22,7 @@ import click
 import dask
 from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
 from distributed.comm import CommClosedError
+from distributed.core import rpc
 
 import dpdist
 from dpdist.errors import DataError, DpdistError, ResumableError
@@ -195,6 +197,23 @@ def _translated() -> Iterator[None]:
         ) from None
 
 
+def _require_answer(scheduler: str) -> None:
+    """Check that a scheduler answers; a client waits without a limit for one that accepts and then says nothing."""
+
+    async def ask() -> None:
+        async with rpc(scheduler) as remote:
+            await asyncio.wait_for(remote.identity(n_workers=0), CONNECT_SECONDS)
+
+    try:
+        asyncio.run(ask())
+    # Dask's complaints about an address: no port, an unknown protocol, TLS without certificates
+    except (OSError, ValueError, TypeError, TimeoutError, CommClosedError):
+        raise DataError(
+            f"No Dask scheduler answers at {scheduler} within {CONNECT_SECONDS} seconds. Check the address, such as "
+            "tcp://10.0.0.1:8786, and that the scheduler runs, or leave --scheduler out to compute on this machine."
+        ) from None
+
+
 @contextmanager
 def connected(
     scheduler: str | None = None, workers: int | None = None, *, trusted_worker: bool = False
@@ -228,18 +247,15 @@ def connected(
                     host="127.0.0.1",
                     dashboard_address="127.0.0.1:0",
                     resources={"trusted": 1} if trusted_worker else None,
+                    # failures reach the user through us, once and without a traceback
+                    silence_logs=logging.CRITICAL,
                 )
             )
             address: Any = cluster
         else:
+            _require_answer(scheduler)
             address = scheduler
-        try:
-            client = stack.enter_context(Client(address, timeout=CONNECT_SECONDS, set_as_default=False))
-        except (OSError, ValueError, TimeoutError, CommClosedError):
-            raise DataError(
-                f"No Dask scheduler answers at {scheduler} within {CONNECT_SECONDS} seconds. Check the address and "
-                "that the scheduler runs, or leave --scheduler out to compute on this machine."
-            ) from None
+        client = stack.enter_context(Client(address, timeout=CONNECT_SECONDS, set_as_default=False))
         try:
             client.wait_for_workers(1, timeout=CONNECT_SECONDS)
         except TimeoutError:

@@ -3,9 +3,9 @@
 Hierarchy::
 
     DpdistError            exit 1   a defect in dpdist
-    ├── UsageError         exit 2   the request itself makes no sense
+    ├── UsageError         exit 2   the command or combination of options makes no sense
     ├── RefusedError       exit 3   budget, guarantee or an unsafe option
-    ├── DataError          exit 4   rows, files or cluster cannot be used as they are
+    ├── DataError          exit 4   rows, files, cluster, or the value of a number cannot be used
     └── ResumableError     exit 5   stopped half-way; the same command resumes
 
 A message says what happened, where, and how to mend it, in one paragraph. It never carries a value computed
@@ -22,7 +22,7 @@ class DpdistError(Exception):
 
 
 class UsageError(DpdistError):
-    """The request makes no sense whatever the data are: a bad parameter or combination of parameters."""
+    """The request makes no sense whatever the data are: an unknown name, a missing option, a bad combination."""
 
     exit_code = 2
 
@@ -34,7 +34,7 @@ class RefusedError(DpdistError):
 
 
 class DataError(DpdistError):
-    """The rows, a file, a folder or the cluster cannot be used as they are."""
+    """The rows, a file, a folder, the cluster, or the value of a number cannot be used as they are."""
 
     exit_code = 4
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dpdist import engine
-from dpdist.attributes import attributes_at
-from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.moment.total import add_partials, partition_moment, plan
+from dpdist.errors import DataError, UsageError
+from dpdist.moment.total import add_partials, partition_moment, plan, require_summable
 from dpdist.pca import model as models
 from dpdist.pca import projection
 from dpdist.pca.spectrum import components
@@ -25,6 +24,7 @@ from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import RowsTable, open_rows
 from dpdist.rows.ingest import ingest
 from dpdist.staging import require_new
+from dpdist.store import attributes_at
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,19 @@ class Outcome:
     path: Path
     fresh: bool
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what is public about it as JSON values."""
+        return {"release": str(self.path), "fresh": self.fresh, **self.release.attributes()}
+
+    def words(self) -> str:
+        """Return the same in a sentence."""
+        found = self.release
+        how = "released now" if self.fresh else "released before: the same bytes, nothing spent"
+        return (
+            f"{self.path}: {found.release_id} ({how}). {found.mechanism}, {found.guarantee.loss} under "
+            f"{found.guarantee.neighbours}, {found.guarantee.arithmetic}. This file is public."
+        )
+
 
 def release_rows(
     rows: Path,
@@ -138,7 +151,8 @@ def release_rows(
     """
     where = cluster or Cluster()
     table = open_rows(rows)
-    request.calibrated(table.columns)  # refuse what makes no sense before anything starts
+    request.calibrated(table.columns)  # refuse what makes no sense before anything starts or is charged
+    require_summable(table, request.bound(table.columns))
     account = (ledger or default_ledger(rows)).absolute()
     transaction = trusted.Transaction(request, table, account, target.absolute())
     if not where.trusted_worker:
@@ -218,12 +232,12 @@ def made_from(path: Path, **expected: Any) -> bool:
 
     Raises
     ------
-    RefusedError
+    DataError
         If something exists there that was made from something else.
     """
     if not path.exists():
         return False
     info = attributes_at(path) or {}
     if any(info.get(key) != value for key, value in expected.items()):
-        raise RefusedError(f"{path} exists already and was made from something else. Remove it or name another place.")
+        raise DataError(f"{path} exists already and was made from something else. Remove it or name another place.")
     return True

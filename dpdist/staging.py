@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dpdist.errors import DataError
@@ -47,7 +49,9 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def staged(target: Path, what: str) -> Iterator[Path]:
-    """Give a path beside target to build in; on success it is flushed and renamed to target, else removed.
+    """Give an empty folder beside target to build in; on success it is flushed and renamed to target, else removed.
+
+    The folder is locked while its builder lives, so what a killed one left behind is recognised and removed.
 
     Parameters
     ----------
@@ -62,8 +66,10 @@ def staged(target: Path, what: str) -> Iterator[Path]:
         As :func:`require_new`, also when the target appears meanwhile or the disk is full.
     """
     require_new(target, what)
-    aside = target.with_name(f".{target.name}.{random_token()[:8]}.partial")
+    aside, handle = None, None
     try:
+        _remove_abandoned(target)
+        aside, handle = _locked_folder(target)
         yield aside
         sync_tree(aside)
         require_new(target, what)
@@ -74,4 +80,38 @@ def staged(target: Path, what: str) -> Iterator[Path]:
             f"Writing the {what} {target} failed: {error.strerror}. Nothing was left behind; mend it and try again."
         ) from None
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        if aside is not None and handle is not None:
+            shutil.rmtree(aside, ignore_errors=True)
+            os.close(handle)
+
+
+def _locked_folder(target: Path) -> tuple[Path, int]:
+    """Make a folder beside target and lock it; again, should a cleaner take it in the instant between the two."""
+    while True:
+        aside = target.with_name(f".{target.name}.{random_token()[:8]}.partial")
+        aside.mkdir()
+        with suppress(FileNotFoundError, BlockingIOError):
+            handle = _lock(aside)
+            if aside.exists():
+                return aside, handle
+            os.close(handle)
+
+
+def _lock(folder: Path) -> int:
+    """Lock a folder and return its handle; BlockingIOError if another process holds it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _remove_abandoned(target: Path) -> None:
+    for litter in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
+        # a live builder holds the lock; one that has just ended takes its folder away itself
+        with suppress(OSError):
+            handle = _lock(litter)
+            shutil.rmtree(litter, ignore_errors=True)
+            os.close(handle)

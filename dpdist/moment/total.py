@@ -65,13 +65,13 @@ class MomentPlan:
     groups: tuple[tuple[MomentTask, ...], ...]
 
 
-def plan(table: RowsTable, bound: RowBound, workers: int, per_worker: int = 4) -> MomentPlan:
-    """Cut a table into a few partitions per worker, whatever its length.
+def require_summable(table: RowsTable, bound: RowBound) -> None:
+    """Check that a table can be summed exactly under a bound; it looks at their shapes only.
 
     Raises
     ------
     DataError
-        If the sum of so many rows could leave 64-bit integers.
+        If the sum of so many rows could leave 64-bit integers, or the bound is for other columns.
     """
     if bound.columns != table.columns:
         raise DataError(f"The bound is for {bound.columns} columns, {table.path} has {table.columns}.")
@@ -80,6 +80,17 @@ def plan(table: RowsTable, bound: RowBound, workers: int, per_worker: int = 4) -
             f"{table.path} has more rows than 64-bit integers can sum at {bound.grid_bits} grid bits: "
             "take fewer grid bits (--grid-bits)."
         )
+
+
+def plan(table: RowsTable, bound: RowBound, workers: int, per_worker: int = 4) -> MomentPlan:
+    """Cut a table into a few partitions per worker, whatever its length.
+
+    Raises
+    ------
+    DataError
+        As :func:`require_summable`.
+    """
+    require_summable(table, bound)
     groups = []
     for run in partitions(table.chunks, workers):
         cut = partitions(len(run), per_worker)
@@ -143,9 +154,10 @@ def complete(table: RowsTable, partials: Sequence[Partial]) -> Partial:
     DpdistError
         If a chunk is missing or came twice.
     """
-    total = add_partials(partials)
-    if total.covered != ((0, table.chunks),) or total.rows != table.rows:
+    total = add_partials(partials) if partials else None
+    if total is None or total.covered != ((0, table.chunks),) or total.rows != table.rows:
         raise DpdistError(
-            f"The sums cover chunks {total.covered} of 0..{table.chunks}: the release was stopped before any noise."
+            f"The sums do not cover the {table.chunks} chunks of {table.path} once: the release was stopped before "
+            "any noise."
         )
     return total

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import zarr
 
-from dpdist.attributes import require_format
 from dpdist.errors import DataError
 from dpdist.pca.spectrum import Components
 from dpdist.release.artefact import Release
 from dpdist.staging import staged
+from dpdist.store import put_array, read_arrays, require_format
 
 FORMAT = "dpdist-model/1"
 
@@ -59,7 +59,7 @@ def save(model: Model, release: Release, path: Path) -> None:
         found = model.components
         arrays = {"components": found.components, "eigenvalues": found.eigenvalues, "mean": found.mean}
         for name, values in {**arrays, "scale": found.scale}.items():
-            group.create_array(name=name, data=values, chunks=values.shape, compressors=None)
+            put_array(group, name, values)
 
 
 def open_model(path: Path) -> Model:
@@ -73,8 +73,7 @@ def open_model(path: Path) -> Model:
     otherwise = f"There is no usable model at {path}. Make one with: dpdist pca RELEASE {path} --components K"
     info = require_format(path, FORMAT, otherwise)
     try:
-        group = zarr.open_group(path, mode="r", zarr_format=3)
-        arrays = {name: np.asarray(array[...]) for name, array in group.arrays()}
+        arrays = read_arrays(path, {"components", "eigenvalues", "mean", "scale"})
         found = Components(
             components=arrays["components"],
             eigenvalues=arrays["eigenvalues"],

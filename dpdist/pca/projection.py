@@ -19,6 +19,7 @@ from dpdist.errors import DataError
 from dpdist.pca.model import Model, open_model
 from dpdist.rows.dataset import ChunkReader, RowsTable, partitions
 from dpdist.staging import staged
+from dpdist.store import array_options
 
 FORMAT = "dpdist-scores/1"
 
@@ -43,7 +44,7 @@ def project_chunks(task: ProjectionTask) -> None:
     """
     found = open_model(task.model).components
     reader = ChunkReader(task.table)
-    scores = zarr.open_array(task.scores, mode="r+")
+    scores = zarr.open_array(task.scores, mode="r+").with_config({"write_empty_chunks": True})
     for index in task.chunks:
         rows = reader.read(index)
         start = index * task.table.chunk_rows
@@ -69,9 +70,7 @@ def scores_of(
             store=aside,
             shape=(table.rows, count),
             chunks=(table.chunk_rows, count),
-            dtype=np.float64,
-            compressors=None,
-            config={"write_empty_chunks": True},
+            **array_options(np.float64),
             attributes={
                 "dpdist": {
                     "format": FORMAT,

@@ -25,6 +25,8 @@ _DIGITS = MPContext()  # a private context: mpmath's global precision belongs to
 _DIGITS.dps = 60
 _UP = 1 + 2.0**-48
 """Pushes a correctly rounded float to the safe side."""
+_FLOOR = 1e-50
+"""Added to every delta of a mechanism that is not pure: the 60 digits are off by less, and it never rounds to 0."""
 
 
 @lru_cache(maxsize=4096)
@@ -45,7 +47,7 @@ def gaussian_delta(epsilon: Fraction, mu_squared: Fraction) -> float:
     mu = digits.sqrt(digits.mpf(mu_squared.numerator) / mu_squared.denominator)
     eps = digits.mpf(epsilon.numerator) / epsilon.denominator
     value = digits.ncdf(mu / 2 - eps / mu) - digits.exp(eps) * digits.ncdf(-mu / 2 - eps / mu)
-    return max(0.0, float(value)) * _UP
+    return max(0.0, float(value)) * _UP + _FLOOR
 
 
 @lru_cache(maxsize=256)
@@ -105,7 +107,7 @@ def zcdp_delta(epsilon: float, rho: float) -> float:
     for _ in range(120):  # golden section: the bound is unimodal in log(alpha - 1)
         left, right = high - ratio * (high - low), low + ratio * (high - low)
         low, high = (low, right) if log_delta(left) < log_delta(right) else (left, high)
-    return math.exp(min(0.0, log_delta((low + high) / 2))) * (1 + 1e-9)
+    return math.exp(min(0.0, log_delta((low + high) / 2))) * (1 + 1e-9) + _FLOOR
 
 
 def composed_delta(guarantees: Iterable[Guarantee], epsilon_micro: int) -> float:

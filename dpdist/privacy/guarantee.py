@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any
 
-from dpdist.errors import UsageError
+from dpdist.errors import DataError, UsageError
 
 MICRO = 10**6
 """Units of epsilon in one."""
@@ -41,14 +41,16 @@ class Arithmetic(enum.StrEnum):
 
 def _counted(text: str | Decimal, unit: int, name: str, counted_in: str) -> int:
     try:
-        value = Decimal(text) * unit
+        value = Decimal(text)
     except InvalidOperation:
         raise UsageError(f"{name} must be a number, not {text!r}.") from None
-    if not value.is_finite() or value < 0:
-        raise UsageError(f"{name} must be a finite number that is not negative, not {text}.")
-    if value != int(value):
-        raise UsageError(f"{name} is counted in {counted_in}, and {text} is not a whole number of them.")
-    return int(value)
+    if not (value.is_finite() and 0 <= value <= 10**12):
+        raise DataError(f"{name} must be a number that is not negative, and of reasonable size, not {text}.")
+    # a Fraction keeps every digit; the exponent is looked at first, because 1e-999999999 has too many of them
+    counted = Fraction(value) * unit if value.adjusted() > -40 else Fraction(1, 2)
+    if value and counted.denominator != 1:
+        raise DataError(f"{name} is counted in {counted_in}, and {text} is not a whole number of them.")
+    return int(counted)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class PrivacyLoss:
 
     Raises
     ------
-    UsageError
+    DataError
         If either is out of range.
 
     Examples
@@ -80,11 +82,11 @@ class PrivacyLoss:
 
     def __post_init__(self) -> None:
         if self.epsilon_micro < 1:
-            raise UsageError("Epsilon must be positive: at least one millionth.")
+            raise DataError("Epsilon must be positive: at least one millionth.")
         if self.epsilon_micro > 10**6 * MICRO:
-            raise UsageError("Epsilon must be at most a million: beyond that there is no privacy to speak of.")
+            raise DataError("Epsilon must be at most a million: beyond that there is no privacy to speak of.")
         if not 0 <= self.delta_atto < ATTO:
-            raise UsageError("Delta must be at least 0 (pure differential privacy) and below 1.")
+            raise DataError("Delta must be at least 0 (pure differential privacy) and below 1.")
 
     @classmethod
     def parse(cls, epsilon: str | Decimal, delta: str | Decimal = "0") -> PrivacyLoss:

@@ -22,6 +22,14 @@ from dpdist.errors import DataError, ResumableError
 
 _ORIGIN = "0" * 64
 _WAIT_SECONDS = 60.0
+_PASSING = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+}
+"""What a full disk or another process causes; anything else means the file itself is not what it was."""
 
 Entry = dict[str, Any]
 
@@ -131,13 +139,14 @@ class Journal:
                 try:
                     yield Transaction(connection, self._path)
                 except BaseException:
-                    connection.execute("ROLLBACK")
+                    if connection.in_transaction:  # a full disk has undone it already
+                        connection.execute("ROLLBACK")
                     raise
                 connection.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            raise ResumableError(
-                f"The ledger {self._path} could not be written ({error}). What was reserved stays reserved; free "
-                "the disk or wait for the other process, then run the same command again."
-            ) from None
-        except sqlite3.DatabaseError:
-            raise DataError(f"The ledger {self._path} is damaged. Restore it from a copy.") from None
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING:
+                raise ResumableError(
+                    f"The ledger {self._path} could not be written ({error}). What was reserved stays reserved; free "
+                    "the disk or wait for the other process, then run the same command again."
+                ) from None
+            raise DataError(f"The ledger {self._path} is damaged ({error}). Restore it from a copy.") from None

@@ -141,7 +141,7 @@ class Ledger:
             If the folder exists or cannot be created.
         """
         with staged(folder, "ledger") as aside:
-            aside.mkdir(mode=0o700)
+            aside.chmod(0o700)
             (aside / "blobs").mkdir(mode=0o700)
             journal = Journal(aside)
             journal.create()
@@ -340,12 +340,12 @@ class Ledger:
         sync(path.parent)
 
     def wait(self, release_id: str, fence: int, seconds: float) -> bool:
-        """Wait until the attempt that fenced this one out has committed.
+        """Wait until the attempt that fenced this one out has committed or was aborted.
 
         Returns
         -------
         bool
-            False if it did not within the time: it died, and a new attempt may begin.
+            False if it did not within the time, counted from the latest attempt's beginning: it died.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -439,4 +439,6 @@ class Ledger:
 
 
 def _differences(left: dict[str, Any], right: dict[str, Any]) -> str:
-    return ", ".join(sorted(k for k in left.keys() | right.keys() if left.get(k) != right.get(k)))
+    absent = object()
+    names = sorted(k for k in left.keys() | right.keys() if left.get(k, absent) != right.get(k, absent))
+    return ", ".join(names)

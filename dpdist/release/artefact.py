@@ -20,19 +20,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import zarr
-from zarr.codecs import BytesCodec, Crc32cCodec
 from zarr.storage import MemoryStore
 
 import dpdist
-from dpdist.attributes import require_format
 from dpdist.errors import DataError
 from dpdist.moment.gram import unpacked
 from dpdist.privacy.guarantee import Guarantee, Neighbours
 from dpdist.rows.bounding import RowBound
 from dpdist.staging import staged
+from dpdist.store import put_array, read_arrays, require_format
 
 FORMAT = "dpdist-release/1"
-_CHUNK_BYTES = 16 << 20
 
 Matrix = npt.NDArray[np.float64]
 
@@ -138,20 +136,8 @@ def archived(release: Release) -> bytes:
     group = zarr.create_group(store=store, zarr_format=3, attributes={"dpdist": release.attributes()})
     arrays = {"second_moment": release.second_moment, "row_sum": release.row_sum, "lattice": release.lattice}
     for name, values in arrays.items():
-        if values is None:
-            continue
-        rows = max(1, min(values.shape[0], _CHUNK_BYTES // max(1, values[:1].nbytes)))
-        array = group.create_array(
-            name=name,
-            shape=values.shape,
-            chunks=(rows, *values.shape[1:]),
-            dtype=values.dtype,
-            serializer=BytesCodec(endian="little"),
-            compressors=Crc32cCodec(),
-            filters=None,
-            config={"write_empty_chunks": True},
-        )
-        array[...] = values
+        if values is not None:
+            put_array(group, name, values)
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for key in sorted(store._store_dict):  # noqa: SLF001 - the mapping it was given to fill
@@ -208,14 +194,14 @@ def open_release(path: Path) -> Release:
         path, FORMAT, f"There is no release at {path}. Make one with: dpdist release ROWS {path} --epsilon E --clip C"
     )
     try:
-        group = zarr.open_group(path, mode="r", zarr_format=3)
-        arrays = {name: np.asarray(array[...]) for name, array in group.arrays()}
+        bound = RowBound.from_json(info["bound"])
+        arrays = read_arrays(path, {"second_moment", "lattice"} | ({"row_sum"} if bound.constant else set()))
         release = Release(
             release_id=info["release_id"],
             mechanism=info["mechanism"],
             names=tuple(info["columns"]),
             guarantee=Guarantee.from_json(info["guarantee"]),
-            bound=RowBound.from_json(info["bound"]),
+            bound=bound,
             noise=dict(info["noise"]),
             rows=info["n"],
             lattice=arrays["lattice"],
@@ -226,6 +212,7 @@ def open_release(path: Path) -> Release:
             and release.lattice.dtype == np.int64
             and np.array_equal(release.lattice, release.lattice.T)
             and np.array_equal(arrays["second_moment"], release.second_moment)
+            and (release.row_sum is None or np.array_equal(arrays["row_sum"], release.row_sum))
             and len(release.names) == release.bound.columns
         )
     except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries

@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpdist.attributes import attributes_at
-from dpdist.errors import DpdistError, RefusedError
+from dpdist.errors import RefusedError, ResumableError
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.ledger import Ledger, State
@@ -20,6 +19,7 @@ from dpdist.release import artefact
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import RowsTable
 from dpdist.staging import require_new
+from dpdist.store import attributes_at
 
 _WINNER_SECONDS = 60.0
 _ATTEMPTS = 5
@@ -81,7 +81,7 @@ def finalise(transaction: Transaction, *partials: Partial) -> None:
     RefusedError
         If the release was aborted meanwhile.
     ResumableError
-        If the ledger cannot be written.
+        If the ledger cannot be written, or others overtake this attempt again and again and die.
     """
     ledger, release_id = Ledger(transaction.ledger), transaction.release_id
     for _ in range(_ATTEMPTS):
@@ -90,9 +90,10 @@ def finalise(transaction: Transaction, *partials: Partial) -> None:
             return
         if ledger.commit(release_id, fence, _drawn(transaction, partials)):
             return
-        if ledger.wait(release_id, fence, _WINNER_SECONDS):
-            return
-    raise DpdistError(f"{_ATTEMPTS} attempts to commit {release_id} were overtaken. Run the same command again.")
+        ledger.wait(release_id, fence, _WINNER_SECONDS)
+    raise ResumableError(
+        f"{_ATTEMPTS} attempts to commit {release_id} were overtaken by others that died. Run the same command again."
+    )
 
 
 def _drawn(transaction: Transaction, partials: tuple[Partial, ...]) -> bytes:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.errors import UsageError
+from dpdist.errors import DataError, UsageError
 
 Block = npt.NDArray[np.float64]
 _EXACT = 2.0**53
@@ -49,8 +49,10 @@ class RowBound:
 
     Raises
     ------
+    DataError
+        If the clip norm is out of range.
     UsageError
-        If a parameter is out of range, or the norm of a row of this width would not fit the integer arithmetic.
+        If another parameter is out of range, or the norm of a row of this width would not fit the integer arithmetic.
     """
 
     columns: int
@@ -62,9 +64,9 @@ class RowBound:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
-            raise UsageError("The clip norm must be a positive finite number (--clip).")
+            raise DataError("The clip norm must be a positive finite number (--clip).")
         if not 2.0**-500 < self.clip_norm < 2.0**500:
-            raise UsageError("The clip norm is beyond what float64 can square; give the data other units.")
+            raise DataError("The clip norm is beyond what float64 can square; give the data other units.")
         if not 2 <= self.grid_bits <= 24:
             raise UsageError("Grid bits must lie between 2 and 24 (--grid-bits).")
         if self.columns * 4 ** (self.grid_bits + 1) >= 2**63:

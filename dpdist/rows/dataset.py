@@ -21,11 +21,11 @@ import numpy.typing as npt
 import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec
 
-from dpdist.attributes import require_format
 from dpdist.errors import DataError
 from dpdist.noise.entropy import random_token
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.staging import staged
+from dpdist.store import Array, array_options, require_format
 
 FORMAT = "dpdist-rows/1"
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
@@ -106,7 +106,7 @@ def partitions(chunks: int, count: int) -> list[range]:
 class RowsWriter:
     """Takes rows in pieces of any length and writes whole chunks; made by :func:`created`."""
 
-    def __init__(self, array: zarr.Array[Any]) -> None:
+    def __init__(self, array: Array) -> None:
         self._array = array
         self._pending = np.empty(array.chunks, dtype=array.dtype)
         self._filled = 0
@@ -163,13 +163,8 @@ def created(
             store=aside,
             shape=(rows, len(names)),
             chunks=(chunk_rows_for(len(names), dtype, rows), len(names)),
-            dtype=dtype,
-            serializer=BytesCodec(endian=None if np.dtype(dtype).itemsize == 1 else "little"),
-            compressors=Crc32cCodec(),
-            filters=None,
-            fill_value=0,
             zarr_format=3,
-            config={"write_empty_chunks": True},
+            **array_options(dtype),
         )
         declared = None if budget is None else _budget_json(budget)
         array.attrs["dpdist"] = {
@@ -222,7 +217,7 @@ def open_rows(path: Path) -> RowsTable:
     return table
 
 
-def _validate(table: RowsTable, array: zarr.Array[Any]) -> None:
+def _validate(table: RowsTable, array: Array) -> None:
     where = f"{table.path} cannot be used:"
     cure = "Ingest the source again with dpdist ingest."
     if array.ndim != 2 or table.columns != len(table.names) or table.columns < 2 or table.rows < 1:

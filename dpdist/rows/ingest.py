@@ -1,0 +1,145 @@
+"""Files -> rows.zarr: all files are surveyed first, then their rows are written piece by piece, or nothing is.
+
+Memory stays at a few pieces of about 8 MiB, whatever the size of the files. Rows are stored in the narrowest type
+that holds the values as they are; NaN, infinities and missing values are refused here, by file and row, because the
+later steps must not fail on a row's content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from dpdist.errors import DataError, UsageError
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.rows.readers import Source, Survey, listed, sources_at
+from dpdist.rows.readers.base import Rows
+from dpdist.staging import require_new
+
+_INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
+
+
+def ingest(
+    source: Path,
+    target: Path,
+    *,
+    budget: PrivacyLoss | None = None,
+    columns: Sequence[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RowsTable:
+    """Write files of rows into a new rows.zarr.
+
+    Parameters
+    ----------
+    source
+        A .npy, .npz, .csv, .csv.gz or .parquet file, or a folder of them, read in the order of their names and all
+        with the same columns. Integers and floats up to 64 bits keep their type (bool becomes uint8, float16
+        becomes float32, big-endian native). Whole numbers in CSV take the narrowest integer type that holds all of
+        them, other numbers in CSV float64. Several types together take the one NumPy promotes them to.
+    target
+        Where the table of shape (n, d), n >= 1 and d >= 2, shall appear; must not exist.
+    budget
+        The budget to declare for the table, or None.
+    columns
+        Names of the columns to keep, in this order; all by default. Columns without names are c0, c1, and so on.
+    progress
+        Called with the rows done and the rows in all, after every piece.
+
+    Returns
+    -------
+    RowsTable
+        The new table, opened.
+
+    Raises
+    ------
+    UsageError
+        If columns names one that is not there, or one twice.
+    DataError
+        If target exists or cannot be written; if a file is missing, damaged, of another kind or with other columns
+        than the first; if a value is missing, NaN, infinite or not a number. The message names the file and the
+        row, never a value, and nothing is left behind.
+    """
+    require_new(target, "rows")
+    sources = sources_at(source, target.absolute().parent)
+    names = _common_names(sources)
+    keep = _kept(names, columns)
+    if len(keep) < 2:
+        raise DataError(
+            f"{source} gives {len(keep)} column(s), and a table needs two or more. Are the cells of a CSV file "
+            "separated by commas, and enough columns kept?"
+        )
+    surveys = [each.survey(keep) for each in sources]
+    dtype = _common_dtype(surveys)
+    total = sum(survey.rows for survey in surveys)
+    kept_names = tuple(names[place] for place in keep)
+    with created(target, rows=total, dtype=dtype.name, names=kept_names, budget=budget) as writer:
+        for each in sources:
+            row = 0
+            with closing(each.blocks(keep)) as blocks:
+                for block in blocks:
+                    _require_finite(each.path, row, block, kept_names)
+                    row += block.shape[0]
+                    if not _fits(block, dtype):
+                        raise DataError(f"{each.path} changed while it was read. Ingest it when it is complete.")
+                    writer.append(block)
+                    if progress is not None:
+                        progress(writer.rows, total)
+    return open_rows(target)
+
+
+def _common_names(sources: Sequence[Source]) -> tuple[str, ...]:
+    first = sources[0]
+    for each in sources:
+        if each.names != first.names:
+            raise DataError(f"{each.path} has other columns than {first.path}. Give all files the same, in one order.")
+    if len(set(first.names)) < len(first.names):
+        twice = listed(sorted({name for name in first.names if first.names.count(name) > 1}))
+        raise DataError(f"{first.path} has several columns of one name: {twice}. Rename them.")
+    return first.names
+
+
+def _kept(names: tuple[str, ...], columns: Sequence[str] | None) -> tuple[int, ...]:
+    """Return the places of the columns to keep."""
+    if columns is None:
+        return tuple(range(len(names)))
+    places = {name: place for place, name in enumerate(names)}
+    if unknown := [name for name in columns if name not in places]:
+        raise UsageError(f"There is no column {listed(unknown)}. There are: {listed(names)} (--columns).")
+    if len(set(columns)) < len(columns):
+        raise UsageError("A column is named twice; name each column once (--columns).")
+    return tuple(places[name] for name in columns)
+
+
+def _common_dtype(surveys: Sequence[Survey]) -> np.dtype[np.generic]:
+    """Return the type that holds the rows of all files.
+
+    Whole numbers written as text are judged together: two files that need uint8 and int8 may both fit int8.
+    """
+    dtypes = [survey.dtype for survey in surveys if survey.span is None]
+    spans = [survey.span for survey in surveys if survey.span is not None]
+    if spans:
+        low, high = min(low for low, _ in spans), max(high for _, high in spans)
+        infos = [np.iinfo(name) for name in _INTEGERS]
+        dtypes.append(next(info.dtype for info in infos if info.min <= low and high <= info.max))
+    return np.result_type(*dtypes)
+
+
+def _require_finite(path: Path, start: int, block: Rows, names: tuple[str, ...]) -> None:
+    if block.dtype.kind == "f" and not np.isfinite(block).all():
+        row, place = np.argwhere(~np.isfinite(block))[0]
+        raise DataError(
+            f"{path}, row {start + row} (counting from 0), column {names[place]!r}: the value is not finite. "
+            "Mend it in the file and ingest again."
+        )
+
+
+def _fits(block: Rows, dtype: np.dtype[np.generic]) -> bool:
+    """Tell whether storing the block alters no value; only whole numbers from text can need a look."""
+    if np.can_cast(block.dtype, dtype):
+        return True
+    with np.errstate(invalid="ignore"):
+        return bool((block.astype(dtype) == block).all())

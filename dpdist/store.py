@@ -1,0 +1,91 @@
+"""How dpdist writes and reads Zarr: attributes that say what a folder is, and arrays that are complete or refused.
+
+Zarr reads a missing chunk as zeros and does not notice a flipped bit. Every array here carries a checksum per chunk,
+writes chunks of zeros like any others, and is read only when all its chunks are there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.codecs import BytesCodec, Crc32cCodec
+
+from dpdist.errors import DataError
+
+Array = zarr.Array[Any]
+
+
+def attributes_at(path: Path) -> dict[str, Any] | None:
+    """Return the ``dpdist`` attributes of a Zarr v3 folder, or None when there are none to read."""
+    try:
+        found = json.loads((path / "zarr.json").read_text(encoding="utf-8"))["attributes"]["dpdist"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def require_format(path: Path, expected: str, otherwise: str) -> dict[str, Any]:
+    """Return the attributes of a folder of one format.
+
+    Parameters
+    ----------
+    expected
+        Such as ``dpdist-rows/1``.
+    otherwise
+        What to tell the user when there is no such folder: what is missing and how to make one.
+
+    Raises
+    ------
+    DataError
+        If there is no such folder or it has another format.
+    """
+    found = attributes_at(path)
+    if found is None:
+        raise DataError(otherwise)
+    if found.get("format") != expected:
+        raise DataError(f"{path} has format {found.get('format')!r}, not {expected!r}. {otherwise}")
+    return found
+
+
+def array_options(dtype: npt.DTypeLike) -> dict[str, Any]:
+    """Return the options with which every array is created: plain little-endian bytes, a checksum, no gaps."""
+    return {
+        "dtype": dtype,
+        "serializer": BytesCodec(endian=None if np.dtype(dtype).itemsize == 1 else "little"),
+        "compressors": Crc32cCodec(),
+        "filters": None,
+        "fill_value": 0,
+        "config": {"write_empty_chunks": True},
+    }
+
+
+def put_array(group: zarr.Group, name: str, values: npt.NDArray[Any], chunk_bytes: int = 16 << 20) -> None:
+    """Write an array into a group, in chunks of whole leading entries of at most about ``chunk_bytes``."""
+    rows = max(1, min(values.shape[0], chunk_bytes // max(1, values[:1].nbytes)))
+    chunks = (rows, *values.shape[1:])
+    array = group.create_array(name=name, shape=values.shape, chunks=chunks, **array_options(values.dtype))
+    array[...] = values
+
+
+def read_arrays(path: Path, names: set[str]) -> dict[str, npt.NDArray[Any]]:
+    """Read the arrays of a group completely.
+
+    Raises
+    ------
+    ValueError
+        If the group does not hold exactly these arrays, or a chunk is missing.
+    Exception
+        Whatever Zarr raises for damaged metadata or a chunk that does not match its checksum.
+    """
+    arrays = dict(zarr.open_group(path, mode="r", zarr_format=3).arrays())
+    if set(arrays) != names:
+        raise ValueError("arrays are missing or foreign")
+    for array in arrays.values():
+        if array.nchunks_initialized != array.nchunks:
+            raise ValueError("chunks are missing")
+    return {name: np.asarray(array[...]) for name, array in arrays.items()}
