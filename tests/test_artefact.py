@@ -1,0 +1,159 @@
+"""What the numbers of a release mean: units, the augmented row and column, and which number of rows is told."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dpdist.errors import DataError
+from dpdist.moment.gram import packed
+from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.release.artefact import Release, archived, assemble, open_release, publish
+from dpdist.rows.bounding import RowBound
+
+Lattice = npt.NDArray[np.int64]
+
+PLAIN = RowBound(2, clip_norm=8.0, grid_bits=4)
+PRIVATE = RowBound(2, clip_norm=8.0, grid_bits=4, constant=8)
+ROWS = np.array([[3.0, -4.0], [0.5, 2.0], [-1.5, 6.0]])
+"""Multiples of the grid step 8/16, shorter than the clip norm: nothing is rounded and every comparison is exact."""
+
+
+def moment(bound: RowBound, rows: npt.NDArray[np.float64] = ROWS) -> Lattice:
+    """Return the integer moment by hand: grid steps are halves, the appended constant is 8 of them."""
+    integers = np.hstack([rows * 2, np.full((rows.shape[0], bound.width - 2), 8.0)]).astype(np.int64)
+    product: Lattice = integers.T @ integers
+    return product
+
+
+def released(
+    bound: RowBound, neighbours: Neighbours = Neighbours.REPLACE_ONE, *, rows: int = 3, noise: int = 0
+) -> Release:
+    lattice = moment(bound)
+    lattice[-1, -1] += noise
+    return assemble(
+        release_id="week-47",
+        mechanism="two-sided-wishart",
+        names=("age", "height"),
+        guarantee=Guarantee(neighbours, PrivacyLoss.parse("1"), None, Arithmetic.IDEAL_REAL, "by hand"),
+        bound=bound,
+        noise={"law": "by hand", "variance_diagonal": 2.0, "variance_off_diagonal": 1.0},
+        rows=rows,
+        noisy=packed(lattice),
+    )
+
+
+def files_of(release: Release) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(archived(release))) as tar:
+        found = {member.name: tar.extractfile(member) for member in tar.getmembers()}
+    return {name: file.read() for name, file in found.items() if file is not None}
+
+
+@pytest.mark.parametrize("bound", [PLAIN, PRIVATE], ids=["not centred", "centred privately"])
+def test_the_second_moment_is_the_sum_of_outer_products_in_squared_units_of_the_rows(bound: RowBound) -> None:
+    assert released(bound).second_moment.tolist() == (ROWS.T @ ROWS).tolist()
+
+
+def test_the_last_column_of_an_augmented_release_is_the_sum_of_the_rows_in_their_units() -> None:
+    total = released(PRIVATE).row_sum
+    assert total is not None
+    assert total.tolist() == ROWS.sum(axis=0).tolist()
+
+
+def test_the_last_column_is_data_where_nothing_was_appended() -> None:
+    assert released(PLAIN).row_sum is None
+
+
+@pytest.mark.parametrize("bound", [PLAIN, PRIVATE], ids=["not centred", "centred privately"])
+def test_under_replace_one_the_number_of_rows_is_public_and_exact(bound: RowBound) -> None:
+    assert released(bound).row_count == 3.0
+
+
+def test_under_replace_one_the_noise_in_the_corner_is_dropped_because_n_is_known() -> None:
+    assert released(PRIVATE, noise=999).lattice.tolist() == moment(PRIVATE).tolist()
+
+
+def test_the_corner_of_a_plain_release_is_data_and_keeps_its_noise() -> None:
+    assert released(PLAIN, noise=999).lattice[-1, -1] == moment(PLAIN)[-1, -1] + 999
+
+
+def test_under_add_remove_the_number_of_rows_is_the_noisy_estimate_from_the_corner() -> None:
+    release = released(PRIVATE, Neighbours.ADD_REMOVE, noise=160)
+    assert release.rows is None
+    assert release.row_count == 3 + 160 / 8**2
+
+
+def test_under_add_remove_nothing_tells_the_number_of_rows_when_no_mean_is_released() -> None:
+    assert released(PLAIN, Neighbours.ADD_REMOVE).row_count is None
+
+
+@pytest.mark.parametrize("bound", [PLAIN, PRIVATE], ids=["not centred", "centred privately"])
+def test_under_add_remove_the_released_bytes_do_not_depend_on_the_number_of_rows(bound: RowBound) -> None:
+    # two tables may differ in n and agree in the noisy matrix; then nothing in the release may tell them apart
+    assert files_of(released(bound, Neighbours.ADD_REMOVE, rows=3)) == files_of(
+        released(bound, Neighbours.ADD_REMOVE, rows=4)
+    )
+
+
+def test_the_attributes_are_those_of_the_design_and_no_others() -> None:
+    attributes = json.loads(files_of(released(PLAIN))["zarr.json"])["attributes"]["dpdist"]
+    # a seed, a time, a hash of the data or a count of clipped rows must not slip in
+    assert sorted(attributes) == [
+        "bound", "columns", "format", "guarantee", "library", "mechanism", "n", "neighbours", "noise", "release_id",
+    ]  # fmt: skip
+    assert attributes["format"] == "dpdist-release/1"
+    assert attributes["neighbours"] == "replace-one"
+    assert attributes["columns"] == ["age", "height"]
+    assert attributes["n"] == 3
+
+
+def test_n_stands_in_the_attributes_only_where_it_is_public() -> None:
+    attributes = json.loads(files_of(released(PLAIN, Neighbours.ADD_REMOVE))["zarr.json"])["attributes"]["dpdist"]
+    assert attributes["n"] is None
+    assert attributes["neighbours"] == "add-remove"
+
+
+def test_a_plain_release_holds_no_sum_of_the_rows() -> None:
+    assert not [name for name in files_of(released(PLAIN)) if name.startswith("row_sum")]
+
+
+@pytest.mark.parametrize("neighbours", Neighbours)
+@pytest.mark.parametrize(
+    "bound",
+    [PLAIN, PRIVATE, RowBound(2, 0.1, 24, centre=(1 / 3, -2.0), scale=(0.1, 7.0), constant=2**23)],
+    ids=["not centred", "centred privately", "everything"],
+)
+def test_a_published_release_reads_back_as_it_was(tmp_path: Path, bound: RowBound, neighbours: Neighbours) -> None:
+    release = released(bound, neighbours, noise=12345)
+    publish(archived(release), tmp_path / "release.zarr")
+    found = open_release(tmp_path / "release.zarr")
+    assert found.lattice.tobytes() == release.lattice.tobytes()
+    assert found.second_moment.tobytes() == release.second_moment.tobytes()
+    assert found.attributes() == release.attributes()
+    assert found.bound == bound
+    assert found.guarantee == release.guarantee
+    assert found.rows == release.rows
+    assert found.names == ("age", "height")
+
+
+def test_a_release_that_lost_its_chunks_is_not_read_as_zeros(tmp_path: Path) -> None:
+    # Zarr reads a missing chunk as zeros, and a zero matrix agrees with a zero lattice
+    publish(archived(released(PRIVATE)), tmp_path / "release.zarr")
+    for array in ("second_moment", "row_sum", "lattice"):
+        shutil.rmtree(tmp_path / "release.zarr" / array / "c")
+    with pytest.raises(DataError, match="damaged"):
+        open_release(tmp_path / "release.zarr")
+
+
+def test_a_published_sum_of_the_rows_that_contradicts_the_lattice_is_refused(tmp_path: Path) -> None:
+    publish(archived(released(PRIVATE)), tmp_path / "release.zarr")
+    shutil.rmtree(tmp_path / "release.zarr" / "row_sum")
+    with pytest.raises(DataError, match="damaged"):
+        open_release(tmp_path / "release.zarr")

@@ -1,0 +1,140 @@
+"""Bounded rows: the norm is verified on integers whatever the input, and no row affects another."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dpdist.errors import DataError, UsageError
+from dpdist.rows.bounding import RowBound
+from dpdist.rows.dataset import DTYPES
+
+Rows = npt.NDArray[Any]
+
+
+def bounded(bound: RowBound, rows: Rows) -> npt.NDArray[np.int64]:
+    out = np.full((rows.shape[0], bound.width), np.nan)  # what an earlier block left behind must not matter
+    z = bound.apply(rows, out)
+    assert np.array_equal(z, np.trunc(z))
+    return z.astype(np.int64)
+
+
+def squares(z: npt.NDArray[np.int64]) -> list[int]:
+    return [sum(int(v) ** 2 for v in row) for row in z]  # Python integers: no overflow to hide
+
+
+ADVERSARIAL = np.array(
+    [
+        [0.6, 0.8], [1.0, 0.0], [-1.0, 0.0], [1 / math.sqrt(2)] * 2, [math.nan, 0.0], [math.inf, 0.0], [0.0, -math.inf],
+        [1e308, 1e308], [-1.7e308, 1.7e308], [5e-324, 5e-324], [5e-324, 1e308], [1e200, 1e-200], [1 + 2**-52, 0.0],
+        [3.0, 4.0], [2.0**26.5, 0.0], [2.0**27, 2.0**27], [1e16, 1.0], [-0.0, 0.0],
+    ]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", [2, 8, 16, 20, 24])
+def test_adversarial_rows_stay_inside_the_bound(bits: int) -> None:
+    z = bounded(RowBound(2, 1.0, bits), ADVERSARIAL)
+    assert max(squares(z)) <= 4**bits
+    not_finite = ~np.isfinite(ADVERSARIAL).all(axis=1)
+    assert (z[not_finite] == 0).all()
+    # rows far over the bound end on it, in their own direction, up to a grid step
+    for row, length in ((7, math.sqrt(0.5)), (13, 0.6), (14, 1.0)):
+        assert abs(abs(int(z[row, 0])) - length * 2**bits) <= 1.5
+
+
+@given(
+    hnp.arrays(np.float64, (4, 5), elements=st.floats(allow_nan=True, allow_infinity=True, width=64)),
+    st.integers(2, 20),
+    st.floats(1e-3, 1e6),
+)
+def test_any_row_of_floats_stays_inside_the_bound(rows: npt.NDArray[np.float64], bits: int, clip: float) -> None:
+    assert max(squares(bounded(RowBound(5, clip, bits), rows))) <= 4**bits
+
+
+@given(
+    hnp.arrays(np.float64, (6, 3), elements=st.floats(-1e3, 1e3)),
+    hnp.arrays(np.float64, (6, 3), elements=st.floats(allow_nan=True, allow_infinity=True)),
+)
+def test_a_row_is_mapped_alone(rows: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> None:
+    bound = RowBound(3, 10.0, centre=(1.0, -2.0, 0.5), scale=(2.0, 1.0, 4.0))
+    together = bounded(bound, np.concatenate([others, rows]))[6:]
+    alone = np.concatenate([bounded(bound, rows[i : i + 1]) for i in range(6)])
+    assert np.array_equal(together, alone)
+
+
+def test_rows_inside_the_ball_are_kept_up_to_a_grid_step() -> None:
+    rows = np.random.default_rng(0).normal(size=(500, 7))
+    rows /= 1.001 * np.linalg.norm(rows, axis=1, keepdims=True)
+    z = bounded(RowBound(7, 1.0), rows)
+    assert np.abs(z / 2**16 - rows).max() <= 2.0**-16
+
+
+def test_rows_outside_the_ball_keep_their_direction_and_reach_the_bound() -> None:
+    rows = np.random.default_rng(1).normal(size=(500, 7)) * 100
+    z = bounded(RowBound(7, 1.0), rows) / 2**16
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    assert np.abs(z - unit).max() <= 2.0**-15
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_stored_dtype_gives_the_integers_of_its_float64_values(dtype: str) -> None:
+    rows = np.random.default_rng(2).integers(0, 120, (50, 4)).astype(dtype)
+    bound = RowBound(4, 150.0, centre=(1.0, 2.0, 3.0, 4.0))
+    assert np.array_equal(bounded(bound, rows), bounded(bound, rows.astype(np.float64)))
+
+
+def test_the_constant_column_is_appended_to_every_row_even_to_one_that_counts_as_zero() -> None:
+    bound = RowBound(2, 1.0, 16, constant=2**15)
+    z = bounded(bound, ADVERSARIAL)
+    assert (z[:, 2] == 2**15).all()
+    assert max(squares(z)) <= bound.norm_bound == 4**16 + 4**15
+
+
+def test_public_centre_and_scale_come_before_the_clip() -> None:
+    rows = np.array([[10.0, 20.0], [12.0, 26.0]])
+    bound = RowBound(2, 4.0, centre=(10.0, 20.0), scale=(1.0, 2.0))
+    z = bounded(bound, rows) * bound.unit
+    assert np.allclose(z, [[0, 0], [2, 3]], atol=1e-4)
+
+
+def test_a_bound_survives_json_exactly() -> None:
+    bound = RowBound(2, 0.1 + 0.2, 12, centre=(1 / 3, 2 / 3), scale=(1e-300, 7.0), constant=2048)
+    assert RowBound.from_json(bound.to_json()) == bound
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, math.nan, math.inf, 1e-200, 1e200])
+def test_a_clip_norm_out_of_range_is_refused(clip: float) -> None:
+    with pytest.raises(DataError, match="clip norm"):
+        RowBound(3, clip)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"grid_bits": 1}, {"grid_bits": 25}, {"constant": -1}, {"constant": 2**16 + 1}, {"centre": (1.0,)},
+        {"centre": (1.0, math.nan, 0.0)}, {"scale": (1.0, 0.0, 1.0)}, {"scale": (1.0, -1.0, 1.0)},
+    ],
+)  # fmt: skip
+def test_parameters_out_of_range_are_refused(parameters: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        RowBound(3, 1.0, **parameters)
+
+
+def test_a_width_that_int64_cannot_square_is_refused() -> None:
+    with pytest.raises(UsageError, match="grid bits"):
+        RowBound(2**14, 1.0, 24)
+
+
+def test_the_block_and_total_limits_follow_from_the_bound() -> None:
+    bound = RowBound(784, 1.0, 16)
+    assert bound.exact_rows == 2**21
+    assert bound.total_rows == 2**31 - 1
+    assert RowBound(784, 1.0, 24).exact_rows == 32

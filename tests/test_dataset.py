@@ -1,0 +1,167 @@
+"""rows.zarr: what is written is what is read, and what is damaged is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpdist.errors import DataError
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows import dataset
+from dpdist.rows.dataset import ChunkReader, chunk_rows_for, created, open_rows, partitions
+
+BUDGET = PrivacyLoss.parse("2", "1e-6")
+
+
+def write(path: Path, rows: npt.NDArray[Any], pieces: int = 1) -> None:
+    names = tuple(f"c{i}" for i in range(rows.shape[1]))
+    with created(path, rows=rows.shape[0], dtype=str(rows.dtype), names=names, budget=BUDGET) as writer:
+        for piece in np.array_split(rows, pieces):
+            writer.append(piece)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "_TARGET_CHUNK", 400)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("dtype", dataset.DTYPES)
+def test_what_was_written_in_any_pieces_is_read_by_us_and_by_zarr(tmp_path: Path, dtype: str) -> None:
+    rows = np.random.default_rng(0).integers(0, 100, (101, 5)).astype(dtype)
+    write(tmp_path / "rows.zarr", rows, pieces=13)
+    table = open_rows(tmp_path / "rows.zarr")
+    assert table.chunks >= 2
+    assert (table.rows, table.columns, table.dtype, table.budget) == (101, 5, dtype, BUDGET)
+    reader = ChunkReader(table)
+    assert np.array_equal(np.concatenate([reader.read(i).copy() for i in range(table.chunks)]), rows)
+    array = zarr.open_array(tmp_path / "rows.zarr", mode="r")
+    assert np.array_equal(np.asarray(array[:]), rows)
+    assert array.dtype == rows.dtype
+
+
+def test_every_table_has_an_identity_of_its_own(tmp_path: Path) -> None:
+    rows = np.ones((3, 2))
+    for name in ("a", "b"):
+        write(tmp_path / name, rows)
+    assert open_rows(tmp_path / "a").dataset_id != open_rows(tmp_path / "b").dataset_id
+
+
+@pytest.mark.parametrize(("columns", "dtype"), [(54, "int16"), (784, "uint8"), (784, "float64"), (5000, "float32")])
+def test_chunks_are_whole_rows_of_eight_to_24_mib(columns: int, dtype: str) -> None:
+    rows = chunk_rows_for(columns, dtype, 10**9)
+    assert 8 << 20 <= rows * columns * np.dtype(dtype).itemsize <= 24 << 20
+    assert chunk_rows_for(columns, dtype, 7) == 7
+
+
+@given(st.integers(1, 500), st.integers(1, 60))
+def test_partitions_are_contiguous_complete_and_balanced(chunks: int, count: int) -> None:
+    runs = partitions(chunks, count)
+    assert [i for run in runs for i in run] == list(range(chunks))
+    lengths = {len(run) for run in runs}
+    assert len(runs) == min(chunks, count)
+    assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("damage", ["missing", "short", "long", "empty"])
+def test_a_missing_or_truncated_chunk_is_refused_on_open_and_named(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "rows.zarr"
+    write(path, np.ones((101, 5)))
+    chunk = open_rows(path).chunk_path(2)
+    content = chunk.read_bytes()
+    chunk.unlink()
+    if damage != "missing":
+        chunk.write_bytes({"short": content[:-1], "long": content + b"0", "empty": b""}[damage])
+    with pytest.raises(DataError, match=r"chunk 2 of \d+ is (missing|truncated)"):
+        open_rows(path)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_flipped_bit_and_a_chunk_lost_after_opening_are_found_when_read(tmp_path: Path) -> None:
+    path = tmp_path / "rows.zarr"
+    write(path, np.ones((101, 5)))
+    table = open_rows(path)
+    chunk = table.chunk_path(1)
+    content = bytearray(chunk.read_bytes())
+    content[17] ^= 4
+    chunk.write_bytes(content)
+    reader = ChunkReader(table)
+    reader.read(0)
+    with pytest.raises(DataError, match=r"Chunk 1 .* altered"):
+        reader.read(1)
+    chunk.write_bytes(content[:100])
+    with pytest.raises(DataError, match=r"Chunk 1 .* truncated"):
+        reader.read(1)
+    chunk.unlink()
+    with pytest.raises(DataError, match=r"Chunk 1 .* missing"):
+        reader.read(1)
+
+
+def test_chunks_of_zeros_are_written_too(tmp_path: Path) -> None:
+    write(tmp_path / "rows.zarr", np.zeros((10, 3)))
+    assert open_rows(tmp_path / "rows.zarr").chunk_path(0).is_file()
+
+
+def _foreign(path: Path, **changes: Any) -> None:
+    options: dict[str, Any] = {"shape": (10, 3), "chunks": (5, 3), "dtype": "float64", **changes}
+    array = zarr.create_array(store=path, compressors=None, **options)
+    array[...] = 1
+    names = [f"c{i}" for i in range(options["shape"][-1])]
+    array.attrs["dpdist"] = {"format": dataset.FORMAT, "dataset_id": "0" * 32, "columns": names, "budget": None}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {}, {"dtype": "complex128"}, {"shape": (10,), "chunks": (5,)}, {"shape": (10, 3, 2), "chunks": (5, 3, 2)},
+        {"chunks": (5, 2)}, {"chunks": (20, 3)}, {"shape": (10, 1), "chunks": (5, 1)},
+    ],
+)  # fmt: skip
+def test_an_array_laid_out_otherwise_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    _foreign(tmp_path / "rows.zarr", **changes)
+    with pytest.raises(DataError, match="ngest"):
+        open_rows(tmp_path / "rows.zarr")
+
+
+def test_what_is_no_table_of_ours_is_refused_with_the_cure(tmp_path: Path) -> None:
+    path = tmp_path / "rows.zarr"
+    with pytest.raises(DataError, match="dpdist ingest"):
+        open_rows(path)
+    zarr.create_array(store=path, shape=(4, 4), dtype="float64")
+    with pytest.raises(DataError, match="dpdist ingest"):
+        open_rows(path)
+    shutil.rmtree(path)
+    write(path, np.ones((4, 4)))
+    metadata = json.loads((path / "zarr.json").read_text())
+    metadata["attributes"]["dpdist"]["format"] = "dpdist-rows/99"
+    (path / "zarr.json").write_text(json.dumps(metadata))
+    with pytest.raises(DataError, match="dpdist-rows/99"):
+        open_rows(path)
+    (path / "zarr.json").write_text("{")
+    with pytest.raises(DataError, match="dpdist ingest"):
+        open_rows(path)
+
+
+def test_an_existing_target_is_kept_and_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "rows.zarr"
+    write(path, np.ones((4, 4)))
+    before = open_rows(path)
+    with pytest.raises(DataError, match="exists already"):
+        write(path, np.zeros((4, 4)))
+    assert open_rows(path) == before
+    with (
+        pytest.raises(DataError, match="announced"),
+        created(tmp_path / "other", rows=5, dtype="float64", names=("a", "b"), budget=None) as writer,
+    ):
+        writer.append(np.ones((4, 2)))
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.zarr"]

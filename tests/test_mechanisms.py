@@ -1,0 +1,193 @@
+"""The two recommended mechanisms: calibration, the law of their noise, and what an attacker could measure."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpdist.errors import UsageError
+from dpdist.mechanisms.base import Calibrated, diagonal_positions
+from dpdist.mechanisms.registry import MECHANISMS, mechanism_named, recommended
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.moment.gram import packed, unpacked
+from dpdist.noise.entropy import SYSTEM
+from dpdist.privacy.guarantee import Arithmetic, Neighbours, PrivacyLoss
+
+FALSE_ALARM = 1e-6
+"""Probability with which each statistical test fails on correct code."""
+BITS = 16
+ONE_MILLIONTH = PrivacyLoss.parse("1", "1e-6")
+BOTH = list(Neighbours)
+
+
+def calibrated(name: str, size: int, neighbours: Neighbours, loss: PrivacyLoss, bits: int = BITS) -> Calibrated:
+    return mechanism_named(name).calibrate(LatticeQuery(size, 4**bits, neighbours), loss)
+
+
+def test_the_packed_positions_of_the_diagonal_are_where_the_triangle_puts_them() -> None:
+    matrix = np.arange(49).reshape(7, 7)
+    matrix = matrix + matrix.T
+    triangle = packed(matrix)
+    assert np.array_equal(triangle[diagonal_positions(7)], np.diag(matrix))
+    assert np.array_equal(unpacked(triangle, 7), matrix)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=6, max_size=6))
+def test_no_pair_of_rows_exceeds_the_sensitivities(entries: list[float]) -> None:
+    v, w = np.array(entries[:3]), np.array(entries[3:])
+    v, w = v / max(1.0, float(np.linalg.norm(v))), w / max(1.0, float(np.linalg.norm(w)))
+    replaced = np.linalg.eigvalsh(np.outer(v, v) - np.outer(w, w))
+    replace, add = (LatticeQuery(3, 1, n) for n in (Neighbours.REPLACE_ONE, Neighbours.ADD_REMOVE))
+    assert float(np.sum(replaced**2)) <= replace.frobenius_squared + 1e-12
+    assert float(np.sum(np.abs(replaced))) <= replace.nuclear + 1e-12
+    assert float(v @ v) ** 2 <= add.frobenius_squared + 1e-12
+    assert float(v @ v) <= add.nuclear + 1e-12
+
+
+def test_the_sensitivities_are_attained() -> None:
+    v, w = np.eye(3)[:2]
+    change = np.linalg.eigvalsh(np.outer(v, v) - np.outer(w, w))
+    assert np.sum(change**2) == pytest.approx(LatticeQuery(3, 1, Neighbours.REPLACE_ONE).frobenius_squared)
+    assert np.sum(np.abs(change)) == pytest.approx(LatticeQuery(3, 1, Neighbours.REPLACE_ONE).nuclear)
+
+
+def test_gaussian_scales_are_the_stated_ones() -> None:
+    replace = calibrated("gaussian", 10, Neighbours.REPLACE_ONE, ONE_MILLIONTH).noise
+    assert replace["sigma_diagonal"] / 4**BITS == pytest.approx(math.sqrt(2) * 4.224679, rel=1e-6)
+    assert replace["sigma_off_diagonal"] / 4**BITS == pytest.approx(4.224679, rel=1e-6)
+    add = calibrated("gaussian", 10, Neighbours.ADD_REMOVE, ONE_MILLIONTH).noise
+    assert add["sigma_diagonal"] / 4**BITS == pytest.approx(4.224679, rel=1e-6)
+
+
+@pytest.mark.parametrize("neighbours", BOTH)
+def test_the_gaussian_guarantee_is_computed_from_the_integers_that_are_drawn(neighbours: Neighbours) -> None:
+    found = calibrated("gaussian", 5, neighbours, ONE_MILLIONTH, bits=2)  # a coarse grid: rounding matters
+    s, t = found.noise["sigma_diagonal"], found.noise["sigma_off_diagonal"]
+    query = LatticeQuery(5, 4**2, neighbours)
+    worst = max(Fraction(query.frobenius_squared, s * s), Fraction(query.frobenius_squared, 2 * t * t))
+    assert found.guarantee.mu_squared == worst
+    assert found.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
+    # one step less on the diagonal would break the promise
+    smaller = Fraction(query.frobenius_squared, (s - 1) ** 2)
+    sigma = 1 / math.sqrt(smaller)
+    mu, epsilon = 1 / sigma, 1.0
+    delta = stats.norm.cdf(mu / 2 - epsilon / mu) - math.e * stats.norm.cdf(-mu / 2 - epsilon / mu)
+    assert delta > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "scale"), [(Neighbours.REPLACE_ONE, 4**BITS), (Neighbours.ADD_REMOVE, 4**BITS // 2)]
+)
+def test_two_sided_wishart_scale_is_the_stated_one(neighbours: Neighbours, scale: int) -> None:
+    found = calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("1"))
+    assert found.noise["scale"] == scale
+    assert found.guarantee.mu_squared is None
+    assert found.guarantee.arithmetic is Arithmetic.IDEAL_REAL
+    # rounded up, never down: epsilon = nuclear sensitivity / (2 scale) stays below what was promised
+    odd = calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("0.7"), bits=2)
+    query = LatticeQuery(10, 16, neighbours)
+    assert Fraction(query.nuclear, 2 * odd.noise["scale"]) <= Fraction(7, 10)
+    assert Fraction(query.nuclear, 2 * (odd.noise["scale"] - 1)) > Fraction(7, 10)
+
+
+def draws(mechanism: Calibrated, count: int) -> npt.NDArray[np.int64]:
+    return np.stack([mechanism.draw(SYSTEM) for _ in range(count)])
+
+
+def variance_passes(sample: npt.NDArray[np.float64], variance: float) -> bool:
+    """Two-sided chi-squared test of the variance of zero-mean normal draws."""
+    statistic = float(np.sum(sample**2) / variance)
+    tail = min(stats.chi2.cdf(statistic, sample.size), stats.chi2.sf(statistic, sample.size))
+    return bool(2 * tail > FALSE_ALARM)
+
+
+@pytest.mark.parametrize("neighbours", BOTH)
+def test_gaussian_noise_has_the_stated_variances_and_its_twin_fails(neighbours: Neighbours) -> None:
+    size = 40
+    mechanism = calibrated("gaussian", size, neighbours, ONE_MILLIONTH)
+    sensitivity = math.sqrt(2) if neighbours is Neighbours.REPLACE_ONE else 1.0
+    sigma = sensitivity * 4.224679 * 4**BITS
+    sample: npt.NDArray[np.float64] = draws(mechanism, 800).astype(np.float64)
+    on = np.zeros(sample.shape[1], dtype=bool)
+    on[diagonal_positions(size)] = True
+    assert variance_passes(sample[:, on], sigma**2)
+    assert variance_passes(sample[:, ~on], sigma**2 / 2)
+    # the twin, with 5 % too little noise, is told apart with probability 1 - 1e-9
+    assert not variance_passes(0.95 * sample[:, on], sigma**2)
+    assert not variance_passes(0.95 * sample[:, ~on], sigma**2 / 2)
+    # independent entries: the largest of all correlations between two entries is what chance gives
+    assert stats.kstest(sample[:, ~on].ravel() / (sigma / math.sqrt(2)), "norm").pvalue > FALSE_ALARM
+    correlation = np.asarray(np.corrcoef(sample[:, :200].T))[np.triu_indices(200, 1)] * math.sqrt(sample.shape[0])
+    assert np.abs(correlation).max() < stats.norm.isf(FALSE_ALARM / correlation.size)
+
+
+def mean_passes(sample: npt.NDArray[np.float64], mean: float) -> bool:
+    """Two-sided test of the mean of independent draws, by the central limit theorem."""
+    deviation = abs(float(np.mean(sample)) - mean) / (float(np.std(sample)) / math.sqrt(sample.size))
+    # 20 % slack: with thousands of draws the standardised mean is normal to well within that at this level
+    return bool(deviation < 1.2 * stats.norm.isf(FALSE_ALARM / 2))
+
+
+@pytest.mark.parametrize("neighbours", BOTH)
+def test_two_sided_wishart_noise_has_the_stated_variances_and_its_twin_fails(neighbours: Neighbours) -> None:
+    size = 12
+    mechanism = calibrated("two-sided-wishart", size, neighbours, PrivacyLoss.parse("1"))
+    s2 = 4**BITS * (1.0 if neighbours is Neighbours.REPLACE_ONE else 0.5)
+    sample = draws(mechanism, 4000).astype(np.float64) / s2
+    on = np.zeros(sample.shape[1], dtype=bool)
+    on[diagonal_positions(size)] = True
+    for entries, variance in ((sample[:, on], 4 * (size + 1)), (sample[:, ~on], 2 * (size + 1))):
+        # entries of one draw are dependent, draws are not: one mean square per draw
+        squares = np.mean(entries**2, axis=1)
+        assert mean_passes(squares, variance)
+        # the twin, with 5 % too little noise, is told apart with probability 1 - 1e-9
+        assert not mean_passes(0.95**2 * squares, variance)
+        assert mean_passes(entries[:, 0], 0)
+    # tr E / s2 is a difference of two chi-squared variables with d (d + 1) degrees of freedom
+    trace = sample[:, on].sum(axis=1)
+    reference = stats.chi2.rvs(size * (size + 1), size=(2, 200_000), random_state=1)
+    assert stats.ks_2samp(trace, reference[0] - reference[1]).pvalue > FALSE_ALARM
+
+
+def test_two_sided_wishart_in_one_dimension_is_laplace() -> None:
+    mechanism = calibrated("two-sided-wishart", 1, Neighbours.ADD_REMOVE, PrivacyLoss.parse("1"))
+    sample = draws(mechanism, 20_000)[:, 0] / 4**BITS
+    # Z has two columns, so each Wishart is 2 s2 times an exponential and the difference Laplace(2 s2) = Laplace(1)
+    assert stats.kstest(sample, "laplace").pvalue > FALSE_ALARM
+    assert stats.kstest(1.2 * sample, "laplace").pvalue < FALSE_ALARM
+
+
+def test_noise_is_fresh_at_every_draw() -> None:
+    for name, loss in (("gaussian", ONE_MILLIONTH), ("two-sided-wishart", PrivacyLoss.parse("1"))):
+        mechanism = calibrated(name, 6, Neighbours.REPLACE_ONE, loss)
+        assert not np.array_equal(mechanism.draw(SYSTEM), mechanism.draw(SYSTEM))
+
+
+def test_a_delta_where_none_belongs_and_none_where_one_is_needed_are_refused() -> None:
+    with pytest.raises(UsageError, match="gaussian"):
+        calibrated("two-sided-wishart", 3, Neighbours.REPLACE_ONE, ONE_MILLIONTH)
+    with pytest.raises(UsageError, match="two-sided-wishart"):
+        calibrated("gaussian", 3, Neighbours.REPLACE_ONE, PrivacyLoss.parse("1"))
+
+
+def test_noise_that_leaves_the_lattice_is_refused() -> None:
+    tiny = PrivacyLoss.parse("0.000001", "1e-6")
+    with pytest.raises(UsageError, match="grid"):
+        calibrated("gaussian", 3, Neighbours.REPLACE_ONE, tiny, bits=24)
+    with pytest.raises(UsageError, match="grid"):
+        calibrated("two-sided-wishart", 3, Neighbours.REPLACE_ONE, PrivacyLoss.parse("0.000001"), bits=24)
+
+
+def test_every_mechanism_is_found_by_its_name_and_an_unknown_one_is_refused() -> None:
+    assert all(mechanism_named(name).statement.name == name for name in MECHANISMS)
+    assert recommended(0) == "two-sided-wishart"
+    assert recommended(1) == "gaussian"
+    with pytest.raises(UsageError, match="gaussian, two-sided-wishart"):
+        mechanism_named("sn")
