@@ -146,6 +146,11 @@ def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
     help="none, private, or a file with a public centre and scale.",
 )
 @click.option("--grid-bits", type=int, default=16, show_default=True, help="The clip norm is 2^B grid steps.")
+@click.option(
+    "--option", "options", multiple=True, metavar="NAME=VALUE", help="A parameter of the mechanism; may be repeated."
+)
+@click.option("--arithmetic", help="Short for --option arithmetic=..., of mechanisms that offer a choice.")
+@click.option("--for-reproduction", is_flag=True, help="Allow a mechanism that is not private as claimed; no ledger.")
 @click.option("--id", "name", help="Release id [default: follows from data set, parameters and period].")
 @click.option("--ledger", type=_PATH, help="The budget's folder [default: ROWS with the suffix .ledger].")
 @_cluster_options
@@ -159,13 +164,14 @@ def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
 @_json_option
 def release(
     rows: Path, release: Path, epsilon: str, delta: str | None, clip: float, mechanism: str | None, neighbours: str,
-    centre: str, grid_bits: int, name: str | None, ledger: Path | None, scheduler: str | None, workers: int | None,
-    trusted: str, as_json: bool,
+    centre: str, grid_bits: int, options: tuple[str, ...], arithmetic: str | None, for_reproduction: bool,
+    name: str | None, ledger: Path | None, scheduler: str | None, workers: int | None, trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Publish RELEASE, one private second moment of ROWS. The same command again publishes the same bytes, free."""
     request = config.request_from(
         epsilon=epsilon, delta=delta, clip=clip, mechanism=mechanism, neighbours=neighbours, centre=centre,
-        grid_bits=grid_bits, period="", name=name, folder=Path(),
+        grid_bits=grid_bits, period="", name=name, folder=Path(), for_reproduction=for_reproduction,
+        options=config.options_from([*options, *([f"arithmetic={arithmetic}"] if arithmetic else [])]),
     )  # fmt: skip
     cluster = pipeline.Cluster(scheduler, workers, trusted_worker=trusted == "worker")
     outcome = pipeline.release_rows(rows, release, request, ledger=ledger, cluster=cluster)
@@ -183,10 +189,11 @@ def pca(release: Path, model: Path, components: int, as_json: bool) -> None:
     value = {
         "model": str(model),
         "components": components,
-        "eigenvalues": found.eigenvalues.tolist(),
+        "eigenvalues": None if found.eigenvalues is None else found.eigenvalues.tolist(),
         "eigenvalues_per_row": found.per_row,
     }
-    _answer(as_json, value, f"{model}: {components} components, largest eigenvalue {found.eigenvalues[0]:.6g}.")
+    largest = "" if found.eigenvalues is None else f", largest eigenvalue {found.eigenvalues[0]:.6g}"
+    _answer(as_json, value, f"{model}: {components} components{largest}.")
 
 
 @cli.command()

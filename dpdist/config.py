@@ -18,6 +18,7 @@
     neighbours = "replace-one"
     centre = "none"              # none, private, or a file
     grid_bits = 16
+    options = {components = 10}  # of mechanisms that have some
     period = "2026-W47"
     id = "week-47"
     ledger = "rows.ledger"
@@ -41,6 +42,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -49,7 +51,8 @@ from typing import Any
 import numpy as np
 
 from dpdist.errors import DataError, UsageError
-from dpdist.mechanisms.registry import recommended
+from dpdist.mechanisms.base import Kind, Statement
+from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.pipeline import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.request import Centring, ReleaseRequest
@@ -79,7 +82,8 @@ _KEYS: dict[str, dict[str, type | tuple[type, ...]]] = {
     },
     "release": {
         "path": str, "epsilon": (int, Decimal, str), "delta": (int, Decimal, str), "clip": (int, Decimal),
-        "mechanism": str, "neighbours": str, "centre": str, "grid_bits": int, "period": str, "id": str, "ledger": str,
+        "mechanism": str, "neighbours": str, "centre": str, "grid_bits": int, "options": dict,
+        "period": str, "id": str, "ledger": str,
     },
     "pca": {"path": str, "components": int},
     "project": {"path": str},
@@ -106,6 +110,8 @@ def request_from(
     period: str,
     name: str | None,
     folder: Path,
+    options: Mapping[str, Any] | None = None,
+    for_reproduction: bool = False,
 ) -> ReleaseRequest:
     """Make a request from text as it stands on the command line or in a job file.
 
@@ -126,8 +132,9 @@ def request_from(
     shift: dict[str, tuple[float, ...] | None] = {}
     if centre not in {Centring.NONE, Centring.PRIVATE}:
         shift = read_public_centre(folder / centre)
+    chosen = mechanism or recommended(loss.delta_atto)
     request = ReleaseRequest(
-        mechanism=mechanism or recommended(loss.delta_atto),
+        mechanism=chosen,
         loss=loss,
         clip_norm=clip,
         neighbours=Neighbours(neighbours),
@@ -135,10 +142,57 @@ def request_from(
         grid_bits=grid_bits,
         period=period,
         name=name,
+        options=_typed_options(mechanism_named(chosen).statement, options or {}, folder),
+        for_reproduction=for_reproduction,
         **shift,
     )
     request.bound(len(next((v for v in shift.values() if v), (0.0, 0.0))))  # range of clip norm and grid bits
     return request
+
+
+def options_from(texts: Sequence[str]) -> dict[str, str]:
+    """Split ``NAME=VALUE`` texts.
+
+    Raises
+    ------
+    UsageError
+        If one has no name, or a name comes twice.
+    """
+    options: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals) or name in options:
+            raise UsageError(f"Options are given once each, as NAME=VALUE, not {text!r} (--option).")
+        options[name] = value
+    return options
+
+
+def _typed_options(statement: Statement, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Turn text into what the options take; a list of numbers or a matrix may stand in a public .npy file."""
+    kinds = {option.name: option.kind for option in statement.options}
+    return {
+        name: _option_value(kinds.get(name, Kind.WORD), value, folder) if isinstance(value, str) else value
+        for name, value in options.items()
+    }
+
+
+def _option_value(kind: Kind, text: str, folder: Path) -> Any:
+    if text.endswith(".npy") and kind in {Kind.NUMBERS, Kind.MATRIX}:
+        try:
+            return np.load(folder / text, allow_pickle=False).astype(np.float64).tolist()
+        except (OSError, ValueError, TypeError, EOFError):
+            raise DataError(f"{text} is not a .npy file of numbers (--option).") from None
+    try:
+        match kind:
+            case Kind.INTEGER:
+                return int(text)
+            case Kind.NUMBER:
+                return float(text)
+            case Kind.NUMBERS:
+                return [float(part) for part in text.split(",")]
+    except ValueError:
+        return text  # the option says what it takes instead
+    return text
 
 
 def read_public_centre(path: Path) -> dict[str, tuple[float, ...] | None]:
@@ -222,6 +276,7 @@ def read_job(path: Path) -> Job:
             period=release.get("period", ""),
             name=release.get("id"),
             folder=folder,
+            options=release.get("options"),
         ),
         ledger=folder / release["ledger"] if "ledger" in release else None,
         model=folder / pca["path"] if pca else None,

@@ -51,7 +51,7 @@ def run(directory: Path, cluster: pipeline.Cluster) -> None:
     request = ReleaseRequest(mechanism="gaussian", loss=_LOSS, clip_norm=_CLIP)
     outcome = pipeline.release_rows(rows, released, request, cluster=cluster)
     how = "computed now" if outcome.fresh else "published before: the same bytes, nothing spent"
-    click.echo(f"   {outcome.release.mechanism}, {_LOSS} under {outcome.release.guarantee.neighbours} ({how})")
+    click.echo(f"   {outcome.release.mechanism}, {_LOSS} under {outcome.release.neighbours} ({how})")
     click.echo(f"   spent so far: {Ledger(pipeline.default_ledger(rows)).spent()}")
 
     _step(3, "Components: free post-processing of the release", f"dpdist pca {released} {model}")
@@ -69,8 +69,9 @@ def run(directory: Path, cluster: pipeline.Cluster) -> None:
     moment = (exact * np.minimum(1, _CLIP / norms)).T @ (exact * np.minimum(1, _CLIP / norms))
     best, _ = top_eigenpairs(moment / digits.shape[0], _COMPONENTS)
     click.echo("   eigenvalue per row, private and exact:")
-    for i, (private, true) in enumerate(zip(found.eigenvalues, best, strict=True), 1):
-        bar = "█" * max(1, round(_BAR * private / found.eigenvalues[0]))
+    values = found.eigenvalues if found.eigenvalues is not None else best  # gaussian releases them
+    for i, (private, true) in enumerate(zip(values, best, strict=True), 1):
+        bar = "█" * max(1, round(_BAR * private / values[0]))
         click.echo(f"   {i}  {private:9.1f}  {true:9.1f}  {bar}")
     share = captured_variance(found.components, moment)
     click.echo(f"   The {_COMPONENTS} private components capture {share:.1%} of what the best {_COMPONENTS} capture.")

@@ -119,9 +119,15 @@ class Outcome:
         """Return the same in a sentence."""
         found = self.release
         how = "released now" if self.fresh else "released before: the same bytes, nothing spent"
+        if found.guarantee is None or not found.private_as_claimed:
+            proved = "nothing" if found.guarantee is None else str(found.guarantee.loss)
+            return (
+                f"{self.path}: {found.release_id}. NOT PRIVATE AS CLAIMED: {found.mechanism}, claimed "
+                f"{found.claim or 'nothing'}, proved {proved} under {found.neighbours}. Do not publish it."
+            )
         return (
             f"{self.path}: {found.release_id} ({how}). {found.mechanism}, {found.guarantee.loss} under "
-            f"{found.guarantee.neighbours}, {found.guarantee.arithmetic}. This file is public."
+            f"{found.neighbours}, {found.guarantee.arithmetic}. This file is public."
         )
 
 
@@ -155,6 +161,8 @@ def release_rows(
     require_summable(table, request.bound(table.columns))
     account = (ledger or default_ledger(rows)).absolute()
     transaction = trusted.Transaction(request, table, account, target.absolute())
+    if request.for_reproduction:
+        return _reproduced(transaction, where, ledger)
     if not where.trusted_worker:
         state = _known_state(transaction)
         if state in {State.COMMITTED, State.PUBLISHED}:
@@ -178,13 +186,29 @@ def _known_state(transaction: trusted.Transaction) -> State | None:
     return None if record is None else record.state
 
 
-def _compute(cluster_engine: engine.Engine, transaction: trusted.Transaction) -> None:
-    """Sum the rows on the workers and commit the release at the trusted node."""
+def _reproduced(transaction: trusted.Transaction, where: Cluster, ledger: Path | None) -> Outcome:
+    """Publish a release that is not private as claimed; no ledger is touched."""
+    if ledger is not None:
+        raise UsageError("A release for reproduction is charged to no ledger: leave --ledger out.")
+    there = trusted.require_place(transaction)
+    if not there:
+        with engine.connected(where.scheduler, where.workers, trusted_worker=where.trusted_worker) as cluster_engine:
+            cluster_engine.require_path(transaction.table.path / "zarr.json")
+            cluster_engine.trusted(trusted.reproduce, transaction, sums=_sums(cluster_engine, transaction))
+    return Outcome(open_release(transaction.target), transaction.target, fresh=not there)
+
+
+def _sums(cluster_engine: engine.Engine, transaction: trusted.Transaction) -> list[Any]:
+    """Sum the rows on the workers; the last few sums stay there."""
     table = transaction.table
     moment = plan(table, transaction.request.bound(table.columns), len(cluster_engine.workers))
+    return cluster_engine.reduce(partition_moment, add_partials, moment.groups, "Summing rows")
+
+
+def _compute(cluster_engine: engine.Engine, transaction: trusted.Transaction) -> None:
+    """Sum the rows on the workers and commit the release at the trusted node."""
     try:
-        sums = cluster_engine.reduce(partition_moment, add_partials, moment.groups, "Summing rows")
-        cluster_engine.trusted(trusted.finalise, transaction, sums=sums)
+        cluster_engine.trusted(trusted.finalise, transaction, sums=_sums(cluster_engine, transaction))
     except DataError:
         cluster_engine.trusted(trusted.abort, transaction)
         raise

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pytest
 
 from dpdist.errors import DataError
-from dpdist.moment.gram import packed
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, archived, assemble, open_release, publish
 from dpdist.rows.bounding import RowBound
+from dpdist.triangle import packed
 
 Lattice = npt.NDArray[np.int64]
 
@@ -46,7 +46,9 @@ def released(
         bound=bound,
         noise={"law": "by hand", "variance_diagonal": 2.0, "variance_off_diagonal": 1.0},
         rows=rows,
-        noisy=packed(lattice),
+        neighbours=neighbours,
+        claim=PrivacyLoss.parse("1"),
+        answer=packed(lattice),
     )
 
 

@@ -978,7 +978,7 @@ def test_mechanisms_are_listed_in_words_with_claim_and_proof(call: Call) -> None
 def test_mechanisms_are_listed_in_json_with_every_field_of_the_design(call: Call) -> None:
     listed = call("mechanisms", "--json").json["mechanisms"]
     for entry, mechanism in zip(listed, MECHANISMS.values(), strict=True):
-        for field in ("name", "output", "claimed", "proved", "arithmetic", "cost", "needs_delta"):
+        for field in ("name", "output", "claimed", "proved", "arithmetic", "cost", "delta"):
             assert entry[field] == getattr(mechanism.statement, field)
 
 

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import Calibrated, diagonal_positions
+from dpdist.mechanisms import registry
+from dpdist.mechanisms.base import Additive, Calibrated
 from dpdist.mechanisms.registry import MECHANISMS, mechanism_named, recommended
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.moment.gram import packed, unpacked
 from dpdist.noise.entropy import SYSTEM
-from dpdist.privacy.guarantee import Arithmetic, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.triangle import diagonal_positions, packed, unpacked
 
 FALSE_ALARM = 1e-6
 """Probability with which each statistical test fails on correct code."""
@@ -28,7 +29,12 @@ BOTH = list(Neighbours)
 
 
 def calibrated(name: str, size: int, neighbours: Neighbours, loss: PrivacyLoss, bits: int = BITS) -> Calibrated:
-    return mechanism_named(name).calibrate(LatticeQuery(size, 4**bits, neighbours), loss)
+    return registry.calibrated(name, LatticeQuery(size, 4**bits, neighbours), loss)
+
+
+def proved(found: Calibrated) -> Guarantee:
+    assert found.guarantee is not None
+    return found.guarantee
 
 
 def test_the_packed_positions_of_the_diagonal_are_where_the_triangle_puts_them() -> None:
@@ -72,8 +78,8 @@ def test_the_gaussian_guarantee_is_computed_from_the_integers_that_are_drawn(nei
     s, t = found.noise["sigma_diagonal"], found.noise["sigma_off_diagonal"]
     query = LatticeQuery(5, 4**2, neighbours)
     worst = max(Fraction(query.frobenius_squared, s * s), Fraction(query.frobenius_squared, 2 * t * t))
-    assert found.guarantee.mu_squared == worst
-    assert found.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
+    assert proved(found).mu_squared == worst
+    assert proved(found).arithmetic is Arithmetic.INTEGER_EXACT
     # one step less on the diagonal would break the promise
     smaller = Fraction(query.frobenius_squared, (s - 1) ** 2)
     sigma = 1 / math.sqrt(smaller)
@@ -88,8 +94,8 @@ def test_the_gaussian_guarantee_is_computed_from_the_integers_that_are_drawn(nei
 def test_two_sided_wishart_scale_is_the_stated_one(neighbours: Neighbours, scale: int) -> None:
     found = calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("1"))
     assert found.noise["scale"] == scale
-    assert found.guarantee.mu_squared is None
-    assert found.guarantee.arithmetic is Arithmetic.IDEAL_REAL
+    assert proved(found).mu_squared is None
+    assert proved(found).arithmetic is Arithmetic.IDEAL_REAL
     # rounded up, never down: epsilon = nuclear sensitivity / (2 scale) stays below what was promised
     odd = calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("0.7"), bits=2)
     query = LatticeQuery(10, 16, neighbours)
@@ -98,6 +104,7 @@ def test_two_sided_wishart_scale_is_the_stated_one(neighbours: Neighbours, scale
 
 
 def draws(mechanism: Calibrated, count: int) -> npt.NDArray[np.int64]:
+    assert isinstance(mechanism, Additive)
     return np.stack([mechanism.draw(SYSTEM) for _ in range(count)])
 
 
@@ -166,8 +173,8 @@ def test_two_sided_wishart_in_one_dimension_is_laplace() -> None:
 
 def test_noise_is_fresh_at_every_draw() -> None:
     for name, loss in (("gaussian", ONE_MILLIONTH), ("two-sided-wishart", PrivacyLoss.parse("1"))):
-        mechanism = calibrated(name, 6, Neighbours.REPLACE_ONE, loss)
-        assert not np.array_equal(mechanism.draw(SYSTEM), mechanism.draw(SYSTEM))
+        first, second = draws(calibrated(name, 6, Neighbours.REPLACE_ONE, loss), 2)
+        assert not np.array_equal(first, second)
 
 
 def test_a_delta_where_none_belongs_and_none_where_one_is_needed_are_refused() -> None:

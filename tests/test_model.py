@@ -15,12 +15,12 @@ import pytest
 import zarr
 
 from dpdist.errors import DataError
-from dpdist.moment.gram import packed
 from dpdist.pca.model import Model, open_model, save
 from dpdist.pca.spectrum import Components
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, archived, assemble, publish
 from dpdist.rows.bounding import RowBound
+from dpdist.triangle import packed
 
 NAMES = ("age", "height", "weight")
 ARRAYS = ("components", "eigenvalues", "mean", "scale")
@@ -37,7 +37,9 @@ def release() -> Release:
         bound=RowBound(3, 10.0),
         noise={"law": "by hand", "variance_diagonal": 2.0, "variance_off_diagonal": 1.0},
         rows=100,
-        noisy=packed(np.diag([300, 200, 100])),
+        neighbours=Neighbours.REPLACE_ONE,
+        claim=PrivacyLoss.parse("1"),
+        answer=packed(np.diag([300, 200, 100])),
     )
 
 
@@ -75,9 +77,11 @@ def test_a_model_says_which_release_it_came_from_and_what_was_guaranteed(folder:
         "format": "dpdist-model/1",
         "release_id": "week-47",
         "mechanism": "two-sided-wishart",
-        "guarantee": release().guarantee.to_json(),
+        "status": "private",
+        "guarantee": release().attributes()["guarantee"],
         "columns": list(NAMES),
         "k": 2,
+        "eigenvalues": True,
         "eigenvalues_per_row": True,
     }
 

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from dpdist.errors import DataError, DpdistError
 from dpdist.moment import total
-from dpdist.moment.gram import GramSum, packed, unpacked
+from dpdist.moment.gram import GramSum
 from dpdist.moment.total import Partial, add_partials, complete, partition_moment, plan
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.triangle import packed, unpacked
 
 
 def table_of(path: Path, rows: npt.NDArray[np.float64], chunk_bytes: int) -> RowsTable:

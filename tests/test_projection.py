@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpdist.errors import DataError
-from dpdist.moment.gram import packed
 from dpdist.pca.model import Model, open_model, save
 from dpdist.pca.projection import project_chunks, scores_of
 from dpdist.pca.spectrum import Components
@@ -22,6 +21,7 @@ from dpdist.release.artefact import assemble
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.triangle import packed
 
 NAMES = ("a", "b", "c")
 ROWS = 67
@@ -59,7 +59,9 @@ def write_model(path: Path, mean: npt.NDArray[np.float64] = MEAN) -> Model:
         bound=RowBound(3, 10.0),
         noise={"law": "by hand", "variance_diagonal": 2.0, "variance_off_diagonal": 1.0},
         rows=ROWS,
-        noisy=packed(np.eye(3)),
+        neighbours=Neighbours.REPLACE_ONE,
+        claim=PrivacyLoss.parse("1"),
+        answer=packed(np.eye(3)),
     )
     save(Model("week-47", NAMES, Components(VECTORS, np.array([2.0, 1.0]), True, mean, SCALE)), release, path)
     return open_model(path)

@@ -14,12 +14,12 @@ import numpy.typing as npt
 import pytest
 
 from dpdist.errors import UsageError
-from dpdist.moment.gram import packed
 from dpdist.pca import spectrum
 from dpdist.pca.spectrum import Components, captured_variance, components, moment_about_mean, top_eigenpairs
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, assemble
 from dpdist.rows.bounding import RowBound
+from dpdist.triangle import packed
 
 Matrix = npt.NDArray[np.float64]
 Lattice = npt.NDArray[np.int64]
@@ -73,7 +73,9 @@ def release_of(
         bound=bound,
         noise={"law": "by hand", "variance_diagonal": 2 * variance, "variance_off_diagonal": variance},
         rows=rows.shape[0],
-        noisy=packed(lattice),
+        neighbours=neighbours,
+        claim=guarantee(neighbours).loss,
+        answer=packed(lattice),
     )
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from dpdist import engine, pipeline
 from dpdist.errors import DataError, DpdistError, RefusedError
-from dpdist.moment.gram import unpacked
+from dpdist.mechanisms.base import Additive
 from dpdist.moment.total import Partial, partition_moment, plan
 from dpdist.noise.entropy import Words
 from dpdist.privacy import ledger as ledgers
@@ -30,6 +30,7 @@ from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.release.trusted import Transaction
 from dpdist.rows import dataset
 from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.triangle import unpacked
 
 ROWS = 7919
 """Appears nowhere else by chance: neither in a scale of the noise nor in a name."""
@@ -157,7 +158,9 @@ def test_a_release_is_the_exact_moment_plus_one_draw_of_the_noise(
     artefact.publish(archive, transaction.target)
     release = open_release(transaction.target)
     replaying = Replaying(recording.drawn)
-    noise = transaction.request.calibrated(len(NAMES)).draw(replaying)
+    calibrated = transaction.request.calibrated(len(NAMES))
+    assert isinstance(calibrated, Additive)
+    noise = calibrated.draw(replaying)
     assert not replaying.left  # all that was drawn went into one matrix
     assert noise.any()
     width = len(NAMES) + (centring is Centring.PRIVATE)

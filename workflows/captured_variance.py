@@ -17,13 +17,14 @@ from pathlib import Path
 import numpy as np
 
 from dpdist.engine import connected
-from dpdist.moment.gram import unpacked
+from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import add_partials, complete, partition_moment, plan
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.spectrum import captured_variance, top_eigenpairs
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import open_rows
+from dpdist.triangle import unpacked
 
 
 def main() -> None:
@@ -56,8 +57,11 @@ def main() -> None:
         calibrated = request.calibrated(table.columns)
         captured = []
         for _ in range(chosen.draws):
-            noisy = unpacked(total.triangle + calibrated.draw(SYSTEM), bound.width).astype(np.float64)
-            captured.append(captured_variance(top_eigenpairs(noisy, chosen.components)[1], exact))
+            answer = calibrated.answer(MomentMatrix(total.triangle, bound.width), SYSTEM)
+            if answer.ndim == 1:
+                noisy = unpacked(answer.astype(np.int64, copy=False), bound.width).astype(np.float64)
+                answer = top_eigenpairs(noisy, chosen.components)[1]
+            captured.append(captured_variance(answer.astype(np.float64, copy=False), exact))
         result = {
             "mechanism": request.mechanism,
             "epsilon": request.loss.epsilon,

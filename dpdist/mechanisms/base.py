@@ -1,31 +1,153 @@
-"""What a mechanism is: a public statement of what it does, and a calibration that yields guarantee and noise.
+"""What a mechanism is: a public statement of what it does, and a calibration that yields guarantee and answer.
 
-A mechanism here is additive on the integer lattice: given the exact integer moment M it releases M + E, E an
-independent integer matrix. It never sees M; whoever holds M adds what :meth:`Calibrated.draw` returns, once.
+Most mechanisms here are additive on the integer lattice: given the exact integer moment M they release M + E, E an
+independent integer matrix. Others sample a matrix or a subspace whose law depends on M. Either way the exact moment is
+handed to :meth:`Calibrated.answer`, once, at the trusted node, and only its answer leaves.
 """
 
 from __future__ import annotations
 
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from dpdist.errors import UsageError
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, PrivacyLoss
+from dpdist.triangle import Triangle
 
-Triangle = npt.NDArray[np.int64]
-"""Packed upper triangle, row by row: entry (i, j), i <= j, stands at ``i size - i(i-1)/2 + (j - i)``."""
+Matrix = npt.NDArray[np.float64]
+Answer = Triangle | Matrix
+"""A packed triangle of int64 (a second moment in lattice units) or, 2-D, (k, d) orthonormal rows (a subspace)."""
+
+
+class Output(enum.StrEnum):
+    """What a mechanism releases."""
+
+    SECOND_MOMENT = "second moment"
+    COMPONENTS = "components"
+
+
+class DeltaUse(enum.StrEnum):
+    """Whether a mechanism takes a delta."""
+
+    REQUIRED = "required"
+    NONE = "none"
+    OPTIONAL = "optional"
+
+
+class Kind(enum.StrEnum):
+    """The kinds of values an option takes; all of them are public and JSON."""
+
+    INTEGER = "integer"
+    NUMBER = "number"
+    WORD = "word"
+    NUMBERS = "numbers"
+    """A tuple of finite floats."""
+    MATRIX = "matrix"
+    """A tuple of rows, each a tuple of finite floats, all of one length."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A public parameter of one mechanism, beyond those all of them take.
+
+    Parameters
+    ----------
+    name, kind, meaning
+        What it is called, takes and means.
+    default
+        The value when it is left out; None if it must be given, or ``()`` where leaving it out means "none".
+    choices
+        The words allowed, for a word.
+    """
+
+    name: str
+    kind: Kind
+    meaning: str
+    default: Any = None
+    choices: tuple[str, ...] = ()
+
+    def checked(self, value: Any) -> Any:
+        """Return the value as its kind.
+
+        Raises
+        ------
+        UsageError
+            If it is of another kind.
+        """
+        try:
+            return self._as_kind(value)
+        except (TypeError, ValueError):
+            allowed = f"one of {', '.join(self.choices)}" if self.choices else f"of the kind {self.kind}"
+            raise UsageError(f"The option {self.name} must be {allowed}: {self.meaning} (--option).") from None
+
+    def _as_kind(self, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise TypeError
+        match self.kind:
+            case Kind.INTEGER:
+                if int(value) != value:
+                    raise ValueError
+                return int(value)
+            case Kind.NUMBER:
+                return _finite(value)
+            case Kind.WORD:
+                if value not in self.choices:
+                    raise ValueError
+                return str(value)
+            case Kind.NUMBERS:
+                return tuple(_finite(v) for v in value)
+            case Kind.MATRIX:
+                rows = tuple(tuple(_finite(v) for v in row) for row in value)
+                if len({len(row) for row in rows}) > 1:
+                    raise ValueError
+                return rows
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if isinstance(value, str | bytes) or not np.isfinite(number):
+        raise ValueError
+    return number
+
+
+COMPONENTS = Option("components", Kind.INTEGER, "number k of components, between 1 and the number of columns")
+"""The option of every mechanism that releases a subspace."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What is said of a mechanism in public, in words; ``dpdist mechanisms`` prints it."""
+    """What is said of a mechanism in public, in words; ``dpdist mechanisms`` prints it.
+
+    Parameters
+    ----------
+    name
+        What people type.
+    output, additive
+        What is released, and whether it is the moment plus noise that does not depend on it.
+    law, sensitivity, arithmetic, cost, reference
+        How the answer is distributed, the sensitivity it is calibrated to, the arithmetic of the proof, what a draw
+        costs, and who published it.
+    claimed, proved
+        The guarantee as published, and what is proved.
+    delta
+        Whether it takes a delta.
+    options
+        Public parameters of its own.
+    replacement
+        What to take instead where the claim is not proved; empty where it is.
+    """
 
     name: str
-    output: str
+    output: Output
+    additive: bool
     law: str
     sensitivity: str
     claimed: str
@@ -33,51 +155,151 @@ class Statement:
     arithmetic: Arithmetic
     cost: str
     reference: str
-    needs_delta: bool
+    delta: DeltaUse
+    options: tuple[Option, ...] = ()
+    replacement: str = ""
+
+    def filled(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a value for every option, checked.
+
+        Raises
+        ------
+        UsageError
+            If one is unknown, missing or of the wrong kind.
+        """
+        known = {option.name: option for option in self.options}
+        for name in options:
+            if name not in known:
+                listed = ", ".join(known) or "none"
+                raise UsageError(f"{self.name} has no option {name!r}; it has {listed} (--option).")
+        values = {}
+        for name, option in known.items():
+            value = options.get(name, option.default)
+            if value is None:
+                raise UsageError(f"{self.name} needs the option {name}: {option.meaning} (--option {name}=...).")
+            values[name] = option.checked(value)
+        return values
+
+    def require_delta_use(self, loss: PrivacyLoss) -> None:
+        """Refuse a delta where none belongs, and none where one is needed.
+
+        Raises
+        ------
+        UsageError
+            Naming what to take instead.
+        """
+        if self.delta is DeltaUse.REQUIRED and not loss.delta_atto:
+            raise UsageError(
+                f"{self.name} needs a positive delta: pass --delta, or take --mechanism two-sided-wishart, which is "
+                "purely private."
+            )
+        if self.delta is DeltaUse.NONE and loss.delta_atto:
+            raise UsageError(
+                f"{self.name} takes no delta: leave --delta out, or take --mechanism gaussian, which adds less noise "
+                "when a delta is allowed."
+            )
+
+
+class ExactMoment(Protocol):
+    """The exact second moment in lattice units, as much of it as a mechanism asks for. Private."""
+
+    def triangle(self) -> Triangle:
+        """Return the packed integers."""
+        ...
+
+    def matrix(self) -> Matrix:
+        """Return the symmetric matrix as float64, (d, d)."""
+        ...
+
+    def times(self, vectors: Matrix) -> Matrix:
+        """Return the product with (d, k) vectors, (d, k) float64."""
+        ...
 
 
 class Calibrated(Protocol):
-    """A mechanism fixed for one query and one privacy loss."""
+    """A mechanism fixed for one query, one privacy loss and its options."""
 
     @property
-    def guarantee(self) -> Guarantee:
-        """What this release guarantees, computed from the noise as it is drawn, roundings included."""
+    def guarantee(self) -> Guarantee | None:
+        """What is proved of this release, from the noise as it is drawn, roundings included; None: nothing is."""
+        ...
+
+    @property
+    def claim(self) -> PrivacyLoss | None:
+        """What its authors claim at these parameters; None where nothing was claimed."""
         ...
 
     @property
     def noise(self) -> dict[str, Any]:
-        """Public description of the noise in lattice units, JSON values.
+        """Public description of the randomness in lattice units, JSON values.
 
-        It holds at least ``law``, ``variance_diagonal`` and ``variance_off_diagonal``.
+        It holds at least ``law``. Additive mechanisms state ``variance_diagonal`` and ``variance_off_diagonal`` of an
+        entry, and ``mean_diagonal`` where the noise has a mean (a multiple of the identity).
         """
         ...
 
-    def draw(self, entropy: Entropy) -> Triangle:
-        """Draw the noise matrix once, as a packed triangle of int64."""
+    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
+        """Draw the release once."""
         ...
 
 
+class Additive(ABC):
+    """The part of a calibrated mechanism that is the same for all additive ones."""
+
+    @abstractmethod
+    def draw(self, entropy: Entropy) -> Triangle:
+        """Draw the noise matrix once, as a packed triangle of int64 in lattice units."""
+
+    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
+        """Return the moment plus one draw."""
+        return moment.triangle() + self.draw(entropy)
+
+
 class Mechanism(Protocol):
-    """A way to release a second moment."""
+    """A way to release a second moment or a subspace."""
 
     @property
     def statement(self) -> Statement:
         """What is said of it in public."""
         ...
 
-    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> Calibrated:
-        """Choose the least noise that keeps the loss.
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> Calibrated:
+        """Choose the least noise that keeps the loss, or the noise as published.
+
+        Call :func:`dpdist.mechanisms.registry.calibrated` instead, which checks delta and fills the options.
+
+        Parameters
+        ----------
+        query
+            What is protected.
+        loss
+            Epsilon and delta; delta as the statement says.
+        options
+            A checked value for every option of the statement.
 
         Raises
         ------
         UsageError
-            If the mechanism cannot give this loss (a delta for a pure one, none for a Gaussian), or the noise
-            would leave the 64-bit lattice.
+            If the options make no sense for this query, or the noise would leave the 64-bit lattice.
         """
         ...
 
 
-def diagonal_positions(size: int) -> npt.NDArray[np.intp]:
-    """Positions of the diagonal entries in a packed triangle, shape (size,)."""
-    i = np.arange(size, dtype=np.intp)
-    return i * size - i * (i - 1) // 2
+def is_private_as_claimed(calibrated: Calibrated) -> bool:
+    """Say whether what is proved is at least as strong as what was claimed."""
+    proved, claim = calibrated.guarantee, calibrated.claim
+    return proved is not None and claim is not None and proved.loss.within(claim)
+
+
+def require_components(query: LatticeQuery, options: Mapping[str, Any]) -> int:
+    """Return the number of components.
+
+    Raises
+    ------
+    UsageError
+        If there are not so many.
+    """
+    count: int = options["components"]
+    if not 1 <= count <= query.size:
+        raise UsageError(f"{count} components were asked for; there are between 1 and {query.size} columns.")
+    return count

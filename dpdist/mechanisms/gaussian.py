@@ -21,27 +21,34 @@ post-processing of M + E; rnd(E) is sampled exactly (:mod:`dpdist.noise.lattice`
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import Statement, Triangle, diagonal_positions
+from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.lattice import MAX_SIGMA, rounded_normal
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
+from dpdist.triangle import Triangle, diagonal_positions
 
 
 @dataclass(frozen=True)
-class CalibratedGaussian:
+class CalibratedGaussian(Additive):
     """Symmetric rounded Gaussian noise of fixed integer scales (see the module for the law)."""
 
     size: int
     sigma_diagonal: int
     sigma_off_diagonal: int
     guarantee: Guarantee
+
+    @property
+    def claim(self) -> PrivacyLoss:
+        """What is proved."""
+        return self.guarantee.loss
 
     @property
     def noise(self) -> dict[str, Any]:
@@ -68,7 +75,8 @@ class Gaussian:
 
     statement = Statement(
         name="gaussian",
-        output="second moment",
+        output=Output.SECOND_MOMENT,
+        additive=True,
         law="symmetric; rounded normals, variance s² on and s²/2 off the diagonal",
         sensitivity="Frobenius: sqrt(2) C² replace-one, C² add-remove (tight)",
         claimed="(epsilon, delta)",
@@ -76,16 +84,21 @@ class Gaussian:
         arithmetic=Arithmetic.INTEGER_EXACT,
         cost="d(d+1)/2 normals",
         reference="Balle & Wang 2018; metric of Dwork, Talwar, Thakurta & Zhang 2014, symmetric part",
-        needs_delta=True,
+        delta=DeltaUse.REQUIRED,
     )
 
-    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedGaussian:
+    def calibrate(
+        self,
+        query: LatticeQuery,
+        loss: PrivacyLoss,
+        options: Mapping[str, Any],  # noqa: ARG002 - it has none
+    ) -> CalibratedGaussian:
         """Return the smallest integer scales that keep (epsilon, delta).
 
         Raises
         ------
         UsageError
-            If delta is 0, or the noise would exceed 2^50 lattice units.
+            If the noise would exceed 2^50 lattice units.
         """
         epsilon = Fraction(loss.epsilon_micro, MICRO)
         # sqrt(Delta_F² sigma²), rounded up in integers: isqrt of a ceiling is at most one too small
@@ -108,3 +121,6 @@ class Gaussian:
             proof="dpdist.mechanisms.gaussian",
         )
         return CalibratedGaussian(query.size, s, t, guarantee)
+
+
+MECHANISMS: tuple[Mechanism, ...] = (Gaussian(),)

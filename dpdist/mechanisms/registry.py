@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dpdist.errors import UsageError
-from dpdist.mechanisms.base import Mechanism
-from dpdist.mechanisms.gaussian import Gaussian
-from dpdist.mechanisms.wishart import TwoSidedWishart
+from collections.abc import Mapping
+from typing import Any
 
-MECHANISMS: dict[str, Mechanism] = {
-    mechanism.statement.name: mechanism for mechanism in (Gaussian(), TwoSidedWishart())
-}
+from dpdist.errors import UsageError
+from dpdist.mechanisms import gaussian, wishart
+from dpdist.mechanisms.base import Calibrated, Mechanism
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.privacy.guarantee import PrivacyLoss
+
+_FAMILIES: tuple[tuple[Mechanism, ...], ...] = (gaussian.MECHANISMS, wishart.MECHANISMS)
+MECHANISMS: dict[str, Mechanism] = {mechanism.statement.name: mechanism for family in _FAMILIES for mechanism in family}
 
 
 def mechanism_named(name: str) -> Mechanism:
@@ -24,6 +27,21 @@ def mechanism_named(name: str) -> Mechanism:
         return MECHANISMS[name]
     except KeyError:
         raise UsageError(f"There is no mechanism {name!r}; choose one of {', '.join(MECHANISMS)}.") from None
+
+
+def calibrated(
+    name: str, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any] | None = None
+) -> Calibrated:
+    """Return a mechanism fixed for a query, a loss and its options; those left out take their defaults.
+
+    Raises
+    ------
+    UsageError
+        If there is no such mechanism, delta or an option does not belong to it, or the noise leaves the lattice.
+    """
+    mechanism = mechanism_named(name)
+    mechanism.statement.require_delta_use(loss)
+    return mechanism.calibrate(query, loss, mechanism.statement.filled(options or {}))
 
 
 def recommended(delta_atto: int) -> str:

@@ -24,6 +24,7 @@ lattice before it is added to the integer moment. The theorem is about real numb
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +32,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import Statement, Triangle
+from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.lattice import rounded_normal
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
+from dpdist.triangle import Triangle
 
 _FRACTION_BITS = 40
 """Fractional bits to which the normals are drawn."""
@@ -44,12 +46,17 @@ _MAX_SPREAD = 2**56
 
 
 @dataclass(frozen=True)
-class CalibratedTwoSidedWishart:
+class CalibratedTwoSidedWishart(Additive):
     """The difference of two Wishart matrices of fixed integer scale (see the module for the law)."""
 
     size: int
     scale: int
     guarantee: Guarantee
+
+    @property
+    def claim(self) -> PrivacyLoss:
+        """What is proved."""
+        return self.guarantee.loss
 
     @property
     def noise(self) -> dict[str, Any]:
@@ -83,7 +90,8 @@ class TwoSidedWishart:
 
     statement = Statement(
         name="two-sided-wishart",
-        output="second moment",
+        output=Output.SECOND_MOMENT,
+        additive=True,
         law="W1 - W2, independent Wishart with d+1 degrees of freedom",
         sensitivity="nuclear: 2 C² replace-one, C² add-remove (tight)",
         claimed="epsilon (pure)",
@@ -91,22 +99,22 @@ class TwoSidedWishart:
         arithmetic=Arithmetic.IDEAL_REAL,
         cost="2 d(d+1) normals, two d x d x (d+1) products",
         reference="theorem in dpdist.mechanisms.wishart; repairs Imtiaz & Sarwate 2016 and Jiang et al. 2016",
-        needs_delta=False,
+        delta=DeltaUse.NONE,
     )
 
-    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedTwoSidedWishart:
+    def calibrate(
+        self,
+        query: LatticeQuery,
+        loss: PrivacyLoss,
+        options: Mapping[str, Any],  # noqa: ARG002 - it has none
+    ) -> CalibratedTwoSidedWishart:
         """Return the smallest integer scale that keeps epsilon.
 
         Raises
         ------
         UsageError
-            If delta is positive (this mechanism needs none), or the noise would exceed the 64-bit lattice.
+            If the noise would exceed the 64-bit lattice.
         """
-        if loss.delta_atto:
-            raise UsageError(
-                "two-sided-wishart is purely private and takes no delta: leave --delta out, or choose "
-                "--mechanism gaussian, which adds less noise when a delta is allowed."
-            )
         scale = -(-query.nuclear * MICRO // (2 * loss.epsilon_micro))
         if scale * query.size > _MAX_SPREAD:
             raise UsageError(
@@ -121,3 +129,6 @@ class TwoSidedWishart:
             proof="dpdist.mechanisms.wishart",
         )
         return CalibratedTwoSidedWishart(query.size, scale, guarantee)
+
+
+MECHANISMS: tuple[Mechanism, ...] = (TwoSidedWishart(),)

@@ -10,31 +10,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from dpdist.triangle import Triangle, packed
+
 Block = npt.NDArray[np.float64]
-Triangle = npt.NDArray[np.int64]
-
-
-def packed(matrix: npt.NDArray[np.generic]) -> Triangle:
-    """Pack the upper triangle of a (d, d) matrix of integers row by row, shape (d(d+1)/2,), int64."""
-    size = matrix.shape[0]
-    out = np.empty(size * (size + 1) // 2, dtype=np.int64)
-    start = 0
-    for i in range(size):
-        out[start : start + size - i] = matrix[i, i:]
-        start += size - i
-    return out
-
-
-def unpacked(triangle: Triangle, size: int) -> npt.NDArray[np.int64]:
-    """Return the symmetric (size, size) matrix of a packed triangle."""
-    out = np.empty((size, size), dtype=np.int64)
-    start = 0
-    for i in range(size):
-        row = triangle[start : start + size - i]
-        out[i, i:] = row
-        out[i:, i] = row
-        start += size - i
-    return out
 
 
 class GramSum:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpdist.errors import DataError, DpdistError
-from dpdist.moment.gram import GramSum, Triangle
+from dpdist.moment.gram import GramSum
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import ChunkReader, RowsTable, partitions
+from dpdist.triangle import Triangle
 
 _BLOCK_BYTES = 24 << 20
 """Size of the float64 working buffer: a few thousand rows, so that adding d x d products costs little."""

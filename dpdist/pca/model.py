@@ -50,15 +50,19 @@ def save(model: Model, release: Release, path: Path) -> None:
             "format": FORMAT,
             "release_id": model.release_id,
             "mechanism": release.mechanism,
-            "guarantee": release.guarantee.to_json(),
+            "status": release.attributes()["status"],
+            "guarantee": None if release.guarantee is None else release.guarantee.to_json(),
             "columns": list(model.names),
             "k": model.components.components.shape[0],
+            "eigenvalues": model.components.eigenvalues is not None,
             "eigenvalues_per_row": model.components.per_row,
         }
         group = zarr.create_group(store=aside, zarr_format=3, attributes={"dpdist": attributes})
         found = model.components
-        arrays = {"components": found.components, "eigenvalues": found.eigenvalues, "mean": found.mean}
-        for name, values in {**arrays, "scale": found.scale}.items():
+        arrays = {"components": found.components, "mean": found.mean, "scale": found.scale}
+        if found.eigenvalues is not None:
+            arrays["eigenvalues"] = found.eigenvalues
+        for name, values in arrays.items():
             put_array(group, name, values)
 
 
@@ -73,16 +77,19 @@ def open_model(path: Path) -> Model:
     otherwise = f"There is no usable model at {path}. Make one with: dpdist pca RELEASE {path} --components K"
     info = require_format(path, FORMAT, otherwise)
     try:
-        arrays = read_arrays(path, {"components", "eigenvalues", "mean", "scale"})
+        arrays = read_arrays(
+            path, {"components", "mean", "scale"} | ({"eigenvalues"} if info["eigenvalues"] else set())
+        )
         found = Components(
             components=arrays["components"],
-            eigenvalues=arrays["eigenvalues"],
+            eigenvalues=arrays.get("eigenvalues"),
             per_row=bool(info["eigenvalues_per_row"]),
             mean=arrays["mean"],
             scale=arrays["scale"],
         )
         k, d = found.components.shape
-        sound = found.eigenvalues.shape == (k,) and found.mean.shape == found.scale.shape == (d,)
+        sound = found.eigenvalues is None or found.eigenvalues.shape == (k,)
+        sound = sound and found.mean.shape == found.scale.shape == (d,)
         sound = sound and len(info["columns"]) == d and np.allclose(found.components @ found.components.T, np.eye(k))
         model = Model(str(info["release_id"]), tuple(info["columns"]), found)
     except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries

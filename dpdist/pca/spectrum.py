@@ -31,7 +31,8 @@ class Components:
     components
         (k, d), orthonormal rows, in the shifted and scaled coordinates in which rows were clipped.
     eigenvalues
-        (k,), descending, in squared units of those coordinates; per row when ``per_row``, else of the sum.
+        (k,), descending, in squared units of those coordinates; per row when ``per_row``, else of the sum. None
+        where the mechanism released a subspace and nothing about eigenvalues.
     per_row
         Whether the matrix was divided by the number of rows (public, or privately estimated).
     mean
@@ -42,7 +43,7 @@ class Components:
     """
 
     components: Matrix
-    eigenvalues: Matrix
+    eigenvalues: Matrix | None
     per_row: bool
     mean: Matrix
     scale: Matrix
@@ -72,6 +73,7 @@ def moment_about_mean(release: Release) -> tuple[Matrix, Matrix, bool]:
     """
     moment, total, count = release.second_moment, release.row_sum, release.row_count
     mean = np.zeros(release.bound.columns)
+    moment -= release.noise.get("mean_diagonal", 0.0) * release.bound.unit**2 * np.eye(mean.size)
     if count is None:
         return moment, mean, False
     if count <= 0:
@@ -118,10 +120,18 @@ def top_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
         start = np.full(size, size**-0.5)  # fixed: the same release gives the same components
         values, columns = eigsh(matrix, k=count, which="LA", v0=start)
     order = np.argsort(-values, kind="stable")
-    vectors = columns[:, order].T
+    return values[order], _signed(columns[:, order].T)
+
+
+def _signed(vectors: Matrix) -> Matrix:
     largest = np.abs(vectors).argmax(axis=1)
-    vectors *= np.sign(vectors[np.arange(count), largest])[:, None]
-    return values[order], np.ascontiguousarray(vectors)
+    return np.ascontiguousarray(vectors * np.sign(vectors[np.arange(len(vectors)), largest])[:, None])
+
+
+def _leading(subspace: Matrix, count: int) -> Matrix:
+    if not 1 <= count <= len(subspace):
+        raise UsageError(f"{count} components were asked for; the release has {len(subspace)} (--components).")
+    return _signed(subspace[:count])
 
 
 def components(release: Release, count: int) -> Components:
@@ -132,9 +142,14 @@ def components(release: Release, count: int) -> Components:
     UsageError
         If count is out of range or the release is drowned in noise.
     """
-    matrix, mean, per_row = moment_about_mean(release)
-    eigenvalues, vectors = top_eigenpairs(matrix, count)
     d = release.bound.columns
+    eigenvalues: Matrix | None
+    if release.subspace is not None:
+        eigenvalues, vectors = None, _leading(release.subspace, count)
+        mean, per_row = np.zeros(d), False
+    else:
+        matrix, mean, per_row = moment_about_mean(release)
+        eigenvalues, vectors = top_eigenpairs(matrix, count)
     scale = np.ones(d) if release.bound.scale is None else np.array(release.bound.scale)
     centre = np.zeros(d) if release.bound.centre is None else np.array(release.bound.centre)
     return Components(vectors, eigenvalues, per_row, centre + scale * mean, scale)

@@ -118,7 +118,8 @@ def composed_delta(guarantees: Iterable[Guarantee], epsilon_micro: int) -> float
     1. Gaussian releases compose exactly (their mu² add up, Dong, Roth & Su 2022, corollary 3.3); every other
        release takes its epsilon from the total and adds its delta (basic composition).
     2. If every other release is pure, all are zCDP: a Gaussian one mu²/2, a pure one epsilon²/2 (Bun & Steinke
-       2016, propositions 1.4 and 1.6), and rho adds up.
+       2016, propositions 1.4 and 1.6), one of bounded range epsilon²/8 (Cesar & Rogers 2021, lemma 3.4), and rho
+       adds up.
 
     Parameters
     ----------
@@ -135,13 +136,14 @@ def composed_delta(guarantees: Iterable[Guarantee], epsilon_micro: int) -> float
     releases = list(guarantees)
     mu_squared = sum((g.mu_squared for g in releases if g.mu_squared is not None), Fraction(0))
     others = [g.loss for g in releases if g.mu_squared is None]
+    bounded = sum(g.loss.epsilon**2 for g in releases if g.mu_squared is None and g.bounded_range)
     rest_micro = epsilon_micro - sum(loss.epsilon_micro for loss in others)
     candidates = [math.inf]
     if rest_micro >= 0:
         other_delta = sum(loss.delta_atto for loss in others) / ATTO
         candidates.append(other_delta + gaussian_delta(Fraction(rest_micro, MICRO), mu_squared))
     if all(loss.delta_atto == 0 for loss in others):
-        rho = float(mu_squared) / 2 + sum(loss.epsilon**2 for loss in others) / 2
+        rho = float(mu_squared) / 2 + sum(loss.epsilon**2 for loss in others) / 2 - bounded * (1 / 2 - 1 / 8)
         candidates.append(zcdp_delta(epsilon_micro / MICRO, rho))
     return min(candidates)
 

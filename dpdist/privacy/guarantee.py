@@ -106,6 +106,19 @@ class PrivacyLoss:
         """Delta as a float, for display."""
         return self.delta_atto / ATTO
 
+    def within(self, other: PrivacyLoss) -> bool:
+        """Say whether this loss is at most the other in both parts."""
+        return self.epsilon_micro <= other.epsilon_micro and self.delta_atto <= other.delta_atto
+
+    def to_json(self) -> dict[str, int]:
+        """Return plain JSON values; the inverse of :meth:`from_json`."""
+        return {"epsilon_micro": self.epsilon_micro, "delta_atto": self.delta_atto}
+
+    @classmethod
+    def from_json(cls, value: dict[str, int]) -> PrivacyLoss:
+        """Read what :meth:`to_json` wrote."""
+        return cls(value["epsilon_micro"], value["delta_atto"])
+
     def __str__(self) -> str:
         return f"epsilon {self.epsilon:g}, delta {self.delta:g}"
 
@@ -127,6 +140,9 @@ class Guarantee:
         The arithmetic the proof is about.
     proof
         Where the proof stands.
+    bounded_range
+        Whether the privacy loss ranges over an interval of length epsilon, as that of an exponential mechanism does
+        (Dong, Durfee & Rogers 2020): it is then epsilon²/8-zCDP and not only epsilon²/2.
     """
 
     neighbours: Neighbours
@@ -134,6 +150,7 @@ class Guarantee:
     mu_squared: Fraction | None
     arithmetic: Arithmetic
     proof: str
+    bounded_range: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; the inverse of :meth:`from_json`."""
@@ -145,6 +162,7 @@ class Guarantee:
             "mu_squared": None if squared is None else [str(squared.numerator), str(squared.denominator)],
             "arithmetic": self.arithmetic.value,
             "proof": self.proof,
+            "bounded_range": self.bounded_range,
         }
 
     @classmethod
@@ -157,4 +175,5 @@ class Guarantee:
             mu_squared=None if squared is None else Fraction(int(squared[0]), int(squared[1])),
             arithmetic=Arithmetic(value["arithmetic"]),
             proof=value["proof"],
+            bounded_range=value["bounded_range"],
         )

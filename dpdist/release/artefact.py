@@ -2,8 +2,10 @@
 
 Arrays ``second_moment`` (d x d float64, the unnormalised sum in the units of the bounded rows) and ``lattice`` (the
 released integers; with private centring they carry one more row and column). With private centring also ``row_sum``
-(d,). Attributes ``dpdist``: what was guaranteed, how rows were bounded, the law and scale of the noise. The number
-of rows stands there only under replace-one. There is no seed, no hash of the data, no count of clipped rows, no time.
+(d,). A mechanism that releases a subspace has one array instead, ``components`` (k x d float64, orthonormal rows).
+Attributes ``dpdist``: what was claimed and guaranteed, how rows were bounded, the law and scale of the noise. The
+number of rows stands there only under replace-one. There is no seed, no hash of the data, no count of clipped rows, no
+time.
 
 A release is committed as one archive of its files and published by unpacking it, so that every publication of an id
 is identical to the byte, whatever version of whatever library is installed by then.
@@ -23,12 +25,14 @@ import zarr
 from zarr.storage import MemoryStore
 
 import dpdist
-from dpdist.errors import DataError
-from dpdist.moment.gram import unpacked
-from dpdist.privacy.guarantee import Guarantee, Neighbours
+from dpdist.errors import DataError, UsageError
+from dpdist.mechanisms.base import Answer, Output
+from dpdist.mechanisms.registry import mechanism_named
+from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.rows.bounding import RowBound
 from dpdist.staging import staged
 from dpdist.store import put_array, read_arrays, require_format
+from dpdist.triangle import unpacked
 
 FORMAT = "dpdist-release/1"
 
@@ -45,26 +49,56 @@ class Release:
         Its id and the name of its mechanism.
     names
         Column names, length d.
+    neighbours
+        The neighbouring relation.
+    claim
+        The (epsilon, delta) its authors claim; None for a mechanism that is not private at all.
     guarantee
-        What is guaranteed.
+        What is proved, or None; it falls short of the claim only in a release made for reproduction.
     bound
         How rows were bounded.
     noise
         Law and scale of the noise, in lattice units.
     rows
         n under replace-one, None under add-remove.
-    lattice
-        The released integers, (w, w) int64, w = d or d + 1; one unit is ``bound.unit**2``.
+    answer
+        The released integers, (w, w) int64, w = d or d + 1, one unit is ``bound.unit**2``; or the released subspace,
+        (k, d) float64, orthonormal rows.
     """
 
     release_id: str
     mechanism: str
     names: tuple[str, ...]
-    guarantee: Guarantee
+    neighbours: Neighbours
+    claim: PrivacyLoss | None
+    guarantee: Guarantee | None
     bound: RowBound
     noise: dict[str, Any]
     rows: int | None
-    lattice: npt.NDArray[np.int64]
+    answer: npt.NDArray[np.int64] | Matrix
+
+    @property
+    def private_as_claimed(self) -> bool:
+        """Whether what is proved is at least what is claimed."""
+        return self.guarantee is not None and self.claim is not None and self.guarantee.loss.within(self.claim)
+
+    @property
+    def subspace(self) -> Matrix | None:
+        """The released components, (k, d) float64, orthonormal rows; None where a second moment was released."""
+        return None if np.issubdtype(self.answer.dtype, np.integer) else self.answer.astype(np.float64, copy=False)
+
+    @property
+    def lattice(self) -> npt.NDArray[np.int64]:
+        """The released integers, (w, w) int64.
+
+        Raises
+        ------
+        UsageError
+            If a subspace was released.
+        """
+        if self.subspace is not None:
+            raise UsageError(f"{self.mechanism} released components, and no second moment.")
+        return self.answer.astype(np.int64, copy=False)
 
     @property
     def second_moment(self) -> Matrix:
@@ -97,8 +131,10 @@ class Release:
             "format": FORMAT,
             "release_id": self.release_id,
             "mechanism": self.mechanism,
-            "guarantee": self.guarantee.to_json(),
-            "neighbours": self.guarantee.neighbours.value,
+            "status": "private" if self.private_as_claimed else "not private as claimed",
+            "claim": None if self.claim is None else self.claim.to_json(),
+            "guarantee": None if self.guarantee is None else self.guarantee.to_json(),
+            "neighbours": self.neighbours.value,
             "bound": self.bound.to_json(),
             "noise": self.noise,
             "columns": list(self.names),
@@ -106,38 +142,51 @@ class Release:
             "library": f"dpdist {dpdist.__version__}",
         }
 
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays of release.zarr."""
+        if self.subspace is not None:
+            return {"components": self.subspace}
+        found: dict[str, npt.NDArray[Any]] = {"second_moment": self.second_moment, "lattice": self.lattice}
+        total = self.row_sum
+        return found if total is None else {**found, "row_sum": total}
+
 
 def assemble(
     *,
     release_id: str,
     mechanism: str,
     names: tuple[str, ...],
-    guarantee: Guarantee,
+    neighbours: Neighbours,
+    claim: PrivacyLoss | None,
+    guarantee: Guarantee | None,
     bound: RowBound,
     noise: dict[str, Any],
     rows: int,
-    noisy: npt.NDArray[np.int64],
+    answer: Answer,
 ) -> Release:
-    """Make a release of a noisy packed triangle.
+    """Make a release of what a mechanism answered: a noisy packed triangle, or the rows of a subspace.
 
     Under replace-one n is public: it is recorded, and the corner of an augmented matrix, ``n constant²``, is put
     back exactly. Under add-remove the number of rows is dropped here.
     """
-    lattice = unpacked(noisy, bound.width)
-    public = guarantee.neighbours is Neighbours.REPLACE_ONE
-    if public and bound.constant:
-        lattice[-1, -1] = rows * bound.constant**2
-    return Release(release_id, mechanism, names, guarantee, bound, noise, rows if public else None, lattice)
+    public = neighbours is Neighbours.REPLACE_ONE
+    values: npt.NDArray[np.int64] | Matrix
+    if answer.ndim == 1:
+        values = unpacked(answer.astype(np.int64, copy=False), bound.width)
+        if public and bound.constant:
+            values[-1, -1] = rows * bound.constant**2
+    else:
+        values = answer.astype(np.float64, copy=False)
+    known = rows if public else None
+    return Release(release_id, mechanism, names, neighbours, claim, guarantee, bound, noise, known, values)
 
 
 def archived(release: Release) -> bytes:
     """Return the files of release.zarr as one archive; equal releases give equal bytes."""
     store = MemoryStore()
     group = zarr.create_group(store=store, zarr_format=3, attributes={"dpdist": release.attributes()})
-    arrays = {"second_moment": release.second_moment, "row_sum": release.row_sum, "lattice": release.lattice}
-    for name, values in arrays.items():
-        if values is not None:
-            put_array(group, name, values)
+    for name, values in release.arrays().items():
+        put_array(group, name, values)
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for key in sorted(store._store_dict):  # noqa: SLF001 - the mapping it was given to fill
@@ -182,6 +231,22 @@ def _holds(target: Path, files: dict[str, bytes]) -> bool:
     return {str(p.relative_to(target)): p.read_bytes() for p in target.rglob("*") if p.is_file()} == files
 
 
+def _is_sound(release: Release, arrays: dict[str, npt.NDArray[Any]]) -> bool:
+    """Say whether the arrays of a release have the right shapes and agree with one another."""
+    answer, d, width = release.answer, release.bound.columns, release.bound.width
+    if len(release.names) != d:
+        return False
+    if release.subspace is not None:
+        k = answer.shape[0]
+        return answer.shape == (k, d) and 1 <= k <= d and bool(np.allclose(answer @ answer.T, np.eye(k)))
+    return (
+        answer.shape == (width, width)
+        and answer.dtype == np.int64
+        and np.array_equal(answer, answer.T)
+        and all(np.array_equal(arrays[name], values) for name, values in release.arrays().items())
+    )
+
+
 def open_release(path: Path) -> Release:
     """Read and verify a release.zarr.
 
@@ -195,26 +260,22 @@ def open_release(path: Path) -> Release:
     )
     try:
         bound = RowBound.from_json(info["bound"])
-        arrays = read_arrays(path, {"second_moment", "lattice"} | ({"row_sum"} if bound.constant else set()))
+        moment = mechanism_named(info["mechanism"]).statement.output is Output.SECOND_MOMENT
+        names = {"second_moment", "lattice"} | ({"row_sum"} if bound.constant else set()) if moment else {"components"}
+        arrays = read_arrays(path, names)
         release = Release(
             release_id=info["release_id"],
             mechanism=info["mechanism"],
             names=tuple(info["columns"]),
-            guarantee=Guarantee.from_json(info["guarantee"]),
+            neighbours=Neighbours(info["neighbours"]),
+            claim=None if info["claim"] is None else PrivacyLoss.from_json(info["claim"]),
+            guarantee=None if info["guarantee"] is None else Guarantee.from_json(info["guarantee"]),
             bound=bound,
             noise=dict(info["noise"]),
             rows=info["n"],
-            lattice=arrays["lattice"],
+            answer=arrays["lattice" if moment else "components"],
         )
-        width = release.bound.width
-        sound = (
-            release.lattice.shape == (width, width)
-            and release.lattice.dtype == np.int64
-            and np.array_equal(release.lattice, release.lattice.T)
-            and np.array_equal(arrays["second_moment"], release.second_moment)
-            and (release.row_sum is None or np.array_equal(arrays["row_sum"], release.row_sum))
-            and len(release.names) == release.bound.columns
-        )
+        sound = _is_sound(release, arrays) and info["status"] == release.attributes()["status"]
     except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries
         sound = False
     if not sound:

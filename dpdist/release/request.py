@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
-from dpdist.errors import UsageError
-from dpdist.mechanisms.base import Calibrated
-from dpdist.mechanisms.registry import mechanism_named
+from dpdist.errors import RefusedError, UsageError
+from dpdist.mechanisms.base import Calibrated, Statement, is_private_as_claimed
+from dpdist.mechanisms.registry import calibrated, mechanism_named
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.journal import canonical
@@ -55,6 +57,16 @@ class ReleaseRequest:
         Names one of several releases with the same parameters; empty for the only one.
     name
         An id chosen by the caller instead of the derived one, or None.
+    options
+        Public parameters of the mechanism; those left out take their defaults.
+    for_reproduction
+        Whether a mechanism whose claim is not proved is meant. Its release is charged to no ledger and says that it
+        is not private as claimed.
+
+    Raises
+    ------
+    UsageError
+        If mechanism, delta, centring and options do not go together.
     """
 
     mechanism: str
@@ -67,19 +79,23 @@ class ReleaseRequest:
     grid_bits: int = 16
     period: str = ""
     name: str | None = None
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    for_reproduction: bool = False
 
     def __post_init__(self) -> None:
-        statement = mechanism_named(self.mechanism).statement
-        if statement.needs_delta and not self.loss.delta_atto:
+        statement = self.statement
+        statement.require_delta_use(self.loss)
+        object.__setattr__(self, "options", statement.filled(self.options))
+        if self.centring is Centring.PRIVATE and not statement.additive:
             raise UsageError(
-                f"{self.mechanism} needs a positive delta: pass --delta, or take --mechanism two-sided-wishart, "
-                "which is purely private."
+                f"{self.mechanism} cannot release the mean as well (--centre private): only mechanisms that add noise "
+                "to the moment can. Pass a public centre, or take gaussian or two-sided-wishart."
             )
-        if not statement.needs_delta and self.loss.delta_atto:
-            raise UsageError(
-                f"{self.mechanism} is purely private and takes no delta: leave --delta out, or take "
-                "--mechanism gaussian, which adds less noise when a delta is allowed."
-            )
+
+    @property
+    def statement(self) -> Statement:
+        """What is said of the mechanism in public."""
+        return mechanism_named(self.mechanism).statement
 
     def bound(self, columns: int) -> RowBound:
         """Return how rows of so many columns are bounded; private centring appends the constant ``2^(b-1)``.
@@ -96,10 +112,42 @@ class ReleaseRequest:
         )
 
     def calibrated(self, columns: int) -> Calibrated:
-        """Return the mechanism calibrated for a table of so many columns."""
+        """Return the mechanism calibrated for a table of so many columns.
+
+        Raises
+        ------
+        UsageError
+            If the options make no sense for so many columns, the noise would leave the lattice, or a mechanism that
+            is private as claimed is asked for as if it were not.
+        RefusedError
+            If what is proved falls short of what is claimed and that is not what was asked for.
+        """
         bound = self.bound(columns)
         query = LatticeQuery(bound.width, bound.norm_bound, self.neighbours)
-        return mechanism_named(self.mechanism).calibrate(query, self.loss)
+        found = calibrated(self.mechanism, query, self.loss, self.options)
+        private = is_private_as_claimed(found)
+        if private and self.for_reproduction:
+            raise UsageError(
+                f"{self.mechanism} is private as claimed at {self.loss}: leave --for-reproduction out, so that it is "
+                "charged to the ledger."
+            )
+        if not private and not self.for_reproduction:
+            raise RefusedError(self._unproved(found))
+        return found
+
+    def _unproved(self, found: Calibrated) -> str:
+        said = f"{self.mechanism} was published as {found.claim}"
+        if found.claim is None:
+            said = f"{self.mechanism} is not private and was never claimed to be"
+        elif found.guarantee is None:
+            said += "; nothing is proved of it as it is computed"
+        else:
+            true = found.guarantee.loss
+            said += f"; what is proved is epsilon {true.epsilon:g}, delta {true.delta:.4g}"
+        return (
+            f"{said}. Take --mechanism {self.statement.replacement} instead, or pass --for-reproduction: the release "
+            "is then charged to no ledger and marked as not private as claimed."
+        )
 
     def parameters(self, table: RowsTable) -> dict[str, Any]:
         """Return everything the release depends on besides the rows, as JSON values."""
@@ -113,6 +161,8 @@ class ReleaseRequest:
             "centring": self.centring.value,
             "bound": self.bound(table.columns).to_json(),
             "period": self.period,
+            "options": dict(self.options),
+            **({"for_reproduction": True} if self.for_reproduction else {}),
         }
 
     def release_id(self, table: RowsTable) -> str:

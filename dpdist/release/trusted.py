@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpdist.errors import RefusedError, ResumableError
+from dpdist.errors import RefusedError, ResumableError, UsageError
+from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.ledger import Ledger, State
@@ -51,8 +52,7 @@ def reserve(transaction: Transaction) -> State:
         If something else stands where the release shall be published, or the ledger is missing.
     """
     request, table = transaction.request, transaction.table
-    if (attributes_at(transaction.target) or {}).get("release_id") != transaction.release_id:
-        require_new(transaction.target, "release")
+    require_place(transaction)
     if not transaction.ledger.exists():
         raise RefusedError(
             f"No budget is declared for {table.path}: there is no ledger at {transaction.ledger}. Declare one with "
@@ -60,12 +60,28 @@ def reserve(transaction: Transaction) -> State:
             "pass --ledger if it stands elsewhere."
         )
     guarantee = request.calibrated(table.columns).guarantee
+    if request.for_reproduction or guarantee is None:
+        raise UsageError("A release for reproduction has no guarantee that a ledger could charge.")
     return Ledger(transaction.ledger).reserve(
         transaction.release_id,
         dataset_id=table.dataset_id,
         parameters=request.parameters(table),
         guarantee=guarantee,
     )
+
+
+def require_place(transaction: Transaction) -> bool:
+    """Say whether this very release stands at its place already.
+
+    Raises
+    ------
+    DataError
+        If something else does, or the place cannot be written.
+    """
+    if (attributes_at(transaction.target) or {}).get("release_id") == transaction.release_id:
+        return True
+    require_new(transaction.target, "release")
+    return False
 
 
 def finalise(transaction: Transaction, *partials: Partial) -> None:
@@ -100,19 +116,37 @@ def _drawn(transaction: Transaction, partials: tuple[Partial, ...]) -> bytes:
     """Return the archive of one fresh noisy release; nothing of the exact total outlives this call."""
     request, table = transaction.request, transaction.table
     calibrated = request.calibrated(table.columns)
+    bound = request.bound(table.columns)
     total = complete(table, partials)
-    noisy = total.triangle + calibrated.draw(SYSTEM)
+    answer = calibrated.answer(MomentMatrix(total.triangle, bound.width), SYSTEM)
     release = artefact.assemble(
         release_id=transaction.release_id,
         mechanism=request.mechanism,
         names=table.names,
+        neighbours=request.neighbours,
+        claim=calibrated.claim,
         guarantee=calibrated.guarantee,
-        bound=request.bound(table.columns),
+        bound=bound,
         noise=calibrated.noise,
         rows=total.rows,
-        noisy=noisy,
+        answer=answer,
     )
     return artefact.archived(release)
+
+
+def reproduce(transaction: Transaction, *partials: Partial) -> None:
+    """Publish a release that is not private as claimed: no ledger knows it, and its attributes say so.
+
+    Raises
+    ------
+    UsageError
+        If the request is not for reproduction.
+    DataError
+        If the target cannot be written.
+    """
+    if not transaction.request.for_reproduction:
+        raise UsageError("Only a release for reproduction may do without a ledger.")
+    artefact.publish(_drawn(transaction, partials), transaction.target)
 
 
 def publish(transaction: Transaction) -> None:
