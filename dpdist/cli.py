@@ -151,7 +151,7 @@ def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
 )
 @click.option("--arithmetic", help="Short for --option arithmetic=..., of mechanisms that offer a choice.")
 @click.option("--for-reproduction", is_flag=True, help="Allow a mechanism that is not private as claimed; no ledger.")
-@click.option("--id", "name", help="Release id [default: follows from data set, parameters and period].")
+@click.option("--id", "name", help="Release id [default: follows from data set and parameters].")
 @click.option("--ledger", type=_PATH, help="The budget's folder [default: ROWS with the suffix .ledger].")
 @_cluster_options
 @click.option(
@@ -261,7 +261,8 @@ def ledger_show(ledger: Path, as_json: bool) -> None:
         click.echo(json.dumps(_ledger_json(opened)))
         return
     click.echo(f"budget  {opened.budget}")
-    click.echo(f"spent   {spent if spent is not None else 'nothing'}" + (" (composed)" if spent else ""))
+    whole = "nothing" if spent is None else f"epsilon {spent.epsilon:g} at the budget's delta {spent.delta:g}"
+    click.echo(f"spent   {whole}")
     for record in records:
         click.echo(
             f"{record.state:<10} {record.release_id}  {record.parameters['mechanism']}, {record.guarantee.loss}, "

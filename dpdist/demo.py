@@ -45,6 +45,7 @@ def run(directory: Path, cluster: pipeline.Cluster) -> None:
         source = directory / "digits.npy"
         np.save(source, digits)
         pipeline.ingest_rows(source, rows, budget=_BUDGET)
+    pipeline.complete_ingest(rows)
     click.echo(f"   {digits.shape[0]} rows of {digits.shape[1]} columns, budget {_BUDGET}")
 
     _step(2, "Release: one private second moment, charged once", f"dpdist release {rows} {released}")

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -20,9 +21,10 @@ from typing import Any, TypeVar
 
 import click
 import dask
-from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
+from distributed import Client, Future, KilledWorker, LocalCluster, wait
 from distributed.comm import CommClosedError
 from distributed.core import rpc
+from distributed.security import Security
 
 import dpdist
 from dpdist.errors import DataError, DpdistError, ResumableError
@@ -31,6 +33,9 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 CONNECT_SECONDS = 15
+LOST_SECONDS = 60
+"""How long a pass waits for a worker when there is none left."""
+_LOOK_SECONDS = 5
 _FAN_IN = 4
 """Inputs of one addition: an explicit tree of this width peaks lowest (four partials in memory at once)."""
 
@@ -76,8 +81,10 @@ def _added(add: Callable[[Sequence[Any]], Any], *parts: Any) -> Any:
     return _guarded(add, parts)
 
 
-def _probe(path: str) -> tuple[str, bool]:
-    return dpdist.__version__, Path(path).exists()
+def _probe(path: str, dask_worker: Any) -> tuple[str, bool, bool]:
+    memory = dask_worker.memory_manager
+    spills = bool(memory.memory_target_fraction or memory.memory_spill_fraction)
+    return dpdist.__version__, Path(path).exists(), spills
 
 
 class Engine:
@@ -93,7 +100,7 @@ class Engine:
         return sorted(self._client.scheduler_info(n_workers=-1)["workers"])
 
     def require_path(self, path: Path) -> None:
-        """Check that every worker runs this version and sees a path.
+        """Check that every worker runs this version, sees a path, and keeps its sums in memory.
 
         Raises
         ------
@@ -107,7 +114,7 @@ class Engine:
                 raise DataError(
                     f"A worker cannot import dpdist. Install dpdist {dpdist.__version__} in the workers' environment."
                 ) from None
-        for address, (version, seen) in answers.items():
+        for address, (version, seen, spills) in answers.items():
             if version != dpdist.__version__:
                 raise DataError(
                     f"The worker {address} runs dpdist {version}, not {dpdist.__version__}: install the same."
@@ -116,6 +123,11 @@ class Engine:
                 raise DataError(
                     f"The worker {address} does not see {path}. Put it on a file system that every worker mounts "
                     "under the same name."
+                )
+            if spills:
+                raise DataError(
+                    f"The worker {address} may spill un-noised sums to its disk. Start it with distributed.worker."
+                    "memory.target and .spill set to False, as in cluster/worker.env."
                 )
 
     def map(self, function: Callable[[Task], None], tasks: Sequence[Task], label: str) -> None:
@@ -160,10 +172,30 @@ class Engine:
 
     def _watch(self, futures: list[Future], label: str) -> None:
         with click.progressbar(length=len(futures), label=label, file=sys.stderr) as bar:
-            for future in as_completed(futures, loop=self._client.loop):
+            for future in self._completed(futures):
                 if future.status != "finished":
                     future.result()  # raises what the task raised
                 bar.update(1)
+
+    def _completed(self, futures: list[Future]) -> Iterator[Future]:
+        """Yield futures as they end; a scheduler all of whose workers are gone would let us wait for ever."""
+        pending, idle_since = set(futures), None
+        while pending:
+            try:
+                with self._client.as_current():
+                    found = wait(pending, timeout=_LOOK_SECONDS, return_when="FIRST_COMPLETED")
+            except TimeoutError:
+                alive = bool(self.workers)
+                idle_since = None if alive else idle_since or time.monotonic()
+                if idle_since is not None and time.monotonic() - idle_since > LOST_SECONDS:
+                    raise ResumableError(
+                        f"All workers of the cluster are gone for {LOST_SECONDS} seconds. Start some and run the same "
+                        "command again: it resumes at no further cost."
+                    ) from None
+                continue
+            idle_since = None
+            pending = found.not_done
+            yield from found.done
 
     def trusted(self, function: Callable[..., Result], *arguments: Any, sums: Sequence[Future] = ()) -> Result:
         """Run a function at the trusted node, with the values of ``sums`` as its last arguments.
@@ -176,7 +208,8 @@ class Engine:
             if not self._trusted_worker:
                 return function(*arguments, *self._client.gather(list(sums), direct=True))
             future = self._submit(function, *arguments, *sums, resources={"trusted": 1})
-            result: Result = future.result()
+            (done,) = self._completed([future])
+            result: Result = done.result()
             return result
 
 
@@ -214,6 +247,28 @@ def _require_answer(scheduler: str) -> None:
         ) from None
 
 
+def _local_cluster(count: int, *, trusted: bool) -> LocalCluster:
+    try:
+        return LocalCluster(
+            n_workers=count,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            # other users of this machine can reach its loopback interface; these keys live in memory only
+            security=Security.temporary(),
+            protocol="tls://",
+            resources={"trusted": 1} if trusted else None,
+            # failures reach the user through us, once and without a traceback
+            silence_logs=logging.CRITICAL,
+        )
+    except RuntimeError:
+        raise DataError(
+            "The worker processes did not start. A Python script that computes here must do so below "
+            'if __name__ == "__main__": because every worker process imports it.'
+        ) from None
+
+
 @contextmanager
 def connected(
     scheduler: str | None = None, workers: int | None = None, *, trusted_worker: bool = False
@@ -238,20 +293,7 @@ def connected(
     with ExitStack() as stack:
         stack.enter_context(dask.config.set(_LOCAL_CONFIG))
         if scheduler is None:
-            count = workers or available_cores()
-            cluster = stack.enter_context(
-                LocalCluster(
-                    n_workers=count,
-                    threads_per_worker=1,
-                    processes=True,
-                    host="127.0.0.1",
-                    dashboard_address="127.0.0.1:0",
-                    resources={"trusted": 1} if trusted_worker else None,
-                    # failures reach the user through us, once and without a traceback
-                    silence_logs=logging.CRITICAL,
-                )
-            )
-            address: Any = cluster
+            address: Any = stack.enter_context(_local_cluster(workers or available_cores(), trusted=trusted_worker))
         else:
             _require_answer(scheduler)
             address = scheduler

@@ -10,7 +10,6 @@ from typing import Any
 from dpdist import pipeline
 from dpdist.config import Job
 from dpdist.errors import UsageError
-from dpdist.rows.dataset import open_rows
 
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
@@ -49,7 +48,7 @@ def run(job: Job, *, say: Callable[[str], None], progress: Progress) -> dict[str
             table = pipeline.ingest_rows(job.source, job.rows, budget=job.budget, columns=job.columns, progress=update)
         say(f"{job.rows}: {table.rows} rows of {table.columns} columns.")
     else:
-        table = open_rows(job.rows)
+        table = pipeline.complete_ingest(job.rows)
     if job.components > table.columns:
         raise UsageError(f"{job.components} components were asked for; {job.rows} has {table.columns} columns.")
     outcome = pipeline.release_rows(job.rows, job.release, job.request, ledger=job.ledger, cluster=job.cluster)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpdist import engine
-from dpdist.errors import DataError, UsageError
+from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.moment.total import add_partials, partition_moment, plan, require_summable
 from dpdist.pca import model as models
 from dpdist.pca import projection
@@ -21,9 +21,9 @@ from dpdist.privacy.ledger import Ledger, State
 from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows.dataset import RowsTable, open_rows
+from dpdist.rows.dataset import RowsTable, bind_ledger, open_rows
 from dpdist.rows.ingest import ingest
-from dpdist.staging import require_new
+from dpdist.staging import locked, require_new
 from dpdist.store import attributes_at
 
 
@@ -58,8 +58,14 @@ class Cluster:
 
 
 def default_ledger(rows: Path) -> Path:
-    """Return where the ledger of a rows.zarr stands unless told otherwise: the same name with suffix ``.ledger``."""
-    return rows.with_suffix(".ledger")
+    """Return where the ledger of a rows.zarr stands unless told otherwise: ``.ledger`` in place of ``.zarr``.
+
+    Examples
+    --------
+    >>> default_ledger(Path("rows.zarr")).name, default_ledger(Path("visits.2025")).name
+    ('rows.ledger', 'visits.2025.ledger')
+    """
+    return rows.with_name(rows.name.removesuffix(".zarr") + ".ledger")
 
 
 def ingest_rows(
@@ -77,30 +83,83 @@ def ingest_rows(
     DataError
         If the source is unusable, or rows or ledger exist already.
     """
-    ledger = default_ledger(rows)
     if budget is not None:
-        require_new(ledger, "ledger")
+        _require_no_ledger(default_ledger(rows))
     table = ingest(source, rows, budget=budget, columns=columns, progress=progress)
     if budget is not None:
-        Ledger.create(ledger, dataset_id=table.dataset_id, budget=budget)
-    return table
+        create_ledger(default_ledger(rows), rows, budget)
+    return open_rows(rows) if budget is not None else table
 
 
-def create_ledger(ledger: Path, rows: Path, budget: PrivacyLoss | None) -> Ledger:
-    """Declare a budget for rows that have none, or again where their ledger was moved on purpose.
+def _require_no_ledger(ledger: Path) -> None:
+    if ledger.exists():
+        raise DataError(
+            f"A ledger stands at {ledger} already. It may be the only record of what was spent on other rows: keep it, "
+            "and choose another name for these."
+        )
+    require_new(ledger, "ledger")
+
+
+def create_ledger(ledger: Path, rows: Path, budget: PrivacyLoss | None = None) -> Ledger:
+    """Create the ledger of rows, once; what died half-way is completed by the same call.
+
+    A table has one budget and one ledger for ever: with a second one, the same release could be drawn twice.
+
+    Parameters
+    ----------
+    ledger
+        The folder to create.
+    rows
+        The table it shall be charged for.
+    budget
+        The budget, or None to take the one declared at ingest.
 
     Raises
     ------
     UsageError
         If neither the call nor the rows declare a budget.
+    RefusedError
+        If the rows have a ledger already, or declare another budget.
     DataError
-        If the ledger exists already.
+        If another ledger stands there, or it or the rows cannot be written.
     """
+    with locked(rows):
+        table = open_rows(rows)
+        declared = budget or table.budget
+        if declared is None:
+            raise UsageError(
+                f"{rows} declares no budget: pass --budget-epsilon, and --budget-delta where one is allowed."
+            )
+        if table.ledger_id is not None:
+            raise RefusedError(
+                f"{rows} has a ledger already; a second one would spend its budget again. If it was moved, pass "
+                "--ledger where it is needed; if it is lost, restore it from a copy."
+            )
+        if table.budget not in {None, declared}:
+            raise RefusedError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
+        opened = _unused(ledger, table, declared)
+        if opened is None:
+            _require_no_ledger(ledger)
+            opened = Ledger.create(ledger, dataset_id=table.dataset_id, budget=declared)
+        bind_ledger(table, declared, opened.ledger_id)
+    return opened
+
+
+def _unused(ledger: Path, table: RowsTable, budget: PrivacyLoss) -> Ledger | None:
+    """Return the ledger that was created for this very table by a call that died before it was recorded in it."""
+    if not (ledger / "ledger.sqlite").exists():
+        return None
+    found = Ledger(ledger)
+    fresh = found.dataset_id == table.dataset_id and found.budget == budget and not found.records
+    return found if fresh else None
+
+
+def complete_ingest(rows: Path) -> RowsTable:
+    """Open rows, and create the ledger of a declared budget if ingest died before it did."""
     table = open_rows(rows)
-    declared = budget or table.budget
-    if declared is None:
-        raise UsageError(f"{rows} declares no budget: pass --budget-epsilon, and --budget-delta where one is allowed.")
-    return Ledger.create(ledger, dataset_id=table.dataset_id, budget=declared)
+    if table.budget is not None and table.ledger_id is None:
+        create_ledger(default_ledger(rows), rows)
+    return open_rows(rows)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def staged(target: Path, what: str) -> Iterator[Path]:
+def staged(target: Path, what: str, *, private: bool = False) -> Iterator[Path]:
     """Give an empty folder beside target to build in; on success it is flushed and renamed to target, else removed.
 
     The folder is locked while its builder lives, so what a killed one left behind is recognised and removed.
@@ -59,6 +59,8 @@ def staged(target: Path, what: str) -> Iterator[Path]:
         Where the folder shall appear. It must not exist.
     what
         What it is, for error messages.
+    private
+        Whether to deny entry to all but the owner and the group.
 
     Raises
     ------
@@ -69,7 +71,7 @@ def staged(target: Path, what: str) -> Iterator[Path]:
     aside, handle = None, None
     try:
         _remove_abandoned(target)
-        aside, handle = _locked_folder(target)
+        aside, handle = _locked_folder(target, 0o750 if private else 0o777)
         yield aside
         sync_tree(aside)
         require_new(target, what)
@@ -85,16 +87,50 @@ def staged(target: Path, what: str) -> Iterator[Path]:
             os.close(handle)
 
 
-def _locked_folder(target: Path) -> tuple[Path, int]:
+def _locked_folder(target: Path, mode: int) -> tuple[Path, int]:
     """Make a folder beside target and lock it; again, should a cleaner take it in the instant between the two."""
     while True:
         aside = target.with_name(f".{target.name}.{random_token()[:8]}.partial")
-        aside.mkdir()
+        aside.mkdir(mode)
         with suppress(FileNotFoundError, BlockingIOError):
             handle = _lock(aside)
             if aside.exists():
                 return aside, handle
             os.close(handle)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder against every other process that asks to hold it, waiting for it if need be."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield  # whoever reads the folder says what is wrong with it
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def replace_file(path: Path, content: bytes, what: str) -> None:
+    """Replace the content of a file in one step, flushed.
+
+    Raises
+    ------
+    DataError
+        If its folder cannot be written.
+    """
+    aside = path.with_name(f".{path.name}.{random_token()[:8]}.partial")
+    try:
+        aside.write_bytes(content)
+        sync(aside)
+        aside.replace(path)
+        sync(path.parent)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise DataError(f"Writing the {what} {path} failed: {error.strerror}. Nothing was changed.") from None
 
 
 def _lock(folder: Path) -> int:

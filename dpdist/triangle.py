@@ -9,7 +9,8 @@ from dpdist.errors import UsageError
 
 Triangle = npt.NDArray[np.int64]
 """Row by row: entry (i, j), i <= j, stands at ``i size - i(i-1)/2 + (j - i)``."""
-_LIMIT = 2.0**62
+_LIMIT = 2.0**60
+"""The moment stays below 3 2^61, so its sum with noise below this stays in int64."""
 
 
 def packed(matrix: npt.NDArray[np.generic]) -> Triangle:
@@ -43,7 +44,7 @@ def rounded(matrix: npt.NDArray[np.float64]) -> Triangle:
     Raises
     ------
     UsageError
-        If an entry lies beyond 2^62 units. Callers bound their noise beforehand, so that this depends on noise only.
+        If an entry lies beyond 2^60 units. Callers bound their noise beforehand, so that this depends on noise only.
     """
     symmetric = np.rint((matrix + matrix.T) / 2)
     if not np.abs(symmetric).max() < _LIMIT:

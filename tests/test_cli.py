@@ -108,7 +108,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(dataset, "_TARGET_CHUNK", rows.nbytes // CHUNKS)
         with created(folder / "rows.zarr", rows=ROWS, dtype="uint8", names=("a", "b", "c"), budget=BUDGET) as writer:
             writer.append(rows)
-    Ledger.create(folder / "rows.ledger", dataset_id=open_rows(folder / "rows.zarr").dataset_id, budget=BUDGET)
+    pipeline.create_ledger(folder / "rows.ledger", folder / "rows.zarr")
     return folder
 
 
@@ -357,8 +357,8 @@ REFUSED: list[tuple[int, str, tuple[str, ...]]] = [
     # budget
     (3, "the budget of", ("--epsilon", "2.5")),
     (3, "the budget of", ("--delta", "1e-4", "--epsilon", "1.9")),
-    (3, "No budget is declared", ("--ledger", "nothing.ledger")),
-    (3, "another data set", ("--ledger", "other.ledger")),
+    (3, "restore it from a copy", ("--ledger", "nothing.ledger")),
+    (3, "not the ledger of", ("--ledger", "other.ledger")),
     # places
     (4, "no usable ledger|no ledger at|damaged", ("--ledger", "empty.ledger")),
     (4, "trusted", ("--trusted", "worker")),
@@ -399,7 +399,7 @@ def test_a_gaussian_without_a_delta_is_refused_with_the_way_out(here: Path, call
         (("rows.zarr", "release.zarr", *LOSS, "--clip", "abc"), "--clip"),
         (("rows.zarr", "release.zarr", *LOSS, "--grid-bits", "1.5"), "--grid-bits"),
         (("rows.zarr", "release.zarr", *LOSS, "--workers", "two"), "--workers"),
-        (("rows.zarr", "release.zarr", *LOSS, "--mechanism", "laplace"), "two-sided-wishart"),
+        (("rows.zarr", "release.zarr", *LOSS, "--mechanism", "laplacian"), "two-sided-wishart"),
         (("rows.zarr", "release.zarr", *LOSS, "--neighbours", "add"), "add-remove"),
         (("rows.zarr", "release.zarr", *LOSS, "--trusted", "client"), "driver"),
         (("rows.zarr", "release.zarr", *LOSS, "--seed", "1"), "--seed"),
@@ -715,7 +715,7 @@ def test_ingest_never_replaces_rows_or_a_ledger(here: Path, call: Call) -> None:
     shutil.rmtree("rows.zarr")  # the ledger still knows what was spent on these rows
     said = call("ingest", "table.csv", "rows.zarr", "--budget-epsilon", "9")
     assert said.code == 4
-    assert "rows.ledger exists already" in said.message
+    assert "only record of what was spent" in said.message
     assert not (here / "rows.zarr").exists()
     assert {k: v for k, v in before.items() if "ledger" in k} == {k: v for k, v in tree(here).items() if "ledger" in k}
 
@@ -982,23 +982,63 @@ def test_mechanisms_are_listed_in_json_with_every_field_of_the_design(call: Call
             assert entry[field] == getattr(mechanism.statement, field)
 
 
-def test_a_ledger_is_created_with_an_exact_budget_and_never_replaced(here: Path, call: Call) -> None:
+@pytest.fixture
+def without_ledger(here: Path) -> Path:
+    """Work where ingest died before it created the ledger of the declared budget."""
+    shutil.rmtree(here / "rows.ledger")
+    rewrite_attributes(here / "rows.zarr", ledger_id=None)
+    return here
+
+
+def rewrite_attributes(rows: Path, **changes: Any) -> None:
+    file = rows / "zarr.json"
+    whole = json.loads(file.read_text())
+    whole["attributes"]["dpdist"].update(changes)
+    file.write_text(json.dumps(whole))
+
+
+def test_a_ledger_is_created_with_an_exact_budget_once(without_ledger: Path, call: Call) -> None:
+    rewrite_attributes(without_ledger / "rows.zarr", budget=None)
     create = ("ledger", "create", "new.ledger", "--rows", "rows.zarr")
     said = call(*create, "--budget-epsilon", "0.3", "--budget-delta", "1e-6", "--json")
     assert said.code == 0
     assert said.json == {"ledger": "new.ledger", "epsilon_micro": 300_000, "delta_atto": 10**12}
-    before = tree(here / "new.ledger")
-    again = call(*create, "--budget-epsilon", "9")
-    assert again.code == 4
-    assert "exists already" in again.message
-    assert tree(here / "new.ledger") == before
+    table = open_rows(without_ledger / "rows.zarr")
+    assert (table.budget, table.ledger_id) == (PrivacyLoss(300_000, 10**12), Ledger(Path("new.ledger")).ledger_id)
+    before = tree(without_ledger)
+    # a second ledger, wherever it stands and whatever its budget, would pay for a second draw of the same release
+    for place in ("new.ledger", "second.ledger"):
+        again = call("ledger", "create", place, "--rows", "rows.zarr", "--budget-epsilon", "9")
+        assert again.code == 3
+        assert "has a ledger already" in again.message
+    assert tree(without_ledger) == before
 
 
-def test_a_ledger_without_a_budget_takes_the_one_the_rows_declare(here: Path, call: Call) -> None:
+def test_a_ledger_without_a_budget_takes_the_one_the_rows_declare(without_ledger: Path, call: Call) -> None:
+    refused = call("ledger", "create", "new.ledger", "--rows", "rows.zarr", "--budget-epsilon", "9")
+    assert refused.code == 3
+    assert "declared once" in refused.message
     said = call("ledger", "create", "new.ledger", "--rows", "rows.zarr")
     assert said.code == 0
-    assert Ledger(here / "new.ledger").budget == BUDGET
-    assert Ledger(here / "new.ledger").dataset_id == open_rows(here / "rows.zarr").dataset_id
+    assert Ledger(without_ledger / "new.ledger").budget == BUDGET
+    assert Ledger(without_ledger / "new.ledger").dataset_id == open_rows(without_ledger / "rows.zarr").dataset_id
+
+
+def test_a_ledger_that_was_created_but_not_recorded_in_its_rows_is_taken_up(here: Path, call: Call) -> None:
+    kept = Ledger(here / "rows.ledger").ledger_id
+    rewrite_attributes(here / "rows.zarr", ledger_id=None)
+    assert call("ledger", "create", "rows.ledger", "--rows", "rows.zarr").code == 0
+    assert open_rows(here / "rows.zarr").ledger_id == kept
+
+
+def test_a_lost_ledger_is_asked_for_and_not_created_anew(here: Path, call: Call) -> None:
+    shutil.rmtree(here / "rows.ledger")
+    said = call("release", "rows.zarr", "release.zarr", *LOSS)
+    assert said.code == 3
+    assert "restore it from a copy" in said.message
+    assert "ledger create" not in said.message
+    assert call("ledger", "create", "rows.ledger", "--rows", "rows.zarr").code == 3
+    assert not (here / "rows.ledger").exists()
 
 
 @pytest.mark.parametrize(
@@ -1007,19 +1047,20 @@ def test_a_ledger_without_a_budget_takes_the_one_the_rows_declare(here: Path, ca
         (2, "--budget-epsilon", ("new.ledger", "--rows", "rows.zarr", "--budget-delta", "1e-6")),
         (4, "Epsilon", ("new.ledger", "--rows", "rows.zarr", "--budget-epsilon", "0")),
         (4, "no usable rows", ("new.ledger", "--rows", "nothing.zarr", "--budget-epsilon", "1")),
-        (4, "does not exist", ("ledgers/new.ledger", "--rows", "rows.zarr", "--budget-epsilon", "1")),
-        (4, "exists already", ("rows.ledger", "--rows", "rows.zarr")),
+        (4, "does not exist", ("ledgers/new.ledger", "--rows", "rows.zarr")),
+        (4, "only record of what was spent", ("other.ledger", "--rows", "rows.zarr")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_a_ledger_that_cannot_be_created_is_refused(
-    here: Path, call: Call, code: int, words: str, arguments: tuple[str, ...]
+    without_ledger: Path, call: Call, code: int, words: str, arguments: tuple[str, ...]
 ) -> None:
-    before = tree(here)
+    Ledger.create(without_ledger / "other.ledger", dataset_id="0" * 32, budget=BUDGET)
+    before = tree(without_ledger)
     said = call("ledger", "create", *arguments)
     assert said.code == code
     assert words in said.message
-    assert tree(here) == before
+    assert tree(without_ledger) == before
 
 
 def test_a_ledger_of_rows_without_a_declared_budget_needs_one(

@@ -319,7 +319,7 @@ def test_no_workers_at_all_are_refused(refused: Callable[..., str]) -> None:
         ("delta", "1", DataError), ("delta", "-1e-6", DataError), ("clip", "0", DataError), ("clip", "-1.5", DataError),
         ("clip", "nan", DataError), ("clip", "inf", DataError), ("clip", "1e400", DataError),
         ("clip", "1" + 400 * "0", DataError), ("grid_bits", "1", UsageError), ("grid_bits", "25", UsageError),
-        ("neighbours", '"both"', UsageError), ("mechanism", '"laplace"', UsageError),
+        ("neighbours", '"both"', UsageError), ("mechanism", '"laplacian"', UsageError),
     ],
 )  # fmt: skip
 def test_a_parameter_out_of_range_is_refused_before_anything_starts(

@@ -27,7 +27,7 @@ from dpdist import pipeline
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger, Record, State
 from dpdist.release.artefact import Release, open_release
-from dpdist.rows.dataset import created, open_rows
+from dpdist.rows.dataset import created
 
 PATIENCE = 300.0
 BUDGET, COST = PrivacyLoss.parse("3"), PrivacyLoss.parse("1")
@@ -94,8 +94,7 @@ def place(tmp_path: Path) -> Place:
     values = np.random.default_rng(1).integers(0, 32, (500, 4), dtype=np.uint8)
     with created(made.rows, rows=500, dtype="uint8", names=("a", "b", "c", "d"), budget=BUDGET) as writer:
         writer.append(values)
-    ledger = pipeline.default_ledger(made.rows)
-    Ledger.create(ledger, dataset_id=open_rows(made.rows).dataset_id, budget=BUDGET)
+    pipeline.create_ledger(pipeline.default_ledger(made.rows), made.rows)
     return made
 
 

@@ -55,7 +55,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     contact = folder / "scheduler.json"
     loopback = ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
     command = [sys.executable, "-m", "distributed.cli."]
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    lines = (Path(__file__).parents[1] / "cluster" / "worker.env").read_text().splitlines()
+    declared = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    environment = {**os.environ, **declared, "PYTHONWARNINGS": "ignore"}
 
     def start(tool: str, *options: str) -> subprocess.Popen[bytes]:
         module = [*command[:-1], command[-1] + tool]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
+from distributed import LocalCluster
+from distributed.comm import CommClosedError
+from distributed.core import rpc
+from distributed.security import Security
 
 from dpdist import engine
 from dpdist.engine import Engine, connected
@@ -139,6 +146,54 @@ def _die(_: int) -> None:
 def test_tasks_that_kill_every_worker_end_in_an_error_that_says_how_to_resume() -> None:
     with connected(workers=1) as started, pytest.raises(ResumableError, match="same command"):
         started.map(_die, [1], "Dying")
+
+
+@contextmanager
+def elsewhere() -> Iterator[LocalCluster]:
+    """Start a cluster of one worker as somebody else would, with Dask's own settings."""
+    with (
+        dask.config.set({"distributed.worker.memory.target": 0.6, "distributed.worker.memory.spill": 0.7}),
+        LocalCluster(n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster,
+    ):
+        yield cluster
+
+
+def test_a_worker_that_may_spill_sums_to_its_disk_is_refused(tmp_path: Path) -> None:
+    with (
+        elsewhere() as cluster,
+        connected(cluster.scheduler_address) as started,
+        pytest.raises(DataError, match="may spill"),
+    ):
+        started.require_path(tmp_path)
+
+
+def test_a_pass_ends_when_all_workers_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "LOST_SECONDS", 1)
+    monkeypatch.setattr(engine, "_LOOK_SECONDS", 0.2)
+    with elsewhere() as cluster, connected(cluster.scheduler_address) as started:
+        cluster.scale(0)
+        while started.workers:
+            time.sleep(0.1)
+        with pytest.raises(ResumableError, match="are gone"):
+            started.map(_double_quietly, [1], "Waiting")
+
+
+def _double_quietly(value: int) -> None:
+    _double(value)
+
+
+def test_nobody_without_the_keys_connects_to_a_local_cluster(local: Engine) -> None:
+    # every user of this machine can reach its loopback interface; TLS without our certificate gets no further
+    address = local._client.scheduler.address
+    assert address.startswith("tls://")
+
+    async def ask(security: Security) -> None:
+        async with rpc(address, connection_args=security.get_connection_args("client"), timeout=2) as remote:
+            await asyncio.wait_for(remote.identity(n_workers=0), 5)
+
+    asyncio.run(ask(local._client.security))
+    with pytest.raises((OSError, TimeoutError, CommClosedError)):
+        asyncio.run(ask(Security.temporary()))
 
 
 @pytest.fixture

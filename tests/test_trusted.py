@@ -62,9 +62,10 @@ def table(tmp_path_factory: pytest.TempPathFactory, values: npt.NDArray[np.uint8
 @pytest.fixture
 def transaction(table: RowsTable, tmp_path: Path) -> Transaction:
     """Return a release, not begun, of a table whose new ledger pays for four purely private ones of epsilon 1."""
-    ledger = tmp_path / "books.ledger"
-    Ledger.create(ledger, dataset_id=table.dataset_id, budget=PrivacyLoss.parse("4"))
-    return Transaction(REQUEST, table, ledger, tmp_path / "release.zarr")
+    ledger, rows = tmp_path / "books.ledger", tmp_path / "rows.zarr"
+    shutil.copytree(table.path, rows)
+    pipeline.create_ledger(ledger, rows, PrivacyLoss.parse("4"))
+    return Transaction(REQUEST, open_rows(rows), ledger, tmp_path / "release.zarr")
 
 
 def asking(transaction: Transaction, **changes: Any) -> Transaction:
@@ -266,16 +267,21 @@ def test_a_place_taken_by_another_release_is_refused_before_anything_is_charged(
 
 
 def test_without_a_ledger_nothing_is_released(transaction: Transaction, tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match="ledger create"):
+    with pytest.raises(RefusedError, match="restore it from a copy"):
         trusted.reserve(replace(transaction, ledger=tmp_path / "none.ledger"))
     assert not (tmp_path / "none.ledger").exists()
+    with pytest.raises(RefusedError, match="ledger create"):
+        trusted.reserve(replace(transaction, table=replace(transaction.table, ledger_id=None)))
 
 
-def test_the_ledger_of_another_data_set_does_not_pay(transaction: Transaction, tmp_path: Path) -> None:
-    other = Ledger.create(tmp_path / "other.ledger", dataset_id="f" * 32, budget=PrivacyLoss.parse("9"))
-    with pytest.raises(RefusedError):
-        trusted.reserve(replace(transaction, ledger=tmp_path / "other.ledger"))
-    assert other.records == []
+def test_no_other_ledger_pays_not_even_one_of_the_same_data_set(transaction: Transaction, tmp_path: Path) -> None:
+    # a second ledger would pay for a second draw of the same release, and the average of two undoes the noise
+    for dataset_id in ("f" * 32, transaction.table.dataset_id):
+        place = tmp_path / f"{dataset_id}.ledger"
+        other = Ledger.create(place, dataset_id=dataset_id, budget=PrivacyLoss.parse("9"))
+        with pytest.raises(RefusedError, match="not the ledger of"):
+            trusted.reserve(replace(transaction, ledger=place))
+        assert other.records == []
 
 
 def test_a_release_costs_what_its_mechanism_guarantees(transaction: Transaction) -> None:
@@ -594,8 +600,8 @@ BOTH_MECHANISMS = pytest.mark.parametrize(
 def with_delta(transaction: Transaction, tmp_path: Path) -> Transaction:
     """Return the transaction with a ledger that allows a delta."""
     ledger = tmp_path / "delta.ledger"
-    Ledger.create(ledger, dataset_id=transaction.table.dataset_id, budget=PrivacyLoss.parse("4", "1e-5"))
-    return replace(transaction, ledger=ledger)
+    books = Ledger.create(ledger, dataset_id=transaction.table.dataset_id, budget=PrivacyLoss.parse("4", "1e-5"))
+    return replace(transaction, ledger=ledger, table=replace(transaction.table, ledger_id=books.ledger_id))
 
 
 def everything_published(transaction: Transaction) -> list[bytes]:
@@ -737,8 +743,8 @@ def halved(path: Path) -> None:
 @pytest.fixture(scope="module")
 def sound_release(table: RowsTable, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("release")
-    Ledger.create(folder / "books.ledger", dataset_id=table.dataset_id, budget=PrivacyLoss.parse("1"))
-    request = replace(REQUEST, centring=Centring.PRIVATE)
+    books = Ledger.create(folder / "books.ledger", dataset_id=table.dataset_id, budget=PrivacyLoss.parse("1"))
+    request, table = replace(REQUEST, centring=Centring.PRIVATE), replace(table, ledger_id=books.ledger_id)
     published(Transaction(request, table, folder / "books.ledger", folder / "release.zarr"))
     return folder / "release.zarr"
 

@@ -64,7 +64,7 @@ def scores_of(
     """
     if model.names != table.names:
         raise DataError(f"The model at {model_path} was made for other columns than those of {table.path}.")
-    with staged(target, "scores") as aside:
+    with staged(target, "scores", private=True) as aside:
         count = model.components.components.shape[0]
         scores = zarr.create_array(
             store=aside,

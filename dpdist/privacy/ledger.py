@@ -80,6 +80,7 @@ class _View:
 
     after: int = 0
     head: str = field(default_factory=origin)
+    ledger_id: str = ""
     dataset_id: str = ""
     budget: PrivacyLoss | None = None
     records: dict[str, Record] = field(default_factory=dict)
@@ -89,6 +90,7 @@ class _View:
         if event == "created":
             if entry["format"] != FORMAT:
                 raise DataError(f"This ledger has format {entry['format']!r}; this version reads {FORMAT!r}.")
+            self.ledger_id = entry["ledger_id"]
             self.dataset_id = entry["dataset_id"]
             self.budget = PrivacyLoss(entry["epsilon_micro"], entry["delta_atto"])
             return
@@ -148,6 +150,7 @@ class Ledger:
             entry = {
                 "event": "created",
                 "format": FORMAT,
+                "ledger_id": random_token(),
                 "dataset_id": dataset_id,
                 "epsilon_micro": budget.epsilon_micro,
                 "delta_atto": budget.delta_atto,
@@ -169,6 +172,11 @@ class Ledger:
     def _snapshot(self) -> _View:
         with self._locked() as (view, _):
             return view
+
+    @property
+    def ledger_id(self) -> str:
+        """32 random hexadecimal digits drawn when it was created; its rows name it as the one that is charged."""
+        return self._snapshot().ledger_id
 
     @property
     def dataset_id(self) -> str:

@@ -85,7 +85,7 @@ class ReleaseRequest:
     def __post_init__(self) -> None:
         statement = self.statement
         statement.require_delta_use(self.loss)
-        object.__setattr__(self, "options", statement.filled(self.options))
+        statement.filled(self.options)  # refuses what it does not know
         if self.centring is Centring.PRIVATE and not statement.additive:
             raise UsageError(
                 f"{self.mechanism} cannot release the mean as well (--centre private): only mechanisms that add noise "
@@ -161,7 +161,7 @@ class ReleaseRequest:
             "centring": self.centring.value,
             "bound": self.bound(table.columns).to_json(),
             "period": self.period,
-            "options": dict(self.options),
+            "options": self.statement.filled(self.options),
             **({"for_reproduction": True} if self.for_reproduction else {}),
         }
 

@@ -2,12 +2,14 @@
 
 Dask runs a task at least once, never exactly once. So every function here may run any number of times, at once or one
 after the other, on one process or several; the ledger decides which draw counts. The un-noised total is a local
-variable of :func:`finalise`: it is never a Dask key, a file, a log line or part of an exception. What leaves is only
-what was read back from the ledger after the commit.
+variable of :func:`finalise`: it is never a file, a log line or part of an exception. The last few partial sums are
+Dask results on the workers until then (of a table of one chunk there is one, the total itself): whoever reaches the
+scheduler can fetch them. What leaves is only what was read back from the ledger after the commit.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,8 @@ from dpdist.staging import require_new
 from dpdist.store import attributes_at
 
 _WINNER_SECONDS = 60.0
+_WINNER_DRAWS = 3
+"""Whoever overtook this attempt is waited for as long as both figures allow: 60 seconds, three draws like our own."""
 _ATTEMPTS = 5
 
 
@@ -53,16 +57,25 @@ def reserve(transaction: Transaction) -> State:
     """
     request, table = transaction.request, transaction.table
     require_place(transaction)
+    if table.ledger_id is None:
+        raise RefusedError(
+            f"No budget is declared for {table.path}. Declare one with dpdist ledger create {transaction.ledger} "
+            f"--rows {table.path} --budget-epsilon E --budget-delta D."
+        )
     if not transaction.ledger.exists():
         raise RefusedError(
-            f"No budget is declared for {table.path}: there is no ledger at {transaction.ledger}. Declare one with "
-            f"dpdist ledger create {transaction.ledger} --rows {table.path} --budget-epsilon E --budget-delta D, or "
-            "pass --ledger if it stands elsewhere."
+            f"The ledger of {table.path} is not at {transaction.ledger}. If it was moved, pass --ledger; if it is "
+            "lost, restore it from a copy: what was spent is known nowhere else."
         )
     guarantee = request.calibrated(table.columns).guarantee
     if request.for_reproduction or guarantee is None:
         raise UsageError("A release for reproduction has no guarantee that a ledger could charge.")
-    return Ledger(transaction.ledger).reserve(
+    ledger = Ledger(transaction.ledger)
+    if ledger.ledger_id != table.ledger_id:
+        raise RefusedError(
+            f"{transaction.ledger} is not the ledger of {table.path}. Pass the one that was created for it (--ledger)."
+        )
+    return ledger.reserve(
         transaction.release_id,
         dataset_id=table.dataset_id,
         parameters=request.parameters(table),
@@ -104,9 +117,12 @@ def finalise(transaction: Transaction, *partials: Partial) -> None:
         fence = ledger.begin(release_id)
         if fence is None:
             return
-        if ledger.commit(release_id, fence, _drawn(transaction, partials)):
+        begun = time.monotonic()
+        archive = _drawn(transaction, partials)
+        took = time.monotonic() - begun
+        if ledger.commit(release_id, fence, archive):
             return
-        ledger.wait(release_id, fence, _WINNER_SECONDS)
+        ledger.wait(release_id, fence, max(_WINNER_SECONDS, _WINNER_DRAWS * took))
     raise ResumableError(
         f"{_ATTEMPTS} attempts to commit {release_id} were overtaken by others that died. Run the same command again."
     )

@@ -109,8 +109,8 @@ class RowBound:
 
     @property
     def total_rows(self) -> int:
-        """Rows whose Gram matrix fits int64: fewer than ``2^63 / S``."""
-        return (2**63 - 1) // self.norm_bound
+        """Rows whose Gram matrix leaves a quarter of int64 for noise: at most ``3 2^61 / S``."""
+        return 3 * 2**61 // self.norm_bound
 
     @cached_property
     def _affine(self) -> tuple[Block | None, Block | None, float]:

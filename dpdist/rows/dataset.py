@@ -7,10 +7,11 @@ an error, because a silently dropped block of rows is a wrong answer with a righ
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec
 from dpdist.errors import DataError
 from dpdist.noise.entropy import random_token
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.staging import staged
+from dpdist.staging import replace_file, staged
 from dpdist.store import Array, array_options, require_format
 
 FORMAT = "dpdist-rows/1"
@@ -53,7 +54,9 @@ class RowsTable:
     names
         Column names.
     budget
-        The budget declared at ingest, or None.
+        The declared budget, or None.
+    ledger_id
+        Identity of the one ledger that may be charged for these rows, or None while none was created.
     """
 
     path: Path
@@ -64,6 +67,7 @@ class RowsTable:
     chunk_rows: int
     names: tuple[str, ...]
     budget: PrivacyLoss | None
+    ledger_id: str | None = None
 
     @property
     def chunks(self) -> int:
@@ -158,7 +162,7 @@ def created(
     DataError
         If target exists or its folder cannot be written.
     """
-    with staged(target, "rows") as aside:
+    with staged(target, "rows", private=True) as aside:
         array = zarr.create_array(
             store=aside,
             shape=(rows, len(names)),
@@ -166,12 +170,13 @@ def created(
             zarr_format=3,
             **array_options(dtype),
         )
-        declared = None if budget is None else _budget_json(budget)
+        declared = None if budget is None else budget.to_json()
         array.attrs["dpdist"] = {
             "format": FORMAT,
             "dataset_id": random_token(),
             "columns": list(names),
             "budget": declared,
+            "ledger_id": None,
         }
         writer = RowsWriter(array)
         yield writer
@@ -182,8 +187,24 @@ def created(
             )
 
 
-def _budget_json(budget: PrivacyLoss) -> dict[str, int]:
-    return {"epsilon_micro": budget.epsilon_micro, "delta_atto": budget.delta_atto}
+def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str) -> RowsTable:
+    """Record, once and for all, which ledger is charged for these rows; hold ``locked(table.path)`` meanwhile.
+
+    A second ledger of the same rows would let the same release be drawn twice and its noise be averaged away.
+
+    Raises
+    ------
+    DataError
+        If the table has a ledger already, or cannot be written.
+    """
+    file = table.path / "zarr.json"
+    whole = json.loads(file.read_text(encoding="utf-8"))
+    info = whole["attributes"]["dpdist"]
+    if info["ledger_id"] is not None:
+        raise DataError(f"{table.path} has a ledger already.")
+    info.update(budget=budget.to_json(), ledger_id=ledger_id)
+    replace_file(file, json.dumps(whole, indent=2).encode(), "rows")
+    return replace(table, budget=budget, ledger_id=ledger_id)
 
 
 def open_rows(path: Path) -> RowsTable:
@@ -207,7 +228,8 @@ def open_rows(path: Path) -> RowsTable:
             dtype=str(array.dtype),
             chunk_rows=int(array.chunks[0]),
             names=tuple(str(name) for name in info["columns"]),
-            budget=None if declared is None else PrivacyLoss(declared["epsilon_micro"], declared["delta_atto"]),
+            budget=None if declared is None else PrivacyLoss.from_json(declared),
+            ledger_id=None if info["ledger_id"] is None else str(info["ledger_id"]),
         )
     except Exception:  # noqa: BLE001 - whatever a foreign or damaged array lacks, the cure is the same
         table = None
