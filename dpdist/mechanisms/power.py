@@ -1,0 +1,227 @@
+"""`power`: the noisy power method with noise for whole rows; `power-published`: as published, for single entries.
+
+**Law** (Hardt & Price 2014, algorithm 1). X_0 is a Haar-random d x k frame. For l = 1 .. L: ``Y_l = A X_(l-1) + G_l``,
+``X_l = qr(Y_l)``. What is released is X_L; what is paid for covers every X_l, so the iterates may travel to the
+workers. A is used through products only, so it never has to be formed: ``A X = sum_b X_b^T (X_b X)``.
+
+**Sensitivity.** One row changes A by ``D = v v^T - w w^T`` (replace-one) or ``v v^T`` (add-remove), and
+``|D X|_F <= |D|_F |X|_2 = |D|_F``, X orthonormal: sqrt(2) S replace-one, S add-remove. For k = 1,
+``|D x| <= |D|_2 <= S`` under both relations. Call it Delta_k.
+
+**`power`, delta > 0.** Every G_l has independent normal entries of standard deviation sigma, so a round is
+(Delta_k/sigma)-GDP whatever the earlier rounds gave, and L of them compose exactly to ``mu = sqrt(L) Delta_k / sigma``
+(Dong, Roth & Su 2022, corollary 3.3). sigma is the least that keeps (epsilon, delta). Neither k nor the largest entry
+of X enters.
+
+**`power`, delta = 0.** G_l has density proportional to ``exp(-epsilon |G|_F / (L Delta_k))``: its norm is Gamma(dk) of
+scale ``L Delta_k / epsilon`` and its direction uniform. A round is epsilon/L-private (K-norm mechanism, Hardt & Talwar
+2010), and L rounds add up.
+
+**`power-published`.** G_l is normal with standard deviation ``chi max|X_(l-1)| S``, chi = sqrt(4 k L ln(1/delta)) /
+epsilon, or Laplace with ``chi = 10 k L sqrt(d) / epsilon`` for delta = 0 (Imtiaz & Sarwate 2016 after Hardt & Price).
+The neighbours of Hardt & Price differ in one *entry* of A by at most 1. For whole rows this much is proved: an
+orthonormal frame has ``max|X| >= 1/sqrt(d)``, hence
+
+* delta > 0: ``mu² <= L Delta_k² d / (chi² S²)``; the true delta at epsilon is the Gaussian profile there;
+* delta = 0: ``|D X|_1 <= sqrt(dk) Delta_k`` against a scale of at least ``10 k L S / epsilon`` per round gives a total
+  of ``epsilon Delta_k sqrt(d/k) / (10 S)``.
+
+Where that exceeds the claim the mechanism is refused. The number of rounds is public here; choosing it from the exact
+moment, as is done in experiments, leaks.
+
+**Arithmetic.** Float64 throughout: `ideal-real`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from dpdist.errors import UsageError
+from dpdist.mechanisms.base import (
+    COMPONENTS,
+    Answer,
+    DeltaUse,
+    ExactMoment,
+    Kind,
+    Matrix,
+    Mechanism,
+    Option,
+    Output,
+    Statement,
+    require_components,
+)
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.noise.entropy import Entropy
+from dpdist.noise.floats import exponentials, gammas, haar, normals
+from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
+from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, PrivacyLoss
+
+_UP = 1 + 2.0**-40
+"""Pushes the few float roundings of a scale to the safe side."""
+ROUTE = Option(
+    "route",
+    Kind.WORD,
+    "whether the d x d moment is formed once (moment) or only its products with d x k frames are computed (products)",
+    "moment",
+    ("moment", "products"),
+)
+_ITERATIONS = Option("iterations", Kind.INTEGER, "number L of rounds, public, at least 1")
+
+
+@dataclass(frozen=True)
+class CalibratedPower:
+    """The noisy power method with fixed rounds and noise (see the module for the law).
+
+    ``shape`` is ``normal``, ``k-norm`` or ``laplace``; ``scale`` its standard deviation, or the scale of its norm or
+    of its entries, in lattice units; ``relative`` whether it is multiplied by the largest entry of the frame.
+    """
+
+    size: int
+    count: int
+    iterations: int
+    shape: str
+    scale: float
+    relative: bool
+    claim: PrivacyLoss
+    guarantee: Guarantee
+
+    @property
+    def noise(self) -> dict[str, Any]:
+        """Law and scale of the noise of a round, in lattice units."""
+        return {
+            "law": f"power-{self.shape}",
+            "components": self.count,
+            "iterations": self.iterations,
+            "scale": self.scale,
+            "relative_to_largest_entry": self.relative,
+        }
+
+    def _noise(self, frame: Matrix, entropy: Entropy) -> Matrix:
+        entries = self.size * self.count
+        scale = self.scale * (float(np.abs(frame).max()) if self.relative else 1.0)
+        if self.shape == "normal":
+            drawn = normals(entries, entropy)
+        elif self.shape == "laplace":
+            drawn = exponentials(entries, entropy) - exponentials(entries, entropy)
+        else:
+            direction = normals(entries, entropy)
+            drawn = direction * (gammas(entries, 1, entropy)[0] / np.linalg.norm(direction))
+        return scale * drawn.reshape(self.size, self.count)
+
+    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
+        """Run the rounds once; (k, d) orthonormal rows."""
+        frame = haar(self.size, self.count, entropy)
+        for _ in range(self.iterations):
+            frame, _ = np.linalg.qr(moment.times(frame) + self._noise(frame, entropy))
+        return np.ascontiguousarray(frame.T)
+
+
+def _sensitivity_squared(query: LatticeQuery, count: int) -> int:
+    """Return Delta_k², exact, in squared lattice units."""
+    return query.bound**2 if count == 1 else query.frobenius_squared
+
+
+def _rounds(options: Mapping[str, Any]) -> int:
+    iterations: int = options["iterations"]
+    if iterations < 1:
+        raise UsageError("The power method needs at least one round (--option iterations=...).")
+    return iterations
+
+
+def _ceiling(value: float, unit: int) -> int:
+    return math.ceil(Fraction(value * _UP) * unit)
+
+
+class Power:
+    """The noisy power method, private for whole rows."""
+
+    statement = Statement(
+        name="power",
+        output=Output.COMPONENTS,
+        additive=False,
+        law="L rounds X <- qr(A X + G); G normal, or of density exp(-c |G|_F) without delta",
+        sensitivity="A X, Frobenius: sqrt(2) C² replace-one, C² add-remove; C² for k = 1",
+        claimed="(epsilon, delta), or epsilon",
+        proved="(epsilon, delta), exactly mu-GDP; or epsilon (pure)",
+        arithmetic=Arithmetic.IDEAL_REAL,
+        cost="L products with d x k, L d k normals; never forms d x d with route=products",
+        reference="Hardt & Price 2014, with noise calibrated to rows by Dong, Roth & Su 2022",
+        delta=DeltaUse.OPTIONAL,
+        options=(COMPONENTS, _ITERATIONS, ROUTE),
+    )
+
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedPower:
+        """Return the least noise that keeps the loss.
+
+        Raises
+        ------
+        UsageError
+            If there are not so many components, or no round.
+        """
+        count, rounds = require_components(query, options), _rounds(options)
+        squared = _sensitivity_squared(query, count)
+        if loss.delta_atto:
+            shape, scale = "normal", math.sqrt(rounds * squared) * gaussian_sigma(loss) * _UP
+            mu_squared = Fraction(rounds * squared) / Fraction(scale) ** 2
+        else:
+            shape, scale = "k-norm", rounds * math.sqrt(squared) / loss.epsilon * _UP
+            mu_squared = None
+        guarantee = Guarantee(query.neighbours, loss, mu_squared, Arithmetic.IDEAL_REAL, "dpdist.mechanisms.power")
+        return CalibratedPower(query.size, count, rounds, shape, scale, False, loss, guarantee)
+
+
+class PublishedPower:
+    """The noisy power method as published, whose neighbours differ in one entry of the moment."""
+
+    statement = Statement(
+        name="power-published",
+        output=Output.COMPONENTS,
+        additive=False,
+        law="L rounds X <- qr(A X + G); G normal or Laplace, scaled with the largest entry of X",
+        sensitivity="one entry of A by C²; a row changes many",
+        claimed="(epsilon, delta), or epsilon, for one entry of A",
+        proved="for rows: (epsilon, delta') with delta' from max|X| >= 1/sqrt(d); refused where it exceeds delta",
+        arithmetic=Arithmetic.IDEAL_REAL,
+        cost="L products with d x k, L d k normals",
+        reference="Hardt & Price 2014; constants of Imtiaz & Sarwate 2016",
+        delta=DeltaUse.OPTIONAL,
+        options=(COMPONENTS, _ITERATIONS, ROUTE),
+        replacement="power",
+    )
+
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedPower:
+        """Return the noise as published, and what it proves for rows.
+
+        Raises
+        ------
+        UsageError
+            If there are not so many components, or no round.
+        """
+        count, rounds = require_components(query, options), _rounds(options)
+        squared = Fraction(_sensitivity_squared(query, count), query.bound**2)
+        true, mu_squared = loss, None
+        if loss.delta_atto:
+            chi = math.sqrt(4 * count * rounds * math.log(1 / loss.delta)) / loss.epsilon * _UP
+            shape = "normal"
+            mu_squared = rounds * squared * query.size / Fraction(chi) ** 2
+            delta = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared)
+            if delta > loss.delta:
+                true = PrivacyLoss(loss.epsilon_micro, min(_ceiling(delta, ATTO), ATTO - 1))
+        else:
+            chi = 10 * count * rounds * math.sqrt(query.size) / loss.epsilon * _UP
+            shape = "laplace"
+            share = math.sqrt(squared * query.size / count) / 10
+            if share > 1:
+                true = PrivacyLoss(_ceiling(loss.epsilon * share, MICRO), 0)
+        guarantee = Guarantee(query.neighbours, true, mu_squared, Arithmetic.IDEAL_REAL, "dpdist.mechanisms.power")
+        scale = chi * query.bound
+        return CalibratedPower(query.size, count, rounds, shape, scale, True, loss, guarantee)
+
+
+MECHANISMS: tuple[Mechanism, ...] = (Power(), PublishedPower())
