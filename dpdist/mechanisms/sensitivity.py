@@ -5,6 +5,9 @@ Every row z is an integer vector with ``sum(z**2) <= bound``, verified. Replacin
 
 * Frobenius: ``|v v^T - w w^T|_F² = |v|⁴ + |w|⁴ - 2 (v.w)² <= 2 S²``, attained by orthogonal rows; ``S²`` for one row.
 * nuclear: ``|v v^T - w w^T|_* = sqrt((|v|² + |w|²)² - 4 (v.w)²) <= 2 S``, attained likewise; ``S`` for one row.
+* l1 of the triangle, d columns: ``sum_{i<=j} |D_ij| <= sqrt(d + d(d-1)/4) |D|_F <= sqrt(d(d+3)/2) S`` by
+  Cauchy-Schwarz, a few per cent above the truth (:mod:`dpdist.mechanisms.laplace`); for one row
+  ``(|v|_1² + |v|_2²) / 2 <= (d + 1) S / 2``, attained by equal entries.
 
 Rows with a constant last entry c (private centring) obey the same bounds with ``S = 4^b + c²``; for c up to
 the clip norm, orthogonal augmented rows exist (``x.y = -c²``), so the bounds stay tight.
@@ -12,6 +15,7 @@ the clip norm, orthogonal augmented rows exist (``x.y = -c²``), so the bounds s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dpdist.errors import UsageError
@@ -59,3 +63,10 @@ class LatticeQuery:
     def nuclear(self) -> int:
         """Nuclear-norm sensitivity, exact."""
         return self.bound * (2 if self.neighbours is Neighbours.REPLACE_ONE else 1)
+
+    @property
+    def triangle_l1(self) -> int:
+        """Bound of the l1 norm of a change of the triangle, diagonal included: an integer, rounded down (see above)."""
+        if self.neighbours is Neighbours.REPLACE_ONE:
+            return math.isqrt(self.size * (self.size + 3) // 2 * self.bound**2)
+        return (self.size + 1) * self.bound // 2

@@ -1,0 +1,169 @@
+"""`laplace` and `laplace-published`: discrete Laplace noise on the integer triangle, pure epsilon-differential privacy.
+
+**Law.** The entries on and above the diagonal get independent integers with ``P(x) ∝ exp(-|x| / t)``, t an integer
+number of lattice units; one lattice unit of the moment is ``C² / 4^b``.
+
+**Theorem.** For integer triangles M and M' the probabilities of any release differ by a factor of at most
+``exp(|M - M'|_1 / t)``, by the triangle inequality in each entry; the norm counts the triangle once. So the loss is
+``Delta_1 / t``, Delta_1 the integer sensitivity of the triangle in that norm.
+
+**Sensitivity** (S the largest squared row norm; d columns).
+
+* add-remove: ``sum_{i<=j} |v_i v_j| = (|v|_1² + |v|_2²) / 2 <= (d + 1) S / 2``, attained by rows of equal entries.
+* replace-one: with ``D = v v^T - w w^T`` and ``|D|_F² <= 2 S²``, Cauchy-Schwarz gives ::
+
+      sum_i |D_ii| + sum_{i<j} |D_ij| <= sqrt(d + d(d-1)/4) |D|_F <= sqrt(d(d+3)/2) S.
+
+  For even d the pair of rows that halves the columns attains ``sqrt(d²/2 + d + 1) S``, so the bound is at most 3.3 %
+  above the truth at d = 10, 0.5 % at d = 100 and 0.06 % at d = 784.
+
+Both are rounded down to integers: the norm of an integer matrix is an integer.
+
+**Scales.** `laplace` takes the least t that keeps epsilon, ``ceil(Delta_1 / epsilon)``. `laplace-published` is
+algorithm 1 of Jiang, Xie & Zhang (2016), ``t = ceil(2 d S / epsilon)``: ``2 d S`` exceeds Delta_1 under both relations,
+so its claim holds, with 2.8 times (replace-one) or 4 times (add-remove) the noise it needs at large d.
+
+**Arithmetic.** The noise has its law exactly (:mod:`dpdist.noise.discrete_laplace`) and the moment is an integer
+matrix: nothing is idealised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dpdist.errors import UsageError
+from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.noise.discrete_laplace import MAX_SCALE, discrete_laplace
+from dpdist.noise.entropy import Entropy
+from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
+from dpdist.triangle import Triangle
+
+
+@dataclass(frozen=True)
+class CalibratedLaplace(Additive):
+    """Discrete Laplace noise of one integer scale on every entry of the triangle (see the module for the law)."""
+
+    entries: int
+    scale: int
+    guarantee: Guarantee
+
+    @property
+    def claim(self) -> PrivacyLoss:
+        """What is proved."""
+        return self.guarantee.loss
+
+    @property
+    def noise(self) -> dict[str, Any]:
+        """Law, scale t and variances, in lattice units."""
+        variance = 0.5 / math.sinh(0.5 / self.scale) ** 2
+        return {
+            "law": "discrete-laplace",
+            "scale": self.scale,
+            "variance_diagonal": variance,
+            "variance_off_diagonal": variance,
+        }
+
+    def draw(self, entropy: Entropy) -> Triangle:
+        """Draw E once; packed triangle, int64."""
+        return discrete_laplace(self.scale, self.entries, entropy)
+
+
+def _calibrated(query: LatticeQuery, loss: PrivacyLoss, sensitivity: int) -> CalibratedLaplace:
+    """Return the least integer scale t with ``sensitivity / t <= epsilon``.
+
+    Raises
+    ------
+    UsageError
+        If t would exceed 2^50 lattice units.
+    """
+    scale = -(-sensitivity * MICRO // loss.epsilon_micro)
+    if scale > MAX_SCALE:
+        raise UsageError(
+            f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units the noise exceeds 2^50 "
+            "units: take fewer grid bits (--grid-bits) or a larger epsilon."
+        )
+    if query.triangle_l1 * MICRO > loss.epsilon_micro * scale:
+        raise AssertionError("a scale rounded up keeps epsilon")
+    guarantee = Guarantee(
+        neighbours=query.neighbours,
+        loss=loss,
+        mu_squared=None,
+        arithmetic=Arithmetic.INTEGER_EXACT,
+        proof="dpdist.mechanisms.laplace",
+    )
+    return CalibratedLaplace(query.entries, scale, guarantee)
+
+
+class Laplace:
+    """Discrete Laplace noise at the l1 sensitivity of the triangle."""
+
+    statement = Statement(
+        name="laplace",
+        output=Output.SECOND_MOMENT,
+        additive=True,
+        law="independent discrete Laplace entries on and above the diagonal",
+        sensitivity="l1 of the triangle: at most sqrt(d(d+3)/2) C² replace-one (0.5 % loose at d = 100), "
+        "(d+1)/2 C² add-remove (tight)",
+        claimed="epsilon (pure)",
+        proved="epsilon (pure)",
+        arithmetic=Arithmetic.INTEGER_EXACT,
+        cost="d(d+1)/2 discrete Laplace draws",
+        reference="Dwork, McSherry, Nissim & Smith 2006; Canonne, Kamath & Steinke 2020; sensitivity in "
+        "dpdist.mechanisms.laplace",
+        delta=DeltaUse.NONE,
+    )
+
+    def calibrate(
+        self,
+        query: LatticeQuery,
+        loss: PrivacyLoss,
+        options: Mapping[str, Any],  # noqa: ARG002 - it has none
+    ) -> CalibratedLaplace:
+        """Return the smallest integer scale that keeps epsilon.
+
+        Raises
+        ------
+        UsageError
+            If the noise would exceed 2^50 lattice units.
+        """
+        return _calibrated(query, loss, query.triangle_l1)
+
+
+class LaplacePublished:
+    """Laplace noise with the scale of Jiang, Xie & Zhang 2016, algorithm 1."""
+
+    statement = Statement(
+        name="laplace-published",
+        output=Output.SECOND_MOMENT,
+        additive=True,
+        law="independent discrete Laplace entries on and above the diagonal",
+        sensitivity="l1 of the triangle as published, 2d C²: 2.8 times too large replace-one, 4 times add-remove",
+        claimed="epsilon (pure), replace-one",
+        proved="epsilon (pure), replace-one and add-remove, with more noise than it takes: see laplace",
+        arithmetic=Arithmetic.INTEGER_EXACT,
+        cost="d(d+1)/2 discrete Laplace draws",
+        reference="Jiang, Xie & Zhang 2016, algorithm 1",
+        delta=DeltaUse.NONE,
+    )
+
+    def calibrate(
+        self,
+        query: LatticeQuery,
+        loss: PrivacyLoss,
+        options: Mapping[str, Any],  # noqa: ARG002 - it has none
+    ) -> CalibratedLaplace:
+        """Return the published scale, rounded up.
+
+        Raises
+        ------
+        UsageError
+            If the noise would exceed 2^50 lattice units.
+        """
+        return _calibrated(query, loss, 2 * query.size * query.bound)
+
+
+MECHANISMS: tuple[Mechanism, ...] = (Laplace(), LaplacePublished())

@@ -1,0 +1,256 @@
+"""The discrete Laplace law, bit by bit, and the two mechanisms that draw from it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpdist.errors import UsageError
+from dpdist.mechanisms import registry
+from dpdist.mechanisms.laplace import CalibratedLaplace
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.noise import discrete_laplace as sampler
+from dpdist.noise.discrete_laplace import GUARD, MAX_SCALE, discrete_laplace
+from dpdist.noise.entropy import SYSTEM, Words
+from dpdist.privacy.guarantee import Arithmetic, Neighbours, PrivacyLoss
+
+FALSE_ALARM = 1e-6
+"""Probability with which each statistical test fails on correct code."""
+ONE = PrivacyLoss.parse("1")
+REPLACE, ADD = Neighbours.REPLACE_ONE, Neighbours.ADD_REMOVE
+BOUND = 4**16
+
+
+class Scripted:
+    """Gives bulk words from a script or one stream, and single words (extensions) from another stream."""
+
+    def __init__(self, seed: int, *bulk: list[int]) -> None:
+        self._bulk = [np.array(words, dtype=np.uint64) for words in bulk]
+        self._stream = np.random.default_rng(seed)
+        self._extensions = np.random.default_rng(seed + 1)
+        self.extended = 0
+
+    def words(self, count: int) -> Words:
+        if count == 1:
+            self.extended += 1
+            return self._extensions.integers(0, 2**64, 1, dtype=np.uint64)
+        return self._bulk.pop(0) if self._bulk else self._stream.integers(0, 2**64, count, dtype=np.uint64)
+
+
+def candidate(scale: int, u: int, acceptance: int, v: int, seed: int = 0) -> tuple[list[int], int]:
+    """Outcome of one candidate and the number of words it was extended by."""
+    source = Scripted(seed, [u, acceptance, v])
+    return sampler._candidates(scale, 1, source, GUARD).tolist(), source.extended
+
+
+@pytest.mark.parametrize("scale", [1, 2, 7, 2**20 + 1, 2**50 - 3])
+def test_the_exact_path_and_the_fast_path_give_the_same_integers(scale: int) -> None:
+    # a guard of 2 sends every candidate through interval arithmetic
+    fast = discrete_laplace(scale, 150, Scripted(5))
+    exact = discrete_laplace(scale, 150, Scripted(5), guard=2.0)
+    assert np.array_equal(fast, exact)
+
+
+def test_the_float_errors_stay_far_inside_the_guard() -> None:
+    # the proof allows 2^-45 for everything; the exponential is the only library function in it
+    x = np.linspace(0, 1, 20_001)
+    with mpmath.workdps(40):
+        error = max(abs(mpmath.exp(-mpmath.mpf(float(v))) - mpmath.mpf(float(np.exp(-v)))) for v in x)
+    assert error < GUARD / 2**8
+
+
+def test_the_thresholds_are_the_law_of_the_geometric_part() -> None:
+    with mpmath.workdps(60):
+        expected = [int(mpmath.floor(2**64 * mpmath.exp(-k))) for k in range(45, 0, -1)]
+    assert sampler._thresholds().tolist() == expected
+    assert expected[0] == 0
+    # a candidate whose word is just below, or just above, a threshold needs no further bit
+    for k in (1, 2, 10):
+        assert candidate(9, 0, 0, expected[-k] - 1) == ([9 * k], 0)
+        assert candidate(9, 0, 0, expected[-k] + 1)[0] == ([9 * (k - 1)] if k > 1 else [0])
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_a_word_on_a_threshold_of_the_geometric_part_is_extended(k: int) -> None:
+    threshold = int(sampler._thresholds()[-k])
+    outcomes = set()
+    for seed in range(60):
+        values, extended = candidate(1000, 0, 0, threshold, seed)
+        assert extended >= 1
+        outcomes.add(values[0] // 1000)
+    # the fractions of these thresholds are .18, .68 and .56, so that 60 further words fall on both sides
+    assert outcomes == {k - 1, k}
+
+
+def test_a_geometric_part_beyond_the_table_is_found_by_further_bits() -> None:
+    # 64 bits of U are 0: U is uniform below 2^-64 = exp(-44.36), so v is at least 44
+    outcomes = {candidate(10, 0, 0, 0, seed)[0][0] // 10 for seed in range(8)}
+    assert min(outcomes) == 44
+    assert max(outcomes) > 44
+
+
+def test_an_acceptance_inside_the_guard_is_decided_by_further_bits() -> None:
+    # a u for which the threshold exp(-u/t) cuts the cell of 63 known bits near its middle
+    scale = 1000
+    with mpmath.workdps(60):
+        for u in range(300, 700):
+            scaled = 2**63 * mpmath.exp(-mpmath.mpf(u) / scale)
+            if 0.4 < scaled - mpmath.floor(scaled) < 0.6:
+                break
+        cell = int(mpmath.floor(scaled))
+    draws = [candidate(scale, u, cell << 1, 2**64 - 1, seed) for seed in range(60)]
+    assert all(extended >= 1 for _, extended in draws)
+    # the cell is accepted with a probability between .4 and .6: all or none of 60 has probability below 1e-13
+    assert 0 < sum(values == [u] for values, _ in draws) < 60
+    # inside the guard but in the next cell, no further bit is needed, and the answer is exact
+    assert candidate(scale, u, (cell - 1) << 1, 2**64 - 1) == ([u], 0)
+    assert candidate(scale, u, (cell + 1) << 1, 2**64 - 1) == ([], 0)
+
+
+def test_words_above_the_largest_multiple_of_the_scale_and_minus_zero_are_rejected() -> None:
+    scale = 3 * 2**48
+    limit = 2**64 - 2**64 % scale
+    high = 2**64 - 1  # v = 0
+    assert candidate(scale, limit - 1, 0, high) == ([scale - 1], 0)
+    assert candidate(scale, limit, 0, high) == ([], 0)
+    assert candidate(scale, 0, 0, high)[0] == [0]
+    assert candidate(scale, 0, 1, high)[0] == []
+    assert candidate(scale, 5, 1, high)[0] == [-5]
+    # u = 0 is accepted whatever U is, although U rounds to 1
+    assert candidate(scale, 0, 2**64 - 2, high)[0] == [0]
+
+
+def fits(draws: npt.NDArray[np.int64], scale: float) -> bool:
+    """Chi-squared test of draws against the exact discrete Laplace law of a scale."""
+    x = np.arange(-int(6 * scale) - 1, int(6 * scale) + 2)
+    probability = np.tanh(0.5 / scale) * np.exp(-np.abs(x) / scale)
+    probability[[0, -1]] /= 1 - math.exp(-1 / scale)  # the outermost cells hold the tails
+    observed = np.bincount(np.clip(draws, x[0], x[-1]) - x[0], minlength=x.size)
+    return bool(stats.chisquare(observed, probability * draws.size).pvalue > FALSE_ALARM)
+
+
+@pytest.mark.parametrize("scale", [1, 2, 3, 10])
+def test_small_scales_have_the_exact_law_and_its_twin_fails(scale: int) -> None:
+    draws = discrete_laplace(scale, 400_000, SYSTEM)
+    assert fits(draws, scale)
+    assert not fits(draws, scale / 0.95)  # 5 % too little noise, told apart with probability 1 - 1e-9
+
+
+def test_large_scales_are_laplace_and_their_low_bits_uniform() -> None:
+    scale = 2**41 + 12345
+    draws = discrete_laplace(scale, 400_000, SYSTEM)
+    assert stats.kstest(draws / scale, "laplace").pvalue > FALSE_ALARM
+    assert stats.kstest(0.95 * draws / scale, "laplace").pvalue < FALSE_ALARM
+    low = np.bincount((draws & 255).astype(np.intp), minlength=256)
+    assert stats.chisquare(low).pvalue > FALSE_ALARM
+
+
+def test_scale_and_guard_outside_the_proof_are_refused() -> None:
+    for scale in (0, -1, MAX_SCALE + 1):
+        with pytest.raises(ValueError, match="scale"):
+            discrete_laplace(scale, 1, SYSTEM)
+    with pytest.raises(ValueError, match="guard"):
+        discrete_laplace(1, 1, SYSTEM, guard=GUARD / 2)
+
+
+def norm(v: npt.NDArray[np.int64], w: npt.NDArray[np.int64]) -> int:
+    """Sum of magnitudes of the triangle of v v^T - w w^T."""
+    return int(np.abs(np.triu(np.outer(v, v) - np.outer(w, w))).sum())
+
+
+@given(st.lists(st.integers(-40, 40), min_size=8, max_size=8))
+def test_no_pair_of_integer_rows_exceeds_the_sensitivity(entries: list[int]) -> None:
+    v, w = np.array(entries[:4]), np.array(entries[4:])
+    bound = int(max(v @ v, w @ w, 1))
+    assert norm(v, w) <= LatticeQuery(4, bound, REPLACE).triangle_l1
+    assert norm(v, 0 * v) <= LatticeQuery(4, bound, ADD).triangle_l1
+
+
+def test_the_sensitivity_is_rounded_to_no_less_than_the_worst_pair_of_a_small_lattice() -> None:
+    for bound in (5, 50):
+        side = range(-math.isqrt(bound), math.isqrt(bound) + 1)
+        rows = [np.array(row) for row in itertools.product(side, side) if sum(x * x for x in row) <= bound]
+        worst = max(norm(v, w) for v in rows for w in rows)
+        assert 0.9 * LatticeQuery(2, bound, REPLACE).triangle_l1 < worst <= LatticeQuery(2, bound, REPLACE).triangle_l1
+    assert max(norm(v, 0 * v) for v in rows) == LatticeQuery(2, 50, ADD).triangle_l1 == 75
+
+
+@pytest.mark.parametrize(
+    ("size", "proved", "attained"), [(10, 8.06226, 7.81025), (100, 71.7635, 71.4213), (784, 555.431, 555.0793)]
+)
+def test_the_sensitivity_is_the_stated_one_and_close_to_what_a_pair_attains(
+    size: int, proved: float, attained: float
+) -> None:
+    query = LatticeQuery(size, BOUND, REPLACE)
+    assert query.triangle_l1 / BOUND == pytest.approx(proved, rel=1e-5)
+    assert Fraction(query.triangle_l1, BOUND) ** 2 <= Fraction(size * (size + 3), 2)
+    # the extreme eigenvectors of the sign pattern [[J, J], [J, -J]], diagonal doubled
+    half = np.ones((size // 2, size // 2))
+    columns = np.linalg.eigh(np.block([[half, half], [half, -half]]) + np.diag(np.repeat([1.0, -1.0], size // 2)))[1]
+    v, w = columns[:, -1], columns[:, 0]
+    assert np.abs(np.triu(np.outer(v, v) - np.outer(w, w))).sum() == pytest.approx(attained, rel=1e-6)
+    assert LatticeQuery(size, BOUND, ADD).triangle_l1 == (size + 1) * BOUND // 2
+
+
+def calibrated(name: str, size: int, neighbours: Neighbours, loss: PrivacyLoss = ONE, bound: int = BOUND) -> int:
+    """Scale of a mechanism, having checked what it promises."""
+    query = LatticeQuery(size, bound, neighbours)
+    found = registry.calibrated(name, query, loss)
+    assert isinstance(found, CalibratedLaplace)
+    assert found.guarantee.loss == found.claim == loss
+    assert found.guarantee.neighbours is neighbours
+    assert found.guarantee.mu_squared is None
+    assert found.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
+    assert Fraction(query.triangle_l1, found.scale) <= Fraction(loss.epsilon_micro, 10**6)
+    return found.scale
+
+
+@given(st.integers(1, 60), st.integers(1, 4**9), st.integers(1, 10**7), st.sampled_from(Neighbours))
+def test_the_scale_is_the_least_that_keeps_epsilon(size: int, bound: int, micro: int, neighbours: Neighbours) -> None:
+    loss = PrivacyLoss(micro)
+    tight = calibrated("laplace", size, neighbours, loss, bound)
+    one_less = LatticeQuery(size, bound, neighbours).triangle_l1 * 10**6 > micro * (tight - 1)
+    assert one_less
+    published = calibrated("laplace-published", size, neighbours, loss, bound)
+    assert published - 1 < Fraction(2 * size * bound * 10**6, micro) <= published
+
+
+def test_the_published_scale_wastes_what_is_stated() -> None:
+    ratio = calibrated("laplace-published", 784, REPLACE) / calibrated("laplace", 784, REPLACE)
+    assert ratio == pytest.approx(2.823, abs=1e-3)
+    ratio = calibrated("laplace-published", 784, ADD) / calibrated("laplace", 784, ADD)
+    assert ratio == pytest.approx(3.995, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["laplace", "laplace-published"])
+@pytest.mark.parametrize("neighbours", list(Neighbours))
+def test_every_entry_of_the_noise_has_the_stated_law(name: str, neighbours: Neighbours) -> None:
+    query = LatticeQuery(20, 2, neighbours)
+    found = registry.calibrated(name, query, PrivacyLoss.parse("8"))
+    assert isinstance(found, CalibratedLaplace)
+    sample = np.stack([found.draw(SYSTEM) for _ in range(2500)])
+    assert sample.shape == (2500, 210)
+    assert fits(sample.ravel(), found.noise["scale"])
+    exact = sum(2 * x * x * math.tanh(0.5 / found.scale) * math.exp(-x / found.scale) for x in range(2000))
+    assert found.noise["variance_diagonal"] == pytest.approx(exact)
+    assert found.noise["variance_off_diagonal"] == pytest.approx(exact)
+    # independent entries: the largest of all correlations is what chance gives, with room for the heavier tails
+    correlation = np.abs(np.asarray(np.corrcoef(sample.T))[np.triu_indices(210, 1)]) * math.sqrt(2500)
+    assert correlation.max() < 1.1 * stats.norm.isf(FALSE_ALARM / correlation.size)
+
+
+def test_noise_that_leaves_the_lattice_and_a_delta_are_refused() -> None:
+    for name in ("laplace", "laplace-published"):
+        with pytest.raises(UsageError, match="grid"):
+            calibrated(name, 3, REPLACE, PrivacyLoss.parse("0.000001"))
+        with pytest.raises(UsageError, match="gaussian"):
+            calibrated(name, 3, REPLACE, PrivacyLoss.parse("1", "1e-6"))
