@@ -71,7 +71,7 @@ def test_the_thresholds_are_the_cumulative_law_of_k() -> None:
 
 @given(st.integers(1, 2**50), st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=5))
 def test_the_limb_product_is_the_128_bit_product(sigma: int, xs: list[int]) -> None:
-    high, low = lattice._product(sigma, np.array(xs, dtype=np.uint64))
+    high, low = lattice.product_plus_half(sigma, np.array(xs, dtype=np.uint64))
     for x, h, lo in zip(xs, high.tolist(), low.tolist(), strict=True):
         assert (h << 64) + lo == sigma * x + 2**63
 

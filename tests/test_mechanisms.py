@@ -26,10 +26,13 @@ FALSE_ALARM = 1e-6
 BITS = 16
 ONE_MILLIONTH = PrivacyLoss.parse("1", "1e-6")
 BOTH = list(Neighbours)
+ARITHMETICS = [arithmetic.value for arithmetic in Arithmetic]
 
 
-def calibrated(name: str, size: int, neighbours: Neighbours, loss: PrivacyLoss, bits: int = BITS) -> Calibrated:
-    return registry.calibrated(name, LatticeQuery(size, 4**bits, neighbours), loss)
+def calibrated(
+    name: str, size: int, neighbours: Neighbours, loss: PrivacyLoss, bits: int = BITS, **options: str
+) -> Calibrated:
+    return registry.calibrated(name, LatticeQuery(size, 4**bits, neighbours), loss, options)
 
 
 def proved(found: Calibrated) -> Guarantee:
@@ -95,7 +98,12 @@ def test_two_sided_wishart_scale_is_the_stated_one(neighbours: Neighbours, scale
     found = calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("1"))
     assert found.noise["scale"] == scale
     assert proved(found).mu_squared is None
-    assert proved(found).arithmetic is Arithmetic.IDEAL_REAL
+    assert proved(found).arithmetic is Arithmetic.INTEGER_EXACT
+    ideal = calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("1"), arithmetic="ideal-real")
+    assert proved(ideal).arithmetic is Arithmetic.IDEAL_REAL
+    assert ideal.noise == found.noise
+    with pytest.raises(UsageError, match="arithmetic"):
+        calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("1"), arithmetic="float")
     # rounded up, never down: epsilon = nuclear sensitivity / (2 scale) stays below what was promised
     odd = calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("0.7"), bits=2)
     query = LatticeQuery(10, 16, neighbours)
@@ -142,10 +150,13 @@ def mean_passes(sample: npt.NDArray[np.float64], mean: float) -> bool:
     return bool(deviation < 1.2 * stats.norm.isf(FALSE_ALARM / 2))
 
 
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
 @pytest.mark.parametrize("neighbours", BOTH)
-def test_two_sided_wishart_noise_has_the_stated_variances_and_its_twin_fails(neighbours: Neighbours) -> None:
+def test_two_sided_wishart_noise_has_the_stated_variances_and_its_twin_fails(
+    neighbours: Neighbours, arithmetic: str
+) -> None:
     size = 12
-    mechanism = calibrated("two-sided-wishart", size, neighbours, PrivacyLoss.parse("1"))
+    mechanism = calibrated("two-sided-wishart", size, neighbours, PrivacyLoss.parse("1"), arithmetic=arithmetic)
     s2 = 4**BITS * (1.0 if neighbours is Neighbours.REPLACE_ONE else 0.5)
     sample = draws(mechanism, 4000).astype(np.float64) / s2
     on = np.zeros(sample.shape[1], dtype=bool)
@@ -161,14 +172,49 @@ def test_two_sided_wishart_noise_has_the_stated_variances_and_its_twin_fails(nei
     trace = sample[:, on].sum(axis=1)
     reference = stats.chi2.rvs(size * (size + 1), size=(2, 200_000), random_state=1)
     assert stats.ks_2samp(trace, reference[0] - reference[1]).pvalue > FALSE_ALARM
+    assert stats.ks_2samp(1.3 * trace, reference[0] - reference[1]).pvalue < FALSE_ALARM
 
 
-def test_two_sided_wishart_in_one_dimension_is_laplace() -> None:
-    mechanism = calibrated("two-sided-wishart", 1, Neighbours.ADD_REMOVE, PrivacyLoss.parse("1"))
-    sample = draws(mechanism, 20_000)[:, 0] / 4**BITS
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+def test_two_sided_wishart_in_one_dimension_is_laplace(arithmetic: str) -> None:
+    mechanism = calibrated("two-sided-wishart", 1, Neighbours.ADD_REMOVE, PrivacyLoss.parse("1"), arithmetic=arithmetic)
+    sample = draws(mechanism, 10_000)[:, 0] / 4**BITS
     # Z has two columns, so each Wishart is 2 s2 times an exponential and the difference Laplace(2 s2) = Laplace(1)
     assert stats.kstest(sample, "laplace").pvalue > FALSE_ALARM
-    assert stats.kstest(1.2 * sample, "laplace").pvalue < FALSE_ALARM
+    assert stats.kstest(1.4 * sample, "laplace").pvalue < FALSE_ALARM
+
+
+def one_dimensional_law(scale: int, reach: int) -> npt.NDArray[np.float64]:
+    """Law of the integer-exact noise at d = 1 on -reach .. reach: a difference of rounded exponentials."""
+    edges = np.maximum(np.arange(40 * scale + 2 * reach + 2) - 0.5, 0) / (2 * scale)
+    once = np.exp(-edges[:-1]) - np.exp(-edges[1:])
+    return np.array([once[abs(e) :] @ once[: once.size - abs(e)] for e in range(-reach, reach + 1)])
+
+
+def test_the_lattice_law_in_one_dimension_keeps_epsilon_and_attains_it() -> None:
+    for scale in (1, 2, 7):
+        logs = np.log(one_dimensional_law(scale, 60))
+        for change in (1, 2, 10):
+            ratio = np.abs(logs[change:] - logs[:-change])
+            assert ratio.max() == pytest.approx(change / (2 * scale), rel=1e-9)
+
+
+def test_two_sided_wishart_on_a_coarse_grid_has_its_lattice_law() -> None:
+    mechanism = calibrated("two-sided-wishart", 1, Neighbours.ADD_REMOVE, PrivacyLoss.parse("1"), bits=1)
+    reach = 14
+    law = one_dimensional_law(mechanism.noise["scale"], reach)
+    expected = np.concatenate([law, [1 - law.sum()]])
+    sample = draws(mechanism, 12_000)[:, 0]
+
+    def passes(sample: npt.NDArray[np.int64]) -> bool:
+        inside = sample[np.abs(sample) <= reach] + reach
+        counts = np.append(np.bincount(inside, minlength=law.size), sample.size - inside.size)
+        return bool(stats.chisquare(counts, expected * sample.size).pvalue > FALSE_ALARM)
+
+    assert passes(sample)
+    # the twin: a rounded Laplace variable with 10 % less noise
+    twin = np.random.default_rng(1).laplace(scale=0.9 * 2 * mechanism.noise["scale"], size=sample.size)
+    assert not passes(np.rint(twin).astype(np.int64))
 
 
 def test_noise_is_fresh_at_every_draw() -> None:
@@ -197,4 +243,4 @@ def test_every_mechanism_is_found_by_its_name_and_an_unknown_one_is_refused() ->
     assert recommended(0) == "two-sided-wishart"
     assert recommended(1) == "gaussian"
     with pytest.raises(UsageError, match="gaussian, two-sided-wishart"):
-        mechanism_named("sn")
+        mechanism_named("sine")

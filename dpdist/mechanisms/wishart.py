@@ -4,22 +4,35 @@ The SN mechanism (Imtiaz & Sarwate 2016) and that of Jiang, Xie & Zhang (2016) a
 published as purely private. They are not: the support moves with the data (the 2017 erratum). The difference of two
 independent copies has full support, and the following is proved.
 
-**Law.** ``E = W1 - W2``, W1 and W2 independent ``Z Z^T`` with Z of shape d x (d+1), entries normal with variance k.
+**Law.** ``E = R1 - R2``, independent copies of ``R = rnd(W)``, ``W = k Z Z^T`` with Z of shape d x (d+1), entries
+standard normal, k an integer number of lattice units, rnd entry by entry to the nearest integer.
 
-**Theorem.** For the density g of E and every symmetric D: ``|log g(E + D) - log g(E)| <= |D|_* / (2k)``, the nuclear
-norm. *Proof.* With d+1 columns W has density ``f(W) = c exp(-tr W / 2k)`` on the positive semidefinite cone, and
-``g(E) = ∫ f(W + E) f(W) dW``. Let D be positive semidefinite. (a) W + E in the cone implies W + E + D in the cone,
-where ``f(W + E + D) = exp(-tr D / 2k) f(W + E)``; integrating, ``g(E + D) >= exp(-tr D / 2k) g(E)``. (b) Writing
-``g(E) = ∫ f(V) f(V - E) dV``: if V - E - D is in the cone, so is V - E, and
-``f(V - E) = exp(-tr D / 2k) f(V - E - D)``; integrating, ``g(E) >= exp(-tr D / 2k) g(E + D)``. A general D is
-the difference of its positive and negative parts. ∎ So ``k = Delta_* / (2 epsilon)``, with the tight nuclear
-sensitivities of :mod:`dpdist.mechanisms.sensitivity`, gives epsilon exactly. k is rounded up to an integer
-number of lattice units, which only lowers epsilon.
+**Theorem.** Let g be the probability function of E on the symmetric integer matrices. For integer vectors v, w
 
-**Moments.** Mean 0; ``Var E_ij = 2 (d+1) k²`` off and ``4 (d+1) k²`` on the diagonal.
+    |log g(E + v v^T - w w^T) - log g(E)| <= (|v|² + |w|²) / (2k).
 
-**Arithmetic.** Z is drawn exactly to 40 fractional bits; the products are float64 and the noise is rounded to the
-lattice before it is added to the integer moment. The theorem is about real numbers, so the label is `ideal-real`.
+*Proof.* With d+1 columns W has density ``f(W) = c exp(-tr W / 2k)`` on the positive semidefinite cone, 0 elsewhere.
+Let D be a positive semidefinite *integer* matrix and ``a = exp(-tr D / 2k)``. W in the cone implies W + D in the cone,
+where ``f(W + D) = a f(W)``. As D is an integer matrix, W rounds to r exactly when W + D rounds to r + D. Integrating
+over all W that round to r, the probability function p of R obeys ``p(r + D) >= a p(r)`` for every integer matrix r.
+
+(a) ``g(E) = sum_r p(r + E) p(r)``, hence ``g(E + D) = sum_r p(r + E + D) p(r) >= a g(E)``.
+(b) With r - E for r, ``g(E) = sum_r p(r) p(r - E)``. Here ``p(r - E) = p((r - E - D) + D) >= a p(r - E - D)``, hence
+``g(E) >= a sum_r p(r) p(r - E - D) = a g(E + D)``.
+
+So ``|log g(E + D) - log g(E)| <= tr D / 2k`` (or both are 0). Take D = v v^T, then D = w w^T from E + v v^T - w w^T,
+and add the two bounds. ∎ The positive and the negative part of an integer matrix are in general not integer, so the
+lattice argument is made for the two rows themselves: replacing w by v changes the moment by ``v v^T - w w^T``, adding v
+by ``v v^T``, with integer v, w and ``|v|², |w|² <= S``. The bound, 2 S / 2k and S / 2k, is the nuclear sensitivity of
+:mod:`dpdist.mechanisms.sensitivity` over 2k, no worse than for real matrices (where the same proof, with the density of
+W1 - W2 and any D split into its parts, gives ``|D|_* / 2k``). So ``k = Delta_* / (2 epsilon)`` gives epsilon; k is
+rounded up to an integer, which only lowers it.
+
+**Moments.** Mean 0; ``Var E_ij = 2 (d+1) k²`` off and ``4 (d+1) k²`` on the diagonal; rounding adds about 1/6.
+
+**Arithmetic.** R is drawn exactly (:mod:`dpdist.noise.products`), and the theorem holds for the integers released:
+`integer-exact`. With the option ``arithmetic=ideal-real``, Z is drawn to 40 fractional bits, the products are float64
+and ``W1 - W2`` is rounded to the lattice: half the time, but the proof is then about real numbers.
 """
 
 from __future__ import annotations
@@ -28,19 +41,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
+from dpdist.mechanisms.base import Additive, DeltaUse, Kind, Matrix, Mechanism, Option, Output, Statement
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
-from dpdist.noise.lattice import rounded_normal
+from dpdist.noise.floats import normals
+from dpdist.noise.products import rounded_wishart
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
-from dpdist.triangle import Triangle
+from dpdist.triangle import Triangle, rounded
 
-_FRACTION_BITS = 40
-"""Fractional bits to which the normals are drawn."""
+ARITHMETIC = Option(
+    "arithmetic",
+    Kind.WORD,
+    "integer-exact noise, or the faster ideal-real one whose proof is about real numbers",
+    default=Arithmetic.INTEGER_EXACT.value,
+    choices=tuple(arithmetic.value for arithmetic in Arithmetic),
+)
+"""The option of mechanisms whose noise can be drawn in either arithmetic."""
 _MAX_SPREAD = 2**56
 """Largest k d: the entries of k Z Z^T, a few times k d, stay inside int64 with overwhelming room."""
 
@@ -70,19 +87,21 @@ class CalibratedTwoSidedWishart(Additive):
             "variance_off_diagonal": variance,
         }
 
-    def _wishart(self, entropy: Entropy) -> npt.NDArray[np.float64]:
-        columns = self.size + 1
-        draws = rounded_normal(1 << _FRACTION_BITS, self.size * columns, entropy)
-        z = np.ldexp(draws.astype(np.float64), -_FRACTION_BITS).reshape(self.size, columns)
-        return z @ z.T
-
     def draw(self, entropy: Entropy) -> Triangle:
         """Draw E once; packed triangle, int64."""
-        difference = self._wishart(entropy)
-        difference -= self._wishart(entropy)
+        columns = self.size + 1
+        if self.guarantee.arithmetic is Arithmetic.INTEGER_EXACT:
+            out = rounded_wishart(self.size, columns, self.scale, entropy)
+            out -= rounded_wishart(self.size, columns, self.scale, entropy)
+            return out
+        difference = self._wishart(columns, entropy)
+        difference -= self._wishart(columns, entropy)
         difference *= self.scale
-        np.rint(difference, out=difference)
-        return np.concatenate([difference[i, i:] for i in range(self.size)]).astype(np.int64)
+        return rounded(difference)
+
+    def _wishart(self, columns: int, entropy: Entropy) -> Matrix:
+        z = normals(self.size * columns, entropy).reshape(self.size, columns)
+        return z @ z.T
 
 
 class TwoSidedWishart:
@@ -92,21 +111,19 @@ class TwoSidedWishart:
         name="two-sided-wishart",
         output=Output.SECOND_MOMENT,
         additive=True,
-        law="W1 - W2, independent Wishart with d+1 degrees of freedom",
+        law="W1 - W2, independent rounded Wishart with d+1 degrees of freedom",
         sensitivity="nuclear: 2 C² replace-one, C² add-remove (tight)",
         claimed="epsilon (pure)",
         proved="epsilon (pure)",
-        arithmetic=Arithmetic.IDEAL_REAL,
-        cost="2 d(d+1) normals, two d x d x (d+1) products",
+        arithmetic=Arithmetic.INTEGER_EXACT,
+        cost="2 d(d+1) normals, 2 to 6 d x d x (d+1) products for each Wishart matrix",
         reference="theorem in dpdist.mechanisms.wishart; repairs Imtiaz & Sarwate 2016 and Jiang et al. 2016",
         delta=DeltaUse.NONE,
+        options=(ARITHMETIC,),
     )
 
     def calibrate(
-        self,
-        query: LatticeQuery,
-        loss: PrivacyLoss,
-        options: Mapping[str, Any],  # noqa: ARG002 - it has none
+        self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]
     ) -> CalibratedTwoSidedWishart:
         """Return the smallest integer scale that keeps epsilon.
 
@@ -125,7 +142,7 @@ class TwoSidedWishart:
             neighbours=query.neighbours,
             loss=loss,
             mu_squared=None,
-            arithmetic=Arithmetic.IDEAL_REAL,
+            arithmetic=Arithmetic(options["arithmetic"]),
             proof="dpdist.mechanisms.wishart",
         )
         return CalibratedTwoSidedWishart(query.size, scale, guarantee)

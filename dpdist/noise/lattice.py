@@ -1,4 +1,4 @@
-"""Exactly rounded normal vectors on the integers.
+"""Exactly rounded normal vectors on the integers, and exact normals of as many bits as are asked for.
 
 Each draw is ``rnd(sigma Z)``, Z standard normal, sigma an integer, rnd to the nearest integer. Because the moment M
 is an integer matrix, ``M + rnd(sigma Z) = rnd(M + sigma Z)``: rounding is post-processing of the ideal mechanism, so
@@ -16,6 +16,9 @@ its guarantee holds with no slack, provided the rounded normal is sampled *exact
 3. **Rounding.** ``floor(sigma x + 1/2)`` is computed in 128-bit integers from the 64 known bits of x. When the
    unknown rest of x could carry it over an integer (probability ``sigma 2^-64``), x is extended until it cannot.
    Ties have probability zero, so rounding the magnitude and then setting the sign is rounding to nearest.
+4. **Further bits.** A decision of the fast path is the same for every rest of x beyond its 64 known bits, so given
+   acceptance the rest is uniform and independent of all that was seen, and :class:`ExactNormals` draws it when it is
+   wanted. Where :func:`_accepted` did look at further bits of x, those bits are kept.
 
 The number of extensions depends on the random bits only, never on the data: there is no timing channel.
 """
@@ -33,6 +36,7 @@ from mpmath.libmp import round_floor, to_int
 from dpdist.noise.entropy import Entropy, Words
 
 Integers = npt.NDArray[np.int64]
+_Mask = npt.NDArray[np.bool_]
 
 GUARD = 2.0**-40
 """Half-width of the band around a threshold in which float64 does not decide; errors are below 2^-45."""
@@ -126,19 +130,16 @@ def _rounded_magnitude(sigma: int, k: int, x: _Bits) -> int:
         x.extend()
 
 
-def _one(sigma: int, words: tuple[int, int, int], entropy: Entropy) -> int | None:
-    """Decide one candidate in exact arithmetic from its three words; None when it is rejected."""
-    first, second, third = words
-    sign = -1 if first & 1 else 1
+def _one(words: Words, entropy: Entropy) -> tuple[int, _Bits] | None:
+    """Decide one candidate in exact arithmetic from its three words: k and what is known of x, or None (rejected)."""
+    first, second, third = (int(word) for word in words)
     k = _exact_k(_Bits(first >> 1, 63, entropy))
     x = _Bits(second, 64, entropy)
-    if not _accepted(k, x, _Bits(third, 64, entropy)):
-        return None
-    return sign * _rounded_magnitude(sigma, k, x)
+    return (k, x) if _accepted(k, x, _Bits(third, 64, entropy)) else None
 
 
-def _product(sigma: int, x: Words) -> tuple[Words, Words]:
-    """High and low 64 bits of the 128-bit ``sigma x + 2^63``, elementwise, in 32-bit limbs."""
+def product_plus_half(sigma: int, x: Words) -> tuple[Words, Words]:
+    """High and low 64 bits of the 128-bit ``sigma x + 2^63``, elementwise, in 32-bit limbs; ``0 < sigma < 2^63``."""
     s_high, s_low = np.uint64(sigma >> 32), np.uint64(sigma & 0xFFFFFFFF)
     x_high, x_low = x >> _32, x & _LOW
     low_low = s_low * x_low
@@ -150,11 +151,10 @@ def _product(sigma: int, x: Words) -> tuple[Words, Words]:
     return high + (half < _HALF), half
 
 
-def _candidates(sigma: int, count: int, entropy: Entropy, guard: float) -> Integers:
-    """Return the accepted among ``count`` candidates, rounded."""
+def _proposals(count: int, entropy: Entropy, guard: float) -> tuple[Words, Integers, _Mask, _Mask]:
+    """Return the words (3, count), k, whether accepted, and which of these the fast path may not decide."""
     table = _thresholds()
     words = entropy.words(3 * count).reshape(3, count)
-    negative = (words[0] & np.uint64(1)).astype(bool)
     u = words[0] >> np.uint64(1)
     k = np.zeros(count, dtype=np.int64)
     undecided = np.zeros(count, dtype=bool)
@@ -165,17 +165,37 @@ def _candidates(sigma: int, count: int, entropy: Entropy, guard: float) -> Integ
     v = words[2].astype(np.float64) * 2.0**-64
     margin = np.exp(-x * (k + 0.5 * x)) - v
     undecided |= np.abs(margin) <= guard
-    high, low = _product(sigma, words[1])
-    undecided |= (low > np.uint64(2**64 - sigma)) & (margin > 0)
+    return words, k, margin > 0, undecided
+
+
+def _negative(words: Words) -> _Mask:
+    sign: _Mask = (words[0] & np.uint64(1)).astype(bool)
+    return sign
+
+
+def _candidates(sigma: int, count: int, entropy: Entropy, guard: float) -> Integers:
+    """Return the accepted among ``count`` candidates, rounded."""
+    words, k, keep, undecided = _proposals(count, entropy, guard)
+    high, low = product_plus_half(sigma, words[1])
+    undecided |= (low > np.uint64(2**64 - sigma)) & keep
     values = sigma * k + high.astype(np.int64)
-    np.negative(values, out=values, where=negative)
-    keep = margin > 0
     for index in np.flatnonzero(undecided):
-        one = _one(sigma, (int(words[0, index]), int(words[1, index]), int(words[2, index])), entropy)
+        one = _one(words[:, index], entropy)
         keep[index] = one is not None
-        values[index] = 0 if one is None else one
+        values[index] = 0 if one is None else _rounded_magnitude(sigma, *one)
+    np.negative(values, out=values, where=_negative(words))
     accepted: Integers = values[keep]
     return accepted
+
+
+def _require_guard(guard: float) -> None:
+    if guard < GUARD:
+        raise ValueError("a narrower guard is not covered by the error bound")
+
+
+def _batch(missing: int) -> int:
+    # 1.57 candidates per accepted draw; a few more so that one pass usually suffices
+    return min(_BATCH, int(1.6 * missing) + 64)
 
 
 def rounded_normal(sigma: int, size: int, entropy: Entropy, *, guard: float = GUARD) -> Integers:
@@ -204,14 +224,104 @@ def rounded_normal(sigma: int, size: int, entropy: Entropy, *, guard: float = GU
     """
     if not 1 <= sigma <= MAX_SIGMA:
         raise ValueError(f"sigma must lie between 1 and {MAX_SIGMA}")
-    if guard < GUARD:
-        raise ValueError("a narrower guard is not covered by the error bound")
+    _require_guard(guard)
     out = np.empty(size, dtype=np.int64)
     filled = 0
     while filled < size:
-        # 1.57 candidates per accepted draw; a few more so that one pass usually suffices
-        count = min(_BATCH, int(1.6 * (size - filled)) + 64)
-        accepted = _candidates(sigma, count, entropy, guard)[: size - filled]
+        accepted = _candidates(sigma, _batch(size - filled), entropy, guard)[: size - filled]
         out[filled : filled + accepted.size] = accepted
         filled += accepted.size
     return out
+
+
+class ExactNormals:
+    """Independent standard normals ``Z = ±(k + x)``, each a real number of which the leading bits are known.
+
+    Parameters
+    ----------
+    negative, whole
+        Sign and k, shape (size,).
+    fraction
+        The leading bits of x, most significant word first, shape (words, size), uint64.
+    entropy
+        Where further bits come from.
+    known
+        The draws of which more is known than ``fraction`` holds, by position.
+    """
+
+    def __init__(
+        self, negative: _Mask, whole: Integers, fraction: Words, entropy: Entropy, known: dict[int, _Bits] | None = None
+    ) -> None:
+        self.negative = negative
+        self.whole = whole
+        self.fraction = fraction
+        self._entropy = entropy
+        self._known = known or {}
+
+    @property
+    def bits(self) -> int:
+        """Number of fractional bits in ``fraction``."""
+        return 64 * len(self.fraction)
+
+    def truncated(self, start: int, stop: int, bits: int) -> list[int]:
+        """Return ``Z 2^bits`` truncated towards zero for the draws from start to stop, bits drawn where they lack."""
+        words = self.fraction[:, start:stop].T.astype(">u8").tobytes()
+        step = 8 * len(self.fraction)
+        out = []
+        for index in range(start, stop):
+            offset = step * (index - start)
+            x = self._known.get(index)
+            if x is None:
+                x = _Bits(int.from_bytes(words[offset : offset + step], "big"), 8 * step, self._entropy)
+            while x.bits < bits:
+                x.extend()
+                self._known[index] = x
+            magnitude = (int(self.whole[index]) << bits) + (x.numerator >> (x.bits - bits))
+            out.append(-magnitude if self.negative[index] else magnitude)
+        return out
+
+
+def exact_normals(size: int, entropy: Entropy, *, guard: float = GUARD) -> ExactNormals:
+    """Draw independent standard normals exactly: 128 fractional bits at once, further ones when asked for.
+
+    Parameters
+    ----------
+    size
+        Number of draws; memory is 25 bytes a draw.
+    entropy
+        Where the bits come from.
+    guard
+        As in :func:`rounded_normal`.
+
+    Raises
+    ------
+    ValueError
+        If the guard is narrower than the proof allows.
+    """
+    _require_guard(guard)
+    negative = np.empty(size, dtype=bool)
+    whole = np.empty(size, dtype=np.int64)
+    fraction = np.empty((2, size), dtype=np.uint64)
+    known: dict[int, _Bits] = {}
+    filled = 0
+    while filled < size:
+        words, k, keep, undecided = _proposals(_batch(size - filled), entropy, guard)
+        looked: dict[int, _Bits] = {}
+        for index in np.flatnonzero(undecided).tolist():
+            one = _one(words[:, index], entropy)
+            keep[index] = one is not None
+            if one is not None:
+                k[index], looked[index] = one
+        kept = np.flatnonzero(keep)[: size - filled]
+        stop = filled + kept.size
+        negative[filled:stop] = _negative(words)[kept]
+        whole[filled:stop] = k[kept]
+        fraction[0, filled:stop] = words[1, kept]
+        for position, index in enumerate(kept.tolist() if looked else (), filled):
+            if index in looked and looked[index].bits > 64:
+                known[position] = looked[index]
+        filled = stop
+    fraction[1] = entropy.words(size)
+    for position, x in known.items():
+        fraction[1, position] = (x.numerator >> (x.bits - 128)) & (2**64 - 1)
+    return ExactNormals(negative, whole, fraction, entropy, known)
