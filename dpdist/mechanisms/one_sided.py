@@ -1,0 +1,289 @@
+"""Additive Wishart noise: `wishart`, calibrated to its exact profile, and `sn`, `jiang-wishart`, `sheffet-wishart`.
+
+**Law.** ``E = s² Z Z^T``, Z of shape d x m, ``m >= d + 1``, entries standard normal, s² an integer number of lattice
+units, rounded up. E is positive definite, so the answer exceeds the moment and is a second moment itself without
+projection (to within d/2 lattice units of rounding, far below the least eigenvalue of E). It has the mean
+``m s² I``, which moves no eigenvector; ``mean_diagonal`` states it. ``Var E_ij = m s⁴`` off and ``2 m s⁴`` on the
+diagonal.
+
+**Guarantee.** :mod:`dpdist.privacy.wishart_profile` proves the profile: with ``kappa = (m - d + 1)/2`` and
+``theta = 2 s²/C²`` the mechanism is a scalar query of sensitivity 1 with Gamma(kappa, theta) noise. The support of the
+answer moves with the moment, so nothing of this kind is purely private, and delta is at least
+``P(Gamma(kappa, theta) <= 1)``. delta falls as theta grows, so rounding s² up keeps it.
+
+* `wishart` takes the m with the least ``theta (sqrt m + sqrt d)²``, the edge of the spectrum of E, under add-remove
+  (under replace-one within 1.2 % of the least), and the least theta for it: exact under add-remove, certified under
+  replace-one, 0.2 to 2 % above what the worst pair found by a scan would need. Its eigenvectors are less exact than
+  those of `gaussian`; take it where the answer must dominate the moment.
+* `sn` (Imtiaz & Sarwate 2016; withdrawn by the erratum of 2017): m = d + 1, ``s² = C²/(2 epsilon)``. kappa = 1, so the
+  loss is infinite with probability ``1 - exp(-1/theta) = 1 - exp(-epsilon)`` and at most 1/theta otherwise: delta is
+  ``1 - exp(-epsilon)`` at every epsilon' >= epsilon, at add-remove and replace-one alike. (A replacement reaches
+  the infinite loss where z <= c <= 1, no more often; w for 0 attains it.)
+* `jiang-wishart` (Jiang, Xie & Zhang 2016, algorithm 2): m = d + 1, ``s² = 3 C²/(2 epsilon)``; delta is
+  ``1 - exp(-epsilon/3)`` at every epsilon' >= epsilon/3.
+* `sheffet-wishart` (Sheffet 2015): ``m = d + floor(28 ln(4/delta)/epsilon²)``, s² = C². Six times the noise needed at
+  epsilon = 1; above about 5 it has too few degrees of freedom to keep its delta, and for m = d nothing is
+  proved. The papers' own scales are kept under both relations.
+
+**Arithmetic.** `wishart` is drawn exactly (:mod:`dpdist.noise.products`): as the moment is an integer matrix,
+``M + rnd(E) = rnd(M + E)`` is post-processing of the real mechanism, so `integer-exact`. With the option
+``arithmetic=ideal-real``, and for the published ones, E is ``s² L L^T`` in float64, L the Bartlett factor:
+``L_ii² ~ chi²`` with ``m - i + 1`` degrees of freedom (i = 1, ..., d), standard normals below the diagonal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dpdist.errors import UsageError
+from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.mechanisms.wishart import ARITHMETIC
+from dpdist.noise.entropy import Entropy
+from dpdist.noise.floats import gammas, normals
+from dpdist.noise.products import rounded_wishart
+from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.wishart_profile import add_remove_delta, least_theta, leaving_delta, replace_one_delta
+from dpdist.triangle import Triangle, rounded
+
+_MAX_SPREAD = 2.0**56
+"""Largest ``s² (sqrt m + sqrt d)²``: eigenvalues of E stay inside int64 with overwhelming room."""
+_PROOF = "dpdist.privacy.wishart_profile"
+
+
+@dataclass(frozen=True)
+class CalibratedWishart(Additive):
+    """A Wishart matrix of fixed degrees of freedom and integer scale.
+
+    Parameters
+    ----------
+    size, columns
+        d and the degrees of freedom m.
+    scale
+        s², in lattice units.
+    arithmetic
+        How it is drawn.
+    guarantee, claim
+        What is proved of this noise (None: nothing), and what was claimed.
+
+    Raises
+    ------
+    UsageError
+        If the noise would exceed the 64-bit lattice.
+    """
+
+    size: int
+    columns: int
+    scale: int
+    arithmetic: Arithmetic
+    guarantee: Guarantee | None
+    claim: PrivacyLoss
+
+    def __post_init__(self) -> None:
+        if self.scale * (math.sqrt(self.columns) + math.sqrt(self.size)) ** 2 > _MAX_SPREAD:
+            raise UsageError(
+                f"At {self.claim} and {self.size} columns a scale of {self.scale} lattice units with {self.columns} "
+                "degrees of freedom leaves the 64-bit lattice: take fewer grid bits (--grid-bits) or a larger epsilon."
+            )
+
+    @property
+    def noise(self) -> dict[str, Any]:
+        """Law, degrees of freedom, scale s², variances and mean, in lattice units."""
+        variance = self.columns * float(self.scale) ** 2
+        return {
+            "law": "wishart",
+            "degrees": self.columns,
+            "scale": self.scale,
+            "variance_diagonal": 2 * variance,
+            "variance_off_diagonal": variance,
+            "mean_diagonal": float(self.columns * self.scale),
+        }
+
+    def draw(self, entropy: Entropy) -> Triangle:
+        """Draw E once; packed triangle, int64."""
+        if self.arithmetic is Arithmetic.INTEGER_EXACT:
+            return rounded_wishart(self.size, self.columns, self.scale, entropy)
+        factor = np.zeros((self.size, self.size))
+        factor[np.tril_indices(self.size, -1)] = normals(self.size * (self.size - 1) // 2, entropy)
+        squares = [2 * gammas((self.columns - i) / 2, 1, entropy)[0] for i in range(self.size)]
+        np.fill_diagonal(factor, np.sqrt(squares))
+        return rounded(self.scale * (factor @ factor.T))
+
+
+@lru_cache(maxsize=256)
+def least_noise(size: int, loss: PrivacyLoss, neighbours: Neighbours) -> tuple[int, float]:
+    """Return degrees of freedom m and ``theta = 2 s²/C²`` that keep a loss with the least edge of the spectrum of E.
+
+    Parameters
+    ----------
+    size
+        d.
+    loss
+        With a positive delta.
+    neighbours
+        The relation.
+    """
+    delta = loss.delta * (1 - 2.0**-50)  # the float may be above the exact one
+
+    def edge(columns: int) -> float:
+        theta = least_theta(loss.epsilon, delta, (columns - size + 1) / 2, Neighbours.ADD_REMOVE)
+        return theta * (math.sqrt(columns) + math.sqrt(size)) ** 2
+
+    # 2 kappa from d to 237 d (the smaller d, the more); the edge is flat around its least value
+    columns = min((size - 1 + max(2, round(size * 1.2**j)) for j in range(31)), key=edge)
+    # a single column has no orthogonal rows: replacing is adding or removing
+    relation = neighbours if size > 1 else Neighbours.ADD_REMOVE
+    return columns, least_theta(loss.epsilon, delta, (columns - size + 1) / 2, relation)
+
+
+def _guarantee(
+    query: LatticeQuery, epsilon_micro: int, delta: float | Fraction, arithmetic: Arithmetic
+) -> Guarantee | None:
+    atto = math.ceil(Fraction(delta) * ATTO)
+    if atto >= ATTO:
+        return None
+    return Guarantee(
+        neighbours=query.neighbours,
+        loss=PrivacyLoss(epsilon_micro, atto),
+        mu_squared=None,
+        arithmetic=arithmetic,
+        proof=_PROOF,
+    )
+
+
+class Wishart:
+    """Wishart noise calibrated to its exact profile."""
+
+    statement = Statement(
+        name="wishart",
+        output=Output.SECOND_MOMENT,
+        additive=True,
+        law="rounded Wishart, m from d+1 on, scale from the exact profile; positive definite",
+        sensitivity="rank one or two, rows of full norm: reduces to Gamma((m-d+1)/2) noise",
+        claimed="(epsilon, delta)",
+        proved="(epsilon, delta)",
+        arithmetic=Arithmetic.INTEGER_EXACT,
+        cost="d m normals, m about 3 to 5 d; 2 to 6 d x d x m products",
+        reference="profile in dpdist.privacy.wishart_profile; corrects Imtiaz & Sarwate 2016, tightens Sheffet 2015",
+        delta=DeltaUse.REQUIRED,
+        options=(ARITHMETIC,),
+    )
+
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedWishart:
+        """Return the noise of least spectral edge that keeps (epsilon, delta).
+
+        Raises
+        ------
+        UsageError
+            If the noise would exceed the 64-bit lattice.
+        """
+        columns, theta = least_noise(query.size, loss, query.neighbours)
+        scale = math.ceil(Fraction(theta) * query.bound / 2)
+        arithmetic = Arithmetic(options["arithmetic"])
+        guarantee = _guarantee(query, loss.epsilon_micro, Fraction(loss.delta_atto, ATTO), arithmetic)
+        return CalibratedWishart(query.size, columns, scale, arithmetic, guarantee, loss)
+
+
+class PublishedWishart:
+    """Noise with d+1 degrees of freedom, published as purely private: ``s² = factor C² / (2 epsilon)``.
+
+    Parameters
+    ----------
+    name, factor, reference
+        As published.
+    share
+        epsilon/factor, in words.
+    """
+
+    def __init__(self, name: str, factor: int, share: str, reference: str) -> None:
+        self.factor = factor
+        self.statement = Statement(
+            name=name,
+            output=Output.SECOND_MOMENT,
+            additive=True,
+            law=f"Wishart, d+1 degrees of freedom, scale C²/(2 {share})",
+            sensitivity="rank one: reduces to exponential noise",
+            claimed="epsilon (pure), replace-one",
+            proved=f"not pure: delta = 1 - exp(-{share}), at any larger epsilon too",
+            arithmetic=Arithmetic.IDEAL_REAL,
+            cost="d(d-1)/2 normals, d gamma draws, a d x d x d product",
+            reference=reference,
+            delta=DeltaUse.NONE,
+            replacement="two-sided-wishart",
+        )
+
+    def calibrate(
+        self,
+        query: LatticeQuery,
+        loss: PrivacyLoss,
+        options: Mapping[str, Any],  # noqa: ARG002 - it has none
+    ) -> CalibratedWishart:
+        """Return the noise as published, with its true delta.
+
+        Raises
+        ------
+        UsageError
+            If the noise would exceed the 64-bit lattice.
+        """
+        scale = -(-self.factor * query.bound * MICRO // (2 * loss.epsilon_micro))
+        true_delta = leaving_delta(loss.epsilon, 1.0, 2 * scale / query.bound)
+        guarantee = _guarantee(query, loss.epsilon_micro, true_delta, Arithmetic.IDEAL_REAL)
+        return CalibratedWishart(query.size, query.size + 1, scale, Arithmetic.IDEAL_REAL, guarantee, loss)
+
+
+class SheffetWishart:
+    """Noise with so many degrees of freedom that (epsilon, delta) holds."""
+
+    statement = Statement(
+        name="sheffet-wishart",
+        output=Output.SECOND_MOMENT,
+        additive=True,
+        law="Wishart, d + floor(28 ln(4/delta)/epsilon²) degrees of freedom, scale C²",
+        sensitivity="rank one or two, rows of full norm: reduces to Gamma((m-d+1)/2) noise",
+        claimed="(epsilon, delta)",
+        proved="(epsilon, delta) with a far smaller delta up to epsilon 1; false above about 5",
+        arithmetic=Arithmetic.IDEAL_REAL,
+        cost="d(d-1)/2 normals, d gamma draws, a d x d x d product",
+        reference="Sheffet 2015",
+        delta=DeltaUse.REQUIRED,
+        replacement="wishart",
+    )
+
+    def calibrate(
+        self,
+        query: LatticeQuery,
+        loss: PrivacyLoss,
+        options: Mapping[str, Any],  # noqa: ARG002 - it has none
+    ) -> CalibratedWishart:
+        """Return the noise as published, with its true delta.
+
+        Raises
+        ------
+        UsageError
+            If the noise would exceed the 64-bit lattice.
+        """
+        extra = math.floor(28 * math.log(4 / loss.delta) / loss.epsilon**2)
+        kappa = (extra + 1) / 2
+        guarantee = None
+        if kappa >= 1:
+            if query.neighbours is Neighbours.ADD_REMOVE or query.size == 1:
+                true_delta = add_remove_delta(loss.epsilon, kappa, 2.0)
+            else:
+                true_delta = replace_one_delta(loss.epsilon, kappa, 2.0, enough=1 / ATTO)
+            guarantee = _guarantee(query, loss.epsilon_micro, true_delta, Arithmetic.IDEAL_REAL)
+        return CalibratedWishart(query.size, query.size + extra, query.bound, Arithmetic.IDEAL_REAL, guarantee, loss)
+
+
+MECHANISMS: tuple[Mechanism, ...] = (
+    Wishart(),
+    PublishedWishart("sn", 1, "epsilon", "Imtiaz & Sarwate 2016, with the erratum of 2017"),
+    PublishedWishart("jiang-wishart", 3, "(epsilon/3)", "Jiang, Xie & Zhang 2016, algorithm 2"),
+    SheffetWishart(),
+)
