@@ -141,8 +141,8 @@ class Guarantee:
     proof
         Where the proof stands.
     bounded_range
-        Whether the privacy loss ranges over an interval of length epsilon, as that of an exponential mechanism does
-        (Dong, Durfee & Rogers 2020): it is then epsilon²/8-zCDP and not only epsilon²/2.
+        Whether the release is epsilon²/8-zCDP and not only epsilon²/2, as one is whose privacy loss ranges over an
+        interval of length epsilon (Dong, Durfee & Rogers 2020): the exponential mechanism, and some sequences of it.
     """
 
     neighbours: Neighbours

@@ -1,0 +1,202 @@
+"""`kapralov-talwar` and `amin`: a second moment put together from private eigenvectors and private eigenvalues.
+
+Notation of :mod:`dpdist.mechanisms.exponential`: rows of squared norm at most S, D the change of the moment A to a
+neighbour, R = 2 S (replace-one) or S (add-remove) the range of ``x^T D x`` over unit vectors x. Lap(b) has density
+``exp(-|x|/b)/2b``. How epsilon is split is public and fixed.
+
+**`kapralov-talwar`** (Kapralov & Talwar 2013). ``C_1 = A``. For i = 1 .. k: u_i has density ``exp(c u^T C_i u)`` on the
+whole unit sphere, ``l_i = u_i^T C_i u_i + Lap(b)``, ``C_(i+1) = C_i - l_i u_i u_i^T``; released is
+``sum_i l_i u_i u_i^T``. What is subtracted has been released, so C_i differs from its counterpart by D at every step:
+u_i costs c R and l_i, of sensitivity ``|u^T D u| <= S`` under both relations, S/b. Each of the 2k draws gets
+epsilon/2k: ``c = epsilon/(2 k R)``, ``b = 2 k S/epsilon``. (For d = 1 the vector is free and l_1 gets all of epsilon.)
+
+**`amin`** (Amin, Dick, Kulesza, Munoz & Vassilvitskii 2019). The k largest eigenvalues get Lap(b) each, are clipped
+at 0 and sorted; orthonormal u_1 .. u_k are successive Bingham vectors of A; released is ``sum_i l_i u_i u_i^T``. The
+change of the eigenvalues has an l1 norm of at most ``|D|_* = R`` (Lidskii), and of at most ``|D|_2 <= S`` for k = 1.
+With m = min(k, d - 1) vectors that are not determined by the others, the eigenvalues get ``epsilon/(m + 1)`` and the
+vectors together the rest: ``b = R (m + 1)/epsilon`` (S in place of R for k = 1), and c is that of `bingham` at
+``m epsilon/(m + 1)``. The authors' ``c = epsilon_i/4`` is safe and at least twice too small, and their clipping at n
+is left out, because n need not be public.
+
+**Proof.** Every draw is private given those before; basic composition (Laplace and exponential mechanism).
+
+**Arithmetic.** Float64, and the released sum is rounded to the lattice, which is post-processing: `ideal-real`.
+**Timing.** The number of rejections depends on the data; no guarantee covers an attacker who can time the draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpdist.errors import UsageError
+from dpdist.mechanisms.base import (
+    COMPONENTS,
+    Answer,
+    DeltaUse,
+    ExactMoment,
+    Matrix,
+    Mechanism,
+    Output,
+    Statement,
+    require_components,
+)
+from dpdist.mechanisms.exponential import successive_concentration
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.noise.bingham import bingham, successive
+from dpdist.noise.entropy import Entropy
+from dpdist.noise.floats import exponentials
+from dpdist.privacy.guarantee import Arithmetic, Guarantee, PrivacyLoss
+from dpdist.triangle import Triangle, rounded
+
+_MAX_SPREAD = 2.0**54
+"""Largest sum of the k Laplace scales: k draws together stay below 2^61 but for a probability of k exp(-128)."""
+
+
+def laplace(scale: float, count: int, entropy: Entropy) -> Matrix:
+    """Draw Laplace variables of a scale, shape (count,)."""
+    return scale * (exponentials(count, entropy) - exponentials(count, entropy))
+
+
+@dataclass(frozen=True)
+class CalibratedEigenpairs:
+    """Fixed concentration of the vectors and scale of the values (see the module for the laws).
+
+    ``deflated`` says whether a pair is drawn from what the pairs before it leave of the moment (`kapralov-talwar`), or
+    values and orthonormal vectors separately (`amin`).
+    """
+
+    count: int
+    concentration: float
+    scale: float
+    deflated: bool
+    guarantee: Guarantee
+
+    @property
+    def claim(self) -> PrivacyLoss:
+        """What is proved."""
+        return self.guarantee.loss
+
+    @property
+    def noise(self) -> dict[str, Any]:
+        """Law, concentration c per lattice unit of the moment, Laplace scale of a value in lattice units."""
+        return {
+            "law": "deflated-bingham-laplace" if self.deflated else "successive-bingham-laplace",
+            "components": self.count,
+            "concentration": self.concentration,
+            "scale": self.scale,
+        }
+
+    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
+        """Draw the pairs once; packed triangle, int64, of a matrix of rank k rounded to the lattice."""
+        return (self._deflated if self.deflated else self._separate)(moment.matrix(), entropy)
+
+    def _deflated(self, rest: Matrix, entropy: Entropy) -> Triangle:
+        total = np.zeros_like(rest)
+        for noise in laplace(self.scale, self.count, entropy):
+            vector = bingham(self.concentration * rest, 1, entropy)[0]
+            term = (vector @ rest @ vector + noise) * np.outer(vector, vector)
+            rest = rest - term
+            total += term
+        return rounded(total)
+
+    def _separate(self, matrix: Matrix, entropy: Entropy) -> Triangle:
+        values = np.linalg.eigvalsh(matrix)[::-1][: self.count] + laplace(self.scale, self.count, entropy)
+        values = np.sort(np.maximum(values, 0))[::-1]
+        vectors = successive(self.concentration * matrix, self.count, entropy)
+        return rounded((vectors.T * values) @ vectors)
+
+
+def _calibrated(
+    query: LatticeQuery, loss: PrivacyLoss, count: int, *, concentration: float, scale: float, deflated: bool
+) -> CalibratedEigenpairs:
+    if count * scale > _MAX_SPREAD:
+        raise UsageError(
+            f"At {loss}, {count} components and a norm bound of {query.bound} lattice units the noise leaves the "
+            "64-bit lattice: take fewer grid bits (--grid-bits) or a larger epsilon."
+        )
+    guarantee = Guarantee(
+        neighbours=query.neighbours,
+        loss=loss,
+        mu_squared=None,
+        arithmetic=Arithmetic.IDEAL_REAL,
+        proof="dpdist.mechanisms.eigenpairs",
+    )
+    return CalibratedEigenpairs(count, concentration, scale, deflated, guarantee)
+
+
+class KapralovTalwar:
+    """Eigenpairs one after the other, each from what the released ones leave of the moment."""
+
+    statement = Statement(
+        name="kapralov-talwar",
+        output=Output.SECOND_MOMENT,
+        additive=False,
+        law="sum of k terms l u u': u of density exp(c u'Cu), l = u'Cu + Laplace, C the moment less the terms before",
+        sensitivity="u'Cu: range 2 C² replace-one, C² add-remove; |u'Cu|: C² (tight)",
+        claimed="epsilon (pure)",
+        proved="epsilon (pure)",
+        arithmetic=Arithmetic.IDEAL_REAL,
+        cost="k eigendecompositions of d x d, O(sqrt(d)) candidates of d normals each",
+        reference="Kapralov & Talwar 2013, with tight constants and exact draws",
+        delta=DeltaUse.NONE,
+        options=(COMPONENTS,),
+    )
+
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedEigenpairs:
+        """Split epsilon evenly over the vectors and the values.
+
+        Raises
+        ------
+        UsageError
+            If there are not so many components, or the noise would exceed the 64-bit lattice.
+        """
+        count = require_components(query, options)
+        share = loss.epsilon / (2 * count)
+        scale = query.bound / (share if query.size > 1 else loss.epsilon)
+        return _calibrated(query, loss, count, concentration=share / query.nuclear, scale=scale, deflated=True)
+
+
+class Amin:
+    """Noisy eigenvalues, and orthonormal vectors drawn one after the other."""
+
+    statement = Statement(
+        name="amin",
+        output=Output.SECOND_MOMENT,
+        additive=False,
+        law="sum of k terms l u u': l the largest eigenvalues + Laplace, clipped at 0, u successive Bingham vectors",
+        sensitivity="eigenvalues, l1: 2 C² replace-one (C² for k = 1), C² add-remove; vectors as bingham",
+        claimed="epsilon (pure)",
+        proved="epsilon (pure)",
+        arithmetic=Arithmetic.IDEAL_REAL,
+        cost="k + 1 eigendecompositions of d x d, O(sqrt(d)) candidates of d normals each",
+        reference="Amin, Dick, Kulesza, Munoz & Vassilvitskii 2019, with tighter constants",
+        delta=DeltaUse.NONE,
+        options=(COMPONENTS,),
+    )
+
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedEigenpairs:
+        """Give the eigenvalues one share of epsilon and every vector that has to be drawn another.
+
+        Raises
+        ------
+        UsageError
+            If there are not so many components, or the noise would exceed the 64-bit lattice.
+        """
+        count = require_components(query, options)
+        drawn = min(count, query.size - 1)
+        share = loss.epsilon / (drawn + 1)
+        return _calibrated(
+            query,
+            loss,
+            count,
+            concentration=successive_concentration(query, count, drawn * share),
+            scale=(query.bound if count == 1 else query.nuclear) / share,
+            deflated=False,
+        )
+
+
+MECHANISMS: tuple[Mechanism, ...] = (KapralovTalwar(), Amin())

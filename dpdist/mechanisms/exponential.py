@@ -1,0 +1,205 @@
+"""`bingham` and `ppca`: subspaces drawn by the exponential mechanism, with density ``exp(c tr V A V^T)``.
+
+In this module S is the largest squared norm of a row and D the change of the moment A from one table to its
+neighbour, ``D = v v^T - w w^T`` (replace-one) or ``±v v^T`` (add-remove). For orthonormal rows V, ``tr V D V^T`` lies
+in [-S, S] (replace-one), or in [0, S] or [-S, 0], as the sign is (add-remove): an interval of length R = 2 S or S,
+the nuclear sensitivity. Z denotes the integral of the density it normalises.
+
+**One draw** (McSherry & Talwar 2007). If V has density ``exp(c tr V A V^T)/Z(A)`` against any measure that does not
+depend on the data, the privacy loss ``c tr V D V^T + log(Z(A - D)/Z(A))`` ranges over an interval of length c R that
+contains 0. So ``c = epsilon/R`` gives epsilon; it is tight (d = 2: attained as A concentrates). As the range is
+bounded, the release is epsilon²/8-zCDP (Dong, Durfee & Rogers 2020; Cesar & Rogers 2021, lemma 3.4).
+
+**`bingham`.** Row i has density ``exp(c x^T A x)/Z_i`` on the unit sphere of the complement of the rows above, drawn
+exactly (:func:`dpdist.noise.bingham.successive`). *Theorem.* With k rows, of which ``m = min(k, d - 1)`` are not
+determined up to sign by those above, the release is epsilon-private for
+
+    c = epsilon / ((m + 1) S)  (replace-one),      c = epsilon / (max(m, 1) S)  (add-remove).
+
+*Proof.* A row determined up to sign has a law free of the data. For the others the loss is
+``c sum_i x_i^T D x_i + sum_i log(Z_i(A - D)/Z_i(A))``, both Z_i on the same sphere. The rows are orthonormal, so the
+first sum is c times *one* trace, in c [-S, S]; composing k separate mechanisms would count it k times. Every
+logarithm lies in c [-S, S] as well: together at most (m + 1) c S in magnitude. Under add-remove with ``D = v v^T`` the
+trace lies in c [0, S] and every logarithm in c [-S, 0]: within [-m c S, c S]; the other sign is its mirror image. ∎
+Every row by itself has a loss of range c R given those above, so m rows are ``m (c R)²/8``-zCDP: epsilon²/8 times
+``4 m/(m + 1)²`` or ``1/m``, at most epsilon²/8, which is what ``bounded_range`` states. Neither eigenvalues nor an
+order beyond that of drawing are released.
+
+**`ppca`** (Chaudhuri, Sarwate & Sinha 2013, algorithm 2). V has density ``exp(c tr V A V^T)`` on all k-frames, c as
+for one draw: the matrix Bingham law. For k = 1 it is drawn exactly, for k = d it is uniform; both are proved. In
+between no exact sampler of practical cost is known, and the authors' Gibbs sampler is run for a fixed number of sweeps:
+its distance from the law above is unknown, so nothing is proved. It is here for reproduction.
+
+**Arithmetic.** Float64: `ideal-real`. **Timing.** The number of rejections depends on the data
+(:mod:`dpdist.noise.bingham`); no guarantee covers an attacker who can time the draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpdist.errors import UsageError
+from dpdist.mechanisms.base import (
+    COMPONENTS,
+    Answer,
+    DeltaUse,
+    ExactMoment,
+    Kind,
+    Mechanism,
+    Option,
+    Output,
+    Statement,
+    require_components,
+)
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.noise.bingham import gibbs, successive
+from dpdist.noise.entropy import Entropy
+from dpdist.noise.floats import haar
+from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
+
+_SWEEPS = Option("sweeps", Kind.INTEGER, "number of sweeps of the Gibbs sampler, at least 1", 100)
+
+
+def successive_concentration(query: LatticeQuery, count: int, epsilon: float) -> float:
+    """Return c for which ``count`` successive Bingham vectors are epsilon-private, per unit of the moment."""
+    drawn = min(count, query.size - 1)
+    shares = drawn + 1 if query.neighbours is Neighbours.REPLACE_ONE else max(drawn, 1)
+    return epsilon / (shares * query.bound)
+
+
+@dataclass(frozen=True)
+class CalibratedBingham:
+    """Successive exact Bingham vectors of fixed concentration (see the module for the law)."""
+
+    count: int
+    concentration: float
+    guarantee: Guarantee
+
+    @property
+    def claim(self) -> PrivacyLoss:
+        """What is proved."""
+        return self.guarantee.loss
+
+    @property
+    def noise(self) -> dict[str, Any]:
+        """Law and concentration c, per lattice unit of the moment."""
+        return {"law": "successive-bingham", "components": self.count, "concentration": self.concentration}
+
+    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
+        """Draw the vectors once; (k, d) orthonormal rows."""
+        return successive(self.concentration * moment.matrix(), self.count, entropy)
+
+
+class Bingham:
+    """The exponential mechanism for one principal direction after the other, drawn exactly."""
+
+    statement = Statement(
+        name="bingham",
+        output=Output.COMPONENTS,
+        additive=False,
+        law="x_i of density exp(c x'Ax) on the unit sphere orthogonal to x_1 .. x_(i-1)",
+        sensitivity="tr VAV': range 2 C² replace-one, C² add-remove; c = epsilon/((k+1) C²), epsilon/(k C²)",
+        claimed="epsilon (pure)",
+        proved="epsilon (pure), epsilon²/8-zCDP",
+        arithmetic=Arithmetic.IDEAL_REAL,
+        cost="k eigendecompositions of d x d, O(sqrt(d)) candidates of d normals each",
+        reference="McSherry & Talwar 2007; theorem in dpdist.mechanisms.exponential",
+        delta=DeltaUse.NONE,
+        options=(COMPONENTS,),
+    )
+
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedBingham:
+        """Return the largest concentration that is proved to keep epsilon.
+
+        Raises
+        ------
+        UsageError
+            If there are not so many components.
+        """
+        count = require_components(query, options)
+        return CalibratedBingham(count, successive_concentration(query, count, loss.epsilon), _proved(query, loss))
+
+
+@dataclass(frozen=True)
+class CalibratedPpca:
+    """A frame of the matrix Bingham law of fixed concentration, or what Gibbs sampling makes of it."""
+
+    size: int
+    count: int
+    concentration: float
+    sweeps: int
+    claim: PrivacyLoss
+    guarantee: Guarantee | None
+
+    @property
+    def noise(self) -> dict[str, Any]:
+        """Law and concentration c, per lattice unit of the moment; ``sweeps`` where the draw is not exact."""
+        public = {"law": "matrix-bingham", "components": self.count, "concentration": self.concentration}
+        return public if self.guarantee else public | {"law": "matrix-bingham-gibbs", "sweeps": self.sweeps}
+
+    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
+        """Draw the frame once; (k, d) orthonormal rows."""
+        if self.count == self.size:
+            return np.ascontiguousarray(haar(self.size, self.count, entropy).T)
+        matrix = self.concentration * moment.matrix()
+        if self.count == 1:
+            return successive(matrix, 1, entropy)
+        return gibbs(matrix, self.count, self.sweeps, entropy)
+
+
+class Ppca:
+    """The exponential mechanism for a subspace as a whole; by Gibbs sampling, as published, beyond one component."""
+
+    statement = Statement(
+        name="ppca",
+        output=Output.COMPONENTS,
+        additive=False,
+        law="V of density exp(c tr VAV') on all k-frames; 1 < k < d: a Gibbs sampler stopped after some sweeps",
+        sensitivity="tr VAV': range 2 C² replace-one, C² add-remove (tight)",
+        claimed="epsilon (pure)",
+        proved="k = 1, k = d: epsilon (pure), epsilon²/8-zCDP; otherwise nothing",
+        arithmetic=Arithmetic.IDEAL_REAL,
+        cost="k = 1: one eigendecomposition of d x d; otherwise k of d-k+1 per sweep",
+        reference="Chaudhuri, Sarwate & Sinha 2013, algorithm 2; sampler of Hoff 2009",
+        delta=DeltaUse.NONE,
+        options=(COMPONENTS, _SWEEPS),
+        replacement="bingham",
+    )
+
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedPpca:
+        """Return the largest concentration whose exact law keeps epsilon.
+
+        Raises
+        ------
+        UsageError
+            If there are not so many components, or no sweep is asked for.
+        """
+        count = require_components(query, options)
+        if options["sweeps"] < 1:
+            raise UsageError("The Gibbs sampler needs at least one sweep (--option sweeps=...).")
+        return CalibratedPpca(
+            size=query.size,
+            count=count,
+            concentration=loss.epsilon / query.nuclear,
+            sweeps=options["sweeps"],
+            claim=loss,
+            guarantee=_proved(query, loss) if count in {1, query.size} else None,
+        )
+
+
+def _proved(query: LatticeQuery, loss: PrivacyLoss) -> Guarantee:
+    return Guarantee(
+        neighbours=query.neighbours,
+        loss=loss,
+        mu_squared=None,
+        arithmetic=Arithmetic.IDEAL_REAL,
+        proof="dpdist.mechanisms.exponential",
+        bounded_range=True,
+    )
+
+
+MECHANISMS: tuple[Mechanism, ...] = (Ppca(), Bingham())
