@@ -1,0 +1,159 @@
+"""`jl`: the second moment of r random combinations of the rows (Blocki, Blum, Datta & Sheffet 2012; Sheffet 2015).
+
+**Law.** ``Y = (1/r) sum_k y_k y_k^T`` with ``y_1, ..., y_r`` independent ``N(0, M + w² I)``: Johnson-Lindenstrauss
+projections of the rows, to which w times the unit vectors were appended. It is Wishart with r degrees of freedom,
+over r, positive semidefinite, ``E Y = M + w² I``. The ridge is not subtracted: that is post-processing, and
+``mean_diagonal`` states it. The error is multiplicative, about ``sqrt(d/r)`` of M: more rows do not reduce it.
+
+**Guarantee.** :mod:`dpdist.privacy.jl_profile` proves the exact profile for both relations; delta falls as w²/C²
+grows. ``ridge=exact`` takes the least w² that keeps (epsilon, delta). The published ones, in units of C²,
+
+    published:  w = 16 sqrt(r ln(2/delta)) ln(16 r / delta) / epsilon        (Blocki et al. 2012),
+    sheffet:    w² = 4 (sqrt(2 r ln(4/delta)) + ln(4/delta)) / epsilon       (Sheffet 2015),
+
+are larger, and private at any epsilon of practice; what is proved is the profile at the ridge as drawn. With
+epsilon in the thousands Sheffet's is not private as claimed. Only normal projections are covered: sparse ones are not
+private in general.
+
+**Arithmetic.** A Cholesky factor of ``M + w² I`` in float64 times normals of 40 fractional bits, rounded to the
+lattice: `ideal-real`. The ridge keeps the factor from breaking down (n rows of d columns round M by about
+``n d 2^-53`` C²), and what lies beyond int64 is cut off, so no row can make the draw fail.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from dpdist.errors import UsageError
+from dpdist.mechanisms.base import DeltaUse, ExactMoment, Kind, Mechanism, Option, Output, Statement
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.noise.entropy import Entropy
+from dpdist.noise.floats import normals
+from dpdist.privacy.guarantee import ATTO, Arithmetic, Guarantee, PrivacyLoss
+from dpdist.privacy.jl_profile import MAX_RIDGE, least_ridge, profile
+from dpdist.triangle import Triangle, rounded
+
+_BLOCK = 1 << 22
+"""Normals held at a time."""
+
+
+@dataclass(frozen=True)
+class CalibratedProjection:
+    """The second moment of ``sketch`` normal combinations of rows and ridge, over their number.
+
+    Parameters
+    ----------
+    size, sketch
+        Columns d and combinations r.
+    ridge
+        w², in lattice units.
+    guarantee, claim
+        What is proved at this ridge (None: nothing), and what was asked for.
+    """
+
+    size: int
+    sketch: int
+    ridge: int
+    guarantee: Guarantee | None
+    claim: PrivacyLoss
+
+    @property
+    def noise(self) -> dict[str, Any]:
+        """Law, number of combinations and ridge, in lattice units; ``mean_diagonal`` is the ridge."""
+        return {
+            "law": "wishart-of-the-moment",
+            "sketch": self.sketch,
+            "ridge": self.ridge,
+            "mean_diagonal": float(self.ridge),
+        }
+
+    def answer(self, moment: ExactMoment, entropy: Entropy) -> Triangle:
+        """Draw Y once; packed triangle, int64."""
+        factor = np.linalg.cholesky(moment.matrix() + float(self.ridge) * np.eye(self.size))
+        inner = np.zeros((self.size, self.size))
+        block = max(1, _BLOCK // self.size)
+        for start in range(0, self.sketch, block):
+            count = min(block, self.sketch - start)
+            draws = normals(self.size * count, entropy).reshape(self.size, count)
+            inner += draws @ draws.T
+        return rounded(factor @ inner @ factor.T / self.sketch)
+
+
+def published_ridge(rule: str, loss: PrivacyLoss, sketch: int) -> float:
+    """Return the ridge of a paper, `published` or `sheffet`, in units of C²."""
+    epsilon, delta = loss.epsilon, loss.delta
+    if rule == "published":
+        return (16 * math.sqrt(sketch * math.log(2 / delta)) * math.log(16 * sketch / delta) / epsilon) ** 2
+    return 4 * (math.sqrt(2 * sketch * math.log(4 / delta)) + math.log(4 / delta)) / epsilon
+
+
+def _guarantee(query: LatticeQuery, loss: PrivacyLoss, sketch: int, ridge: int) -> Guarantee | None:
+    true_delta = profile(query.neighbours, query.size, sketch)(loss.epsilon, query.bound / ridge)
+    atto = max(loss.delta_atto, math.ceil(Fraction(true_delta) * ATTO))
+    if atto >= ATTO:
+        return None
+    return Guarantee(
+        neighbours=query.neighbours,
+        loss=PrivacyLoss(loss.epsilon_micro, atto),
+        mu_squared=None,
+        arithmetic=Arithmetic.IDEAL_REAL,
+        proof="dpdist.privacy.jl_profile",
+    )
+
+
+class Projection:
+    """Normal Johnson-Lindenstrauss projections of the rows, with a ridge."""
+
+    statement = Statement(
+        name="jl",
+        output=Output.SECOND_MOMENT,
+        additive=False,
+        law="W_d(r, M + w² I) / r",
+        sensitivity="gain C²/w² of a row over the ridge; worst rows orthogonal (tight)",
+        claimed="(epsilon, delta)",
+        proved="(epsilon, delta) by the exact profile; the published ridge is about 10⁷ times the needed one",
+        arithmetic=Arithmetic.IDEAL_REAL,
+        cost="r d normals, a d x d x r product, a Cholesky factor",
+        reference="Blocki, Blum, Datta & Sheffet 2012; Sheffet 2015; exact ridge: dpdist.privacy.jl_profile",
+        delta=DeltaUse.REQUIRED,
+        options=(
+            Option("sketch", Kind.INTEGER, "number r of random combinations; the relative error is about sqrt(d/r)"),
+            Option(
+                "ridge",
+                Kind.WORD,
+                "the least private one, or that of a paper",
+                "exact",
+                ("exact", "published", "sheffet"),
+            ),
+        ),
+        replacement="jl with ridge=exact",
+    )
+
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedProjection:
+        """Return the projection with the ridge that was asked for.
+
+        Raises
+        ------
+        UsageError
+            If the number of combinations is not between 1 and 10⁵, or the ridge exceeds 2^60 lattice units.
+        """
+        sketch, rule = options["sketch"], options["ridge"]
+        if rule == "exact":
+            ridge = least_ridge(loss, query.neighbours, query.size, sketch, query.bound)
+        else:
+            ridge = math.ceil(published_ridge(rule, loss, sketch) * query.bound)
+            if ridge > MAX_RIDGE:
+                raise UsageError(
+                    f"At {loss} and a norm bound of {query.bound} lattice units the ridge exceeds 2^60 units: take "
+                    "fewer grid bits (--grid-bits) or the exact ridge (--option ridge)."
+                )
+        return CalibratedProjection(query.size, sketch, ridge, _guarantee(query, loss, sketch, ridge), loss)
+
+
+MECHANISMS: tuple[Mechanism, ...] = (Projection(),)

@@ -1,0 +1,249 @@
+"""`mvg`, `mvg-psd`, `mvg-exact`: matrix-variate Gaussian noise (Chanyaswad, Dytso, Poor & Mittal 2018).
+
+**Law.** ``N = Sigma^{1/2} G Psi^{1/2}``, G a d x d matrix of independent standard normals, released as the symmetric
+part of M + N. `mvg`: Psi = I (unimodal directional noise, theorem 2). `mvg-psd`: Sigma = Psi (equimodal, theorem 3).
+`mvg-exact`: Sigma = Psi, any public shape, scaled to the guarantee below.
+
+**Published conditions.** With s the Frobenius sensitivity, ``gamma = sup |M|_F <= rows C²``, H and H' the sums of 1/i
+and 1/sqrt(i) for i <= d, ``zeta² = d² + 2 sqrt(d² L) + 2 L`` with ``L = ln(1/delta)`` (so that
+``|G|_F <= zeta`` but with probability delta; Laurent & Massart 2000, lemma 1), the release is claimed to be
+(epsilon, delta) if ``phi <= 4 epsilon / (b + sqrt(b² + 8 a epsilon))``, ``b = 2 sqrt(d) zeta H s``, where
+
+    theorem 2:  a = (H + H') gamma² + 2 H gamma s,   phi² = |spectrum of Sigma^{-1}|_2 |spectrum of Psi^{-1}|_2,
+    theorem 3:  a = 4 H gamma s,                     phi  = |spectrum of Sigma^{-1}|_2.
+
+The paper prints zeta without the root; its proof needs only the root, which gives less noise.
+
+**Guarantee.** gamma, and so `rows`, plays no role in the true privacy. The loss between moments that differ by D
+is that of a Gaussian with ``mu = |Sigma^{-1/2} D Psi^{-1/2}|_F``. Let ``p1 >= p2`` be the largest eigenvalues of
+``P = Sigma^{-1}`` (p2 = 0 if d = 1) and ``D = v v^T - w w^T``, ``|v|², |w|² <= S``. D has a positive and a negative
+eigenvalue, x and -y, with x, y in [0, S] (Weyl) and orthonormal eigenvectors U = (u1, u2); ``Q = U^T P U``.
+
+* Psi = I: ``mu² = tr(P D²) = x² Q11 + y² Q22 <= S² tr Q <= S² (p1 + p2)`` (Ky Fan).
+* Sigma = Psi: ``mu² = tr(P D P D) = x² Q11² + y² Q22² - 2 x y Q12² <= S² |Q|_F² <= S² (p1² + p2²)``, because the
+  eigenvalues of Q are below p1 and p2 (Cauchy interlacing).
+
+One row more or fewer has y = 0: ``S² p1`` and ``S² p1²``. ∎ All four are attained by rows of full norm along the
+eigenvectors of p1 and p2, also by the symmetric part alone: there v v^T - w w^T is diagonal in the eigenbasis of
+Sigma, and symmetrising leaves the diagonal as it is. So the release is exactly mu-GDP, and only the two directions of
+least noise matter: noise beyond theirs anywhere else buys nothing, and for rows in a ball isotropic noise is best
+(then `mvg-exact` has the law of `gaussian`). The published conditions ask for 10² to 10⁶ times the noise.
+
+**Arithmetic.** Normals of 40 fractional bits, float64 products, rounded to the lattice before they are added: the label
+is `ideal-real`. The scales are those drawn, and mu² is raised by 2^-30 for the rounding of the directions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from dpdist.errors import UsageError
+from dpdist.mechanisms.base import Additive, DeltaUse, Kind, Mechanism, Option, Output, Statement
+from dpdist.mechanisms.directions import ALLOCATION_OPTIONS, Matrix, covariance_spectrum, orthonormal, precisions
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.noise.entropy import Entropy
+from dpdist.noise.floats import normals
+from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
+from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.triangle import Triangle, rounded
+
+_MAX_DEVIATION = 2.0**56
+"""Largest standard deviation of an entry: sixteen of them stay below the 2^60 units that are allowed."""
+_MARGIN = 1 + Fraction(1, 2**30)
+"""Covers directions orthonormal, and square roots taken, to float64 only."""
+_UNIT = 2**160
+"""mu² is rounded up to a multiple of its inverse."""
+
+
+@dataclass(frozen=True, eq=False)
+class CalibratedMatrixGaussian(Additive):
+    """The symmetric part of matrix-variate Gaussian noise with fixed covariances (see the module for the law).
+
+    Parameters
+    ----------
+    eigenvalues
+        Of Sigma, (d,): in squared lattice units if one-sided, else in lattice units.
+    directions
+        Its eigenvectors as columns, (d, d), or None for the coordinate axes.
+    two_sided
+        Whether Psi = Sigma; else Psi = I.
+    guarantee, claim
+        What is proved, and what the condition it was calibrated by promises.
+    """
+
+    eigenvalues: Matrix
+    directions: Matrix | None
+    two_sided: bool
+    guarantee: Guarantee
+    claim: PrivacyLoss
+
+    @property
+    def noise(self) -> dict[str, Any]:
+        """Law, spectrum of Sigma, and variances in squared lattice units: means over entries where they differ."""
+        values, size = self.eigenvalues, self.eigenvalues.size
+        if self.two_sided:
+            # Var of the symmetric part: Sigma_ii² on, (Sigma_ii Sigma_jj + Sigma_ij²) / 2 off the diagonal
+            squares = values @ values if self.directions is None else np.sum((self.directions**2 @ values) ** 2)
+            on = float(squares) / size
+            off = (float(values.sum() ** 2 + values @ values) / 2 - float(squares)) / max(1, size * (size - 1))
+        else:
+            # Sigma_ii on, (Sigma_ii + Sigma_jj) / 4 off the diagonal
+            on = float(values.mean())
+            off = on / 2
+        return {
+            "law": "matrix-variate-gaussian",
+            "row_covariance_spectrum": values.tolist(),
+            "column_covariance": "the same" if self.two_sided else "identity",
+            "variance_diagonal": on,
+            "variance_off_diagonal": off,
+        }
+
+    def draw(self, entropy: Entropy) -> Triangle:
+        """Draw the symmetric part once; packed triangle, int64."""
+        size = self.eigenvalues.size
+        root = np.sqrt(self.eigenvalues)
+        draws = normals(size * size, entropy).reshape(size, size) * root[:, None]
+        if self.two_sided:
+            draws *= root
+        if self.directions is not None:
+            draws = self.directions @ draws
+            draws = draws @ self.directions.T if self.two_sided else draws
+        return rounded(draws)
+
+
+def _mu_squared(query: LatticeQuery, eigenvalues: Matrix, *, two_sided: bool) -> Fraction:
+    """Return mu² by the theorem of the module, rounded up."""
+    count = 2 if query.neighbours is Neighbours.REPLACE_ONE else 1
+    least = [Fraction(float(value)) for value in np.sort(eigenvalues)[:count]]
+    exact = query.bound**2 * sum((1 / value ** (2 if two_sided else 1) for value in least), Fraction(0))
+    return Fraction(math.ceil(exact * _MARGIN * _UNIT), _UNIT)
+
+
+def _calibrated(
+    query: LatticeQuery, loss: PrivacyLoss, eigenvalues: Matrix, directions: Matrix | None, *, two_sided: bool
+) -> CalibratedMatrixGaussian:
+    """Put the noise and what is proved of it together.
+
+    Raises
+    ------
+    UsageError
+        If the noise leaves the 64-bit lattice.
+    """
+    largest = float(eigenvalues.max())
+    if not (largest if two_sided else math.sqrt(largest)) < _MAX_DEVIATION:
+        raise UsageError(
+            f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units the noise leaves the "
+            "64-bit lattice: take fewer grid bits (--grid-bits), a larger epsilon or a less uneven allocation."
+        )
+    mu_squared = _mu_squared(query, eigenvalues, two_sided=two_sided)
+    true_delta = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared)
+    proved = PrivacyLoss(loss.epsilon_micro, max(loss.delta_atto, math.ceil(Fraction(true_delta) * ATTO)))
+    guarantee = Guarantee(query.neighbours, proved, mu_squared, Arithmetic.IDEAL_REAL, "dpdist.mechanisms.mvg")
+    return CalibratedMatrixGaussian(eigenvalues, directions, two_sided, guarantee, loss)
+
+
+def published_norm(query: LatticeQuery, loss: PrivacyLoss, rows: int, *, two_sided: bool) -> float:
+    """Return the largest phi the published theorems allow, in units where C = 1 (see the module)."""
+    d, epsilon, log = query.size, loss.epsilon, -math.log(loss.delta)
+    sensitivity = math.sqrt(query.frobenius_squared) / query.bound
+    zeta = math.sqrt(d * d + 2 * d * math.sqrt(log) + 2 * log)
+    harmonic = math.fsum(1 / i for i in range(1, d + 1))
+    roots = math.fsum(i**-0.5 for i in range(1, d + 1))
+    b = 2 * math.sqrt(d) * zeta * harmonic * sensitivity
+    if two_sided:
+        a = 4 * harmonic * rows * sensitivity
+    else:
+        a = (harmonic + roots) * float(rows) ** 2 + 2 * harmonic * rows * sensitivity
+    return 4 * epsilon / (b + math.sqrt(b * b + 8 * a * epsilon))
+
+
+class Published:
+    """Matrix-variate noise by the paper's condition: theorem 3 if two-sided, else theorem 2."""
+
+    def __init__(self, *, two_sided: bool) -> None:
+        self._two_sided = two_sided
+        self.statement = Statement(
+            name="mvg-psd" if two_sided else "mvg",
+            output=Output.SECOND_MOMENT,
+            additive=True,
+            law=f"symmetric part of Sigma^{{1/2}} G{' Sigma^{1/2}' if two_sided else ''}, G normal; directional",
+            sensitivity="Frobenius: sqrt(2) C² replace-one, C² add-remove (tight), and |M|_F <= rows C²",
+            claimed="(epsilon, delta)",
+            proved="(epsilon, delta), exactly mu-GDP with far smaller mu: gaussian needs a hundredth of the noise or "
+            "less; rows plays no role in the true privacy",
+            arithmetic=Arithmetic.IDEAL_REAL,
+            cost="d² normals" + (", two d x d products with directions" if two_sided else ", one d x d product"),
+            reference="Chanyaswad, Dytso, Poor & Mittal 2018, theorem " + ("3" if two_sided else "2"),
+            delta=DeltaUse.REQUIRED,
+            options=(
+                Option("rows", Kind.INTEGER, "a public upper bound on the number of rows, for |M|_F <= rows C²"),
+                *ALLOCATION_OPTIONS,
+            ),
+        )
+
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedMatrixGaussian:
+        """Return the noise that meets the published condition with equality, spread as the options say.
+
+        Raises
+        ------
+        UsageError
+            If the options make no sense for this query, or the noise leaves the lattice.
+        """
+        if options["rows"] < 1:
+            raise UsageError("The bound on the number of rows must be at least 1 (--option rows).")
+        phi = published_norm(query, loss, options["rows"], two_sided=self._two_sided)
+        directions = orthonormal(options["directions"], query.size)
+        if self._two_sided:
+            # noise of variance sigma² between equal directions: x = 1 / sigma², sum x = phi²
+            eigenvalues = query.bound / np.sqrt(precisions(phi**2, 1, query.size, options))
+        else:
+            # noise of variance sigma along a direction: x = 1 / sigma, sqrt(sum x²) sqrt(d) = phi²
+            eigenvalues = float(query.bound) ** 2 / precisions(phi**4 / query.size, 2, query.size, options)
+        return _calibrated(query, loss, eigenvalues, directions, two_sided=self._two_sided)
+
+
+class Exact:
+    """Matrix-variate noise of a public shape, scaled to meet (epsilon, delta) exactly."""
+
+    statement = Statement(
+        name="mvg-exact",
+        output=Output.SECOND_MOMENT,
+        additive=True,
+        law="symmetric part of c Sigma^{1/2} G Sigma^{1/2}, G normal, Sigma public",
+        sensitivity="|Sigma^{-1/2} D Sigma^{-1/2}|_F: C² sqrt(p1² + p2²) replace-one, C² p1 add-remove (tight), "
+        "p the largest eigenvalues of Sigma^{-1}",
+        claimed="(epsilon, delta)",
+        proved="(epsilon, delta), exactly mu-GDP; only the two smallest eigenvalues of Sigma count, so for rows in a "
+        "ball Sigma = I, which is gaussian, dominates every other",
+        arithmetic=Arithmetic.IDEAL_REAL,
+        cost="d² normals, two d x d products",
+        reference="theorem in dpdist.mechanisms.mvg; law of Chanyaswad, Dytso, Poor & Mittal 2018",
+        delta=DeltaUse.REQUIRED,
+        options=(Option("sigma", Kind.MATRIX, "d x d, public, symmetric, positive definite; left out: identity", ()),),
+    )
+
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedMatrixGaussian:
+        """Return the least multiple of Sigma that keeps (epsilon, delta).
+
+        Raises
+        ------
+        UsageError
+            If Sigma is not a covariance of this size, or the noise leaves the lattice.
+        """
+        shape, directions = covariance_spectrum(options["sigma"], query.size)
+        shape = shape / shape[0]
+        sensitivity = math.sqrt(_mu_squared(query, shape, two_sided=True))
+        scale = sensitivity * gaussian_sigma(loss) * (1 + 2.0**-29)  # the margin of mu² and the rounding of the scales
+        found = _calibrated(query, loss, scale * shape, directions, two_sided=True)
+        if found.guarantee.loss != loss:
+            raise AssertionError("the margin covers the rounding of the scales")
+        return found
+
+
+MECHANISMS: tuple[Mechanism, ...] = (Published(two_sided=False), Published(two_sided=True), Exact())
