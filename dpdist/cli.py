@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +18,9 @@ import click
 
 from dpdist import __version__, config, jobs, pipeline
 from dpdist.errors import DpdistError, UsageError
+from dpdist.mechanisms.attack import AuditTask
 from dpdist.mechanisms.registry import MECHANISMS
+from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.release.request import Centring
@@ -59,6 +61,26 @@ def _json_option(command: Command) -> Command:
 def _cluster_options(command: Command) -> Command:
     command = click.option("--workers", type=int, help="Local worker processes [default: one per core].")(command)
     return click.option("--scheduler", help="Address of an existing Dask scheduler.")(command)
+
+
+def _neighbours_option(command: Command) -> Command:
+    return click.option(
+        "--neighbours",
+        type=click.Choice([n.value for n in Neighbours]),
+        default=Neighbours.REPLACE_ONE.value,
+        show_default=True,
+    )(command)
+
+
+def _mechanism_options(command: Command) -> Command:
+    command = click.option("--arithmetic", help="Short for --option arithmetic=..., where there is a choice.")(command)
+    return click.option(
+        "--option", "options", multiple=True, metavar="NAME=VALUE", help="A parameter of the mechanism; repeatable."
+    )(command)
+
+
+def _options(options: Sequence[str], arithmetic: str | None) -> dict[str, str]:
+    return config.options_from([*options, *([f"arithmetic={arithmetic}"] if arithmetic else [])])
 
 
 def _budget_options(command: Command) -> Command:
@@ -133,12 +155,7 @@ def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
     type=click.Choice(list(MECHANISMS)),
     help="[default: gaussian with --delta, else two-sided-wishart]",
 )
-@click.option(
-    "--neighbours",
-    type=click.Choice([n.value for n in Neighbours]),
-    default=Neighbours.REPLACE_ONE.value,
-    show_default=True,
-)
+@_neighbours_option
 @click.option(
     "--centre",
     default=Centring.NONE.value,
@@ -146,10 +163,7 @@ def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
     help="none, private, or a file with a public centre and scale.",
 )
 @click.option("--grid-bits", type=int, default=16, show_default=True, help="The clip norm is 2^B grid steps.")
-@click.option(
-    "--option", "options", multiple=True, metavar="NAME=VALUE", help="A parameter of the mechanism; may be repeated."
-)
-@click.option("--arithmetic", help="Short for --option arithmetic=..., of mechanisms that offer a choice.")
+@_mechanism_options
 @click.option("--for-reproduction", is_flag=True, help="Allow a mechanism that is not private as claimed; no ledger.")
 @click.option("--id", "name", help="Release id [default: follows from data set and parameters].")
 @click.option("--ledger", type=_PATH, help="The budget's folder [default: ROWS with the suffix .ledger].")
@@ -171,7 +185,7 @@ def release(
     request = config.request_from(
         epsilon=epsilon, delta=delta, clip=clip, mechanism=mechanism, neighbours=neighbours, centre=centre,
         grid_bits=grid_bits, period="", name=name, folder=Path(), for_reproduction=for_reproduction,
-        options=config.options_from([*options, *([f"arithmetic={arithmetic}"] if arithmetic else [])]),
+        options=_options(options, arithmetic),
     )  # fmt: skip
     cluster = pipeline.Cluster(scheduler, workers, trusted_worker=trusted == "worker")
     outcome = pipeline.release_rows(rows, release, request, ledger=ledger, cluster=cluster)
@@ -230,6 +244,39 @@ def mechanisms(as_json: bool) -> None:
         click.echo(f"{s.name}")
         for field in ("output", "law", "sensitivity", "claimed", "proved", "arithmetic", "cost", "reference"):
             click.echo(f"  {field:<12} {getattr(s, field)}")
+
+
+@cli.command("audit")
+@click.argument("mechanism", type=click.Choice(list(MECHANISMS)))
+@click.option("--epsilon", required=True, help="The epsilon that is claimed.")
+@click.option("--delta", help="The delta that is claimed; none for pure differential privacy.")
+@click.option("--d", "columns", type=click.IntRange(1), default=3, show_default=True, help="Columns of the tables.")
+@click.option("--draws", type=int, default=20_000, show_default=True, help="Draws from each of the two tables.")
+@click.option("--confidence", type=float, default=0.999, show_default=True, help="Of each bound.")
+@_neighbours_option
+@_mechanism_options
+@_cluster_options
+@click.option("--plot", type=_PATH, help="Draw the privacy profile, claimed, proved and measured, to this picture.")
+@_json_option
+def audit_command(
+    mechanism: str, epsilon: str, delta: str | None, columns: int, draws: int, confidence: float, neighbours: str,
+    options: tuple[str, ...], arithmetic: str | None, scheduler: str | None, workers: int | None, plot: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Attack MECHANISM on synthetic tables and bound its epsilon and delta from below. Touches no ledger."""
+    from dpdist import audit  # noqa: PLC0415 - scipy's distributions are slow to import, and only needed here
+
+    request = config.request_from(
+        epsilon=epsilon, delta=delta, clip=1.0, mechanism=mechanism, neighbours=neighbours, centre="none",
+        grid_bits=16, period="", name=None, folder=Path(), options=_options(options, arithmetic),
+    )  # fmt: skip
+    bound = request.bound(columns)
+    query = LatticeQuery(bound.width, bound.norm_bound, request.neighbours)
+    task = AuditTask(mechanism, query, request.loss, dict(request.options), draws)
+    result = audit.run(task, 1 - confidence, pipeline.Cluster(scheduler, workers))
+    if plot is not None:
+        audit.plot(result, plot)
+    _answer(as_json, {**result.to_json(), "plot": plot and str(plot)}, result.words())
 
 
 @cli.group()
