@@ -12,7 +12,16 @@ from typing import Any
 
 from dpdist import engine
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.moment.total import add_partials, partition_moment, plan, require_summable
+from dpdist.moment.operator import Matrix, MomentProducts, ProductTask, partition_product
+from dpdist.moment.total import (
+    MomentPlan,
+    Partial,
+    add_partials,
+    complete,
+    partition_moment,
+    plan,
+    require_summable,
+)
 from dpdist.pca import model as models
 from dpdist.pca import projection
 from dpdist.pca.spectrum import components
@@ -220,6 +229,8 @@ def release_rows(
     require_summable(table, request.bound(table.columns))
     account = (ledger or default_ledger(rows)).absolute()
     transaction = trusted.Transaction(request, table, account, target.absolute())
+    if request.by_products and where.trusted_worker:
+        raise UsageError("Products are multiplied round by round from this process: leave --trusted worker out.")
     if request.for_reproduction:
         return _reproduced(transaction, where, ledger)
     if not where.trusted_worker:
@@ -253,24 +264,49 @@ def _reproduced(transaction: trusted.Transaction, where: Cluster, ledger: Path |
     if not there:
         with engine.connected(where.scheduler, where.workers, trusted_worker=where.trusted_worker) as cluster_engine:
             cluster_engine.require_path(transaction.table.path / "zarr.json")
-            cluster_engine.trusted(trusted.reproduce, transaction, sums=_sums(cluster_engine, transaction))
+            _compute(cluster_engine, transaction)
     return Outcome(open_release(transaction.target), transaction.target, fresh=not there)
 
 
-def _sums(cluster_engine: engine.Engine, transaction: trusted.Transaction) -> list[Any]:
-    """Sum the rows on the workers; the last few sums stay there."""
-    table = transaction.table
-    moment = plan(table, transaction.request.bound(table.columns), len(cluster_engine.workers))
-    return cluster_engine.reduce(partition_moment, add_partials, moment.groups, "Summing rows")
-
-
 def _compute(cluster_engine: engine.Engine, transaction: trusted.Transaction) -> None:
-    """Sum the rows on the workers and commit the release at the trusted node."""
+    """Sum the rows on the workers and conclude the release at the trusted node."""
+    if transaction.request.by_products:
+        trusted.conclude(transaction, MomentProducts(_product(cluster_engine, transaction)))
+        return
+    moment = _plan(cluster_engine, transaction)
     try:
-        cluster_engine.trusted(trusted.finalise, transaction, sums=_sums(cluster_engine, transaction))
+        sums = cluster_engine.reduce(partition_moment, add_partials, moment.groups, "Summing rows")
+        cluster_engine.trusted(trusted.finalise, transaction, sums=sums)
     except DataError:
-        cluster_engine.trusted(trusted.abort, transaction)
+        if not transaction.request.for_reproduction:
+            cluster_engine.trusted(trusted.abort, transaction)
         raise
+
+
+def _plan(cluster_engine: engine.Engine, transaction: trusted.Transaction) -> MomentPlan:
+    table = transaction.table
+    return plan(table, transaction.request.bound(table.columns), len(cluster_engine.workers))
+
+
+def _product(cluster_engine: engine.Engine, transaction: trusted.Transaction) -> Callable[[Matrix], Matrix]:
+    """Return the function that multiplies the moment on the workers; what they are sent is already noisy.
+
+    Noise of a first round may be out when a later one fails, so a failure refunds nothing: the same command resumes.
+    """
+    groups = _plan(cluster_engine, transaction).groups
+
+    def product(vectors: Matrix) -> Matrix:
+        tasks = [[ProductTask(partition, vectors) for partition in group] for group in groups]
+        sums = cluster_engine.reduce(partition_product, add_partials, tasks, "Multiplying rows")
+        found: Matrix = cluster_engine.trusted(_completed, transaction.table, sums=sums)
+        return found
+
+    return product
+
+
+def _completed(table: RowsTable, *partials: Partial) -> Matrix:
+    values: Matrix = complete(table, partials).values
+    return values
 
 
 def fit_components(release: Path, target: Path, count: int) -> models.Model:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.errors import UsageError
-
 Triangle = npt.NDArray[np.int64]
 """Row by row: entry (i, j), i <= j, stands at ``i size - i(i-1)/2 + (j - i)``."""
-_LIMIT = 2.0**60
-"""The moment stays below 3 2^61, so its sum with noise below this stays in int64."""
+_LARGEST = float(np.nextafter(2.0**63, 0))
 
 
 def packed(matrix: npt.NDArray[np.generic]) -> Triangle:
@@ -39,17 +36,10 @@ def unpacked(triangle: Triangle, size: int) -> npt.NDArray[np.int64]:
 def rounded(matrix: npt.NDArray[np.float64]) -> Triangle:
     """Round the symmetric part of a (d, d) matrix of lattice units to the lattice and pack it.
 
-    Rounding a released number is post-processing, so a guarantee about the real number carries over.
-
-    Raises
-    ------
-    UsageError
-        If an entry lies beyond 2^60 units. Callers bound their noise beforehand, so that this depends on noise only.
+    Rounding a released number, or cutting it off where int64 ends, is post-processing, so a guarantee about the real
+    number carries over. A refusal that depended on the released number would be a leak.
     """
-    symmetric = np.rint((matrix + matrix.T) / 2)
-    if not np.abs(symmetric).max() < _LIMIT:
-        raise UsageError("The noise leaves the 64-bit lattice: take fewer grid bits (--grid-bits) or a larger epsilon.")
-    return packed(symmetric)
+    return packed(np.clip(np.rint((matrix + matrix.T) / 2), -_LARGEST, _LARGEST))
 
 
 def diagonal_positions(size: int) -> npt.NDArray[np.intp]:

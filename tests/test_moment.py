@@ -66,13 +66,13 @@ def test_any_chunking_partitioning_order_and_retry_gives_the_same_bits(
             again = [partition_moment(task) for task in group]
             shuffled.shuffle(partials)
             once = add_partials(partials)
-            assert np.array_equal(add_partials(again).triangle, once.triangle)
-            assert np.array_equal(add_partials(partials).triangle, once.triangle)
+            assert np.array_equal(add_partials(again).values, once.values)
+            assert np.array_equal(add_partials(partials).values, once.values)
             sums.append(once)
         shuffled.shuffle(sums)
         found = complete(table, sums)
     assert found.rows == rows
-    assert np.array_equal(found.triangle, reference(data, bound))
+    assert np.array_equal(found.values, reference(data, bound))
 
 
 @pytest.mark.parametrize("bits", [16, 20, 24])
@@ -114,7 +114,7 @@ def partial(start: int, stop: int, rows: int = 1) -> Partial:
 def test_partials_are_never_added_in_place() -> None:
     left, right = partial(0, 1), partial(1, 2)
     add_partials([left, right])
-    assert left.triangle.tolist() == right.triangle.tolist() == [1, 1, 1]
+    assert left.values.tolist() == right.values.tolist() == [1, 1, 1]
 
 
 def test_a_chunk_that_comes_twice_is_refused() -> None:
@@ -138,7 +138,7 @@ def test_a_sum_that_misses_a_chunk_or_a_row_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DpdistError, match="before any noise"):
         complete(table, partials[:-1])
     with pytest.raises(DpdistError, match="before any noise"):
-        complete(table, [Partial(p.triangle, p.rows + 1, p.covered) for p in partials])
+        complete(table, [Partial(p.values, p.rows + 1, p.covered) for p in partials])
 
 
 def test_a_missing_chunk_is_an_error_and_not_zeros(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ import pytest
 from dpdist import engine, pipeline
 from dpdist.errors import DataError, DpdistError, RefusedError
 from dpdist.mechanisms.base import Additive
-from dpdist.moment.total import Partial, partition_moment, plan
+from dpdist.moment.operator import MomentMatrix
+from dpdist.moment.total import Partial, complete, partition_moment, plan
 from dpdist.noise.entropy import Words
 from dpdist.privacy import ledger as ledgers
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
@@ -71,6 +72,11 @@ def transaction(table: RowsTable, tmp_path: Path) -> Transaction:
 def asking(transaction: Transaction, **changes: Any) -> Transaction:
     """Return the transaction with another request."""
     return replace(transaction, request=replace(transaction.request, **changes))
+
+
+def moment_of(transaction: Transaction) -> MomentMatrix:
+    total = complete(transaction.table, partials_of(transaction))
+    return MomentMatrix(total.values, transaction.request.bound(transaction.table.columns).width)
 
 
 def partials_of(transaction: Transaction, per_worker: int = 1) -> list[Partial]:
@@ -155,7 +161,7 @@ def test_a_release_is_the_exact_moment_plus_one_draw_of_the_noise(
     )
     recording = Recording()
     monkeypatch.setattr(trusted, "SYSTEM", recording)
-    archive = trusted._drawn(transaction, tuple(partials_of(transaction)))
+    archive = trusted._drawn(transaction, moment_of(transaction))
     artefact.publish(archive, transaction.target)
     release = open_release(transaction.target)
     replaying = Replaying(recording.drawn)
@@ -330,7 +336,7 @@ def test_an_attempt_that_was_fenced_out_returns_with_the_winners_bytes(
     trusted.reserve(transaction)
     monkeypatch.setattr(trusted, "_WINNER_SECONDS", PATIENCE)
     overtaking = Overtaking(monkeypatch, transaction.ledger, times=1)
-    theirs = trusted._drawn(transaction, tuple(partials_of(transaction)))
+    theirs = trusted._drawn(transaction, moment_of(transaction))
 
     def win() -> None:
         assert overtaking.waiting.wait(PATIENCE)

@@ -52,12 +52,12 @@ def main() -> None:
         moment = plan(table, bound, len(engine.workers))
         sums = engine.reduce(partition_moment, add_partials, moment.groups, "Summing rows")
         total = engine.trusted(lambda *parts: complete(table, parts), sums=sums)
-    exact = unpacked(total.triangle, bound.width).astype(np.float64)
+    exact = unpacked(total.values, bound.width).astype(np.float64)
     for request in requests:
         calibrated = request.calibrated(table.columns)
         captured = []
         for _ in range(chosen.draws):
-            answer = calibrated.answer(MomentMatrix(total.triangle, bound.width), SYSTEM)
+            answer = calibrated.answer(MomentMatrix(total.values, bound.width), SYSTEM)
             if answer.ndim == 1:
                 noisy = unpacked(answer.astype(np.int64, copy=False), bound.width).astype(np.float64)
                 answer = top_eigenpairs(noisy, chosen.components)[1]

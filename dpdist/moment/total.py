@@ -8,16 +8,17 @@ table at the end, so a lost or repeated chunk is an error and not a plausible ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dpdist.errors import DataError, DpdistError
 from dpdist.moment.gram import GramSum
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import ChunkReader, RowsTable, partitions
-from dpdist.triangle import Triangle
 
 _BLOCK_BYTES = 24 << 20
 """Size of the float64 working buffer: a few thousand rows, so that adding d x d products costs little."""
@@ -25,19 +26,19 @@ _BLOCK_BYTES = 24 << 20
 
 @dataclass(frozen=True)
 class Partial:
-    """An exact sum over some chunks.
+    """A sum over some chunks.
 
     Attributes
     ----------
-    triangle
-        Packed ``sum z z^T``, int64.
+    values
+        Packed ``sum z z^T``, int64, exact; or, in a pass that only multiplies, ``sum z (z^T V)``, (d, k) float64.
     rows
         Number of rows in it.
     covered
         Sorted, disjoint, non-adjacent half-open runs of chunk indices.
     """
 
-    triangle: Triangle
+    values: npt.NDArray[Any]
     rows: int
     covered: tuple[tuple[int, int], ...]
 
@@ -107,18 +108,30 @@ def partition_moment(task: MomentTask) -> Partial:
     DataError
         If a chunk is missing, short or altered.
     """
+    sums = GramSum(task.bound.width, task.bound.exact_rows)
+    rows = 0
+    for block in bounded_blocks(task):
+        sums.add(block)
+        rows += block.shape[0]
+    return Partial(sums.total(), rows, ((task.chunks.start, task.chunks.stop),))
+
+
+def bounded_blocks(task: MomentTask) -> Iterator[npt.NDArray[np.float64]]:
+    """Yield the bounded rows of a partition, (r, width) integer-valued float64, in one buffer that is used again.
+
+    Raises
+    ------
+    DataError
+        If a chunk is missing, short or altered.
+    """
     table, bound = task.table, task.bound
     block_rows = max(1, min(table.chunk_rows, bound.exact_rows, _BLOCK_BYTES // (8 * bound.width)))
     buffer = np.empty((block_rows, bound.width))
     reader = ChunkReader(table)
-    sums = GramSum(bound.width, bound.exact_rows)
-    rows = 0
     for index in task.chunks:
         chunk = reader.read(index)
         for start in range(0, chunk.shape[0], block_rows):
-            sums.add(bound.apply(chunk[start : start + block_rows], buffer))
-        rows += chunk.shape[0]
-    return Partial(sums.total(), rows, ((task.chunks.start, task.chunks.stop),))
+            yield bound.apply(chunk[start : start + block_rows], buffer)
 
 
 def add_partials(partials: Sequence[Partial]) -> Partial:
@@ -129,9 +142,9 @@ def add_partials(partials: Sequence[Partial]) -> Partial:
     DpdistError
         If two of them cover the same chunk: it would count twice.
     """
-    total = partials[0].triangle.copy()
+    total = partials[0].values.copy()
     for partial in partials[1:]:
-        total += partial.triangle
+        total += partial.values
     return Partial(total, sum(p.rows for p in partials), _union(run for p in partials for run in p.covered))
 
 

@@ -97,6 +97,11 @@ class ReleaseRequest:
         """What is said of the mechanism in public."""
         return mechanism_named(self.mechanism).statement
 
+    @property
+    def by_products(self) -> bool:
+        """Whether the mechanism was told to work from products with the moment, which is then never formed."""
+        return self.options.get("route") == "products"
+
     def bound(self, columns: int) -> RowBound:
         """Return how rows of so many columns are bounded; private centring appends the constant ``2^(b-1)``.
 

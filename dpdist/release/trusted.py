@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpdist.errors import RefusedError, ResumableError, UsageError
+from dpdist.mechanisms.base import ExactMoment
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM
@@ -98,27 +99,42 @@ def require_place(transaction: Transaction) -> bool:
 
 
 def finalise(transaction: Transaction, *partials: Partial) -> None:
-    """Add the last partials, draw the noise, commit: idempotent, and once whoever else runs it.
+    """Add the last partials and conclude the release.
+
+    Raises
+    ------
+    DpdistError
+        If the partials do not cover the table exactly once. Nothing is drawn then.
+    DpdistError
+        As :func:`conclude`.
+    """
+    total = complete(transaction.table, partials)
+    conclude(transaction, MomentMatrix(total.values, transaction.request.bound(transaction.table.columns).width))
+
+
+def conclude(transaction: Transaction, moment: ExactMoment) -> None:
+    """Draw the noise and commit: idempotent, and once whoever else runs it. A reproduction is published right away.
 
     An attempt that was fenced out discards its draw and waits for the winner; only when the winner died does it
     begin again, with a new draw.
 
     Raises
     ------
-    DpdistError
-        If the partials do not cover the table exactly once. Nothing is drawn then.
     RefusedError
         If the release was aborted meanwhile.
     ResumableError
         If the ledger cannot be written, or others overtake this attempt again and again and die.
     """
+    if transaction.request.for_reproduction:
+        artefact.publish(_drawn(transaction, moment), transaction.target)
+        return
     ledger, release_id = Ledger(transaction.ledger), transaction.release_id
     for _ in range(_ATTEMPTS):
         fence = ledger.begin(release_id)
         if fence is None:
             return
         begun = time.monotonic()
-        archive = _drawn(transaction, partials)
+        archive = _drawn(transaction, moment)
         took = time.monotonic() - begun
         if ledger.commit(release_id, fence, archive):
             return
@@ -128,13 +144,11 @@ def finalise(transaction: Transaction, *partials: Partial) -> None:
     )
 
 
-def _drawn(transaction: Transaction, partials: tuple[Partial, ...]) -> bytes:
-    """Return the archive of one fresh noisy release; nothing of the exact total outlives this call."""
+def _drawn(transaction: Transaction, moment: ExactMoment) -> bytes:
+    """Return the archive of one fresh noisy release; nothing of the exact moment is in it."""
     request, table = transaction.request, transaction.table
     calibrated = request.calibrated(table.columns)
-    bound = request.bound(table.columns)
-    total = complete(table, partials)
-    answer = calibrated.answer(MomentMatrix(total.triangle, bound.width), SYSTEM)
+    answer = calibrated.answer(moment, SYSTEM)
     release = artefact.assemble(
         release_id=transaction.release_id,
         mechanism=request.mechanism,
@@ -142,27 +156,12 @@ def _drawn(transaction: Transaction, partials: tuple[Partial, ...]) -> bytes:
         neighbours=request.neighbours,
         claim=calibrated.claim,
         guarantee=calibrated.guarantee,
-        bound=bound,
+        bound=request.bound(table.columns),
         noise=calibrated.noise,
-        rows=total.rows,
+        rows=table.rows,
         answer=answer,
     )
     return artefact.archived(release)
-
-
-def reproduce(transaction: Transaction, *partials: Partial) -> None:
-    """Publish a release that is not private as claimed: no ledger knows it, and its attributes say so.
-
-    Raises
-    ------
-    UsageError
-        If the request is not for reproduction.
-    DataError
-        If the target cannot be written.
-    """
-    if not transaction.request.for_reproduction:
-        raise UsageError("Only a release for reproduction may do without a ledger.")
-    artefact.publish(_drawn(transaction, partials), transaction.target)
 
 
 def publish(transaction: Transaction) -> None:

@@ -1,0 +1,172 @@
+"""Mechanisms whose claim is not proved, subspaces, and releases by products, from the command to the artefact."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import numpy.typing as npt
+import pytest
+from distributed import LocalCluster
+
+from dpdist import cli, pipeline
+from dpdist.moment.gram import GramSum
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.privacy.ledger import Ledger
+from dpdist.release.artefact import open_release
+from dpdist.rows import dataset
+
+ROWS = np.random.default_rng(5).normal(size=(400, 4)) * [8, 4, 1, 1]
+COMMON = ("--epsilon", "1", "--clip", "20")
+
+
+@pytest.fixture(scope="module")
+def scheduler() -> Iterator[str]:
+    settings = {"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False}
+    with (
+        dask.config.set(settings),
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, protocol="tcp://", host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+        ) as cluster,
+    ):  # fmt: skip
+        yield cluster.scheduler_address
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(dataset, "_TARGET_CHUNK", ROWS[:60].nbytes)  # several chunks
+    np.save(tmp_path / "rows.npy", ROWS)
+    pipeline.ingest_rows(tmp_path / "rows.npy", tmp_path / "rows.zarr", budget=PrivacyLoss.parse("100000", "1e-3"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+class Run:
+    """Runs a command in this process and keeps what it said."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], scheduler: str) -> None:
+        self._monkeypatch, self._capsys, self._scheduler = monkeypatch, capsys, scheduler
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        cluster = ("--scheduler", self._scheduler) if arguments[0] in {"release", "project"} else ()
+        self._monkeypatch.setattr("sys.argv", ["dpdist", *map(str, arguments), *cluster])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        said = self._capsys.readouterr()
+        return int(stop.value.code or 0), said.out, said.err
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], scheduler: str) -> Run:
+    return Run(monkeypatch, capsys, scheduler)
+
+
+def exact() -> npt.NDArray[np.float64]:
+    rows = ROWS * np.minimum(1, 20 / np.linalg.norm(ROWS, axis=1, keepdims=True))
+    product: npt.NDArray[np.float64] = rows.T @ rows
+    return product
+
+
+def test_what_is_not_private_as_claimed_is_refused_with_the_truth_and_what_to_take(here: Path, run: Run) -> None:
+    head = Ledger(here / "rows.ledger").head
+    code, _, said = run("release", "rows.zarr", "release.zarr", *COMMON, "--mechanism", "sn")
+    assert code == 3
+    assert "published as epsilon 1, delta 0" in said
+    assert "delta 0.6321" in said  # 1 - exp(-1)
+    assert "two-sided-wishart" in said
+    assert Ledger(here / "rows.ledger").head == head
+    assert not (here / "release.zarr").exists()
+
+
+def test_a_reproduction_touches_no_ledger_and_says_what_it_is(here: Path, run: Run) -> None:
+    head = Ledger(here / "rows.ledger").head
+    command = ("release", "rows.zarr", "sn.zarr", *COMMON, "--mechanism", "sn", "--for-reproduction")
+    code, out, said = run(*command, "--json")
+    assert code == 0, said
+    assert json.loads(out)["status"] == "not private as claimed"
+    attributes = json.loads((here / "sn.zarr" / "zarr.json").read_text())["attributes"]["dpdist"]
+    assert attributes["status"] == "not private as claimed"
+    assert attributes["claim"] == {"epsilon_micro": 10**6, "delta_atto": 0}
+    assert attributes["guarantee"]["delta_atto"] > 0.63e18
+    assert not open_release(here / "sn.zarr").private_as_claimed
+    code, _, said = run(*command)  # again: it is there
+    assert code == 0
+    assert "NOT PRIVATE AS CLAIMED" in said
+    assert Ledger(here / "rows.ledger").head == head
+
+
+def test_without_noise_the_moment_is_the_exact_one_and_marked(here: Path, run: Run) -> None:
+    code, _, said = run("release", "rows.zarr", "none.zarr", *COMMON, "--mechanism", "none", "--for-reproduction")
+    assert code == 0, said
+    release = open_release(here / "none.zarr")
+    assert release.guarantee is None
+    # 400 rows, each within four steps of 20/2^16 of its place
+    assert np.allclose(release.second_moment, exact(), atol=400 * 2 * 20 * 4 * 20 / 2**16)
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("private as claimed", ("--mechanism", "two-sided-wishart", "--for-reproduction")),
+        ("no ledger", ("--mechanism", "sn", "--for-reproduction", "--ledger", "rows.ledger")),
+        ("no option 'colour'", ("--mechanism", "two-sided-wishart", "--option", "colour=red")),
+        ("components", ("--mechanism", "bingham")),
+        ("components", ("--mechanism", "bingham", "--option", "components=5")),
+        ("components", ("--mechanism", "bingham", "--option", "components=two")),
+        ("once each", ("--mechanism", "bingham", "--option", "components=1", "--option", "components=2")),
+        ("NAME=VALUE", ("--mechanism", "bingham", "--option", "components")),
+        ("mean", ("--mechanism", "bingham", "--option", "components=1", "--centre", "private")),
+        ("arithmetic", ("--mechanism", "two-sided-wishart", "--arithmetic", "float")),
+        ("takes no delta", ("--mechanism", "two-sided-wishart", "--delta", "1e-6")),
+        ("needs a positive delta", ("--mechanism", "gaussian")),
+    ],
+)
+def test_bad_parameters_are_usage_and_cost_nothing(here: Path, run: Run, words: str, options: tuple[str, ...]) -> None:
+    head = Ledger(here / "rows.ledger").head
+    code, _, said = run("release", "rows.zarr", "release.zarr", *COMMON, *options)
+    assert code == 2, said
+    assert re.search(words, said)
+    assert Ledger(here / "rows.ledger").head == head
+    assert not (here / "release.zarr").exists()
+
+
+@pytest.mark.parametrize("route", ["moment", "products"])
+def test_a_subspace_goes_through_the_whole_pipeline(
+    here: Path, run: Run, monkeypatch: pytest.MonkeyPatch, route: str
+) -> None:
+    def formed(*_: Any) -> None:
+        pytest.fail("the d x d moment was formed")
+
+    if route == "products":
+        monkeypatch.setattr(GramSum, "add", formed)
+    options = ("--option", "components=2", "--option", "iterations=8", "--option", f"route={route}")
+    command = ("release", "rows.zarr", "power.zarr", "--epsilon", "10000", "--clip", "20", "--mechanism", "power")
+    code, out, said = run(*command, *options, "--json")
+    assert code == 0, said
+    assert json.loads(out)["status"] == "private"
+    found = open_release(here / "power.zarr").subspace
+    assert found is not None
+    assert found.shape == (2, 4)
+    _, vectors = np.linalg.eigh(exact())
+    assert np.linalg.norm(found @ vectors[:, -2:]) ** 2 > 2 - 1e-3
+    assert len(Ledger(here / "rows.ledger").records) == 1
+    code, out, said = run("pca", "power.zarr", "model.zarr", "--components", "2", "--json")
+    assert (code, json.loads(out)["eigenvalues"]) == (0, None)
+    assert run("project", "rows.zarr", "model.zarr", "scores.zarr")[0] == 0
+    assert run("pca", "power.zarr", "more.zarr", "--components", "3")[0] == 2
+
+
+def test_products_are_not_multiplied_by_a_trusted_worker(here: Path, run: Run) -> None:
+    options = ("--option", "components=2", "--option", "iterations=2", "--option", "route=products")
+    code, _, said = run(
+        "release", "rows.zarr", "power.zarr", *COMMON, "--mechanism", "power", *options, "--trusted", "worker"
+    )
+    assert code == 2
+    assert "--trusted worker" in said
+    assert not Ledger(here / "rows.ledger").records
