@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from dpdist import __version__, config, jobs, pipeline
+from dpdist import __version__, config, jobs, pipeline, tables
+from dpdist.engine import progress_bar
 from dpdist.errors import DpdistError, UsageError
 from dpdist.mechanisms.attack import AuditTask
 from dpdist.mechanisms.registry import MECHANISMS
@@ -119,7 +119,7 @@ def ingest(
     """Write ROWS, a Zarr array, from SOURCE: .npy, .npz, .csv, .csv.gz, .parquet, or a folder of them."""
     budget = _budget(budget_epsilon, budget_delta)
     names = [name.strip() for name in columns.split(",")] if columns is not None else None
-    with _progress("Ingesting") as progress:
+    with progress_bar("Ingesting") as progress:
         table = pipeline.ingest_rows(source, rows, budget=budget, columns=names, progress=progress)
     _answer(
         as_json,
@@ -130,18 +130,6 @@ def ingest(
         f"{rows}: {table.rows} rows of {table.columns} columns, {table.dtype}, {table.chunks} chunks. "
         + (f"Budget {budget} in {pipeline.default_ledger(rows)}." if budget else "No budget declared yet."),
     )  # fmt: skip
-
-
-@contextmanager
-def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar; the function takes what is done and what there is in all."""
-    with click.progressbar(length=0, label=label, file=sys.stderr) as bar:
-
-        def update(done: int, total: int) -> None:
-            bar.length = total
-            bar.update(done - bar.pos)
-
-        yield update
 
 
 @cli.command()
@@ -227,23 +215,23 @@ def project(rows: Path, model: Path, scores: Path, scheduler: str | None, worker
 @_json_option
 def run(job: Path, as_json: bool) -> None:
     """Run a whole job from JOB.toml. Running it again publishes nothing new."""
-    outcome = jobs.run(config.read_job(job), say=_say, progress=_progress)
+    outcome = jobs.run(config.read_job(job), say=_say, progress=progress_bar)
     if as_json:
         click.echo(json.dumps(outcome))
 
 
 @cli.command()
+@click.argument("name", required=False, type=click.Choice(list(MECHANISMS)))
 @_json_option
-def mechanisms(as_json: bool) -> None:
-    """List every mechanism with what is really proved."""
-    statements = [mechanism.statement for mechanism in MECHANISMS.values()]
+def mechanisms(name: str | None, as_json: bool) -> None:
+    """List what every mechanism claims and what is really proved; with NAME, all that is said of one."""
+    statements = [mechanism.statement for mechanism in MECHANISMS.values() if name in {None, mechanism.statement.name}]
     if as_json:
         click.echo(json.dumps({"mechanisms": [asdict(s) for s in statements]}))
-        return
-    for s in statements:
-        click.echo(f"{s.name}")
-        for field in ("output", "law", "sensitivity", "claimed", "proved", "arithmetic", "cost", "reference"):
-            click.echo(f"  {field:<12} {getattr(s, field)}")
+    elif name is None:
+        click.echo(tables.comparison(statements))
+    else:
+        click.echo(tables.details(statements[0]))
 
 
 @cli.command("audit")

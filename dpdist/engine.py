@@ -62,6 +62,21 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on standard error from the first report on: the function takes what is done and what there is."""
+    with ExitStack() as stack:
+        bars: list[Any] = []
+
+        def update(done: int, total: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(click.progressbar(length=total, label=label, file=sys.stderr)))
+            bars[0].length = total
+            bars[0].update(done - bars[0].pos)
+
+        yield update
+
+
 def _guarded(function: Callable[..., Result], *arguments: Any) -> Result:
     """Run a task so that an error carries no value: our own errors pass, of others only type and place remain."""
     try:

@@ -6,7 +6,9 @@ Every step may be repeated. What exists already and is the same is left alone; w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +246,7 @@ def release_rows(
         state = cluster_engine.trusted(trusted.reserve, transaction)
         fresh = state is State.RESERVED
         if fresh:
-            _compute(cluster_engine, transaction)
+            _compute(cluster_engine, transaction, where)
         cluster_engine.trusted(trusted.publish, transaction)
     return Outcome(open_release(target), target, fresh)
 
@@ -264,11 +266,11 @@ def _reproduced(transaction: trusted.Transaction, where: Cluster, ledger: Path |
     if not there:
         with engine.connected(where.scheduler, where.workers, trusted_worker=where.trusted_worker) as cluster_engine:
             cluster_engine.require_path(transaction.table.path / "zarr.json")
-            _compute(cluster_engine, transaction)
+            _compute(cluster_engine, transaction, where)
     return Outcome(open_release(transaction.target), transaction.target, fresh=not there)
 
 
-def _compute(cluster_engine: engine.Engine, transaction: trusted.Transaction) -> None:
+def _compute(cluster_engine: engine.Engine, transaction: trusted.Transaction, where: Cluster) -> None:
     """Sum the rows on the workers and conclude the release at the trusted node."""
     if transaction.request.by_products:
         trusted.conclude(transaction, MomentProducts(_product(cluster_engine, transaction)))
@@ -276,7 +278,12 @@ def _compute(cluster_engine: engine.Engine, transaction: trusted.Transaction) ->
     moment = _plan(cluster_engine, transaction)
     try:
         sums = cluster_engine.reduce(partition_moment, add_partials, moment.groups, "Summing rows")
-        cluster_engine.trusted(trusted.finalise, transaction, sums=sums)
+        with ExitStack() as stack:
+            finalise: Callable[..., None] = trusted.finalise
+            if not where.trusted_worker:
+                bar = stack.enter_context(engine.progress_bar("Drawing noise"))
+                finalise = partial(trusted.finalise, progress=bar)
+            cluster_engine.trusted(finalise, transaction, sums=sums)
     except DataError:
         if not transaction.request.for_reproduction:
             cluster_engine.trusted(trusted.abort, transaction)

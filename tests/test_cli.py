@@ -967,12 +967,26 @@ def test_a_job_that_cannot_be_read_starts_nothing(tmp_path: Path, call: Call, sc
 # Mechanisms, ledgers, help
 
 
-def test_mechanisms_are_listed_in_words_with_claim_and_proof(call: Call) -> None:
+def test_mechanisms_are_listed_in_words_with_claim_and_proof(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     said = call("mechanisms")
     assert (said.code, said.err) == (0, "")
     for mechanism in MECHANISMS.values():
         for text in (mechanism.statement.name, mechanism.statement.claimed, mechanism.statement.proved):
             assert text in said.out
+    # in a terminal the same words are wrapped to its width
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    narrow = call("mechanisms").out
+    assert max(map(len, narrow.splitlines())) <= 100
+
+
+def test_one_mechanism_is_told_with_its_options(call: Call) -> None:
+    said = call("mechanisms", "power-published")
+    assert said.code == 0
+    assert "instead      power" in said.out
+    assert "--option components=..." in said.out
+    assert "required" in said.out
+    assert call("mechanisms", "nothing").code == 2
 
 
 def test_mechanisms_are_listed_in_json_with_every_field_of_the_design(call: Call) -> None:

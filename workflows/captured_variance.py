@@ -1,10 +1,13 @@
-"""How much variance private components capture: an evaluation on public data, not private.
+"""How much variance private components capture, for every mechanism: an evaluation on public data, not private.
 
-The exact second moment of a rows.zarr is computed once on the cluster; noise of each setting is then drawn a number of
-times and the components are scored against the exact ones. Nothing is charged to a ledger and nothing is published,
-because the score is a function of the exact data. Run it on public data only::
+The exact second moment of a rows.zarr is computed once on the cluster; every mechanism then answers a number of times,
+and its components are scored against the exact ones. Nothing is charged to a ledger and nothing is published, because
+the score is a function of the exact data. Run it on public data only::
 
-    python workflows/captured_variance.py rows.zarr --clip 2500 --components 50 gaussian:1:1e-6 two-sided-wishart:10
+    python workflows/captured_variance.py rows.zarr --clip 2500 --components 50 --output mnist
+
+It writes ``mnist.json`` and ``mnist.md``, a table of mechanisms and epsilons. Finished cells are kept, so the same
+command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -12,66 +15,162 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from dpdist.engine import connected
+from dpdist.engine import Engine, connected
+from dpdist.errors import UsageError
+from dpdist.mechanisms.base import DeltaUse
+from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import add_partials, complete, partition_moment, plan
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.spectrum import captured_variance, top_eigenpairs
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows.dataset import open_rows
-from dpdist.triangle import unpacked
+from dpdist.rows.dataset import RowsTable, open_rows
+from dpdist.triangle import Triangle, unpacked
+
+ITERATIONS = 4
+SKETCH = 8000
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One answer to score; it travels to a worker with the public moment."""
+
+    request: ReleaseRequest
+    columns: int
+    triangle: Triangle
+    components: int
+
+
+def options_for(name: str, components: int, rows: int) -> dict[str, Any]:
+    """Return the public parameters with which a mechanism takes part."""
+    values: dict[str, Any] = {
+        "components": components, "iterations": ITERATIONS, "rows": rows, "sketch": SKETCH,
+        "spectrum": (1.0,) * components,
+    }  # fmt: skip
+    needed = {option.name for option in MECHANISMS[name].statement.options if option.default is None}
+    return {option: values[option] for option in needed}
+
+
+def score(draw: Draw) -> npt.NDArray[np.float64]:
+    """Return the captured variance of one answer, shape (1,)."""
+    request, width = draw.request, draw.request.bound(draw.columns).width
+    calibrated = request.calibrated(draw.columns)
+    answer = calibrated.answer(MomentMatrix(draw.triangle, width), SYSTEM)
+    if answer.ndim == 1:
+        noisy = unpacked(answer.astype(np.int64, copy=False), width).astype(np.float64)
+        answer = top_eigenpairs(noisy, draw.components)[1]
+    exact = unpacked(draw.triangle, width).astype(np.float64)
+    return np.array([captured_variance(answer.astype(np.float64, copy=False), exact)])
+
+
+def joined(parts: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+    """Put scores one after the other."""
+    return np.concatenate(parts)
+
+
+def request_for(name: str, epsilon: str, chosen: argparse.Namespace, table: RowsTable) -> ReleaseRequest:
+    """Return the request, as a reproduction where the mechanism is not private as claimed."""
+    takes_delta = MECHANISMS[name].statement.delta is not DeltaUse.NONE
+    common: dict[str, Any] = {
+        "mechanism": name, "loss": PrivacyLoss.parse(epsilon, chosen.delta if takes_delta else "0"),
+        "clip_norm": chosen.clip, "neighbours": Neighbours(chosen.neighbours),
+        "options": options_for(name, chosen.components, table.rows),
+    }  # fmt: skip
+    request = ReleaseRequest(**common, for_reproduction=True)
+    try:
+        request.calibrated(table.columns)
+    except UsageError as error:
+        if "private as claimed" not in str(error):
+            raise
+        request = ReleaseRequest(**common)
+    return request
+
+
+def evaluate(found: Engine, table: RowsTable, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Return the scores of every mechanism and epsilon, those kept from before included."""
+    kept = Path(f"{chosen.output}.json")
+    results: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    moment = plan(table, ReleaseRequest("none", PrivacyLoss.parse("1"), chosen.clip).bound(table.columns), 2)
+    sums = found.reduce(partition_moment, add_partials, moment.groups, "Summing rows")
+    total = found.trusted(lambda *parts: complete(table, parts), sums=sums)
+    for name in chosen.mechanisms:
+        for epsilon in chosen.epsilons:
+            key = f"{name}@{epsilon}"
+            if key in results:
+                continue
+            try:
+                request = request_for(name, epsilon, chosen, table)
+            except UsageError as error:
+                results[key] = {"refused": str(error)}
+                continue
+            draw = Draw(request, table.columns, total.values, chosen.components)
+            count = len(found.workers)
+            groups = [[draw] * len(range(i, chosen.draws, count)) for i in range(min(count, chosen.draws))]
+            scores = found.trusted(lambda *parts: joined(parts), sums=found.reduce(score, joined, groups, key))
+            results[key] = {
+                "mean": round(float(scores.mean()), 4),
+                "standard_deviation": round(float(scores.std()), 4),
+                "draws": int(scores.size),
+                "private_as_claimed": not request.for_reproduction,
+            }
+            kept.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return results
+
+
+def table_of(results: dict[str, Any], chosen: argparse.Namespace, table: RowsTable) -> str:
+    """Return the results as a Markdown table."""
+    lines = [
+        f"Captured variance of {chosen.components} components, evaluation on public data: not private.",
+        f"n = {table.rows}, d = {table.columns}, clip norm {chosen.clip:g}, {chosen.neighbours}.",
+        f"Delta is {chosen.delta} where one is taken.",
+        "Mechanisms in italics are not private as claimed; ± is the standard deviation over the draws.",
+        "",
+        "| mechanism | " + " | ".join(f"epsilon {e}" for e in chosen.epsilons) + " | draws |",
+        "|---|" + "---|" * (len(chosen.epsilons) + 1),
+    ]
+    for name in chosen.mechanisms:
+        cells = [results.get(f"{name}@{epsilon}", {}) for epsilon in chosen.epsilons]
+        texts = [
+            "refused" if "refused" in cell else f"{cell['mean']:.4f} ± {cell['standard_deviation']:.4f}"
+            for cell in cells
+        ]
+        italics = any(cell.get("private_as_claimed") is False for cell in cells)
+        draws = max(cell.get("draws", 0) for cell in cells)
+        lines.append(f"| {'*' + name + '*' if italics else name} | " + " | ".join(texts) + f" | {draws} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """Print one JSON object per setting: the captured variance of each draw, their mean and spread."""
+    """Write the scores of all mechanisms and print their table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("rows", type=Path)
-    parser.add_argument("settings", nargs="+", metavar="MECHANISM:EPSILON[:DELTA]")
+    parser.add_argument("--mechanisms", nargs="+", choices=list(MECHANISMS), default=list(MECHANISMS))
+    parser.add_argument("--epsilons", nargs="+", default=["0.1", "1", "10"])
+    parser.add_argument("--delta", default="1e-6")
     parser.add_argument("--clip", type=float, required=True)
     parser.add_argument("--components", type=int, required=True)
     parser.add_argument("--draws", type=int, default=10)
     parser.add_argument("--neighbours", choices=[n.value for n in Neighbours], default=Neighbours.REPLACE_ONE.value)
+    parser.add_argument("--output", required=True, help="Names the results: OUTPUT.json and OUTPUT.md.")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--scheduler")
     chosen = parser.parse_args()
     print("evaluation on public data: not private", file=sys.stderr)
-
     table = open_rows(chosen.rows)
-    requests = []
-    for setting in chosen.settings:
-        mechanism, epsilon, *delta = setting.split(":")
-        loss = PrivacyLoss.parse(epsilon, *delta)
-        requests.append(ReleaseRequest(mechanism, loss, chosen.clip, Neighbours(chosen.neighbours)))
-    bound = requests[0].bound(table.columns)
-    with connected(chosen.scheduler, chosen.workers) as engine:
-        moment = plan(table, bound, len(engine.workers))
-        sums = engine.reduce(partition_moment, add_partials, moment.groups, "Summing rows")
-        total = engine.trusted(lambda *parts: complete(table, parts), sums=sums)
-    exact = unpacked(total.values, bound.width).astype(np.float64)
-    for request in requests:
-        calibrated = request.calibrated(table.columns)
-        captured = []
-        for _ in range(chosen.draws):
-            answer = calibrated.answer(MomentMatrix(total.values, bound.width), SYSTEM)
-            if answer.ndim == 1:
-                noisy = unpacked(answer.astype(np.int64, copy=False), bound.width).astype(np.float64)
-                answer = top_eigenpairs(noisy, chosen.components)[1]
-            captured.append(captured_variance(answer.astype(np.float64, copy=False), exact))
-        result = {
-            "mechanism": request.mechanism,
-            "epsilon": request.loss.epsilon,
-            "delta": request.loss.delta,
-            "components": chosen.components,
-            "draws": chosen.draws,
-            "mean": round(float(np.mean(captured)), 4),
-            "standard_deviation": round(float(np.std(captured)), 4),
-        }
-        print(json.dumps(result), flush=True)
+    with connected(chosen.scheduler, chosen.workers) as found:
+        results = evaluate(found, table, chosen)
+    text = table_of(results, chosen, table)
+    Path(f"{chosen.output}.md").write_text(text, encoding="utf-8")
+    print(text)
 
 
 if __name__ == "__main__":

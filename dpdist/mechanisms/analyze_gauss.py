@@ -42,7 +42,7 @@ from typing import Any
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import Entropy
+from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.lattice import MAX_SIGMA, rounded_normal
 from dpdist.privacy.accounting import gaussian_delta
 from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, PrivacyLoss
@@ -70,7 +70,7 @@ class CalibratedPublished(Additive):
             "variance_off_diagonal": float(self.sigma_off_diagonal) ** 2,
         }
 
-    def draw(self, entropy: Entropy) -> Triangle:
+    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
         """Draw E once; packed triangle, int64."""
         out = rounded_normal(self.sigma_off_diagonal, self.size * (self.size + 1) // 2, entropy)
         out[diagonal_positions(self.size)] = rounded_normal(self.sigma_diagonal, self.size, entropy)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import Entropy
+from dpdist.noise.entropy import Entropy, Progress
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, PrivacyLoss
 from dpdist.triangle import Triangle
 
@@ -238,8 +238,8 @@ class Calibrated(Protocol):
         """
         ...
 
-    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
-        """Draw the release once."""
+    def answer(self, moment: ExactMoment, entropy: Entropy, progress: Progress | None = None) -> Answer:
+        """Draw the release once; a slow sampler reports to progress, if there is one."""
         ...
 
 
@@ -247,12 +247,12 @@ class Additive(ABC):
     """The part of a calibrated mechanism that is the same for all additive ones."""
 
     @abstractmethod
-    def draw(self, entropy: Entropy) -> Triangle:
+    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:
         """Draw the noise matrix once, as a packed triangle of int64 in lattice units."""
 
-    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
+    def answer(self, moment: ExactMoment, entropy: Entropy, progress: Progress | None = None) -> Answer:
         """Return the moment plus one draw."""
-        return moment.triangle() + self.draw(entropy)
+        return moment.triangle() + self.draw(entropy, progress)
 
 
 class Mechanism(Protocol):

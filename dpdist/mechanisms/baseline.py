@@ -14,7 +14,7 @@ import numpy as np
 
 from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import Entropy
+from dpdist.noise.entropy import Entropy, Progress
 from dpdist.privacy.guarantee import Arithmetic, PrivacyLoss
 from dpdist.triangle import Triangle
 
@@ -32,7 +32,7 @@ class CalibratedNone(Additive):
         """Law and variances: zero."""
         return {"law": "none", "variance_diagonal": 0.0, "variance_off_diagonal": 0.0}
 
-    def draw(self, entropy: Entropy) -> Triangle:  # noqa: ARG002 - there is nothing to draw
+    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
         """Return zeros; packed triangle, int64."""
         return np.zeros(self.entries, dtype=np.int64)
 

@@ -47,7 +47,7 @@ from dpdist.mechanisms.base import (
 from dpdist.mechanisms.exponential import successive_concentration
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.bingham import bingham, successive
-from dpdist.noise.entropy import Entropy
+from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import exponentials
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, PrivacyLoss
 from dpdist.triangle import Triangle, rounded
@@ -90,7 +90,12 @@ class CalibratedEigenpairs:
             "scale": self.scale,
         }
 
-    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
+    def answer(
+        self,
+        moment: ExactMoment,
+        entropy: Entropy,
+        progress: Progress | None = None,  # noqa: ARG002 - too fast for one
+    ) -> Answer:
         """Draw the pairs once; packed triangle, int64, of a matrix of rank k rounded to the lattice."""
         return (self._deflated if self.deflated else self._separate)(moment.matrix(), entropy)
 

@@ -57,7 +57,7 @@ from dpdist.mechanisms.base import (
 )
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.bingham import gibbs, successive
-from dpdist.noise.entropy import Entropy
+from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import haar
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 
@@ -89,7 +89,12 @@ class CalibratedBingham:
         """Law and concentration c, per lattice unit of the moment."""
         return {"law": "successive-bingham", "components": self.count, "concentration": self.concentration}
 
-    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
+    def answer(
+        self,
+        moment: ExactMoment,
+        entropy: Entropy,
+        progress: Progress | None = None,  # noqa: ARG002 - too fast for one
+    ) -> Answer:
         """Draw the vectors once; (k, d) orthonormal rows."""
         return successive(self.concentration * moment.matrix(), self.count, entropy)
 
@@ -141,7 +146,12 @@ class CalibratedPpca:
         public = {"law": "matrix-bingham", "components": self.count, "concentration": self.concentration}
         return public if self.guarantee else public | {"law": "matrix-bingham-gibbs", "sweeps": self.sweeps}
 
-    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
+    def answer(
+        self,
+        moment: ExactMoment,
+        entropy: Entropy,
+        progress: Progress | None = None,  # noqa: ARG002 - too fast for one
+    ) -> Answer:
         """Draw the frame once; (k, d) orthonormal rows."""
         if self.count == self.size:
             return np.ascontiguousarray(haar(self.size, self.count, entropy).T)

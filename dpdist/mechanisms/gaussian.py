@@ -29,7 +29,7 @@ from typing import Any
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import Entropy
+from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.lattice import MAX_SIGMA, rounded_normal
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
@@ -61,7 +61,7 @@ class CalibratedGaussian(Additive):
             "variance_off_diagonal": float(self.sigma_off_diagonal) ** 2,
         }
 
-    def draw(self, entropy: Entropy) -> Triangle:
+    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
         """Draw E once; packed triangle, int64."""
         entries = self.size * (self.size + 1) // 2
         diagonal = diagonal_positions(self.size)

@@ -33,7 +33,7 @@ import numpy as np
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import DeltaUse, ExactMoment, Kind, Mechanism, Option, Output, Statement
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import Entropy
+from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import normals
 from dpdist.privacy.guarantee import ATTO, Arithmetic, Guarantee, PrivacyLoss
 from dpdist.privacy.jl_profile import MAX_RIDGE, least_ridge, profile
@@ -73,7 +73,12 @@ class CalibratedProjection:
             "mean_diagonal": float(self.ridge),
         }
 
-    def answer(self, moment: ExactMoment, entropy: Entropy) -> Triangle:
+    def answer(
+        self,
+        moment: ExactMoment,
+        entropy: Entropy,
+        progress: Progress | None = None,  # noqa: ARG002 - too fast for one
+    ) -> Triangle:
         """Draw Y once; packed triangle, int64."""
         factor = np.linalg.cholesky(moment.matrix() + float(self.ridge) * np.eye(self.size))
         inner = np.zeros((self.size, self.size))

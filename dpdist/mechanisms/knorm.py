@@ -39,11 +39,11 @@ from typing import Any
 import numpy as np
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import Additive, Answer, DeltaUse, ExactMoment, Mechanism, Output, Statement
+from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import Entropy
+from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import gammas, haar, normals
-from dpdist.noise.nuclear import Progress, nuclear_spectra
+from dpdist.noise.nuclear import nuclear_spectra
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
 from dpdist.triangle import Triangle, rounded
 
@@ -103,10 +103,6 @@ class CalibratedNuclear(_Calibrated):
         vectors = haar(self.size, self.size, entropy)
         return rounded((vectors * eigenvalues) @ vectors.T)
 
-    def answer(self, moment: ExactMoment, entropy: Entropy, progress: Progress | None = None) -> Answer:
-        """Return the moment plus one draw, which progress follows."""
-        return moment.triangle() + self.draw(entropy, progress)
-
 
 @dataclass(frozen=True)
 class CalibratedFrobenius(_Calibrated):
@@ -118,7 +114,7 @@ class CalibratedFrobenius(_Calibrated):
         entries = self.size * (self.size + 1) // 2
         return self._described("frobenius-norm", entries + 1.0, (entries + 1) / 2)
 
-    def draw(self, entropy: Entropy) -> Triangle:
+    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
         """Draw E once; packed triangle, int64."""
         square = normals(self.size * self.size, entropy).reshape(self.size, self.size)
         direction = square + square.T

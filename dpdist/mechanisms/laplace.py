@@ -38,7 +38,7 @@ from dpdist.errors import UsageError
 from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.discrete_laplace import MAX_SCALE, discrete_laplace
-from dpdist.noise.entropy import Entropy
+from dpdist.noise.entropy import Entropy, Progress
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
 from dpdist.triangle import Triangle
 
@@ -67,7 +67,7 @@ class CalibratedLaplace(Additive):
             "variance_off_diagonal": variance,
         }
 
-    def draw(self, entropy: Entropy) -> Triangle:
+    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
         """Draw E once; packed triangle, int64."""
         return discrete_laplace(self.scale, self.entries, entropy)
 

@@ -47,7 +47,7 @@ from dpdist.errors import UsageError
 from dpdist.mechanisms.base import Additive, DeltaUse, Kind, Mechanism, Option, Output, Statement
 from dpdist.mechanisms.directions import ALLOCATION_OPTIONS, Matrix, covariance_spectrum, orthonormal, precisions
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import Entropy
+from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import normals
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
 from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
@@ -104,7 +104,7 @@ class CalibratedMatrixGaussian(Additive):
             "variance_off_diagonal": off,
         }
 
-    def draw(self, entropy: Entropy) -> Triangle:
+    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
         """Draw the symmetric part once; packed triangle, int64."""
         size = self.eigenvalues.size
         root = np.sqrt(self.eigenvalues)

@@ -46,7 +46,7 @@ from dpdist.errors import UsageError
 from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.mechanisms.wishart import ARITHMETIC
-from dpdist.noise.entropy import Entropy
+from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import gammas, normals
 from dpdist.noise.products import rounded_wishart
 from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
@@ -106,7 +106,7 @@ class CalibratedWishart(Additive):
             "mean_diagonal": float(self.columns * self.scale),
         }
 
-    def draw(self, entropy: Entropy) -> Triangle:
+    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
         """Draw E once; packed triangle, int64."""
         if self.arithmetic is Arithmetic.INTEGER_EXACT:
             return rounded_wishart(self.size, self.columns, self.scale, entropy)

@@ -57,7 +57,7 @@ from dpdist.mechanisms.base import (
     require_components,
 )
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import Entropy
+from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import exponentials, gammas, haar, normals
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
 from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, PrivacyLoss
@@ -114,7 +114,12 @@ class CalibratedPower:
             drawn = direction * (gammas(entries, 1, entropy)[0] / np.linalg.norm(direction))
         return scale * drawn.reshape(self.size, self.count)
 
-    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
+    def answer(
+        self,
+        moment: ExactMoment,
+        entropy: Entropy,
+        progress: Progress | None = None,  # noqa: ARG002 - too fast for one
+    ) -> Answer:
         """Run the rounds once; (k, d) orthonormal rows."""
         frame = haar(self.size, self.count, entropy)
         for _ in range(self.iterations):

@@ -6,12 +6,40 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms import gaussian, wishart
+from dpdist.mechanisms import (
+    analyze_gauss,
+    baseline,
+    eigenpairs,
+    exponential,
+    gaussian,
+    jl,
+    knorm,
+    laplace,
+    mvg,
+    one_sided,
+    orbit,
+    power,
+    wishart,
+)
 from dpdist.mechanisms.base import Calibrated, Mechanism
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.guarantee import PrivacyLoss
 
-_FAMILIES: tuple[tuple[Mechanism, ...], ...] = (gaussian.MECHANISMS, wishart.MECHANISMS)
+_FAMILIES: tuple[tuple[Mechanism, ...], ...] = (
+    gaussian.MECHANISMS,
+    wishart.MECHANISMS,
+    one_sided.MECHANISMS,
+    power.MECHANISMS,
+    laplace.MECHANISMS,
+    analyze_gauss.MECHANISMS,
+    baseline.MECHANISMS,
+    exponential.MECHANISMS,
+    eigenpairs.MECHANISMS,
+    orbit.MECHANISMS,
+    mvg.MECHANISMS,
+    jl.MECHANISMS,
+    knorm.MECHANISMS,
+)
 MECHANISMS: dict[str, Mechanism] = {mechanism.statement.name: mechanism for family in _FAMILIES for mechanism in family}
 
 

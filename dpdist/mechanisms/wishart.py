@@ -44,7 +44,7 @@ from typing import Any
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import Additive, DeltaUse, Kind, Matrix, Mechanism, Option, Output, Statement
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import Entropy
+from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import normals
 from dpdist.noise.products import rounded_wishart
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
@@ -87,7 +87,7 @@ class CalibratedTwoSidedWishart(Additive):
             "variance_off_diagonal": variance,
         }
 
-    def draw(self, entropy: Entropy) -> Triangle:
+    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
         """Draw E once; packed triangle, int64."""
         columns = self.size + 1
         if self.guarantee.arithmetic is Arithmetic.INTEGER_EXACT:

@@ -7,12 +7,15 @@ Tests pass their own :class:`Entropy` to force rare branches; the product passes
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
+Progress = Callable[[int, int], None]
+"""What a slow sampler reports to: steps done, and steps expected in all."""
 
 
 class Entropy(Protocol):

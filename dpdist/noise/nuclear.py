@@ -38,16 +38,11 @@ The time of a draw depends on what is drawn: who can measure it learns a little 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from dpdist.noise.entropy import Entropy
+from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import Floats, uniforms
 from dpdist.noise.log_gas import quantile
-
-Progress = Callable[[int, int], None]
-"""Told the sweeps done, and how many there will be if the extreme chains meet in this attempt."""
 
 
 def sweep(chains: Floats, u: Floats) -> None:

@@ -17,7 +17,7 @@ from dpdist.errors import RefusedError, ResumableError, UsageError
 from dpdist.mechanisms.base import ExactMoment
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete
-from dpdist.noise.entropy import SYSTEM
+from dpdist.noise.entropy import SYSTEM, Progress
 from dpdist.privacy.ledger import Ledger, State
 from dpdist.release import artefact
 from dpdist.release.request import ReleaseRequest
@@ -98,7 +98,7 @@ def require_place(transaction: Transaction) -> bool:
     return False
 
 
-def finalise(transaction: Transaction, *partials: Partial) -> None:
+def finalise(transaction: Transaction, *partials: Partial, progress: Progress | None = None) -> None:
     """Add the last partials and conclude the release.
 
     Raises
@@ -109,11 +109,14 @@ def finalise(transaction: Transaction, *partials: Partial) -> None:
         As :func:`conclude`.
     """
     total = complete(transaction.table, partials)
-    conclude(transaction, MomentMatrix(total.values, transaction.request.bound(transaction.table.columns).width))
+    width = transaction.request.bound(transaction.table.columns).width
+    conclude(transaction, MomentMatrix(total.values, width), progress)
 
 
-def conclude(transaction: Transaction, moment: ExactMoment) -> None:
+def conclude(transaction: Transaction, moment: ExactMoment, progress: Progress | None = None) -> None:
     """Draw the noise and commit: idempotent, and once whoever else runs it. A reproduction is published right away.
+
+    How fast a slow draw proceeds may depend on the data: progress is for the trusted node's own terminal.
 
     An attempt that was fenced out discards its draw and waits for the winner; only when the winner died does it
     begin again, with a new draw.
@@ -126,7 +129,7 @@ def conclude(transaction: Transaction, moment: ExactMoment) -> None:
         If the ledger cannot be written, or others overtake this attempt again and again and die.
     """
     if transaction.request.for_reproduction:
-        artefact.publish(_drawn(transaction, moment), transaction.target)
+        artefact.publish(_drawn(transaction, moment, progress), transaction.target)
         return
     ledger, release_id = Ledger(transaction.ledger), transaction.release_id
     for _ in range(_ATTEMPTS):
@@ -134,7 +137,7 @@ def conclude(transaction: Transaction, moment: ExactMoment) -> None:
         if fence is None:
             return
         begun = time.monotonic()
-        archive = _drawn(transaction, moment)
+        archive = _drawn(transaction, moment, progress)
         took = time.monotonic() - begun
         if ledger.commit(release_id, fence, archive):
             return
@@ -144,11 +147,11 @@ def conclude(transaction: Transaction, moment: ExactMoment) -> None:
     )
 
 
-def _drawn(transaction: Transaction, moment: ExactMoment) -> bytes:
+def _drawn(transaction: Transaction, moment: ExactMoment, progress: Progress | None = None) -> bytes:
     """Return the archive of one fresh noisy release; nothing of the exact moment is in it."""
     request, table = transaction.request, transaction.table
     calibrated = request.calibrated(table.columns)
-    answer = calibrated.answer(moment, SYSTEM)
+    answer = calibrated.answer(moment, SYSTEM, progress)
     release = artefact.assemble(
         release_id=transaction.release_id,
         mechanism=request.mechanism,
