@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import dask
 import numpy as np
 import pytest
 import zarr
@@ -88,14 +89,18 @@ def start(*arguments: object, folder: Path, script: Path | None = None) -> Said:
 @pytest.fixture(scope="module")
 def scheduler() -> Iterator[str]:
     """Return the address of a scheduler with one worker, a thread of this process."""
-    with LocalCluster(
-        n_workers=1,
-        threads_per_worker=1,
-        processes=False,
-        protocol="tcp://",
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-    ) as cluster:
+    keeping = {"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False}
+    with (
+        dask.config.set(keeping),
+        LocalCluster(
+            n_workers=1,
+            threads_per_worker=1,
+            processes=False,
+            protocol="tcp://",
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+        ) as cluster,
+    ):
         yield cluster.scheduler_address
 
 
