@@ -6,6 +6,7 @@ import math
 from fractions import Fraction
 
 import pytest
+from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -148,3 +149,11 @@ def test_a_loss_that_is_no_number_is_a_usage_error() -> None:
 def test_a_guarantee_survives_json_exactly() -> None:
     for guarantee in (gaussian("1", "1e-6"), pure("0.5")):
         assert Guarantee.from_json(guarantee.to_json()) == guarantee
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 4.224679, 40.0])
+@pytest.mark.parametrize("epsilon", ["0.01", "0.5", "1", "4"])
+def test_the_gaussian_profile_is_that_of_an_independent_library(sigma: float, epsilon: str) -> None:
+    theirs = GaussianPrivacyLoss(sigma).get_delta_for_epsilon(float(epsilon))
+    ours = gaussian_delta(Fraction(epsilon), 1 / Fraction(sigma) ** 2)
+    assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-15)

@@ -172,7 +172,8 @@ def test_products_are_not_multiplied_by_a_trusted_worker(here: Path, run: Run) -
     assert not Ledger(here / "rows.ledger").records
 
 
-def test_a_slow_draw_shows_how_far_it_is_and_a_fast_one_shows_nothing(here: Path, run: Run) -> None:
+@pytest.mark.usefixtures("here")
+def test_a_slow_draw_shows_how_far_it_is_and_a_fast_one_shows_nothing(run: Run) -> None:
     code, _, said = run("release", "rows.zarr", "nuclear.zarr", *COMMON, "--mechanism", "nuclear")
     assert code == 0, said
     assert "Drawing noise" in said
