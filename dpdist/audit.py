@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist import engine
 from dpdist.errors import DataError, UsageError
 from dpdist.mechanisms import attack
 from dpdist.mechanisms.attack import AuditTask
@@ -107,7 +106,7 @@ def run(task: AuditTask, error: float, cluster: Cluster) -> Audit:
     calibrated = task.calibrated()
     share = -(-task.draws // _TASKS)
     part = AuditTask(task.mechanism, task.query, task.loss, task.options, share)
-    with engine.connected(cluster.scheduler, cluster.workers) as found:
+    with cluster.connected() as found:
         count = len(found.workers)
         groups = [[part] * len(range(i, _TASKS, count)) for i in range(min(count, _TASKS))]
         sums = found.reduce(attack.run, _joined, groups, f"Drawing {task.mechanism}")

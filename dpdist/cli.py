@@ -5,22 +5,24 @@ Exit codes: 0 done, 1 a defect, 2 usage, 3 refused, 4 unusable data, 5 interrupt
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from dpdist import __version__, config, jobs, pipeline, tables
-from dpdist.engine import progress_bar
+from dpdist.engine import Certificates, progress_bar
 from dpdist.errors import DpdistError, UsageError
 from dpdist.mechanisms.attack import AuditTask
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.pipeline import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.release.request import Centring
@@ -58,9 +60,33 @@ def _json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")(command)
 
 
-def _cluster_options(command: Command) -> Command:
-    command = click.option("--workers", type=int, help="Local worker processes [default: one per core].")(command)
-    return click.option("--scheduler", help="Address of an existing Dask scheduler.")(command)
+def _tls_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options about TLS; the command gets ``certificates`` and ``insecure``."""
+
+    @click.option("--tls-ca", type=_PATH, help="Certificate of the cluster's CA, for a tls:// scheduler.")
+    @click.option("--tls-cert", type=_PATH, help="Your certificate, of that CA.")
+    @click.option("--tls-key", type=_PATH, help="The certificate's key.")
+    @click.option("--insecure", is_flag=True, help="Allow an unencrypted scheduler on the network.")
+    @functools.wraps(command)
+    def collected(tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, **others: Any) -> None:
+        command(certificates=Certificates.of(tls_ca, tls_cert, tls_key), **others)
+
+    return collected
+
+
+def _cluster_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options about where to compute; the command gets a ``cluster``."""
+
+    @click.option("--scheduler", help="Address of an existing Dask scheduler.")
+    @click.option("--workers", type=int, help="Local worker processes [default: one per core].")
+    @_tls_options
+    @functools.wraps(command)
+    def collected(
+        scheduler: str | None, workers: int | None, certificates: Certificates | None, *, insecure: bool, **others: Any
+    ) -> None:
+        command(cluster=Cluster(scheduler, workers, certificates=certificates, insecure=insecure), **others)
+
+    return collected
 
 
 def _neighbours_option(command: Command) -> Command:
@@ -167,7 +193,7 @@ def ingest(
 def release(
     rows: Path, release: Path, epsilon: str, delta: str | None, clip: float, mechanism: str | None, neighbours: str,
     centre: str, grid_bits: int, options: tuple[str, ...], arithmetic: str | None, for_reproduction: bool,
-    name: str | None, ledger: Path | None, scheduler: str | None, workers: int | None, trusted: str, as_json: bool,
+    name: str | None, ledger: Path | None, cluster: Cluster, trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Publish RELEASE, one private second moment of ROWS. The same command again publishes the same bytes, free."""
     request = config.request_from(
@@ -175,7 +201,7 @@ def release(
         grid_bits=grid_bits, period="", name=name, folder=Path(), for_reproduction=for_reproduction,
         options=_options(options, arithmetic),
     )  # fmt: skip
-    cluster = pipeline.Cluster(scheduler, workers, trusted_worker=trusted == "worker")
+    cluster = replace(cluster, trusted_worker=trusted == "worker")
     outcome = pipeline.release_rows(rows, release, request, ledger=ledger, cluster=cluster)
     _answer(as_json, outcome.to_json(), outcome.words())
 
@@ -204,18 +230,21 @@ def pca(release: Path, model: Path, components: int, as_json: bool) -> None:
 @click.argument("scores", type=_PATH)
 @_cluster_options
 @_json_option
-def project(rows: Path, model: Path, scores: Path, scheduler: str | None, workers: int | None, as_json: bool) -> None:
+def project(rows: Path, model: Path, scores: Path, cluster: Cluster, as_json: bool) -> None:
     """Write SCORES, the rows projected on MODEL's components. Scores are as private as the rows."""
-    count = pipeline.project_rows(rows, model, scores, cluster=pipeline.Cluster(scheduler, workers))
+    count = pipeline.project_rows(rows, model, scores, cluster=cluster)
     _answer(as_json, {"scores": str(scores), "n": count, "private": True}, jobs.scores_words(scores))
 
 
 @cli.command()
 @click.argument("job", type=_PATH)
+@_tls_options
 @_json_option
-def run(job: Path, as_json: bool) -> None:
+def run(job: Path, certificates: Certificates | None, insecure: bool, as_json: bool) -> None:
     """Run a whole job from JOB.toml. Running it again publishes nothing new."""
-    outcome = jobs.run(config.read_job(job), say=_say, progress=progress_bar)
+    outcome = jobs.run(
+        config.read_job(job, certificates=certificates, insecure=insecure), say=_say, progress=progress_bar
+    )
     if as_json:
         click.echo(json.dumps(outcome))
 
@@ -248,8 +277,7 @@ def mechanisms(name: str | None, as_json: bool) -> None:
 @_json_option
 def audit_command(
     mechanism: str, epsilon: str, delta: str | None, columns: int, draws: int, confidence: float, neighbours: str,
-    options: tuple[str, ...], arithmetic: str | None, scheduler: str | None, workers: int | None, plot: Path | None,
-    as_json: bool,
+    options: tuple[str, ...], arithmetic: str | None, cluster: Cluster, plot: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Attack MECHANISM on synthetic tables and bound its epsilon and delta from below. Touches no ledger."""
     from dpdist import audit  # noqa: PLC0415 - scipy's distributions are slow to import, and only needed here
@@ -261,7 +289,7 @@ def audit_command(
     bound = request.bound(columns)
     query = LatticeQuery(bound.width, bound.norm_bound, request.neighbours)
     task = AuditTask(mechanism, query, request.loss, dict(request.options), draws)
-    result = audit.run(task, 1 - confidence, pipeline.Cluster(scheduler, workers))
+    result = audit.run(task, 1 - confidence, cluster)
     if plot is not None:
         audit.plot(result, plot)
     _answer(as_json, {**result.to_json(), "plot": plot and str(plot)}, result.words())
@@ -350,11 +378,11 @@ def _ledger_json(opened: Ledger) -> dict[str, Any]:
 @cli.command("demo")
 @click.argument("directory", type=_PATH, default=Path("dpdist-demo"))
 @_cluster_options
-def demo_command(directory: Path, scheduler: str | None, workers: int | None) -> None:
+def demo_command(directory: Path, cluster: Cluster) -> None:
     """Do everything on a bundled real data set (1797 handwritten digits), on this machine."""
     from dpdist import demo  # noqa: PLC0415 - scikit-learn, for its data set only, doubles the start-up of every command
 
-    demo.run(directory, pipeline.Cluster(scheduler, workers))
+    demo.run(directory, cluster)
 
 
 def main() -> None:

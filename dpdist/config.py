@@ -31,8 +31,11 @@
     path = "scores.zarr"
 
     [cluster]                    # optional
-    scheduler = "tcp://10.0.0.1:8786"
-    workers = 4
+    scheduler = "tls://10.0.0.1:8786"  # or workers = 4, on this machine
+    tls_ca = "certificates/ca.pem"     # these three for tls://
+    tls_cert = "certificates/client.pem"
+    tls_key = "certificates/client.key"
+    insecure = false                   # true: tcp:// over the network
     trusted = "driver"
 
 Paths are relative to the file. Decimal numbers are read exactly.
@@ -50,6 +53,7 @@ from typing import Any
 
 import numpy as np
 
+from dpdist.engine import Certificates
 from dpdist.errors import DataError, UsageError
 from dpdist.mechanisms.base import Kind, Statement
 from dpdist.mechanisms.registry import mechanism_named, recommended
@@ -87,7 +91,10 @@ _KEYS: dict[str, dict[str, type | tuple[type, ...]]] = {
     },
     "pca": {"path": str, "components": int},
     "project": {"path": str},
-    "cluster": {"scheduler": str, "workers": int, "trusted": str},
+    "cluster": {
+        "scheduler": str, "workers": int, "trusted": str, "tls_ca": str, "tls_cert": str, "tls_key": str,
+        "insecure": bool,
+    },
 }  # fmt: skip
 _REQUIRED = {
     "rows": ("path",),
@@ -230,13 +237,24 @@ def read_public_centre(path: Path) -> dict[str, tuple[float, ...] | None]:
     return {"centre": vectors.get("centre"), "scale": vectors.get("scale")}
 
 
-def read_job(path: Path) -> Job:
+def read_job(path: Path, *, certificates: Certificates | None = None, insecure: bool = False) -> Job:
     """Read and check a job file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    certificates
+        Taken instead of those the file names.
+    insecure
+        Allow a scheduler on the network that is not encrypted, whatever the file says.
 
     Raises
     ------
     UsageError
         If it is not TOML, or a key is missing, unknown, or has a value of the wrong kind.
+    RefusedError
+        If its scheduler is on the network and not encrypted.
     DataError
         If the file cannot be read.
     """
@@ -256,6 +274,7 @@ def read_job(path: Path) -> Job:
         raise UsageError(f"{path}: [cluster] trusted must be driver or worker.")
     if "budget_epsilon" not in rows and "budget_delta" in rows:
         raise UsageError(f"{path}: [rows] budget_delta needs budget_epsilon.")
+    files = [folder / cluster[key] if key in cluster else None for key in ("tls_ca", "tls_cert", "tls_key")]
     budget = None
     if "budget_epsilon" in rows:
         budget = PrivacyLoss.parse(str(rows["budget_epsilon"]), str(rows.get("budget_delta", 0)))
@@ -286,6 +305,8 @@ def read_job(path: Path) -> Job:
             cluster.get("scheduler"),
             cluster.get("workers"),
             trusted_worker=cluster.get("trusted") == "worker",
+            certificates=certificates or Certificates.of(*files),
+            insecure=insecure or cluster.get("insecure", False),
         ),
     )
 
@@ -308,7 +329,7 @@ def _check_value(where: str, known: dict[str, type | tuple[type, ...]], key: str
     kind = known.get(key)
     if kind is None:
         raise UsageError(f"{where} knows no {key!r}; it knows {', '.join(known)}.")
-    if isinstance(value, bool) or not isinstance(value, kind):
+    if isinstance(value, bool) is not (kind is bool) or not isinstance(value, kind):
         raise UsageError(f"{where} {key} has a value of the wrong kind.")
     if isinstance(value, list) and not (value and all(isinstance(name, str) for name in value)):
         raise UsageError(f"{where} {key} must be a list of at least one column name.")

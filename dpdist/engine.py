@@ -10,24 +10,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 import dask
+from cryptography import x509
 from distributed import Client, Future, KilledWorker, LocalCluster, wait
-from distributed.comm import CommClosedError
+from distributed.comm import CommClosedError, parse_address, parse_host_port
 from distributed.core import rpc
 from distributed.security import Security
 
 import dpdist
-from dpdist.errors import DataError, DpdistError, ResumableError
+from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError, UsageError
+from dpdist.process import forbid_core_dumps
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -57,6 +63,125 @@ _LOCAL_CONFIG = {
 }
 
 
+@dataclass(frozen=True)
+class Certificates:
+    """The files with which this process shows a cluster who it is, and knows the cluster: PEM, the key unencrypted."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def of(cls, authority: Path | None, certificate: Path | None, key: Path | None) -> Certificates | None:
+        """Take all three files, or none.
+
+        Raises
+        ------
+        UsageError
+            If only some are given.
+        """
+        if authority and certificate and key:
+            return cls(authority, certificate, key)
+        if authority or certificate or key:
+            raise UsageError(
+                "TLS needs three files: the cluster's CA (--tls-ca), a certificate (--tls-cert) and its key "
+                "(--tls-key). Give all of them, or none."
+            )
+        return None
+
+    def security(self) -> Security:
+        """Check the files and return what Dask connects with, to encrypted addresses only.
+
+        Raises
+        ------
+        DataError
+            If a file cannot be read, is damaged or does not belong to the others, or a certificate has expired.
+        """
+        _require_valid(self.authority, "--tls-ca")
+        _require_valid(self.certificate, "--tls-cert")
+        try:
+            self.key.open("rb").close()
+            # an encrypted key would otherwise be asked for on the terminal
+            ssl.create_default_context().load_cert_chain(self.certificate, self.key, password="")
+        except ssl.SSLError:
+            raise DataError(
+                f"{self.key} is not the unencrypted PEM key of {self.certificate}. Pass the key that was made with "
+                "the certificate (--tls-key)."
+            ) from None
+        except OSError as error:
+            raise DataError(f"The key {self.key} cannot be read: {error.strerror} (--tls-key).") from None
+        return Security(
+            require_encryption=True,
+            tls_ca_file=str(self.authority),
+            tls_client_cert=str(self.certificate),
+            tls_client_key=str(self.key),
+        )
+
+
+def _require_valid(path: Path, option: str) -> None:
+    """Check that a file holds certificates that are valid now."""
+    try:
+        found = x509.load_pem_x509_certificates(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"The certificate {path} cannot be read: {error.strerror} ({option}).") from None
+    except ValueError:
+        raise DataError(f"{path} holds no certificate in PEM format ({option}).") from None
+    now = datetime.now(UTC)
+    for certificate in found:
+        if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+            raise DataError(
+                f"The certificate {path} is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} to "
+                f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC, not now: make new ones with "
+                f"cluster/make-certificates, or set the clock ({option})."
+            )
+
+
+def require_safe(scheduler: str, certificates: Certificates | None, *, insecure: bool) -> None:
+    """Refuse an address where others could read what is sent, before anything is sent.
+
+    Only ``tls://`` is encrypted. Plain ``tcp://`` may stay on this machine: 127.0.0.0/8, ::1 or localhost. Other names
+    are not looked up, because what they mean may change until the connection is made.
+
+    Raises
+    ------
+    RefusedError
+        If the address is neither, unless told to be ``insecure``.
+    UsageError
+        If the address and the certificates do not go together.
+    """
+    protocol, place = parse_address(scheduler)
+    if protocol == "tls":
+        if certificates is None:
+            raise UsageError(
+                f"The scheduler {scheduler} speaks TLS: pass the cluster's CA and your certificate and key (--tls-ca, "
+                "--tls-cert, --tls-key)."
+            )
+        return
+    if certificates is not None:
+        raise UsageError(
+            f"Certificates are of no use at {scheduler}, which is not encrypted: pass an address that begins with "
+            "tls://, or leave --tls-ca, --tls-cert and --tls-key out."
+        )
+    if not insecure and not (protocol == "tcp" and _on_this_machine(place)):
+        raise RefusedError(
+            f"The scheduler {scheduler} is on the network and not encrypted: whoever listens there reads un-noised "
+            "sums, and whoever connects reads the rows. Start the cluster with TLS (cluster/README.md) and pass a "
+            "tls:// address with --tls-ca, --tls-cert and --tls-key; or, where the network itself is safe, "
+            "--insecure."
+        )
+
+
+def _on_this_machine(place: str) -> bool:
+    try:
+        host, _ = parse_host_port(place, 0)
+    except ValueError:
+        return True  # not an address: nothing can be sent to it, as the attempt to connect will say
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def available_cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0))
@@ -78,7 +203,11 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _guarded(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Run a task so that an error carries no value: our own errors pass, of others only type and place remain."""
+    """Run a task so that an error carries no value: our own errors pass, of others only type and place remain.
+
+    Whoever started this worker, and however often it was restarted, it leaves no core dump with sums in it.
+    """
+    forbid_core_dumps()
     try:
         return function(*arguments)
     except DpdistError as error:
@@ -245,21 +374,28 @@ def _translated() -> Iterator[None]:
         ) from None
 
 
-def _require_answer(scheduler: str) -> None:
+def _require_answer(scheduler: str, security: Security | None) -> None:
     """Check that a scheduler answers; a client waits without a limit for one that accepts and then says nothing."""
 
     async def ask() -> None:
-        async with rpc(scheduler) as remote:
+        arguments = security and security.get_connection_args("client")
+        async with rpc(scheduler, connection_args=arguments) as remote:
             await asyncio.wait_for(remote.identity(n_workers=0), CONNECT_SECONDS)
 
     try:
         asyncio.run(ask())
     # Dask's complaints about an address: no port, an unknown protocol, TLS without certificates
     except (OSError, ValueError, TypeError, TimeoutError, CommClosedError):
-        raise DataError(
-            f"No Dask scheduler answers at {scheduler} within {CONNECT_SECONDS} seconds. Check the address, such as "
-            "tcp://10.0.0.1:8786, and that the scheduler runs, or leave --scheduler out to compute on this machine."
-        ) from None
+        cure = (
+            "Check the address, such as tcp://127.0.0.1:8786, and that the scheduler runs, or leave --scheduler out to "
+            "compute on this machine."
+        )
+        if security is not None:
+            cure = (
+                "Check the address and that the scheduler runs; that its certificate has not expired, and is of the "
+                f"CA in {security.tls_ca_file}; and that {security.tls_client_cert} is of the CA it trusts."
+            )
+        raise DataError(f"No Dask scheduler answers at {scheduler} within {CONNECT_SECONDS} seconds. {cure}") from None
 
 
 def _local_cluster(count: int, *, trusted: bool) -> LocalCluster:
@@ -286,33 +422,45 @@ def _local_cluster(count: int, *, trusted: bool) -> LocalCluster:
 
 @contextmanager
 def connected(
-    scheduler: str | None = None, workers: int | None = None, *, trusted_worker: bool = False
+    scheduler: str | None = None,
+    workers: int | None = None,
+    *,
+    trusted_worker: bool = False,
+    certificates: Certificates | None = None,
 ) -> Iterator[Engine]:
     """Connect to a scheduler, or start a local cluster for the time of the block.
+
+    From then on this process leaves no core dump: it will hold the un-noised total, and the local workers, which
+    inherit the limit, hold sums.
 
     Parameters
     ----------
     scheduler
-        Address of an existing scheduler, such as ``tcp://10.0.0.1:8786``; None starts worker processes on this
+        Address of an existing scheduler, such as ``tls://10.0.0.1:8786``; None starts worker processes on this
         machine that listen on the loopback interface only.
     workers
         Number of local worker processes; None takes one per core.
     trusted_worker
         Run :meth:`Engine.trusted` on the worker that offers the resource ``trusted``.
+    certificates
+        For an existing scheduler that speaks TLS.
 
     Raises
     ------
     DataError
-        If no scheduler answers in time, it has no workers, or none of them is the trusted one.
+        If the certificates cannot be used, no scheduler answers in time, it has no workers, or none of them is the
+        trusted one.
     """
+    forbid_core_dumps()
+    security = certificates and certificates.security()
     with ExitStack() as stack:
         stack.enter_context(dask.config.set(_LOCAL_CONFIG))
         if scheduler is None:
             address: Any = stack.enter_context(_local_cluster(workers or available_cores(), trusted=trusted_worker))
         else:
-            _require_answer(scheduler)
+            _require_answer(scheduler, security)
             address = scheduler
-        client = stack.enter_context(Client(address, timeout=CONNECT_SECONDS, set_as_default=False))
+        client = stack.enter_context(Client(address, timeout=CONNECT_SECONDS, set_as_default=False, security=security))
         try:
             client.wait_for_workers(1, timeout=CONNECT_SECONDS)
         except TimeoutError:

@@ -6,7 +6,7 @@ Every step may be repeated. What exists already and is the same is left alone; w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,22 +50,44 @@ class Cluster:
         Number of local worker processes, or None for one per core.
     trusted_worker
         Whether ledger and noise live on the worker that offers the resource ``trusted`` instead of in this process.
+    certificates
+        What to show to a scheduler that speaks TLS, and to know it by.
+    insecure
+        Whether to use a scheduler on the network that is not encrypted.
 
     Raises
     ------
     UsageError
-        If both a scheduler and a number of workers are given, or the number is not positive.
+        If both a scheduler and a number of workers are given, the number is not positive, or certificates and the
+        scheduler's address do not go together.
+    RefusedError
+        If the scheduler is on the network, not encrypted, and that is not explicitly wanted.
     """
 
     scheduler: str | None = None
     workers: int | None = None
     trusted_worker: bool = False
+    certificates: engine.Certificates | None = None
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         if self.scheduler is not None and self.workers is not None:
             raise UsageError("Give either a scheduler or a number of local workers, not both.")
         if self.workers is not None and self.workers < 1:
             raise UsageError("At least one worker is needed (--workers).")
+        if self.scheduler is not None:
+            engine.require_safe(self.scheduler, self.certificates, insecure=self.insecure)
+        elif self.certificates is not None:
+            raise UsageError(
+                "Certificates are for an existing scheduler: name it with --scheduler, or leave --tls-ca, --tls-cert "
+                "and --tls-key out. Worker processes on this machine get keys of their own."
+            )
+
+    def connected(self, *, trusted_worker: bool = False) -> AbstractContextManager[engine.Engine]:
+        """Connect for the time of a block; with ``trusted_worker`` one of the workers must be the trusted one."""
+        return engine.connected(
+            self.scheduler, self.workers, trusted_worker=trusted_worker, certificates=self.certificates
+        )
 
 
 def default_ledger(rows: Path) -> Path:
@@ -241,7 +263,7 @@ def release_rows(
             trusted.reserve(transaction)  # refuses when the id stands for other parameters
             trusted.publish(transaction)
             return Outcome(open_release(target), target, fresh=False)
-    with engine.connected(where.scheduler, where.workers, trusted_worker=where.trusted_worker) as cluster_engine:
+    with where.connected(trusted_worker=where.trusted_worker) as cluster_engine:
         cluster_engine.require_path(table.path / "zarr.json")
         state = cluster_engine.trusted(trusted.reserve, transaction)
         fresh = state is State.RESERVED
@@ -264,7 +286,7 @@ def _reproduced(transaction: trusted.Transaction, where: Cluster, ledger: Path |
         raise UsageError("A release for reproduction is charged to no ledger: leave --ledger out.")
     there = trusted.require_place(transaction)
     if not there:
-        with engine.connected(where.scheduler, where.workers, trusted_worker=where.trusted_worker) as cluster_engine:
+        with where.connected(trusted_worker=where.trusted_worker) as cluster_engine:
             cluster_engine.require_path(transaction.table.path / "zarr.json")
             _compute(cluster_engine, transaction, where)
     return Outcome(open_release(transaction.target), transaction.target, fresh=not there)
@@ -344,7 +366,7 @@ def project_rows(rows: Path, model: Path, target: Path, *, cluster: Cluster | No
     where = cluster or Cluster()
     require_new(target, "scores")
     table, found = open_rows(rows), models.open_model(model)
-    with engine.connected(where.scheduler, where.workers) as cluster_engine:
+    with where.connected() as cluster_engine:
         tasks = 8 * len(cluster_engine.workers)
         with projection.scores_of(table, found, model, target, tasks) as work:
             for path in (table.path / "zarr.json", model.absolute(), work[0].scores):

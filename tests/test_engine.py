@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -36,16 +37,16 @@ def local() -> Iterator[Engine]:
         yield started
 
 
-def listening(pid: int) -> set[str]:
-    """Addresses on which a process listens, read from the kernel."""
+def listening() -> set[str]:
+    """Addresses on which this process listens, read from the kernel; of another it could not be, nor should be."""
     inodes = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+    for descriptor in Path("/proc/self/fd").iterdir():
         target = str(descriptor.readlink()) if descriptor.is_symlink() else ""
         if target.startswith("socket:["):
             inodes.add(target[8:-1])
     found = set()
     for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and fields[9] in inodes:  # 0A: LISTEN
                 found.add(fields[1].split(":")[0])
@@ -58,10 +59,17 @@ def worker_pids(started: Engine) -> dict[str, int]:
 
 
 def test_every_socket_of_a_local_cluster_is_on_loopback(local: Engine) -> None:
-    pids = [os.getpid(), *worker_pids(local).values()]
-    addresses = [address for pid in pids for address in listening(pid)]
-    assert len(addresses) >= 3
-    assert set(addresses) == {"0100007F"}  # 127.0.0.1, as the kernel writes it
+    for addresses in (listening(), *local._client.run(listening).values()):
+        assert addresses == {"0100007F"}  # 127.0.0.1, as the kernel writes it
+
+
+def test_local_workers_leave_no_core_dump(local: Engine) -> None:
+    for limits in local._client.run(core_limits).values():
+        assert limits == (0, 0)
+
+
+def core_limits() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_CORE)
 
 
 def _environment() -> dict[str, str | None]:

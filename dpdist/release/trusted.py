@@ -4,7 +4,9 @@ Dask runs a task at least once, never exactly once. So every function here may r
 after the other, on one process or several; the ledger decides which draw counts. The un-noised total is a local
 variable of :func:`finalise`: it is never a file, a log line or part of an exception. The last few partial sums are
 Dask results on the workers until then (of a table of one chunk there is one, the total itself): whoever reaches the
-scheduler can fetch them. What leaves is only what was read back from the ledger after the commit.
+scheduler can fetch them. What leaves is only what was read back from the ledger after the commit. A crash leaves no
+core dump: the engine forbids them before it connects, and again in every task, because the last sums are in this
+process's memory before this module is called.
 """
 
 from __future__ import annotations

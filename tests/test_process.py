@@ -1,0 +1,56 @@
+"""What a process leaves behind when it dies, read from the kernel, in processes of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+BEFORE = """
+import ctypes, resource
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_CORE, (4096, 8192))
+def state():
+    limits = Path("/proc/self/limits").read_text().splitlines()
+    return [line.split()[4:6] for line in limits if line.startswith("Max core")], ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)
+assert state() == ([["4096", "8192"]], 1), state()
+"""
+FORBIDDEN = '([["0", "0"]], 0)'
+DIRECT = """
+from dpdist.process import forbid_core_dumps
+forbid_core_dumps()
+forbid_core_dumps()
+"""
+CONNECTING = """
+from dpdist import engine
+from dpdist.errors import DataError
+try:
+    with engine.connected("tcp://127.0.0.1:port"):
+        pass
+except DataError:
+    pass
+"""
+TASK = """
+from dpdist import engine
+engine._guarded(int)
+"""
+
+
+def run(script: str) -> None:
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_core_dumps_are_off_and_stay_off() -> None:
+    run(f"{BEFORE}{DIRECT}assert state() == {FORBIDDEN}, state()")
+
+
+def test_the_trusted_process_forbids_them_before_it_talks_to_anyone() -> None:
+    run(f"{BEFORE}{CONNECTING}assert state() == {FORBIDDEN}, state()")
+
+
+def test_a_worker_started_by_others_forbids_them_before_it_runs_a_task() -> None:
+    run(f"{BEFORE}{TASK}assert state() == {FORBIDDEN}, state()")
+
+
+def test_a_child_inherits_the_limit() -> None:
+    child = 'import subprocess\nlimits = subprocess.run(["cat", "/proc/self/limits"], capture_output=True, text=True)\n'
+    run(f'{BEFORE}{DIRECT}{child}assert "Max core file size        0 " in limits.stdout')
