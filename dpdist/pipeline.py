@@ -27,8 +27,9 @@ from dpdist.moment.total import (
 from dpdist.pca import model as models
 from dpdist.pca import projection
 from dpdist.pca.spectrum import components
+from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger, State
+from dpdist.privacy.ledger import Ledger
 from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest

@@ -170,6 +170,7 @@ def _half_written(path: Path, content: bytes) -> None:
 def points() -> dict[str, Point]:
     """Return the moments of a release at which something can be made to happen, in their order."""
     from dpdist import engine, pipeline, staging
+    from dpdist.privacy.folder import FolderStorage
     from dpdist.privacy.journal import Transaction
     from dpdist.privacy.ledger import Ledger
     from dpdist.release import artefact, trusted
@@ -185,8 +186,8 @@ def points() -> dict[str, Point]:
         "inside the beginning": Point(Transaction, "append", after=True, which=_appends("begun")),
         "after the beginning": Point(Ledger, "begin", after=True),
         "after the draw": Point(trusted, "_drawn", after=True),
-        "with half a draft": Point(Ledger, "_write", after=False, first=_half_written),
-        "after the draft": Point(Ledger, "_write", after=True),
+        "with half a draft": Point(FolderStorage, "_write", after=False, first=_half_written),
+        "after the draft": Point(FolderStorage, "_write", after=True),
         "inside the commit": Point(Transaction, "append", after=True, which=_appends("committed")),
         "after the commit": Point(Ledger, "commit", after=True),
         "before publication": Point(trusted, "publish", after=False),

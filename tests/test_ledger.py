@@ -29,9 +29,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError, UsageError
 from dpdist.mechanisms.gaussian import Gaussian
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.privacy.books import State
+from dpdist.privacy.folder import FolderStorage
 from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.privacy.journal import Journal, Transaction, origin
-from dpdist.privacy.ledger import Ledger, State
+from dpdist.privacy.journal import Transaction, origin
+from dpdist.privacy.ledger import Ledger
 
 DATASET = "0123456789abcdef" * 2
 PATIENCE = 300.0
@@ -372,7 +374,7 @@ def test_begin_deletes_the_drafts_of_dead_attempts_of_this_release_only(ledger: 
     reserve(ledger, "a")
     ledger.begin("a")
     for name in ("a.1.dead", "a.1.beef", "a-b.1.other", "b.1.other"):
-        Ledger._write(folder / "blobs" / name, b"draft")
+        FolderStorage._write(folder / "blobs" / name, b"draft")
     ledger.begin("a")
     left = {name for name in blobs(folder) if (folder / "blobs" / name).read_bytes() == b"draft"}
     assert left == {"a-b.1.other", "b.1.other"}
@@ -381,11 +383,11 @@ def test_begin_deletes_the_drafts_of_dead_attempts_of_this_release_only(ledger: 
 
 def test_abort_and_publication_delete_drafts_but_not_what_was_committed(ledger: Ledger, folder: Path) -> None:
     reserve(ledger, "a")
-    Ledger._write(folder / "blobs" / "a.1.dead", b"draft")
+    FolderStorage._write(folder / "blobs" / "a.1.dead", b"draft")
     ledger.abort("a")
     assert blobs(folder) == set()
     committed(ledger, "b", b"kept")
-    Ledger._write(folder / "blobs" / "b.1.dead", b"draft")
+    FolderStorage._write(folder / "blobs" / "b.1.dead", b"draft")
     ledger.published("b")
     assert len(blobs(folder)) == 1
     assert ledger.read("b") == b"kept"
@@ -397,7 +399,7 @@ def test_a_draft_swept_by_an_attempt_that_then_died_cannot_be_committed(
     reserve(ledger, "a")
     fence = ledger.begin("a")
     assert fence is not None
-    write = Ledger._write
+    write = FolderStorage._write
 
     class DiedError(Exception):
         pass
@@ -413,7 +415,7 @@ def test_a_draft_swept_by_an_attempt_that_then_died_cannot_be_committed(
                 Ledger(folder).begin("a")  # deletes the draft, then its transaction is rolled back
         assert not path.exists()
 
-    monkeypatch.setattr(Ledger, "_write", staticmethod(swept))
+    monkeypatch.setattr(FolderStorage, "_write", staticmethod(swept))
     assert not ledger.commit("a", fence, b"draw")
     record = ledger.record("a")
     assert record is not None
@@ -452,7 +454,7 @@ def test_publication_is_recorded_once(ledger: Ledger) -> None:
 
 def test_what_is_acknowledged_was_flushed_first(ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # no test can cut the power; it can see that the disk was asked in time
-    with closing(ledger._journal._connect()) as connection:
+    with closing(FolderStorage(folder)._connect()) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL: every commit is flushed
     flushed: list[Path] = []
@@ -482,14 +484,14 @@ def test_a_disk_full_of_drafts_stops_the_commit_and_keeps_the_reservation(
     reserve(ledger, "a")
     fence = ledger.begin("a")
     assert fence is not None
-    write = Ledger._write
+    write = FolderStorage._write
 
     def full(path: Path, content: bytes) -> None:
         write(path, content[: len(content) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "_write", staticmethod(full))
+        patch.setattr(FolderStorage, "_write", staticmethod(full))
         with pytest.raises(ResumableError):
             ledger.commit("a", fence, b"a draw")
     assert blobs(folder) == set()
@@ -503,15 +505,15 @@ def test_a_disk_full_for_the_journal_changes_nothing(
     reserve(ledger, "a")
     fence = ledger.begin("a")
     assert fence is not None
-    head, connect = ledger.head, Journal._connect
+    head, connect = ledger.head, FolderStorage._connect
 
-    def full(self: Journal) -> sqlite3.Connection:
+    def full(self: FolderStorage) -> sqlite3.Connection:
         connection = connect(self)
         connection.execute("PRAGMA max_page_count = 1")  # SQLite answers as on a full disk
         return connection
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "_connect", full)
+        patch.setattr(FolderStorage, "_connect", full)
         with pytest.raises(ResumableError, match="full"):
             reserve(ledger, "b", 1, note="x" * 100_000)
         assert ledger.head == head
@@ -783,7 +785,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             return
         self.draws += 1
         name = f"{release_id}.{known.fence}.{self.draws:016x}"
-        Ledger._write(self.folder / "blobs" / name, b"a dead draw")
+        FolderStorage._write(self.folder / "blobs" / name, b"a dead draw")
         known.drafts.add(name)
 
     @rule(handle=st.integers(0, 1), release_id=IDS)

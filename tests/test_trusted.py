@@ -23,8 +23,9 @@ from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete, partition_moment, plan
 from dpdist.noise.entropy import Words
 from dpdist.privacy import ledger as ledgers
+from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.privacy.ledger import Ledger, State
+from dpdist.privacy.ledger import Ledger
 from dpdist.release import artefact, trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest

@@ -18,7 +18,8 @@ from dpdist.mechanisms.base import ExactMoment
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM, Progress
-from dpdist.privacy.ledger import Ledger, State
+from dpdist.privacy.books import State
+from dpdist.privacy.ledger import Ledger
 from dpdist.release import artefact
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import RowsTable
