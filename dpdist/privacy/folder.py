@@ -36,6 +36,11 @@ class FolderTransaction(Transaction):
         self._connection = connection
         self._blobs = folder / "blobs"
 
+    def contains(self, digest: str) -> bool:
+        """Say whether an entry has this digest."""
+        found = self._connection.execute("SELECT 1 FROM journal WHERE digest = ? LIMIT 1", (digest,))
+        return found.fetchone() is not None
+
     def keep(self, name: str, content: bytes) -> bool:  # noqa: ARG002 - the file holds it
         """Say whether the file is still there: an attempt that died before its own transaction ended may sweep it."""
         return (self._blobs / name).exists()

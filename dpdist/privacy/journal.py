@@ -62,11 +62,11 @@ class Transaction(ABC):
         Raises
         ------
         DataError
-            If the chain is broken: an entry was edited, removed or inserted.
+            If the chain is broken: an entry was edited, removed or inserted, or there is none at all.
         """
         rows = self._rows(after)
         entries = []
-        if after and (not rows or rows[0][0] != after or rows[0][2] != head):
+        if not rows or (after and rows[0][::2] != (after, head)):
             raise self._broken(after)
         for sequence, entry, digest in rows[1 if after else 0 :]:
             if sequence != after + 1 or digest != _digest(head, entry):
@@ -79,6 +79,10 @@ class Transaction(ABC):
         """Append an entry behind the given end."""
         text = canonical(entry)
         self._insert(after + 1, text, _digest(head, text))
+
+    @abstractmethod
+    def contains(self, digest: str) -> bool:
+        """Say whether an entry has this digest."""
 
     @abstractmethod
     def keep(self, name: str, content: bytes) -> bool:

@@ -33,6 +33,7 @@ from dpdist.privacy.books import FORMAT, Record, State, View
 from dpdist.privacy.folder import FolderStorage
 from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, PrivacyLoss
 from dpdist.privacy.journal import Storage, Transaction, canonical
+from dpdist.privacy.places import Place
 
 ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
 """What a release id is made of; no dots, because drafts are named ``id.fence.token``."""
@@ -48,7 +49,7 @@ class Ledger:
         If there is no ledger, or its journal is damaged.
     """
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Place) -> None:
         self._storage = _storage(place)
         if not self._storage.exists():
             raise DataError(
@@ -58,7 +59,7 @@ class Ledger:
         self._view = View()
 
     @classmethod
-    def create(cls, place: Path, *, dataset_id: str, budget: PrivacyLoss) -> Ledger:
+    def create(cls, place: Place, *, dataset_id: str, budget: PrivacyLoss) -> Ledger:
         """Create a ledger with a budget where there is none.
 
         Raises
@@ -81,7 +82,7 @@ class Ledger:
         return cls(place)
 
     @staticmethod
-    def stands_at(place: Path) -> bool:
+    def stands_at(place: Place) -> bool:
         """Say whether there is a ledger at a place."""
         return _storage(place).exists()
 
@@ -341,6 +342,16 @@ class Ledger:
         """Digest of the last journal entry."""
         return self._snapshot().head
 
+    def remembers(self, release_id: str, head: str) -> bool:
+        """Say whether a release was committed here, and the journal once ended in this head, which it tells.
+
+        If not, the journal was cut short or restored from an older copy since: it no longer knows of a draw that
+        somebody has seen, and would pay for a second one.
+        """
+        with self._locked() as (view, transaction):
+            record = view.records.get(release_id)
+            return record is not None and record.blob is not None and transaction.contains(head)
+
     def _known(self, view: View, release_id: str) -> Record:
         record = view.records.get(release_id)
         if record is None:
@@ -348,8 +359,16 @@ class Ledger:
         return record
 
 
-def _storage(place: Path) -> Storage:
-    return FolderStorage(place)
+def _storage(place: Place) -> Storage:
+    if isinstance(place, Path):
+        return FolderStorage(place)
+    try:
+        from dpdist.privacy.postgres import PostgresStorage  # noqa: PLC0415 - an extra, needed for no other ledger
+    except ImportError:
+        raise UsageError(
+            "A ledger in PostgreSQL needs SQLAlchemy and psycopg. Install them with: pip install 'dpdist[postgres]'"
+        ) from None
+    return PostgresStorage(place)
 
 
 def _differences(left: dict[str, Any], right: dict[str, Any]) -> str:
