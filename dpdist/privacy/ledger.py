@@ -219,7 +219,9 @@ class Ledger:
                     f"The release {release_id} was aborted and refunded while this run was at work. Run it again."
                 )
             transaction.sweep(release_id, keep=None)
-            transaction.append({"event": "begun", "id": release_id}, view.after, view.head)
+            # the token makes this head unlike that of the same attempt in a ledger that was restored and used again
+            entry = {"event": "begun", "id": release_id, "attempt": random_token()}
+            transaction.append(entry, view.after, view.head)
             return record.fence + 1
 
     def commit(self, release_id: str, fence: int, content: bytes) -> bool:
