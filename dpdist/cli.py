@@ -25,12 +25,13 @@ from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.pipeline import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.ledger import Ledger
+from dpdist.privacy.places import Place, place_of
 from dpdist.release.request import Centring
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class _Place(click.Path):
+class _Folder(click.Path):
     """A path with a last name; an empty one is an unset shell variable, not the current folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
@@ -42,7 +43,18 @@ class _Place(click.Path):
         return path
 
 
-_PATH = _Place(path_type=Path)
+class _Account(_Folder):
+    """A folder, or the address of a ledger in a database."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        place = place_of(str(value), Path())
+        return super().convert(value, param, ctx) if isinstance(place, Path) else place
+
+
+_PATH = _Folder(path_type=Path)
+_LEDGER = _Account(path_type=Path)
 
 
 def _say(text: str) -> None:
@@ -180,7 +192,12 @@ def ingest(
 @_mechanism_options
 @click.option("--for-reproduction", is_flag=True, help="Allow a mechanism that is not private as claimed; no ledger.")
 @click.option("--id", "name", help="Release id [default: follows from data set and parameters].")
-@click.option("--ledger", type=_PATH, help="The budget's folder [default: ROWS with the suffix .ledger].")
+@click.option(
+    "--ledger",
+    type=_LEDGER,
+    help="The budget's folder, or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME "
+    "[default: ROWS with the suffix .ledger].",
+)
 @_cluster_options
 @click.option(
     "--trusted",
@@ -193,7 +210,7 @@ def ingest(
 def release(
     rows: Path, release: Path, epsilon: str, delta: str | None, clip: float, mechanism: str | None, neighbours: str,
     centre: str, grid_bits: int, options: tuple[str, ...], arithmetic: str | None, for_reproduction: bool,
-    name: str | None, ledger: Path | None, cluster: Cluster, trusted: str, as_json: bool,
+    name: str | None, ledger: Place | None, cluster: Cluster, trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Publish RELEASE, one private second moment of ROWS. The same command again publishes the same bytes, free."""
     request = config.request_from(
@@ -301,22 +318,22 @@ def ledger() -> None:
 
 
 @ledger.command("create")
-@click.argument("ledger", type=_PATH)
+@click.argument("ledger", type=_LEDGER)
 @click.option("--rows", required=True, type=_PATH, help="The rows whose budget it is.")
 @_budget_options
 @_json_option
 def ledger_create(
-    ledger: Path, rows: Path, budget_epsilon: str | None, budget_delta: str | None, as_json: bool
+    ledger: Place, rows: Path, budget_epsilon: str | None, budget_delta: str | None, as_json: bool
 ) -> None:
-    """Declare a budget for ROWS in a new folder LEDGER."""
+    """Declare a budget for ROWS in LEDGER, a new folder or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME."""
     made = pipeline.create_ledger(ledger, rows, _budget(budget_epsilon, budget_delta))
     _answer(as_json, {"ledger": str(ledger), **_loss_json(made.budget)}, f"{ledger}: budget {made.budget}.")
 
 
 @ledger.command("show")
-@click.argument("ledger", type=_PATH)
+@click.argument("ledger", type=_LEDGER)
 @_json_option
-def ledger_show(ledger: Path, as_json: bool) -> None:
+def ledger_show(ledger: Place, as_json: bool) -> None:
     """Show budget, balance and releases."""
     opened = Ledger(ledger)
     spent, records = opened.spent(), opened.records
@@ -334,19 +351,19 @@ def ledger_show(ledger: Path, as_json: bool) -> None:
 
 
 @ledger.command("verify")
-@click.argument("ledger", type=_PATH)
+@click.argument("ledger", type=_LEDGER)
+@click.option("--release", "releases", type=_PATH, multiple=True, help="A release it must know of; repeatable.")
 @_json_option
-def ledger_verify(ledger: Path, as_json: bool) -> None:
-    """Check the journal's chain, the balance and the committed releases."""
-    opened = Ledger(ledger)
-    opened.verify()
+def ledger_verify(ledger: Place, releases: tuple[Path, ...], as_json: bool) -> None:
+    """Check the journal's chain, the balance, the committed releases, and that no published RELEASE was forgotten."""
+    opened = pipeline.verify_ledger(ledger, releases)
     value = {"ledger": str(ledger), "intact": True, "head": opened.head, "releases": len(opened.records)}
     _answer(as_json, value, f"{ledger}: intact, {len(opened.records)} releases, head {opened.head}.")
 
 
 @ledger.command("export")
-@click.argument("ledger", type=_PATH)
-def ledger_export(ledger: Path) -> None:
+@click.argument("ledger", type=_LEDGER)
+def ledger_export(ledger: Place) -> None:
     """Print the ledger as JSON."""
     click.echo(json.dumps(_ledger_json(Ledger(ledger)), indent=2))
 

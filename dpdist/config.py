@@ -21,7 +21,7 @@
     options = {components = 10}  # of mechanisms that have some
     period = "2026-W47"
     id = "week-47"
-    ledger = "rows.ledger"
+    ledger = "rows.ledger"       # or "postgresql+psycopg://user@host/database?ledger=NAME", without a password
 
     [pca]                        # optional
     path = "model.zarr"
@@ -59,6 +59,7 @@ from dpdist.mechanisms.base import Kind, Statement
 from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.pipeline import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.privacy.places import Place, place_of
 from dpdist.release.request import Centring, ReleaseRequest
 
 
@@ -72,7 +73,7 @@ class Job:
     columns: tuple[str, ...] | None
     release: Path
     request: ReleaseRequest
-    ledger: Path | None
+    ledger: Place | None
     model: Path | None
     components: int
     scores: Path | None
@@ -297,7 +298,7 @@ def read_job(path: Path, *, certificates: Certificates | None = None, insecure: 
             folder=folder,
             options=release.get("options"),
         ),
-        ledger=folder / release["ledger"] if "ledger" in release else None,
+        ledger=place_of(release["ledger"], folder) if "ledger" in release else None,
         model=folder / pca["path"] if pca else None,
         components=pca["components"] if pca else 0,
         scores=folder / project["path"] if project else None,

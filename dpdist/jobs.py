@@ -45,10 +45,12 @@ def run(job: Job, *, say: Callable[[str], None], progress: Progress) -> dict[str
     """
     if not job.rows.exists() and job.source is not None:
         with progress("Ingesting") as update:
-            table = pipeline.ingest_rows(job.source, job.rows, budget=job.budget, columns=job.columns, progress=update)
+            table = pipeline.ingest_rows(
+                job.source, job.rows, budget=job.budget, ledger=job.ledger, columns=job.columns, progress=update
+            )
         say(f"{job.rows}: {table.rows} rows of {table.columns} columns.")
     else:
-        table = pipeline.complete_ingest(job.rows)
+        table = pipeline.complete_ingest(job.rows, job.ledger)
     if job.components > table.columns:
         raise UsageError(f"{job.components} components were asked for; {job.rows} has {table.columns} columns.")
     outcome = pipeline.release_rows(job.rows, job.release, job.request, ledger=job.ledger, cluster=job.cluster)

@@ -27,9 +27,11 @@ from dpdist.moment.total import (
 from dpdist.pca import model as models
 from dpdist.pca import projection
 from dpdist.pca.spectrum import components
+from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger, State
-from dpdist.release import trusted
+from dpdist.privacy.ledger import Ledger
+from dpdist.privacy.places import Place
+from dpdist.release import artefact, trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import RowsTable, bind_ledger, open_rows
@@ -106,6 +108,7 @@ def ingest_rows(
     rows: Path,
     *,
     budget: PrivacyLoss | None = None,
+    ledger: Place | None = None,
     columns: Sequence[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RowsTable:
@@ -116,24 +119,26 @@ def ingest_rows(
     DataError
         If the source is unusable, or rows or ledger exist already.
     """
+    place = ledger or default_ledger(rows)
     if budget is not None:
-        _require_no_ledger(default_ledger(rows))
+        _require_no_ledger(place)
     table = ingest(source, rows, budget=budget, columns=columns, progress=progress)
     if budget is not None:
-        create_ledger(default_ledger(rows), rows, budget)
+        create_ledger(place, rows, budget)
     return open_rows(rows) if budget is not None else table
 
 
-def _require_no_ledger(ledger: Path) -> None:
-    if ledger.exists():
+def _require_no_ledger(ledger: Place) -> None:
+    if ledger.exists() if isinstance(ledger, Path) else Ledger.stands_at(ledger):
         raise DataError(
             f"A ledger stands at {ledger} already. It may be the only record of what was spent on other rows: keep it, "
             "and choose another name for these."
         )
-    require_new(ledger, "ledger")
+    if isinstance(ledger, Path):
+        require_new(ledger, "ledger")
 
 
-def create_ledger(ledger: Path, rows: Path, budget: PrivacyLoss | None = None) -> Ledger:
+def create_ledger(ledger: Place, rows: Path, budget: PrivacyLoss | None = None) -> Ledger:
     """Create the ledger of rows, once; what died half-way is completed by the same call.
 
     A table has one budget and one ledger for ever: with a second one, the same release could be drawn twice.
@@ -141,7 +146,7 @@ def create_ledger(ledger: Path, rows: Path, budget: PrivacyLoss | None = None) -
     Parameters
     ----------
     ledger
-        The folder to create.
+        The folder, or the name in a database, to create it at.
     rows
         The table it shall be charged for.
     budget
@@ -178,21 +183,40 @@ def create_ledger(ledger: Path, rows: Path, budget: PrivacyLoss | None = None) -
     return opened
 
 
-def _unused(ledger: Path, table: RowsTable, budget: PrivacyLoss) -> Ledger | None:
+def _unused(ledger: Place, table: RowsTable, budget: PrivacyLoss) -> Ledger | None:
     """Return the ledger that was created for this very table by a call that died before it was recorded in it."""
-    if not (ledger / "ledger.sqlite").exists():
+    if not Ledger.stands_at(ledger):
         return None
     found = Ledger(ledger)
     fresh = found.dataset_id == table.dataset_id and found.budget == budget and not found.records
     return found if fresh else None
 
 
-def complete_ingest(rows: Path) -> RowsTable:
+def complete_ingest(rows: Path, ledger: Place | None = None) -> RowsTable:
     """Open rows, and create the ledger of a declared budget if ingest died before it did."""
     table = open_rows(rows)
     if table.budget is not None and table.ledger_id is None:
-        create_ledger(default_ledger(rows), rows)
+        create_ledger(ledger or default_ledger(rows), rows)
     return open_rows(rows)
+
+
+def verify_ledger(ledger: Place, releases: Sequence[Path] = ()) -> Ledger:
+    """Check a ledger from its first entry, and that it knows of these releases; return it.
+
+    Raises
+    ------
+    DataError
+        If anything was altered, in the ledger or in a release.
+    RefusedError
+        If the ledger has forgotten a release: it was cut short or restored from an older copy.
+    """
+    opened = Ledger(ledger)
+    opened.verify()
+    for path in releases:
+        trusted.require_remembered(opened, path)
+        if not artefact.holds(path, opened.read(open_release(path).release_id)):
+            raise DataError(f"{path} is not what was committed to {ledger}: it was altered. Publish it again.")
+    return opened
 
 
 @dataclass(frozen=True)
@@ -228,7 +252,7 @@ def release_rows(
     target: Path,
     request: ReleaseRequest,
     *,
-    ledger: Path | None = None,
+    ledger: Place | None = None,
     cluster: Cluster | None = None,
 ) -> Outcome:
     """Publish one private second moment; the same request again publishes the same bytes at no cost.
@@ -251,7 +275,8 @@ def release_rows(
     table = open_rows(rows)
     request.calibrated(table.columns)  # refuse what makes no sense before anything starts or is charged
     require_summable(table, request.bound(table.columns))
-    account = (ledger or default_ledger(rows)).absolute()
+    place = ledger or default_ledger(rows)
+    account = place.absolute() if isinstance(place, Path) else place
     transaction = trusted.Transaction(request, table, account, target.absolute())
     if request.by_products and where.trusted_worker:
         raise UsageError("Products are multiplied round by round from this process: leave --trusted worker out.")
@@ -274,13 +299,13 @@ def release_rows(
 
 
 def _known_state(transaction: trusted.Transaction) -> State | None:
-    if not transaction.ledger.exists():
+    if not Ledger.stands_at(transaction.ledger):
         return None
     record = Ledger(transaction.ledger).record(transaction.release_id)
     return None if record is None else record.state
 
 
-def _reproduced(transaction: trusted.Transaction, where: Cluster, ledger: Path | None) -> Outcome:
+def _reproduced(transaction: trusted.Transaction, where: Cluster, ledger: Place | None) -> Outcome:
     """Publish a release that is not private as claimed; no ledger is touched."""
     if ledger is not None:
         raise UsageError("A release for reproduction is charged to no ledger: leave --ledger out.")

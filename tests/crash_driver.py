@@ -36,7 +36,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpdist.privacy.places import Place
 
 PATIENCE = 300.0
 
@@ -52,12 +55,12 @@ def meet_at(barrier: Barrier) -> None:
     _barrier = barrier
 
 
-def _reserve(folder: Path, release_ids: Iterator[str], granted: Callable[[str], object]) -> None:
+def _reserve(place: Place, release_ids: Iterator[str], granted: Callable[[str], object]) -> None:
     from dpdist.errors import RefusedError
     from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
     from dpdist.privacy.ledger import Ledger
 
-    ledger = Ledger(folder)
+    ledger = Ledger(place)
     dataset_id = ledger.dataset_id
     guarantee = Guarantee(Neighbours.REPLACE_ONE, PrivacyLoss.parse("1"), None, Arithmetic.IDEAL_REAL, "none")
     for release_id in release_ids:
@@ -66,17 +69,17 @@ def _reserve(folder: Path, release_ids: Iterator[str], granted: Callable[[str], 
             granted(release_id)
 
 
-def reserve_many(folder: Path, prefix: str, attempts: int) -> list[str]:
+def reserve_many(place: Place, prefix: str, attempts: int) -> list[str]:
     """Ask for so many releases of epsilon 1 and return the ids that were granted."""
     granted: list[str] = []
     _barrier.wait(PATIENCE)
-    _reserve(folder, (f"{prefix}-{number}" for number in range(attempts)), granted.append)
+    _reserve(place, (f"{prefix}-{number}" for number in range(attempts)), granted.append)
     return granted
 
 
-def reserve_for_ever(folder: Path, prefix: str, acknowledge: Connection) -> None:
+def reserve_for_ever(place: Place, prefix: str, acknowledge: Connection) -> None:
     """Reserve one release after the other and say so, until killed."""
-    _reserve(folder, (f"{prefix}-{number}" for number in range(10**6)), acknowledge.send)
+    _reserve(place, (f"{prefix}-{number}" for number in range(10**6)), acknowledge.send)
 
 
 # --- a cluster without processes --------------------------------------------------------------------------------------
@@ -170,6 +173,7 @@ def _half_written(path: Path, content: bytes) -> None:
 def points() -> dict[str, Point]:
     """Return the moments of a release at which something can be made to happen, in their order."""
     from dpdist import engine, pipeline, staging
+    from dpdist.privacy.folder import FolderStorage
     from dpdist.privacy.journal import Transaction
     from dpdist.privacy.ledger import Ledger
     from dpdist.release import artefact, trusted
@@ -185,8 +189,8 @@ def points() -> dict[str, Point]:
         "inside the beginning": Point(Transaction, "append", after=True, which=_appends("begun")),
         "after the beginning": Point(Ledger, "begin", after=True),
         "after the draw": Point(trusted, "_drawn", after=True),
-        "with half a draft": Point(Ledger, "_write", after=False, first=_half_written),
-        "after the draft": Point(Ledger, "_write", after=True),
+        "with half a draft": Point(FolderStorage, "_write", after=False, first=_half_written),
+        "after the draft": Point(FolderStorage, "_write", after=True),
         "inside the commit": Point(Transaction, "append", after=True, which=_appends("committed")),
         "after the commit": Point(Ledger, "commit", after=True),
         "before publication": Point(trusted, "publish", after=False),

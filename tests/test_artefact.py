@@ -108,8 +108,8 @@ def test_the_attributes_are_those_of_the_design_and_no_others() -> None:
     attributes = json.loads(files_of(released(PLAIN))["zarr.json"])["attributes"]["dpdist"]
     # a seed, a time, a hash of the data or a count of clipped rows must not slip in
     assert sorted(attributes) == [
-        "bound", "claim", "columns", "format", "guarantee", "library", "mechanism", "n", "neighbours", "noise",
-        "release_id", "status",
+        "bound", "claim", "columns", "format", "guarantee", "ledger_head", "library", "mechanism", "n", "neighbours",
+        "noise", "release_id", "status",
     ]  # fmt: skip
     assert attributes["format"] == "dpdist-release/1"
     assert attributes["neighbours"] == "replace-one"

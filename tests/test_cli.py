@@ -365,7 +365,7 @@ REFUSED: list[tuple[int, str, tuple[str, ...]]] = [
     (3, "restore it from a copy", ("--ledger", "nothing.ledger")),
     (3, "not the ledger of", ("--ledger", "other.ledger")),
     # places
-    (4, "no usable ledger|no ledger at|damaged", ("--ledger", "empty.ledger")),
+    (3, "restore it from a copy", ("--ledger", "empty.ledger")),
     (4, "trusted", ("--trusted", "worker")),
 ]
 

@@ -14,6 +14,7 @@ from dpdist.config import Job, read_job, read_public_centre, request_from
 from dpdist.errors import DataError, DpdistError, UsageError
 from dpdist.pipeline import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.privacy.places import Address
 from dpdist.release.request import Centring, ReleaseRequest
 
 FULL = """
@@ -455,3 +456,19 @@ def test_a_public_centre_and_scale_reach_the_bound_of_the_rows(tmp_path: Path) -
     (tmp_path / "centre.json").write_text('{"centre": [1, 2], "scale": [3, 4]}')
     bound = request(tmp_path / "centre.json").bound(2)
     assert (bound.centre, bound.scale, bound.constant) == ((1.0, 2.0), (3.0, 4.0), 0)
+
+
+def test_a_ledger_may_be_an_address_but_carries_no_password(tmp_path: Path) -> None:
+    secret = "hunter2"  # noqa: S105 - nobody's
+    for user, refused in (("me", False), (f"me:{secret}", True)):
+        text = f"postgresql+psycopg://{user}@host/db?ledger=books"
+        path = tmp_path / "job.toml"
+        path.write_text(
+            f'[rows]\npath = "rows.zarr"\n[release]\npath = "r.zarr"\nepsilon = 1\nclip = 1\nledger = "{text}"\n'
+        )
+        if refused:
+            with pytest.raises(UsageError, match="carries a password") as refusal:
+                read_job(path)
+            assert secret not in str(refusal.value)
+        else:
+            assert read_job(path).ledger == Address(text)

@@ -24,8 +24,9 @@ import numpy as np
 import pytest
 
 from dpdist import pipeline
+from dpdist.privacy.books import Record, State
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger, Record, State
+from dpdist.privacy.ledger import Ledger
 from dpdist.release.artefact import Release, open_release
 from dpdist.rows.dataset import created
 
@@ -83,7 +84,7 @@ class Place:
 
     def events(self) -> Counter[str]:
         """Count the journal's entries by what happened."""
-        with closing(sqlite3.connect(self.ledger._journal.path)) as connection:
+        with closing(sqlite3.connect(pipeline.default_ledger(self.rows) / "ledger.sqlite")) as connection:
             return Counter(json.loads(entry)["event"] for (entry,) in connection.execute("SELECT entry FROM journal"))
 
 

@@ -1,4 +1,7 @@
-"""The ledger charges once, commits once, forgets nothing, and notices when its books were altered."""
+"""The ledger charges once, commits once, forgets nothing, and notices when its books were altered.
+
+One contract for both places, a folder and a PostgreSQL database; what only one of them can do wrong is tested apart.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ import json
 import math
 import multiprocessing
 import os
-import shutil
+import re
 import signal
 import sqlite3
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +27,19 @@ import crash_driver as driver
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from postgres_server import Server
 
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError, UsageError
 from dpdist.mechanisms.gaussian import Gaussian
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.noise.entropy import random_token
+from dpdist.privacy.books import State
+from dpdist.privacy.folder import FolderStorage
 from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.privacy.journal import Journal, Transaction, origin
-from dpdist.privacy.ledger import Ledger, State
+from dpdist.privacy.journal import Transaction, origin
+from dpdist.privacy.ledger import Ledger
+from dpdist.privacy.places import Address, Place
 
 DATASET = "0123456789abcdef" * 2
 PATIENCE = 300.0
@@ -65,8 +73,29 @@ def epsilon_spent(ledger: Ledger) -> float:
     return 0.0 if spent is None else spent.epsilon
 
 
-def blobs(folder: Path) -> set[str]:
-    return {path.name for path in (folder / "blobs").iterdir()}
+def blobs(place: Place) -> set[str]:
+    if isinstance(place, Path):
+        return {path.name for path in (place / "blobs").iterdir()}
+    with behind(place) as execute:
+        return {name for (name,) in execute("SELECT DISTINCT name FROM blobs").fetchall()}
+
+
+@contextmanager
+def behind(place: Place) -> Iterator[Callable[..., Any]]:
+    """Give a function that changes the books behind the ledger's back; the tables are named as in SQLite."""
+    if isinstance(place, Path):
+        with closing(sqlite3.connect(place / "ledger.sqlite")) as connection:
+            yield connection.execute
+            connection.commit()
+        return
+    import psycopg
+
+    def execute(statement: str, values: tuple[Any, ...] = ()) -> Any:
+        return database.execute(re.sub(r"\b(journal|blobs)\b", r"dpdist_\1", statement).replace("?", "%s"), values)
+
+    keywords: dict[str, Any] = dict(place.connection)
+    with psycopg.connect(**keywords) as database:
+        yield execute
 
 
 @pytest.fixture
@@ -74,8 +103,35 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "books"
 
 
+@contextmanager
+def new_address(server: Server) -> Iterator[Address]:
+    """Give the address of no ledger yet, in a schema of its own."""
+    schema = f"test_{random_token()[:12]}"
+    with server.connect() as connection:
+        connection.execute(f"CREATE SCHEMA {schema}")
+    try:
+        yield Address(server.address("books", schema))
+    finally:
+        with server.connect() as connection:
+            connection.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+@pytest.fixture(params=["folder", "postgres"])
+def place(request: pytest.FixtureRequest, folder: Path) -> Iterator[Place]:
+    if request.param == "folder":
+        yield folder
+        return
+    with new_address(request.getfixturevalue("postgres")) as address:
+        yield address
+
+
 @pytest.fixture
-def ledger(folder: Path) -> Ledger:
+def ledger(place: Place) -> Ledger:
+    return Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("3"))
+
+
+@pytest.fixture
+def folder_ledger(folder: Path) -> Ledger:
     return Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse("3"))
 
 
@@ -92,8 +148,8 @@ def open_umask() -> Iterator[None]:
 
 @pytest.mark.usefixtures("open_umask")
 def test_only_the_owner_can_read_a_ledger(folder: Path) -> None:
-    ledger = committed(Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse("3")), "a", b"bytes")
-    with ledger._locked() as (view, transaction):
+    made = committed(Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse("3")), "a", b"bytes")
+    with made._locked() as (view, transaction):
         transaction.append({"event": "begun", "id": "a"}, view.after, view.head)
         # the write-ahead log exists only while a connection is open, and holds the same secrets
         modes = {p.relative_to(folder): stat.S_IMODE(p.stat().st_mode) for p in folder.rglob("*")}
@@ -106,43 +162,52 @@ def test_only_the_owner_can_read_a_ledger(folder: Path) -> None:
         assert mode == (0o700 if path in directories else 0o600), path
 
 
-def test_a_new_ledger_knows_its_data_set_and_budget_and_nothing_else(folder: Path) -> None:
-    Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse("1.5", "1e-7"))
-    ledger = Ledger(folder)
+def test_a_new_ledger_knows_its_data_set_and_budget_and_nothing_else(place: Place) -> None:
+    Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1.5", "1e-7"))
+    ledger = Ledger(place)
     assert ledger.dataset_id == DATASET
     assert ledger.budget == PrivacyLoss.parse("1.5", "1e-7")
     assert ledger.records == []
     assert ledger.spent() is None
-    assert blobs(folder) == set()
+    assert blobs(place) == set()
     ledger.verify()
 
 
-def test_a_ledger_is_never_created_over_something(ledger: Ledger, folder: Path) -> None:
+def test_a_ledger_is_never_created_over_something(ledger: Ledger, place: Place) -> None:
     reserve(ledger, "a")
     with pytest.raises(DataError):
-        Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse("100"))
-    assert Ledger(folder).budget == PrivacyLoss.parse("3")
-    assert epsilon_spent(Ledger(folder)) == 1
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+        Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("100"))
+    assert Ledger(place).budget == PrivacyLoss.parse("3")
+    assert epsilon_spent(Ledger(place)) == 1
+    if isinstance(place, Path):
+        assert [path.name for path in place.parent.iterdir()] == [place.name]
 
 
-def test_a_missing_ledger_is_not_invented(tmp_path: Path, ledger: Ledger, folder: Path) -> None:
-    with pytest.raises(DataError):
-        Ledger(tmp_path / "nowhere")
-    (folder / "ledger.sqlite").unlink()
+def test_a_missing_ledger_is_not_invented(place: Place) -> None:
+    assert not Ledger.stands_at(place)
+    with pytest.raises(DataError, match="There is no ledger"):
+        Ledger(place)
+    assert not Ledger.stands_at(place)
+
+
+def test_a_ledger_that_is_lost_while_it_is_used_is_not_invented(ledger: Ledger, place: Place) -> None:
+    if isinstance(place, Path):
+        (place / "ledger.sqlite").unlink()
+    else:
+        sql("DELETE FROM journal")(place)
     with pytest.raises(DataError):
         reserve(ledger, "a")
-    assert not (folder / "ledger.sqlite").exists()
+    assert not Ledger.stands_at(place)
 
 
 # --- charging ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_release_is_charged_once(ledger: Ledger, folder: Path) -> None:
+def test_the_same_release_is_charged_once(ledger: Ledger, place: Place) -> None:
     assert reserve(ledger, "a", 2) is State.RESERVED
     head = ledger.head
     assert reserve(ledger, "a", 2) is State.RESERVED
-    assert reserve(Ledger(folder), "a", 2) is State.RESERVED
+    assert reserve(Ledger(place), "a", 2) is State.RESERVED
     assert ledger.head == head
     assert epsilon_spent(ledger) == 2
 
@@ -182,13 +247,13 @@ def test_the_parameters_of_an_aborted_release_still_bind_its_id(ledger: Ledger) 
         reserve(ledger, "a", period="may")
 
 
-def test_over_budget_nothing_changes(ledger: Ledger, folder: Path) -> None:
+def test_over_budget_nothing_changes(ledger: Ledger, place: Place) -> None:
     reserve(ledger, "a", 2)
     head, records = ledger.head, ledger.records
     with pytest.raises(RefusedError) as refusal:
         reserve(ledger, "b", 2)
     assert refusal.value.exit_code == 3
-    for each in (ledger, Ledger(folder)):
+    for each in (ledger, Ledger(place)):
         assert (each.head, each.records) == (head, records)
         assert each.record("b") is None
         assert epsilon_spent(each) == 2
@@ -208,9 +273,9 @@ def test_a_budget_without_delta_pays_for_no_gaussian_release(ledger: Ledger) -> 
     assert ledger.records == []
 
 
-def test_a_budget_without_delta_is_the_plain_sum_of_epsilons(folder: Path) -> None:
+def test_a_budget_without_delta_is_the_plain_sum_of_epsilons(place: Place) -> None:
     # an account that trades epsilon for a delta too small for a float still has a delta
-    ledger = Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse("1.9"))
+    ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1.9"))
     small = replace(pure(), loss=PrivacyLoss.parse("0.001"))
     with ledger._locked() as (view, transaction):
         after, head = view.after, view.head
@@ -249,11 +314,11 @@ def test_losses_under_two_relations_are_never_added(ledger: Ledger) -> None:
         reserve(ledger, "a")
 
 
-def test_gaussian_releases_are_counted_as_scipy_counts_them(folder: Path) -> None:
+def test_gaussian_releases_are_counted_as_scipy_counts_them(place: Place) -> None:
     from scipy.optimize import brentq
     from scipy.stats import norm
 
-    ledger = Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse("2", "1e-5"))
+    ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("2", "1e-5"))
     guarantee = gaussian("0.5", "1e-6")
     granted = 0
     with suppress(RefusedError):
@@ -269,15 +334,15 @@ def test_gaussian_releases_are_counted_as_scipy_counts_them(folder: Path) -> Non
     assert fitting == list(range(1, granted + 1))
     assert granted > 4  # what adding up epsilons would allow
     least = brentq(lambda epsilon: delta(epsilon, math.sqrt(granted) * mu) - 1e-5, 0.01, 2, xtol=1e-13)
-    spent = Ledger(folder).spent()
+    spent = Ledger(place).spent()
     assert spent is not None
     assert spent.delta_atto == ATTO // 10**5
     assert spent.epsilon == pytest.approx(least, abs=3e-6)
-    assert len(Ledger(folder).records) == granted
+    assert len(Ledger(place).records) == granted
 
 
-def test_a_pure_release_takes_its_epsilon_from_a_gaussian_budget(folder: Path) -> None:
-    ledger = Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse("2", "1e-6"))
+def test_a_pure_release_takes_its_epsilon_from_a_gaussian_budget(place: Place) -> None:
+    ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("2", "1e-6"))
     ledger.reserve("g", dataset_id=DATASET, parameters={}, guarantee=gaussian("1", "1e-6"))
     with pytest.raises(RefusedError):
         reserve(ledger, "p", 2)
@@ -289,7 +354,7 @@ def test_a_pure_release_takes_its_epsilon_from_a_gaussian_budget(folder: Path) -
 # --- aborting ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_aborted_release_is_refunded_and_can_be_reserved_again(ledger: Ledger, folder: Path) -> None:
+def test_an_aborted_release_is_refunded_and_can_be_reserved_again(ledger: Ledger, place: Place) -> None:
     reserve(ledger, "a", 3)
     assert ledger.abort("a")
     assert ledger.spent() is None
@@ -298,22 +363,22 @@ def test_an_aborted_release_is_refunded_and_can_be_reserved_again(ledger: Ledger
     with pytest.raises(RefusedError):
         reserve(ledger, "a", 3)  # what was refunded is spent elsewhere now
     ledger.abort("b")
-    assert reserve(Ledger(folder), "a", 3) is State.RESERVED
+    assert reserve(Ledger(place), "a", 3) is State.RESERVED
     assert epsilon_spent(ledger) == 3
 
 
-def test_a_committed_release_cannot_be_aborted(ledger: Ledger, folder: Path) -> None:
+def test_a_committed_release_cannot_be_aborted(ledger: Ledger, place: Place) -> None:
     committed(ledger, "a", b"bytes")
     for _ in range(2):  # committed, then published
         head = ledger.head
         assert not ledger.abort("a")
         assert ledger.head == head
         assert epsilon_spent(ledger) == 1
-        assert Ledger(folder).read("a") == b"bytes"
+        assert Ledger(place).read("a") == b"bytes"
         ledger.published("a")
 
 
-def test_an_attempt_that_was_aborted_cannot_commit(ledger: Ledger, folder: Path) -> None:
+def test_an_attempt_that_was_aborted_cannot_commit(ledger: Ledger, place: Place) -> None:
     reserve(ledger, "a")
     fence = ledger.begin("a")
     assert fence is not None
@@ -322,7 +387,7 @@ def test_an_attempt_that_was_aborted_cannot_commit(ledger: Ledger, folder: Path)
     # not even after somebody else reserved it again
     reserve(ledger, "a")
     assert not ledger.commit("a", fence, b"later")
-    assert blobs(folder) == set()
+    assert blobs(place) == set()
 
 
 def test_an_aborted_release_begins_only_after_a_new_reservation(ledger: Ledger) -> None:
@@ -341,25 +406,25 @@ def test_an_aborted_release_begins_only_after_a_new_reservation(ledger: Ledger) 
 # --- fences and drafts ------------------------------------------------------------------------------------------------
 
 
-def test_an_attempt_with_an_old_fence_cannot_commit(ledger: Ledger, folder: Path) -> None:
+def test_an_attempt_with_an_old_fence_cannot_commit(ledger: Ledger, place: Place) -> None:
     reserve(ledger, "a")
-    old, new = ledger.begin("a"), Ledger(folder).begin("a")
+    old, new = ledger.begin("a"), Ledger(place).begin("a")
     assert (old, new) == (1, 2)
     assert not ledger.commit("a", 1, b"old draw")
-    assert blobs(folder) == set()
+    assert blobs(place) == set()
     assert ledger.commit("a", 2, b"new draw")
     assert not ledger.commit("a", 1, b"old draw")
     assert not ledger.commit("a", 2, b"another draw of the winner")
-    assert len(blobs(folder)) == 1
+    assert len(blobs(place)) == 1
     assert ledger.read("a") == b"new draw"
 
 
-def test_nothing_commits_without_a_reservation_or_an_attempt(ledger: Ledger, folder: Path) -> None:
+def test_nothing_commits_without_a_reservation_or_an_attempt(ledger: Ledger, place: Place) -> None:
     with pytest.raises(UsageError):
         ledger.commit("a", 1, b"draw")
     reserve(ledger, "a")
     assert not ledger.commit("a", 1, b"draw")
-    assert blobs(folder) == set()
+    assert blobs(place) == set()
     with pytest.raises(DpdistError):
         ledger.read("a")
     for use in (ledger.begin, ledger.abort, ledger.read, ledger.published):
@@ -367,37 +432,37 @@ def test_nothing_commits_without_a_reservation_or_an_attempt(ledger: Ledger, fol
             use("unknown")
 
 
-def test_begin_deletes_the_drafts_of_dead_attempts_of_this_release_only(ledger: Ledger, folder: Path) -> None:
-    committed(ledger, "a-b", b"kept")
-    reserve(ledger, "a")
-    ledger.begin("a")
+def test_begin_deletes_the_drafts_of_dead_attempts_of_this_release_only(folder_ledger: Ledger, folder: Path) -> None:
+    committed(folder_ledger, "a-b", b"kept")
+    reserve(folder_ledger, "a")
+    folder_ledger.begin("a")
     for name in ("a.1.dead", "a.1.beef", "a-b.1.other", "b.1.other"):
-        Ledger._write(folder / "blobs" / name, b"draft")
-    ledger.begin("a")
+        FolderStorage._write(folder / "blobs" / name, b"draft")
+    folder_ledger.begin("a")
     left = {name for name in blobs(folder) if (folder / "blobs" / name).read_bytes() == b"draft"}
     assert left == {"a-b.1.other", "b.1.other"}
-    assert ledger.read("a-b") == b"kept"
+    assert folder_ledger.read("a-b") == b"kept"
 
 
-def test_abort_and_publication_delete_drafts_but_not_what_was_committed(ledger: Ledger, folder: Path) -> None:
-    reserve(ledger, "a")
-    Ledger._write(folder / "blobs" / "a.1.dead", b"draft")
-    ledger.abort("a")
+def test_abort_and_publication_delete_drafts_but_not_what_was_committed(folder_ledger: Ledger, folder: Path) -> None:
+    reserve(folder_ledger, "a")
+    FolderStorage._write(folder / "blobs" / "a.1.dead", b"draft")
+    folder_ledger.abort("a")
     assert blobs(folder) == set()
-    committed(ledger, "b", b"kept")
-    Ledger._write(folder / "blobs" / "b.1.dead", b"draft")
-    ledger.published("b")
+    committed(folder_ledger, "b", b"kept")
+    FolderStorage._write(folder / "blobs" / "b.1.dead", b"draft")
+    folder_ledger.published("b")
     assert len(blobs(folder)) == 1
-    assert ledger.read("b") == b"kept"
+    assert folder_ledger.read("b") == b"kept"
 
 
 def test_a_draft_swept_by_an_attempt_that_then_died_cannot_be_committed(
-    ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder_ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve(ledger, "a")
-    fence = ledger.begin("a")
+    reserve(folder_ledger, "a")
+    fence = folder_ledger.begin("a")
     assert fence is not None
-    write = Ledger._write
+    write = FolderStorage._write
 
     class DiedError(Exception):
         pass
@@ -413,25 +478,25 @@ def test_a_draft_swept_by_an_attempt_that_then_died_cannot_be_committed(
                 Ledger(folder).begin("a")  # deletes the draft, then its transaction is rolled back
         assert not path.exists()
 
-    monkeypatch.setattr(Ledger, "_write", staticmethod(swept))
-    assert not ledger.commit("a", fence, b"draw")
-    record = ledger.record("a")
+    monkeypatch.setattr(FolderStorage, "_write", staticmethod(swept))
+    assert not folder_ledger.commit("a", fence, b"draw")
+    record = folder_ledger.record("a")
     assert record is not None
     assert (record.state, record.fence) == (State.RESERVED, fence)  # so the fence alone would have let it pass
     monkeypatch.undo()
-    again = ledger.begin("a")
+    again = folder_ledger.begin("a")
     assert again is not None
-    assert ledger.commit("a", again, b"second draw")
-    ledger.verify()
+    assert folder_ledger.commit("a", again, b"second draw")
+    folder_ledger.verify()
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\xff\r\n" * 1000, bytes(range(256)) * 4096])
-def test_what_was_committed_is_read_back_bit_for_bit(ledger: Ledger, folder: Path, content: bytes) -> None:
+def test_what_was_committed_is_read_back_bit_for_bit(ledger: Ledger, place: Place, content: bytes) -> None:
     committed(ledger, "a", content)
     assert ledger.begin("a") is None
     for state in (State.COMMITTED, State.PUBLISHED):
-        assert Ledger(folder).read("a") == content
-        record = Ledger(folder).record("a")
+        assert Ledger(place).read("a") == content
+        record = Ledger(place).record("a")
         assert record is not None
         assert record.state is state
         assert record.digest == hashlib.sha256(content).hexdigest()
@@ -450,9 +515,11 @@ def test_publication_is_recorded_once(ledger: Ledger) -> None:
 # --- the disk ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_acknowledged_was_flushed_first(ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_acknowledged_was_flushed_first(
+    folder_ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # no test can cut the power; it can see that the disk was asked in time
-    with closing(ledger._journal._connect()) as connection:
+    with closing(FolderStorage(folder)._connect()) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL: every commit is flushed
     flushed: list[Path] = []
@@ -467,76 +534,75 @@ def test_what_is_acknowledged_was_flushed_first(ledger: Ledger, folder: Path, mo
             assert flushed == [folder / "blobs" / entry["blob"], folder / "blobs"]
         append(self, entry, after, head)
 
-    reserve(ledger, "a")
-    fence = ledger.begin("a")
+    reserve(folder_ledger, "a")
+    fence = folder_ledger.begin("a")
     assert fence is not None
     monkeypatch.setattr(os, "fsync", seen)
     monkeypatch.setattr(Transaction, "append", appended)
-    assert ledger.commit("a", fence, b"bytes")
+    assert folder_ledger.commit("a", fence, b"bytes")
     assert len(flushed) == 2
 
 
 def test_a_disk_full_of_drafts_stops_the_commit_and_keeps_the_reservation(
-    ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder_ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve(ledger, "a")
-    fence = ledger.begin("a")
+    reserve(folder_ledger, "a")
+    fence = folder_ledger.begin("a")
     assert fence is not None
-    write = Ledger._write
+    write = FolderStorage._write
 
     def full(path: Path, content: bytes) -> None:
         write(path, content[: len(content) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "_write", staticmethod(full))
+        patch.setattr(FolderStorage, "_write", staticmethod(full))
         with pytest.raises(ResumableError):
-            ledger.commit("a", fence, b"a draw")
+            folder_ledger.commit("a", fence, b"a draw")
     assert blobs(folder) == set()
     assert epsilon_spent(Ledger(folder)) == 1
-    assert ledger.commit("a", fence, b"a draw")
+    assert folder_ledger.commit("a", fence, b"a draw")
 
 
 def test_a_disk_full_for_the_journal_changes_nothing(
-    ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder_ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve(ledger, "a")
-    fence = ledger.begin("a")
+    reserve(folder_ledger, "a")
+    fence = folder_ledger.begin("a")
     assert fence is not None
-    head, connect = ledger.head, Journal._connect
+    head, connect = folder_ledger.head, FolderStorage._connect
 
-    def full(self: Journal) -> sqlite3.Connection:
+    def full(self: FolderStorage) -> sqlite3.Connection:
         connection = connect(self)
         connection.execute("PRAGMA max_page_count = 1")  # SQLite answers as on a full disk
         return connection
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "_connect", full)
+        patch.setattr(FolderStorage, "_connect", full)
         with pytest.raises(ResumableError, match="full"):
-            reserve(ledger, "b", 1, note="x" * 100_000)
-        assert ledger.head == head
-    for each in (ledger, Ledger(folder)):
+            reserve(folder_ledger, "b", 1, note="x" * 100_000)
+        assert folder_ledger.head == head
+    for each in (folder_ledger, Ledger(folder)):
         assert each.head == head
         assert each.record("b") is None
         assert epsilon_spent(each) == 1
-    assert ledger.commit("a", fence, b"a draw")
-    ledger.verify()
+    assert folder_ledger.commit("a", fence, b"a draw")
+    folder_ledger.verify()
 
 
 # --- altered books ----------------------------------------------------------------------------------------------------
 
 
-Alteration = Callable[[Path], object]
+Alteration = Callable[[Place], object]
 
 
 def sql(*statements: str) -> Alteration:
     """Change the journal behind the ledger's back; the change must take."""
 
-    def alteration(folder: Path) -> None:
-        with closing(sqlite3.connect(folder / "ledger.sqlite")) as connection:
+    def alteration(place: Place) -> None:
+        with behind(place) as execute:
             for statement in statements:
-                assert connection.execute(statement).rowcount  # -1 where SQLite does not count
-            connection.commit()
+                assert execute(statement).rowcount  # -1 where the database does not count
 
     return alteration
 
@@ -544,24 +610,31 @@ def sql(*statements: str) -> Alteration:
 def edited(sequence: int, old: str, new: str, *, redigested: bool = False) -> Alteration:
     """Edit the text of an entry and, on request, make its own digest right again."""
 
-    def alteration(folder: Path) -> None:
-        with closing(sqlite3.connect(folder / "ledger.sqlite")) as connection:
-            rows = {row[0]: row for row in connection.execute("SELECT sequence, entry, digest FROM journal")}
+    def alteration(place: Place) -> None:
+        with behind(place) as execute:
+            rows = {row[0]: row for row in execute("SELECT sequence, entry, digest FROM journal").fetchall()}
             _, entry, digest = rows[sequence]
             changed = entry.replace(old, new)
             assert json.loads(changed) != json.loads(entry)
             if redigested:
                 previous = rows[sequence - 1][2] if sequence > 1 else origin()
                 digest = hashlib.sha256(f"{previous}\n{changed}".encode()).hexdigest()
-            connection.execute(
-                "UPDATE journal SET entry = ?, digest = ? WHERE sequence = ?", (changed, digest, sequence)
-            )
-            connection.commit()
+            execute("UPDATE journal SET entry = ?, digest = ? WHERE sequence = ?", (changed, digest, sequence))
 
     return alteration
 
 
-def overwritten(content: bytes) -> Alteration:
+def from_nowhere(place: Place) -> None:
+    """Append an entry with the digest of the one before it."""
+    with behind(place) as execute:
+        row = (7, '{"event":"aborted","id":"b"}', *execute("SELECT digest FROM journal WHERE sequence = 6").fetchone())
+        if isinstance(place, Path):
+            execute("INSERT INTO journal (sequence, entry, digest) VALUES (?, ?, ?)", row)
+        else:
+            execute("INSERT INTO journal (ledger, sequence, entry, digest) VALUES ('books', ?, ?, ?)", row)
+
+
+def overwritten(content: bytes) -> Callable[[Path], object]:
     return lambda folder: (folder / "ledger.sqlite").write_bytes(content)
 
 
@@ -581,14 +654,15 @@ ALTERATIONS: dict[str, Alteration] = {
         "UPDATE journal SET sequence = -sequence",
         "UPDATE journal SET sequence = CASE sequence WHEN -5 THEN 6 WHEN -6 THEN 5 ELSE -sequence END",
     ),
-    "an entry from nowhere": sql(
-        """INSERT INTO journal SELECT 7, '{"event":"aborted","id":"b"}', digest FROM journal WHERE sequence = 6"""
-    ),
+    "an entry from nowhere": from_nowhere,
     "an edited digest": sql(
         "UPDATE journal SET digest = (SELECT digest FROM journal WHERE sequence = 5) WHERE sequence = 6"
     ),
-    "an entry that is no text": sql("UPDATE journal SET entry = CAST(x'7bff7d' AS TEXT) WHERE sequence = 2"),
     "no journal in the database": sql("DROP TABLE journal"),
+    "no entries in the journal": sql("DELETE FROM journal"),
+}
+FILE_ALTERATIONS: dict[str, Callable[[Path], object]] = {
+    "an entry that is no text": sql("UPDATE journal SET entry = CAST(x'7bff7d' AS TEXT) WHERE sequence = 2"),
     "an empty file": overwritten(b""),
     "another file": overwritten(b"no database at all\n" * 500),
     "half a file": lambda folder: os.truncate(folder / "ledger.sqlite", 4096),
@@ -610,43 +684,55 @@ USES: dict[str, Callable[[Ledger], object]] = {
     "read": lambda ledger: ledger.read("a"),
     "published": lambda ledger: ledger.published("a"),
     "abort": lambda ledger: ledger.abort("b"),
+    "remembers": lambda ledger: ledger.remembers("a", origin()),
 }
 
 
 @pytest.mark.parametrize("alteration", ALTERATIONS.values(), ids=ALTERATIONS.keys())
-def test_altered_books_serve_for_nothing(ledger: Ledger, folder: Path, alteration: Alteration) -> None:
+def test_altered_books_serve_for_nothing(ledger: Ledger, place: Place, alteration: Alteration) -> None:
+    assert_useless_once_altered(ledger, place, alteration)
+
+
+@pytest.mark.parametrize("alteration", FILE_ALTERATIONS.values(), ids=FILE_ALTERATIONS.keys())
+def test_an_altered_file_serves_for_nothing(
+    folder_ledger: Ledger, folder: Path, alteration: Callable[[Path], object]
+) -> None:
+    assert_useless_once_altered(folder_ledger, folder, alteration)
+
+
+def assert_useless_once_altered(ledger: Ledger, place: Any, alteration: Callable[[Any], object]) -> None:
     committed(ledger, "a", b"bytes")  # entries 2 to 4
     reserve(ledger, "b")
     ledger.begin("b")
     assert ledger._snapshot().after == 6
-    alteration(folder)
-    noticed = {name: _outcome(use, folder) for name, use in USES.items()}
+    alteration(place)
+    noticed = {name: _outcome(use, place) for name, use in USES.items()}
     assert noticed == dict.fromkeys(USES, DataError)
     with pytest.raises(DataError):
         ledger.verify()  # also for who had read the books before
-    assert len(blobs(folder)) == 1
+    assert len(blobs(place)) == 1
 
 
-def test_books_that_are_sound_serve_for_everything(ledger: Ledger, folder: Path) -> None:
+def test_books_that_are_sound_serve_for_everything(ledger: Ledger, place: Place) -> None:
     committed(ledger, "a", b"bytes")
     reserve(ledger, "b")
     ledger.begin("b")
-    assert {name: _outcome(use, folder) for name, use in USES.items()} == dict.fromkeys(USES)
+    assert {name: _outcome(use, place) for name, use in USES.items()} == dict.fromkeys(USES)
 
 
-def _outcome(use: Callable[[Ledger], object], folder: Path) -> type[Exception] | None:
+def _outcome(use: Callable[[Ledger], object], place: Place) -> type[Exception] | None:
     try:
-        use(Ledger(folder))
+        use(Ledger(place))
     except DpdistError as error:
         return type(error)
     return None
 
 
-def test_a_journal_cut_short_is_noticed_by_who_knew_more(ledger: Ledger, folder: Path) -> None:
+def test_a_journal_cut_short_is_noticed_by_who_knew_more(ledger: Ledger, place: Place) -> None:
     reserve(ledger, "a")
     reserve(ledger, "b")
     assert len(ledger.records) == 2
-    sql("DELETE FROM journal WHERE sequence = 3")(folder)
+    sql("DELETE FROM journal WHERE sequence = 3")(place)
     with pytest.raises(DataError):
         reserve(ledger, "c")
     with pytest.raises(DataError):
@@ -661,19 +747,29 @@ def test_charges_beyond_the_budget_do_not_verify(ledger: Ledger) -> None:
         ledger.verify()
 
 
+def change(place: Place, damage: str) -> None:
+    """Damage the only committed release."""
+    (name,) = blobs(place)
+    content = b"committed bytes"
+    changed = {"flipped": bytes([content[0] ^ 1]) + content[1:], "shorter": content[:-1], "longer": content + b"\0"}
+    new = {**changed, "empty": b""}.get(damage)
+    if isinstance(place, Path):
+        path = place / "blobs" / name
+        assert path.read_bytes() == content
+        path.unlink() if new is None else path.write_bytes(new)
+        return
+    with behind(place) as execute:
+        found = execute("DELETE FROM blobs RETURNING content") if new is None else None
+        found = found or execute("UPDATE blobs SET content = ?", (new,))
+        assert found.rowcount == 1
+
+
 @pytest.mark.parametrize("damage", ["flipped", "shorter", "longer", "empty", "missing"])
-def test_altered_committed_bytes_are_never_given_out(ledger: Ledger, folder: Path, damage: str) -> None:
+def test_altered_committed_bytes_are_never_given_out(ledger: Ledger, place: Place, damage: str) -> None:
     committed(ledger, "a", b"committed bytes")
     ledger.verify()
-    (name,) = blobs(folder)
-    path = folder / "blobs" / name
-    content = path.read_bytes()
-    if damage == "missing":
-        path.unlink()
-    else:
-        changed = {"flipped": bytes([content[0] ^ 1]) + content[1:], "shorter": content[:-1]}
-        path.write_bytes({**changed, "longer": content + b"\0", "empty": b""}[damage])
-    for use in (ledger.verify, lambda: Ledger(folder).verify(), lambda: Ledger(folder).read("a")):
+    change(place, damage)
+    for use in (ledger.verify, lambda: Ledger(place).verify(), lambda: Ledger(place).read("a")):
         with pytest.raises(DataError):
             use()
     # the release is not drawn a second time to repair it
@@ -703,21 +799,24 @@ class Expected:
 class LedgerAgainstModel(RuleBasedStateMachine):
     """Any sequence of calls, through two handles that may be reopened at any time, against a dictionary."""
 
+    def new_place(self) -> AbstractContextManager[Place]:
+        return new_folder()
+
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="dpdist-ledger-"))
-        self.folder = self.root / "books"
-        first = Ledger.create(self.folder, dataset_id=DATASET, budget=PrivacyLoss(BUDGET * MICRO))
-        self.handles = [first, Ledger(self.folder)]
+        self.stack = ExitStack()
+        self.place = self.stack.enter_context(self.new_place())
+        first = Ledger.create(self.place, dataset_id=DATASET, budget=PrivacyLoss(BUDGET * MICRO))
+        self.handles = [first, Ledger(self.place)]
         self.model: dict[str, Expected] = {}
         self.draws = 0
 
     def teardown(self) -> None:
         """Check the whole chain once more and clean up."""
         try:
-            Ledger(self.folder).verify()
+            Ledger(self.place).verify()
         finally:
-            shutil.rmtree(self.root)
+            self.stack.close()
 
     def charged(self) -> int:
         """Return what the model has spent."""
@@ -726,7 +825,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
     @rule(handle=st.integers(0, 1))
     def reopen(self, handle: int) -> None:
         """Forget what a handle had read."""
-        self.handles[handle] = Ledger(self.folder)
+        self.handles[handle] = Ledger(self.place)
 
     @rule(handle=st.integers(0, 1), release_id=IDS, cost=st.integers(1, 3))
     def reserve(self, handle: int, release_id: str, cost: int) -> None:
@@ -781,9 +880,11 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         known = self.model.get(release_id)
         if known is None or known.state is not State.RESERVED or not known.fence:
             return
+        if not isinstance(self.place, Path):
+            return  # a draw reaches a database only in the transaction that commits it
         self.draws += 1
         name = f"{release_id}.{known.fence}.{self.draws:016x}"
-        Ledger._write(self.folder / "blobs" / name, b"a dead draw")
+        FolderStorage._write(self.place / "blobs" / name, b"a dead draw")
         known.drafts.add(name)
 
     @rule(handle=st.integers(0, 1), release_id=IDS)
@@ -838,29 +939,47 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         for record in self.handles[0].records:
             if record.blob is not None:
                 expected.add(record.blob)
-                assert (self.folder / "blobs" / record.blob).read_bytes() == self.model[record.release_id].content
-        assert blobs(self.folder) == expected
+                assert self.handles[1].read(record.release_id) == self.model[record.release_id].content
+        assert blobs(self.place) == expected
 
 
-TestLedgerAgainstModel = LedgerAgainstModel.TestCase
-TestLedgerAgainstModel.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, derandomize=True, database=None
-)
+@contextmanager
+def new_folder() -> Iterator[Path]:
+    """Give a place for a ledger folder."""
+    with tempfile.TemporaryDirectory(prefix="dpdist-ledger-") as root:
+        yield Path(root) / "books"
+
+
+MODEL_SETTINGS = settings(stateful_step_count=30, deadline=None, derandomize=True, database=None)
+
+
+def test_any_sequence_of_calls_on_a_folder_agrees_with_a_model() -> None:
+    run_state_machine_as_test(LedgerAgainstModel, settings=settings(MODEL_SETTINGS, max_examples=40))
+
+
+def test_any_sequence_of_calls_on_a_database_agrees_with_a_model(postgres: Server) -> None:
+    class OnDatabase(LedgerAgainstModel):
+        """The same on a ledger in PostgreSQL."""
+
+        def new_place(self) -> AbstractContextManager[Place]:
+            return new_address(postgres)
+
+    run_state_machine_as_test(OnDatabase, settings=settings(MODEL_SETTINGS, max_examples=5))
 
 
 # --- several processes ------------------------------------------------------------------------------------------------
 
 
-def test_eight_processes_together_spend_exactly_the_budget(folder: Path) -> None:
-    processes, attempts, affordable = 8, 25, 60
-    Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss(affordable * MICRO))
+def test_eight_processes_together_spend_exactly_the_budget(place: Place) -> None:
+    processes, attempts, affordable = 8, 50, 60
+    Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss(affordable * MICRO))
     barrier = SPAWN.Barrier(processes)  # none begins before all are there
     with ProcessPoolExecutor(processes, mp_context=SPAWN, initializer=driver.meet_at, initargs=(barrier,)) as pool:
-        runs = [pool.submit(driver.reserve_many, folder, f"p{process}", attempts) for process in range(processes)]
+        runs = [pool.submit(driver.reserve_many, place, f"p{process}", attempts) for process in range(processes)]
         granted = [run.result(PATIENCE) for run in runs]
     ids = [release_id for each in granted for release_id in each]
     assert len(ids) == affordable
-    ledger = Ledger(folder)
+    ledger = Ledger(place)
     assert {record.release_id for record in ledger.records} == set(ids)
     assert epsilon_spent(ledger) == affordable
     ledger.verify()
@@ -868,10 +987,10 @@ def test_eight_processes_together_spend_exactly_the_budget(folder: Path) -> None
         reserve(ledger, "one-more")
 
 
-def acknowledged_before_the_kill(folder: Path, prefix: str, reservations: int) -> list[str]:
+def acknowledged_before_the_kill(place: Place, prefix: str, reservations: int) -> list[str]:
     """Start a process that reserves without end, kill it after so many reservations, return all it acknowledged."""
     ours, theirs = SPAWN.Pipe(duplex=False)
-    process = SPAWN.Process(target=driver.reserve_for_ever, args=(folder, prefix, theirs))
+    process = SPAWN.Process(target=driver.reserve_for_ever, args=(place, prefix, theirs))
     process.start()
     theirs.close()
     heard = []
@@ -888,14 +1007,14 @@ def acknowledged_before_the_kill(folder: Path, prefix: str, reservations: int) -
     return heard
 
 
-def test_no_acknowledged_reservation_is_lost_when_its_process_is_killed(folder: Path) -> None:
-    Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss(10**5 * MICRO))
+def test_no_acknowledged_reservation_is_lost_when_its_process_is_killed(place: Place) -> None:
+    Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss(10**5 * MICRO))
     acknowledged: list[str] = []
     for number, reservations in enumerate([1, 2, 3, 5, 8, 13], start=1):
-        heard = acknowledged_before_the_kill(folder, f"k{number}", reservations)
+        heard = acknowledged_before_the_kill(place, f"k{number}", reservations)
         assert len(heard) >= reservations
         acknowledged += heard
-        ledger = Ledger(folder)
+        ledger = Ledger(place)
         ledger.verify()
         recorded = {record.release_id for record in ledger.records}
         assert set(acknowledged) <= recorded

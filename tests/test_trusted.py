@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,9 @@ from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete, partition_moment, plan
 from dpdist.noise.entropy import Words
 from dpdist.privacy import ledger as ledgers
+from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.privacy.ledger import Ledger, State
+from dpdist.privacy.ledger import Ledger
 from dpdist.release import artefact, trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest
@@ -99,6 +102,11 @@ def exact(transaction: Transaction, values: npt.NDArray[Any]) -> npt.NDArray[np.
 
 def ledger_of(transaction: Transaction) -> Ledger:
     return Ledger(transaction.ledger)
+
+
+def books(transaction: Transaction) -> Path:
+    assert isinstance(transaction.ledger, Path)
+    return transaction.ledger
 
 
 def committed_bytes(transaction: Transaction) -> bytes:
@@ -183,7 +191,7 @@ def test_finalise_is_idempotent(transaction: Transaction) -> None:
     trusted.finalise(transaction, *partials_of(transaction, per_worker=2))
     assert committed_bytes(transaction) == first
     assert ledger_of(transaction).head == head
-    assert len(list((transaction.ledger / "blobs").iterdir())) == 1
+    assert len(list((books(transaction) / "blobs").iterdir())) == 1
 
 
 def test_two_releases_carry_different_noise(transaction: Transaction) -> None:
@@ -236,7 +244,7 @@ def test_partials_that_do_not_cover_the_table_once_are_never_released(
     record = ledger_of(transaction).record("census")
     assert record is not None
     assert record.state is State.RESERVED
-    assert list((transaction.ledger / "blobs").iterdir()) == []
+    assert list((books(transaction) / "blobs").iterdir()) == []
     with pytest.raises(DpdistError):
         trusted.publish(transaction)
     assert not transaction.target.exists()
@@ -335,7 +343,7 @@ def test_an_attempt_that_was_fenced_out_returns_with_the_winners_bytes(
 ) -> None:
     trusted.reserve(transaction)
     monkeypatch.setattr(trusted, "_WINNER_SECONDS", PATIENCE)
-    overtaking = Overtaking(monkeypatch, transaction.ledger, times=1)
+    overtaking = Overtaking(monkeypatch, books(transaction), times=1)
     theirs = trusted._drawn(transaction, moment_of(transaction))
 
     def win() -> None:
@@ -353,7 +361,7 @@ def test_an_attempt_that_was_fenced_out_returns_with_the_winners_bytes(
     record = ledger_of(transaction).record("census")
     assert record is not None
     assert (record.state, record.fence) == (State.COMMITTED, 2)
-    assert len(list((transaction.ledger / "blobs").iterdir())) == 1
+    assert len(list((books(transaction) / "blobs").iterdir())) == 1
     trusted.publish(transaction)
     assert ledger_of(transaction).spent() == PrivacyLoss.parse("1")
 
@@ -362,7 +370,7 @@ def test_when_the_winner_dies_the_loser_begins_again_with_a_new_draw(
     transaction: Transaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trusted.reserve(transaction)
-    Overtaking(monkeypatch, transaction.ledger, times=1)
+    Overtaking(monkeypatch, books(transaction), times=1)
     monkeypatch.setattr(trusted, "_WINNER_SECONDS", 0.2)
     draws: list[bytes] = []
     drawn = trusted._drawn
@@ -385,14 +393,14 @@ def test_who_is_overtaken_by_one_dying_attempt_after_the_other_gives_up_for_now(
     transaction: Transaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trusted.reserve(transaction)
-    Overtaking(monkeypatch, transaction.ledger, times=100)
+    Overtaking(monkeypatch, books(transaction), times=100)
     monkeypatch.setattr(trusted, "_WINNER_SECONDS", 0.1)
     with pytest.raises(DpdistError, match="again") as failure:
         trusted.finalise(transaction, *partials_of(transaction))
     record = ledger_of(transaction).record("census")
     assert record is not None
     assert record.state is State.RESERVED
-    assert list((transaction.ledger / "blobs").iterdir()) == []
+    assert list((books(transaction) / "blobs").iterdir()) == []
     assert failure.value.exit_code == 5  # the same command resumes; it is no defect
 
 
@@ -456,7 +464,7 @@ def test_a_release_aborted_while_it_was_drawn_is_refused(
 ) -> None:
     trusted.reserve(transaction)
     if moment == "wait":
-        Overtaking(monkeypatch, transaction.ledger, times=1)
+        Overtaking(monkeypatch, books(transaction), times=1)
     original = getattr(Ledger, moment)
 
     def aborted(ledger: Ledger, *arguments: Any) -> Any:
@@ -466,7 +474,7 @@ def test_a_release_aborted_while_it_was_drawn_is_refused(
     monkeypatch.setattr(Ledger, moment, aborted)
     with pytest.raises(RefusedError):
         trusted.finalise(transaction, *partials_of(transaction))
-    assert list((transaction.ledger / "blobs").iterdir()) == []
+    assert list((books(transaction) / "blobs").iterdir()) == []
     assert ledger_of(transaction).spent() is None
 
 
@@ -586,7 +594,7 @@ def test_a_release_is_flushed_before_its_publication_is_recorded(
 def test_altered_bytes_are_not_published(transaction: Transaction) -> None:
     trusted.reserve(transaction)
     trusted.finalise(transaction, *partials_of(transaction))
-    (blob,) = (transaction.ledger / "blobs").iterdir()
+    (blob,) = (books(transaction) / "blobs").iterdir()
     content = blob.read_bytes()
     blob.write_bytes(content.replace(b"census", b"sensus"))
     assert blob.read_bytes() != content
@@ -637,7 +645,7 @@ def test_under_add_remove_the_number_of_rows_is_nowhere(
         counts.append(corner)
     else:
         assert release.row_count is None
-    journal = [path.read_bytes() for path in transaction.ledger.iterdir() if path.is_file()]
+    journal = [path.read_bytes() for path in books(transaction).iterdir() if path.is_file()]
     for content in [*everything_published(transaction), *journal]:
         for count in counts:
             # as a number in text, which digits of a hash are not, and as eight bytes
@@ -902,3 +910,65 @@ def test_a_committed_release_is_published_without_a_cluster_or_a_row(
     assert ledger_of(transaction).records[0].state is State.PUBLISHED
     with pytest.raises(RefusedError, match="bound differ"):  # committed or not, the id stands for its parameters
         released(transaction, clip_norm=1.0)
+
+
+# --- the ledger's head ------------------------------------------------------------------------------------------------
+
+
+def test_a_release_carries_the_head_of_the_ledger_after_it_was_reserved_and_before_it_was_drawn(
+    transaction: Transaction,
+) -> None:
+    trusted.reserve(transaction)
+    reserved = ledger_of(transaction).head
+    release = published(transaction)
+    with closing(sqlite3.connect(books(transaction) / "ledger.sqlite")) as connection:
+        digests = [row[0] for row in connection.execute("SELECT digest FROM journal ORDER BY sequence")]
+    assert len(digests) == 5  # created, reserved, begun, committed, published
+    assert reserved == digests[1]
+    assert release.ledger_head == digests[2]
+    assert pipeline.verify_ledger(books(transaction), [transaction.target]).head == digests[4]
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_a_ledger_that_forgot_a_release_is_refused_and_draws_nothing(transaction: Transaction, kept: int) -> None:
+    published(transaction)
+    before = tree(transaction.target)
+    with closing(sqlite3.connect(books(transaction) / "ledger.sqlite")) as connection:
+        connection.execute("DELETE FROM journal WHERE sequence > ?", (kept,))
+        connection.commit()
+    ledger = ledger_of(transaction)
+    ledger.verify()  # a chain cut short is sound by itself
+    records = ledger.records
+    for use in (
+        lambda: trusted.reserve(transaction),
+        lambda: pipeline.verify_ledger(books(transaction), [transaction.target]),
+    ):
+        with pytest.raises(RefusedError, match="older copy"):
+            use()
+    assert ledger_of(transaction).records == records
+    assert tree(transaction.target) == before
+
+
+def test_a_ledger_restored_and_used_again_is_found_out_by_the_release_it_forgot(transaction: Transaction) -> None:
+    copy = books(transaction).with_name("backup")
+    shutil.copytree(books(transaction), copy)
+    published(transaction)
+    forgotten = transaction.target.rename(transaction.target.with_name("seen.zarr"))  # published elsewhere
+    shutil.rmtree(books(transaction))
+    copy.rename(books(transaction))
+    second = published(transaction)
+    assert second.release_id == open_release(forgotten).release_id
+    pipeline.verify_ledger(books(transaction), [transaction.target])
+    with pytest.raises(RefusedError, match="older copy"):
+        pipeline.verify_ledger(books(transaction), [transaction.target, forgotten])
+
+
+def test_a_release_that_was_altered_does_not_verify(transaction: Transaction) -> None:
+    published(transaction)
+    metadata = transaction.target / "zarr.json"
+    content = metadata.read_text()
+    assert content.count("dpdist 0.1.0") == 1
+    metadata.write_text(content.replace("dpdist 0.1.0", "dpdist 0.1.1"))
+    open_release(transaction.target)
+    with pytest.raises(DataError, match="not what was committed"):
+        pipeline.verify_ledger(books(transaction), [transaction.target])

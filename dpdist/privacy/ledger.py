@@ -17,137 +17,60 @@ added to a loss under the other.
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError, UsageError
+from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.noise.entropy import random_token
 from dpdist.privacy import accounting
+from dpdist.privacy.books import FORMAT, Record, State, View
+from dpdist.privacy.folder import FolderStorage
 from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, PrivacyLoss
-from dpdist.privacy.journal import Journal, Transaction, canonical, origin
-from dpdist.staging import staged, sync
+from dpdist.privacy.journal import Storage, Transaction, canonical
+from dpdist.privacy.places import Place
 
-FORMAT = "dpdist-ledger/1"
 ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
 """What a release id is made of; no dots, because drafts are named ``id.fence.token``."""
 _POLL_SECONDS = 0.05
 
 
-class State(enum.StrEnum):
-    """Where a release stands."""
-
-    RESERVED = "reserved"
-    COMMITTED = "committed"
-    PUBLISHED = "published"
-    ABORTED = "aborted"
-
-
-@dataclass(frozen=True)
-class Record:
-    """One release in the ledger.
-
-    Attributes
-    ----------
-    parameters
-        What was asked for, JSON values; the same id with other parameters is refused.
-    fence
-        Number of the latest attempt to draw noise; only that one may commit.
-    blob, digest
-        File name and SHA-256 of the committed bytes, None before.
-    """
-
-    release_id: str
-    parameters: dict[str, Any]
-    guarantee: Guarantee
-    state: State
-    fence: int = 0
-    blob: str | None = None
-    digest: str | None = None
-
-
-@dataclass
-class _View:
-    """The ledger folded from the journal up to one entry."""
-
-    after: int = 0
-    head: str = field(default_factory=origin)
-    ledger_id: str = ""
-    dataset_id: str = ""
-    budget: PrivacyLoss | None = None
-    records: dict[str, Record] = field(default_factory=dict)
-
-    def fold(self, entry: dict[str, Any]) -> None:
-        event = entry["event"]
-        if event == "created":
-            if entry["format"] != FORMAT:
-                raise DataError(f"This ledger has format {entry['format']!r}; this version reads {FORMAT!r}.")
-            self.ledger_id = entry["ledger_id"]
-            self.dataset_id = entry["dataset_id"]
-            self.budget = PrivacyLoss(entry["epsilon_micro"], entry["delta_atto"])
-            return
-        release_id = entry["id"]
-        if event == "reserved":
-            fence = self.records[release_id].fence if release_id in self.records else 0
-            guarantee = Guarantee.from_json(entry["guarantee"])
-            self.records[release_id] = Record(release_id, entry["parameters"], guarantee, State.RESERVED, fence)
-            return
-        record = self.records[release_id]
-        changes: dict[str, dict[str, Any]] = {
-            "begun": {"fence": record.fence + 1},
-            "committed": {"state": State.COMMITTED, "blob": entry.get("blob"), "digest": entry.get("digest")},
-            "published": {"state": State.PUBLISHED},
-            "aborted": {"state": State.ABORTED, "fence": record.fence + 1},
-        }
-        self.records[release_id] = replace(record, **changes[event])
-
-    @property
-    def charged(self) -> list[Guarantee]:
-        return [r.guarantee for r in self.records.values() if r.state is not State.ABORTED]
-
-
 class Ledger:
-    """A ledger folder: ``ledger.sqlite`` and ``blobs/``, both readable by the owner only.
+    """The ledger at a place: state machine and balance, folded from its journal whenever it is asked.
 
     Raises
     ------
     DataError
-        If the folder holds no ledger, or its journal is damaged.
+        If there is no ledger, or its journal is damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
-        if not (folder / "ledger.sqlite").is_file():
+    def __init__(self, place: Place) -> None:
+        self._storage = _storage(place)
+        if not self._storage.exists():
             raise DataError(
-                f"There is no ledger at {folder}. If it was moved, pass --ledger; if it is lost, restore it from a "
+                f"There is no ledger at {place}. If it was moved, pass --ledger; if it is lost, restore it from a "
                 "copy: what was spent is known nowhere else."
             )
-        self._folder = folder
-        self._journal = Journal(folder)
-        self._view = _View()
+        self._view = View()
 
     @classmethod
-    def create(cls, folder: Path, *, dataset_id: str, budget: PrivacyLoss) -> Ledger:
-        """Create a ledger with a budget; the folder must not exist.
+    def create(cls, place: Place, *, dataset_id: str, budget: PrivacyLoss) -> Ledger:
+        """Create a ledger with a budget where there is none.
 
         Raises
         ------
         DataError
-            If the folder exists or cannot be created.
+            If something is there already, or the place cannot be written.
+        RefusedError
+            If the place cannot be trusted to keep it.
         """
-        with staged(folder, "ledger") as aside:
-            aside.chmod(0o700)
-            (aside / "blobs").mkdir(mode=0o700)
-            journal = Journal(aside)
-            journal.create()
-            entry = {
+        _storage(place).create(
+            {
                 "event": "created",
                 "format": FORMAT,
                 "ledger_id": random_token(),
@@ -155,21 +78,25 @@ class Ledger:
                 "epsilon_micro": budget.epsilon_micro,
                 "delta_atto": budget.delta_atto,
             }
-            with journal.transaction() as transaction:
-                transaction.append(entry, 0, origin())
-        return cls(folder)
+        )
+        return cls(place)
+
+    @staticmethod
+    def stands_at(place: Place) -> bool:
+        """Say whether there is a ledger at a place."""
+        return _storage(place).exists()
 
     @contextmanager
-    def _locked(self) -> Iterator[tuple[_View, Transaction]]:
+    def _locked(self) -> Iterator[tuple[View, Transaction]]:
         """Hold the journal and give the view folded up to its end."""
-        with self._journal.transaction() as transaction:
+        with self._storage.transaction() as transaction:
             view = self._view
             entries, view.after, view.head = transaction.read(view.after, view.head)
             for entry in entries:
                 view.fold(entry)
             yield view, transaction
 
-    def _snapshot(self) -> _View:
+    def _snapshot(self) -> View:
         with self._locked() as (view, _):
             return view
 
@@ -188,7 +115,7 @@ class Ledger:
         """The declared budget."""
         budget = self._snapshot().budget
         if budget is None:
-            raise DataError(f"The ledger at {self._folder} declares no budget: it is damaged. Restore it from a copy.")
+            raise DataError(f"The ledger at {self._storage} declares no budget: it is damaged. Restore it from a copy.")
         return budget
 
     @property
@@ -229,12 +156,12 @@ class Ledger:
         with self._locked() as (view, transaction):
             if view.dataset_id != dataset_id:
                 raise RefusedError(
-                    f"The ledger {self._folder} belongs to another data set. Pass the ledger of these rows (--ledger)."
+                    f"The ledger {self._storage} belongs to another data set. Pass the ledger of these rows (--ledger)."
                 )
             known = view.records.get(release_id)
             if known is not None and known.parameters != parameters:
                 raise RefusedError(
-                    f"The release id {release_id} stands for other parameters in {self._folder}: "
+                    f"The release id {release_id} stands for other parameters in {self._storage}: "
                     f"{_differences(known.parameters, parameters)} differ. Choose another --id."
                 )
             if known is not None and known.state is not State.ABORTED:
@@ -249,13 +176,13 @@ class Ledger:
             transaction.append(entry, view.after, view.head)
         return State.RESERVED
 
-    def _require_affordable(self, view: _View, guarantee: Guarantee) -> None:
+    def _require_affordable(self, view: View, guarantee: Guarantee) -> None:
         charged, budget = view.charged, view.budget
         if budget is None:
-            raise DataError(f"The ledger at {self._folder} declares no budget: it is damaged. Restore it from a copy.")
+            raise DataError(f"The ledger at {self._storage} declares no budget: it is damaged. Restore it from a copy.")
         if charged and charged[0].neighbours is not guarantee.neighbours:
             raise RefusedError(
-                f"The budget of {self._folder} is kept under {charged[0].neighbours}, the relation of its first "
+                f"The budget of {self._storage} is kept under {charged[0].neighbours}, the relation of its first "
                 f"release; a loss under {guarantee.neighbours} cannot be added to it. Ask for "
                 f"--neighbours {charged[0].neighbours}."
             )
@@ -266,7 +193,7 @@ class Ledger:
             used = accounting.spent_epsilon_micro(charged, budget.delta_atto) / MICRO
             asked += f", on top of epsilon {used:g} already spent at delta {budget.delta_atto / ATTO:g}"
         raise RefusedError(
-            f"{asked}; the budget of {self._folder} is {budget}. Nothing was read or spent. Ask for a smaller loss, "
+            f"{asked}; the budget of {self._storage} is {budget}. Nothing was read or spent. Ask for a smaller loss, "
             "or repeat an earlier release by its parameters: that is free."
         )
 
@@ -291,15 +218,17 @@ class Ledger:
                 raise RefusedError(
                     f"The release {release_id} was aborted and refunded while this run was at work. Run it again."
                 )
-            self._sweep(release_id, keep=None)
-            transaction.append({"event": "begun", "id": release_id}, view.after, view.head)
+            transaction.sweep(release_id, keep=None)
+            # the token makes this head unlike that of the same attempt in a ledger that was restored and used again
+            entry = {"event": "begun", "id": release_id, "attempt": random_token()}
+            transaction.append(entry, view.after, view.head)
             return record.fence + 1
 
     def commit(self, release_id: str, fence: int, content: bytes) -> bool:
         """Make this draw the release, unless a later attempt began or another one committed.
 
-        The content is written and flushed to a new private file first; the transaction then records its name and
-        digest. If the process dies in between, the file is an orphan and the next :meth:`begin` deletes it.
+        The content is brought to the place of the ledger first; the transaction then records its name and digest. If
+        the process dies in between, what it left is an orphan and the next :meth:`begin` deletes it.
 
         Returns
         -------
@@ -312,14 +241,13 @@ class Ledger:
             If the disk is full; the reservation stays and a later run may succeed.
         """
         name = f"{release_id}.{fence}.{random_token()[:16]}"
-        path = self._folder / "blobs" / name
         committed = False
         try:
-            self._write(path, content)
+            self._storage.stage(name, content)
             with self._locked() as (view, transaction):
                 record = self._known(view, release_id)
-                # the file may be gone: swept by an attempt that died before its own transaction ended
-                if record.state is State.RESERVED and record.fence == fence and path.exists():
+                live = record.state is State.RESERVED and record.fence == fence
+                if live and transaction.keep(name, content):
                     entry = {
                         "event": "committed",
                         "id": release_id,
@@ -328,24 +256,10 @@ class Ledger:
                     }
                     transaction.append(entry, view.after, view.head)
                     committed = True
-        except OSError as error:
-            raise ResumableError(
-                f"The release could not be stored in {self._folder} ({error.strerror}). Its reservation stays; free "
-                "the disk and run the same command again."
-            ) from None
         finally:
             if not committed:
-                path.unlink(missing_ok=True)
+                self._storage.discard(name)
         return committed
-
-    @staticmethod
-    def _write(path: Path, content: bytes) -> None:
-        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        sync(path.parent)
 
     def wait(self, release_id: str, fence: int, seconds: float) -> bool:
         """Wait until the attempt that fenced this one out has committed or was aborted.
@@ -377,14 +291,11 @@ class Ledger:
         record = self._known(self._snapshot(), release_id)
         if record.blob is None:
             raise DpdistError(f"The release {release_id} is {record.state}, not committed.")
-        try:
-            content = (self._folder / "blobs" / record.blob).read_bytes()
-        except OSError:
-            content = b""
+        content = self._storage.blob(record.blob)
         if hashlib.sha256(content).hexdigest() != record.digest:
             raise DataError(
-                f"The committed bytes of {release_id} in {self._folder} are missing or altered. Restore the ledger "
-                "folder from a copy; the noise cannot be drawn again."
+                f"The committed bytes of {release_id} in {self._storage} are missing or altered. Restore the ledger "
+                "from a copy; the noise cannot be drawn again."
             )
         return content
 
@@ -392,7 +303,7 @@ class Ledger:
         """Record that the committed bytes were published; idempotent."""
         with self._locked() as (view, transaction):
             record = self._known(view, release_id)
-            self._sweep(release_id, keep=record.blob)
+            transaction.sweep(release_id, keep=record.blob)
             if record.state is State.COMMITTED:
                 transaction.append({"event": "published", "id": release_id}, view.after, view.head)
 
@@ -407,7 +318,7 @@ class Ledger:
         with self._locked() as (view, transaction):
             record = self._known(view, release_id)
             if record.state is State.RESERVED:
-                self._sweep(release_id, keep=None)
+                transaction.sweep(release_id, keep=None)
                 transaction.append({"event": "aborted", "id": release_id}, view.after, view.head)
                 return True
             return record.state is State.ABORTED
@@ -420,10 +331,10 @@ class Ledger:
         DataError
             If anything was altered, or the charges exceed the budget.
         """
-        self._view = _View()
+        self._view = View()
         view = self._snapshot()
         if not accounting.fits(view.charged, self.budget):
-            raise DataError(f"The releases charged to {self._folder} exceed its budget: it was tampered with.")
+            raise DataError(f"The releases charged to {self._storage} exceed its budget: it was tampered with.")
         for record in view.records.values():
             if record.blob is not None:
                 self.read(record.release_id)
@@ -433,17 +344,33 @@ class Ledger:
         """Digest of the last journal entry."""
         return self._snapshot().head
 
-    def _known(self, view: _View, release_id: str) -> Record:
+    def remembers(self, release_id: str, head: str) -> bool:
+        """Say whether a release was committed here, and the journal once ended in this head, which it tells.
+
+        If not, the journal was cut short or restored from an older copy since: it no longer knows of a draw that
+        somebody has seen, and would pay for a second one.
+        """
+        with self._locked() as (view, transaction):
+            record = view.records.get(release_id)
+            return record is not None and record.blob is not None and transaction.contains(head)
+
+    def _known(self, view: View, release_id: str) -> Record:
         record = view.records.get(release_id)
         if record is None:
-            raise UsageError(f"The ledger {self._folder} knows no release {release_id}.")
+            raise UsageError(f"The ledger {self._storage} knows no release {release_id}.")
         return record
 
-    def _sweep(self, release_id: str, keep: str | None) -> None:
-        """Delete the drafts of an id; called while the journal is held, so none can be committed meanwhile."""
-        for path in (self._folder / "blobs").glob(f"{release_id}.*"):
-            if path.name != keep:
-                path.unlink(missing_ok=True)
+
+def _storage(place: Place) -> Storage:
+    if isinstance(place, Path):
+        return FolderStorage(place)
+    try:
+        from dpdist.privacy.postgres import PostgresStorage  # noqa: PLC0415 - an extra, needed for no other ledger
+    except ImportError:
+        raise UsageError(
+            "A ledger in PostgreSQL needs SQLAlchemy and psycopg. Install them with: pip install 'dpdist[postgres]'"
+        ) from None
+    return PostgresStorage(place)
 
 
 def _differences(left: dict[str, Any], right: dict[str, Any]) -> str:

@@ -3,9 +3,9 @@
 Arrays ``second_moment`` (d x d float64, the unnormalised sum in the units of the bounded rows) and ``lattice`` (the
 released integers; with private centring they carry one more row and column). With private centring also ``row_sum``
 (d,). A mechanism that releases a subspace has one array instead, ``components`` (k x d float64, orthonormal rows).
-Attributes ``dpdist``: what was claimed and guaranteed, how rows were bounded, the law and scale of the noise. The
-number of rows stands there only under replace-one. There is no seed, no hash of the data, no count of clipped rows, no
-time.
+Attributes ``dpdist``: what was claimed and guaranteed, how rows were bounded, the law and scale of the noise, and the
+head of the ledger's hash chain before it was drawn, by which a ledger that forgot it is found out. The number of rows
+stands there only under replace-one. There is no seed, no hash of the data, no count of clipped rows, no time.
 
 A release is committed as one archive of its files and published by unpacking it, so that every publication of an id
 is identical to the byte, whatever version of whatever library is installed by then.
@@ -64,6 +64,9 @@ class Release:
     answer
         The released integers, (w, w) int64, w = d or d + 1, one unit is ``bound.unit**2``; or the released subspace,
         (k, d) float64, orthonormal rows.
+    ledger_head
+        Where the journal of its ledger ended after it was reserved and before the noise was drawn: 64 hexadecimal
+        digits; None in a release made for reproduction, which no ledger knows.
     """
 
     release_id: str
@@ -76,6 +79,7 @@ class Release:
     noise: dict[str, Any]
     rows: int | None
     answer: npt.NDArray[np.int64] | Matrix
+    ledger_head: str | None = None
 
     @property
     def private_as_claimed(self) -> bool:
@@ -139,6 +143,7 @@ class Release:
             "noise": self.noise,
             "columns": list(self.names),
             "n": self.rows,
+            "ledger_head": self.ledger_head,
             "library": f"dpdist {dpdist.__version__}",
         }
 
@@ -163,6 +168,7 @@ def assemble(
     noise: dict[str, Any],
     rows: int,
     answer: Answer,
+    ledger_head: str | None = None,
 ) -> Release:
     """Make a release of what a mechanism answered: a noisy packed triangle, or the rows of a subspace.
 
@@ -178,7 +184,7 @@ def assemble(
     else:
         values = answer.astype(np.float64, copy=False)
     known = rows if public else None
-    return Release(release_id, mechanism, names, neighbours, claim, guarantee, bound, noise, known, values)
+    return Release(release_id, mechanism, names, neighbours, claim, guarantee, bound, noise, known, values, ledger_head)
 
 
 def archived(release: Release) -> bytes:
@@ -205,8 +211,7 @@ def publish(archive: bytes, target: Path) -> None:
     DataError
         If something else stands at target, or its folder cannot be written.
     """
-    with tarfile.open(fileobj=io.BytesIO(archive), mode="r") as tar:
-        files = {member.name: _content(tar, member) for member in tar.getmembers()}
+    files = _files(archive)
     if _holds(target, files):
         return
     try:
@@ -218,6 +223,16 @@ def publish(archive: bytes, target: Path) -> None:
     except DataError:
         if not _holds(target, files):  # another run of the same release may have been faster
             raise
+
+
+def holds(target: Path, archive: bytes) -> bool:
+    """Say whether what stands at target is what an archive publishes, to the byte."""
+    return _holds(target, _files(archive))
+
+
+def _files(archive: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r") as tar:
+        return {member.name: _content(tar, member) for member in tar.getmembers()}
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -274,6 +289,7 @@ def open_release(path: Path) -> Release:
             noise=dict(info["noise"]),
             rows=info["n"],
             answer=arrays["lattice" if moment else "components"],
+            ledger_head=info["ledger_head"],
         )
         sound = _is_sound(release, arrays) and info["status"] == release.attributes()["status"]
     except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries

@@ -20,7 +20,9 @@ from dpdist.mechanisms.base import ExactMoment
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM, Progress
-from dpdist.privacy.ledger import Ledger, State
+from dpdist.privacy.books import State
+from dpdist.privacy.ledger import Ledger
+from dpdist.privacy.places import Place
 from dpdist.release import artefact
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import RowsTable
@@ -39,7 +41,7 @@ class Transaction:
 
     request: ReleaseRequest
     table: RowsTable
-    ledger: Path
+    ledger: Place
     target: Path
 
     @property
@@ -54,18 +56,19 @@ def reserve(transaction: Transaction) -> State:
     Raises
     ------
     RefusedError
-        If the budget does not suffice or the id stands for something else.
+        If the budget does not suffice, the id stands for something else, or the release is there already and the
+        ledger does not know of it.
     DataError
         If something else stands where the release shall be published, or the ledger is missing.
     """
     request, table = transaction.request, transaction.table
-    require_place(transaction)
+    stands = require_place(transaction)
     if table.ledger_id is None:
         raise RefusedError(
             f"No budget is declared for {table.path}. Declare one with dpdist ledger create {transaction.ledger} "
             f"--rows {table.path} --budget-epsilon E --budget-delta D."
         )
-    if not transaction.ledger.exists():
+    if not Ledger.stands_at(transaction.ledger):
         raise RefusedError(
             f"The ledger of {table.path} is not at {transaction.ledger}. If it was moved, pass --ledger; if it is "
             "lost, restore it from a copy: what was spent is known nowhere else."
@@ -78,12 +81,34 @@ def reserve(transaction: Transaction) -> State:
         raise RefusedError(
             f"{transaction.ledger} is not the ledger of {table.path}. Pass the one that was created for it (--ledger)."
         )
+    if stands:
+        require_remembered(ledger, transaction.target)
     return ledger.reserve(
         transaction.release_id,
         dataset_id=table.dataset_id,
         parameters=request.parameters(table),
         guarantee=guarantee,
     )
+
+
+def require_remembered(ledger: Ledger, target: Path) -> None:
+    """Refuse a ledger that has forgotten a release: it would pay for a second draw of the same noise-free sum.
+
+    Raises
+    ------
+    RefusedError
+        If the release at target was committed to another ledger or to none, or the ledger was cut short or restored
+        from a copy that is older.
+    DataError
+        If there is no release at target, or it is damaged, or the ledger is.
+    """
+    found = artefact.open_release(target)
+    if found.ledger_head is None or not ledger.remembers(found.release_id, found.ledger_head):
+        raise RefusedError(
+            f"{target} holds the release {found.release_id}, and the ledger does not know of it: the ledger was cut "
+            "short or restored from an older copy, or the release was charged to another one. Restore a copy of the "
+            "ledger at least as new as the release; drawing again would undo the noise of both."
+        )
 
 
 def require_place(transaction: Transaction) -> bool:
@@ -139,7 +164,7 @@ def conclude(transaction: Transaction, moment: ExactMoment, progress: Progress |
         if fence is None:
             return
         begun = time.monotonic()
-        archive = _drawn(transaction, moment, progress)
+        archive = _drawn(transaction, moment, progress, ledger.head)
         took = time.monotonic() - begun
         if ledger.commit(release_id, fence, archive):
             return
@@ -149,7 +174,9 @@ def conclude(transaction: Transaction, moment: ExactMoment, progress: Progress |
     )
 
 
-def _drawn(transaction: Transaction, moment: ExactMoment, progress: Progress | None = None) -> bytes:
+def _drawn(
+    transaction: Transaction, moment: ExactMoment, progress: Progress | None = None, ledger_head: str | None = None
+) -> bytes:
     """Return the archive of one fresh noisy release; nothing of the exact moment is in it."""
     request, table = transaction.request, transaction.table
     calibrated = request.calibrated(table.columns)
@@ -165,6 +192,7 @@ def _drawn(transaction: Transaction, moment: ExactMoment, progress: Progress | N
         noise=calibrated.noise,
         rows=table.rows,
         answer=answer,
+        ledger_head=ledger_head,
     )
     return artefact.archived(release)
 
