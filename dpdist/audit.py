@@ -24,6 +24,7 @@ from dpdist.privacy.guarantee import MICRO, Guarantee, PrivacyLoss
 
 _TASKS = 16
 _GRID = 41
+_LARGEST_EPSILON = 100
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ def run(task: AuditTask, error: float, cluster: Cluster) -> Audit:
     """
     if task.draws < 2 * _TASKS or not 0 < error < 0.5:
         raise UsageError(f"An audit needs at least {2 * _TASKS} draws and a confidence between 0.5 and 1.")
+    if task.loss.epsilon > _LARGEST_EPSILON:
+        raise UsageError(f"No number of draws says anything about an epsilon above {_LARGEST_EPSILON} (--epsilon).")
     calibrated = task.calibrated()
     share = -(-task.draws // _TASKS)
     part = AuditTask(task.mechanism, task.query, task.loss, task.options, share)

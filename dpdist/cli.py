@@ -26,6 +26,7 @@ from dpdist.pipeline import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place, place_of
+from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -231,14 +232,17 @@ def release(
 def pca(release: Path, model: Path, components: int, as_json: bool) -> None:
     """Write MODEL, the top principal components of RELEASE. Free post-processing."""
     found = pipeline.fit_components(release, model, components).components
+    status = open_release(release).status
     value = {
         "model": str(model),
         "components": components,
+        "status": status,
         "eigenvalues": None if found.eigenvalues is None else found.eigenvalues.tolist(),
         "eigenvalues_per_row": found.per_row,
     }
     largest = "" if found.eigenvalues is None else f", largest eigenvalue {found.eigenvalues[0]:.6g}"
-    _answer(as_json, value, f"{model}: {components} components{largest}.")
+    warning = "" if status == "private" else f" {status.upper()}: do not publish it."
+    _answer(as_json, value, f"{model}: {components} components{largest}.{warning}")
 
 
 @cli.command()

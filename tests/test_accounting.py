@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -157,3 +158,11 @@ def test_the_gaussian_profile_is_that_of_an_independent_library(sigma: float, ep
     theirs = GaussianPrivacyLoss(sigma).get_delta_for_epsilon(float(epsilon))
     ours = gaussian_delta(Fraction(epsilon), 1 / Fraction(sigma) ** 2)
     assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-15)
+
+
+def test_many_pure_releases_compose_by_what_is_known_of_their_loss() -> None:
+    # 50 releases of epsilon 0.1 at delta 1e-6: rho = 50 epsilon²/2, or epsilon²/8 where the loss has a bounded range
+    releases = [pure("0.1")] * 50
+    assert spent_epsilon_micro(releases, 10**12) == pytest.approx(3_542_292, abs=2)
+    bounded = [replace(release, bounded_range=True) for release in releases]
+    assert spent_epsilon_micro(bounded, 10**12) == pytest.approx(1_659_980, abs=20)

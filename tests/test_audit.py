@@ -18,7 +18,7 @@ from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.mechanisms.wishart import CalibratedTwoSidedWishart
 from dpdist.noise.entropy import SYSTEM
-from dpdist.privacy.audit import Count, examine, implied_delta, rejects
+from dpdist.privacy.audit import Count, Finding, examine, implied_delta, rejects
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 
 FALSE_ALARM = 1e-6
@@ -51,6 +51,14 @@ def test_the_event_is_counted_on_draws_that_did_not_choose_it() -> None:
     pairs = (rng.normal(size=(2, 40)) for _ in range(2000))
     wrong = sum(examine(first, second, 0.0, 0.05).delta(0.0)[0] > 0 for first, second in pairs)
     assert wrong <= stats.binom.isf(FALSE_ALARM, 2000, 0.05)
+
+
+def test_the_second_half_of_the_draws_is_counted_and_nothing_else() -> None:
+    finding = examine(np.array([10.0] * 20 + [0.0] * 20), np.zeros(40), 0.0, 0.1)
+    assert (finding.more, finding.less) == (Count(0, 20), Count(0, 20))
+    # each of the two counts may err with half the probability
+    low = Count(19, 20).interval(0.05)[0] - Count(1, 20).interval(0.05)[1]
+    assert Finding(Count(19, 20), Count(1, 20), 0.1).delta(0.0)[0] == pytest.approx(low)
 
 
 def test_certainty_is_seen_as_infinite() -> None:
@@ -146,6 +154,7 @@ def test_the_erratum_is_measured_on_a_cluster_and_drawn(
     "arguments",
     [
         ("sn", "--epsilon", 1, "--draws", 4),
+        ("sn", "--epsilon", 800),
         ("sn", "--epsilon", 1, "--delta", "1e-6"),
         ("gaussian", "--epsilon", 1),
         ("sn", "--epsilon", 1, "--confidence", 1),

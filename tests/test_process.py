@@ -8,11 +8,13 @@ import sys
 BEFORE = """
 import ctypes, resource
 from pathlib import Path
-resource.setrlimit(resource.RLIMIT_CORE, (4096, 8192))
+hard = resource.getrlimit(resource.RLIMIT_CORE)[1]  # who runs the tests may have forbidden core dumps already
+start = 8192 if hard == resource.RLIM_INFINITY else min(8192, hard)
+resource.setrlimit(resource.RLIMIT_CORE, (start // 2, start))
 def state():
     limits = Path("/proc/self/limits").read_text().splitlines()
     return [line.split()[4:6] for line in limits if line.startswith("Max core")], ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)
-assert state() == ([["4096", "8192"]], 1), state()
+assert state() == ([[str(start // 2), str(start)]], 1), state()
 """
 FORBIDDEN = '([["0", "0"]], 0)'
 DIRECT = """
@@ -49,8 +51,3 @@ def test_the_trusted_process_forbids_them_before_it_talks_to_anyone() -> None:
 
 def test_a_worker_started_by_others_forbids_them_before_it_runs_a_task() -> None:
     run(f"{BEFORE}{TASK}assert state() == {FORBIDDEN}, state()")
-
-
-def test_a_child_inherits_the_limit() -> None:
-    child = 'import subprocess\nlimits = subprocess.run(["cat", "/proc/self/limits"], capture_output=True, text=True)\n'
-    run(f'{BEFORE}{DIRECT}{child}assert "Max core file size        0 " in limits.stdout')

@@ -106,6 +106,7 @@ def test_without_noise_the_moment_is_the_exact_one_and_marked(here: Path, run: R
     assert code == 0, said
     release = open_release(here / "none.zarr")
     assert release.guarantee is None
+    assert "NOT PRIVATE AS CLAIMED" in run("pca", "none.zarr", "model.zarr", "--components", 2)[2]
     # 400 rows, each within four steps of 20/2^16 of its place
     assert np.allclose(release.second_moment, exact(), atol=400 * 2 * 20 * 4 * 20 / 2**16)
 
@@ -115,6 +116,7 @@ def test_without_noise_the_moment_is_the_exact_one_and_marked(here: Path, run: R
     [
         ("private as claimed", ("--mechanism", "two-sided-wishart", "--for-reproduction")),
         ("no ledger", ("--mechanism", "sn", "--for-reproduction", "--ledger", "rows.ledger")),
+        ("no chosen id", ("--mechanism", "sn", "--for-reproduction", "--id", "week")),
         ("no option 'colour'", ("--mechanism", "two-sided-wishart", "--option", "colour=red")),
         ("components", ("--mechanism", "bingham")),
         ("components", ("--mechanism", "bingham", "--option", "components=5")),
@@ -179,3 +181,12 @@ def test_a_slow_draw_shows_how_far_it_is_and_a_fast_one_shows_nothing(run: Run) 
     assert "Drawing noise" in said
     _, _, said = run("release", "rows.zarr", "wishart.zarr", *COMMON)
     assert "Drawing noise" not in said
+
+
+def test_noise_with_a_mean_biases_neither_the_number_of_rows_nor_the_mean(here: Path, run: Run) -> None:
+    options = ("--delta", "1e-6", "--mechanism", "wishart", "--neighbours", "add-remove", "--centre", "private")
+    code, _, said = run("release", "rows.zarr", "w.zarr", "--epsilon", "1000", "--clip", "20", *options)
+    assert code == 0, said
+    count = open_release(here / "w.zarr").row_count
+    assert count == pytest.approx(len(ROWS), abs=5)  # the mean of the noise alone is more than that
+    assert open_release(here / "w.zarr").noise["mean_diagonal"] / open_release(here / "w.zarr").bound.constant ** 2 > 5

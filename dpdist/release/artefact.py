@@ -87,6 +87,11 @@ class Release:
         return self.guarantee is not None and self.claim is not None and self.guarantee.loss.within(self.claim)
 
     @property
+    def status(self) -> str:
+        """``private``, or ``not private as claimed``."""
+        return "private" if self.private_as_claimed else "not private as claimed"
+
+    @property
     def subspace(self) -> Matrix | None:
         """The released components, (k, d) float64, orthonormal rows; None where a second moment was released."""
         return None if np.issubdtype(self.answer.dtype, np.integer) else self.answer.astype(np.float64, copy=False)
@@ -127,7 +132,8 @@ class Release:
             return float(self.rows)
         if not self.bound.constant:
             return None
-        return float(self.lattice[-1, -1]) / self.bound.constant**2
+        corner = float(self.lattice[-1, -1]) - float(self.noise.get("mean_diagonal", 0.0))
+        return corner / self.bound.constant**2
 
     def attributes(self) -> dict[str, Any]:
         """Return the JSON attributes of release.zarr."""
@@ -135,7 +141,7 @@ class Release:
             "format": FORMAT,
             "release_id": self.release_id,
             "mechanism": self.mechanism,
-            "status": "private" if self.private_as_claimed else "not private as claimed",
+            "status": self.status,
             "claim": None if self.claim is None else self.claim.to_json(),
             "guarantee": None if self.guarantee is None else self.guarantee.to_json(),
             "neighbours": self.neighbours.value,

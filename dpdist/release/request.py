@@ -86,6 +86,10 @@ class ReleaseRequest:
         statement = self.statement
         statement.require_delta_use(self.loss)
         statement.filled(self.options)  # refuses what it does not know
+        if self.for_reproduction and self.name is not None:
+            raise UsageError(
+                "A release for reproduction takes no chosen id, because no ledger keeps ids apart: leave --id out."
+            )
         if self.centring is Centring.PRIVATE and not statement.additive:
             raise UsageError(
                 f"{self.mechanism} cannot release the mean as well (--centre private): only mechanisms that add noise "
