@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dpdist.errors import DataError, UsageError
+from dpdist.rows import bounding
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import DTYPES
 
@@ -20,9 +22,13 @@ Rows = npt.NDArray[Any]
 
 
 def bounded(bound: RowBound, rows: Rows) -> npt.NDArray[np.int64]:
+    """Bound rows by NumPy and, where numba is there, by the compiled kernel: not a bit may differ."""
     out = np.full((rows.shape[0], bound.width), np.nan)  # what an earlier block left behind must not matter
-    z = bound.apply(rows, out)
+    z = bound.apply(rows, out.copy())
     assert np.array_equal(z, np.trunc(z))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bounding, "compiled_kernel", lambda: None)
+        assert bound.apply(rows, out.copy()).tobytes() == z.tobytes()
     return z.astype(np.int64)
 
 
@@ -68,6 +74,39 @@ def test_a_row_is_mapped_alone(rows: npt.NDArray[np.float64], others: npt.NDArra
     together = bounded(bound, np.concatenate([others, rows]))[6:]
     alone = np.concatenate([bounded(bound, rows[i : i + 1]) for i in range(6)])
     assert np.array_equal(together, alone)
+
+
+def test_the_compiled_kernel_is_what_runs_and_leaves_only_odd_rows_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    left: list[int] = []
+    slowly = RowBound._bounded
+
+    def counted(self: RowBound, rows: Rows, z: npt.NDArray[np.float64]) -> None:
+        left.append(len(rows))
+        slowly(self, rows, z)
+
+    monkeypatch.setattr(RowBound, "_bounded", counted)
+    rows = np.random.default_rng(3).normal(size=(400, 7)) * np.logspace(-3, 3, 400)[:, None]
+    bound = RowBound(7, 1.0, centre=(0.1,) * 7, scale=(1.3,) * 7)
+    bound.apply(rows, np.empty((400, 7)))
+    assert sum(left) < 20  # rows at the bound whose rounded factor was too large
+    left.clear()
+    rows[5, 2], rows[9, 0], rows[11] = math.nan, math.inf, 1e300
+    bound.apply(rows, np.empty((400, 7)))
+    assert 3 <= sum(left) < 23
+
+
+@pytest.mark.parametrize("columns", [2, 7, 8, 33, 784])
+@pytest.mark.parametrize("affine", [False, True])
+def test_bits_do_not_depend_on_the_kernel_or_on_how_many_rows_come_at_once(columns: int, affine: bool) -> None:
+    rng = np.random.default_rng(4)
+    rows = rng.normal(size=(60, columns)) * rng.lognormal(sigma=4, size=(60, 1))
+    centre, scale = (tuple(v) for v in (rng.normal(size=columns), rng.lognormal(size=columns)))
+    for bits in (8, 16, 24):
+        bound = RowBound(columns, 30.0, bits, constant=2**bits)
+        if affine:
+            bound = replace(bound, centre=centre, scale=scale)
+        assert np.array_equal(bounded(bound, rows), np.concatenate([bounded(bound, row[None]) for row in rows]))
 
 
 def test_rows_inside_the_ball_are_kept_up_to_a_grid_step() -> None:

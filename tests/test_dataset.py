@@ -17,16 +17,26 @@ from hypothesis import strategies as st
 from dpdist.errors import DataError
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import dataset
-from dpdist.rows.dataset import ChunkReader, chunk_rows_for, created, open_rows, partitions
+from dpdist.rows.dataset import RowsTable, chunk_rows_for, created, open_rows, partitions
+from dpdist.rows.reading import ChunkReader
 
 BUDGET = PrivacyLoss.parse("2", "1e-6")
 
 
-def write(path: Path, rows: npt.NDArray[Any], pieces: int = 1) -> None:
+def write(path: Path, rows: npt.NDArray[Any], pieces: int = 1, *, compress: bool = False) -> None:
     names = tuple(f"c{i}" for i in range(rows.shape[1]))
-    with created(path, rows=rows.shape[0], dtype=str(rows.dtype), names=names, budget=BUDGET) as writer:
+    with created(
+        path, rows=rows.shape[0], dtype=str(rows.dtype), names=names, budget=BUDGET, compress=compress
+    ) as writer:
         for piece in np.array_split(rows, pieces):
             writer.append(piece)
+
+
+def all_rows(table: RowsTable, piece_rows: int) -> npt.NDArray[Any]:
+    reader = ChunkReader(table, piece_rows)
+    pieces = [piece.copy() for index in range(table.chunks) for piece in reader.read(index)]
+    assert max(len(piece) for piece in pieces) <= piece_rows
+    return np.concatenate(pieces)
 
 
 @pytest.fixture
@@ -36,14 +46,14 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("dtype", dataset.DTYPES)
-def test_what_was_written_in_any_pieces_is_read_by_us_and_by_zarr(tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize("compress", [False, True])
+def test_what_was_written_in_any_pieces_is_read_by_us_and_by_zarr(tmp_path: Path, dtype: str, compress: bool) -> None:
     rows = np.random.default_rng(0).integers(0, 100, (101, 5)).astype(dtype)
-    write(tmp_path / "rows.zarr", rows, pieces=13)
+    write(tmp_path / "rows.zarr", rows, pieces=13, compress=compress)
     table = open_rows(tmp_path / "rows.zarr")
     assert table.chunks >= 2
     assert (table.rows, table.columns, table.dtype, table.budget) == (101, 5, dtype, BUDGET)
-    reader = ChunkReader(table)
-    assert np.array_equal(np.concatenate([reader.read(i).copy() for i in range(table.chunks)]), rows)
+    assert np.array_equal(all_rows(table, 3), rows)
     array = zarr.open_array(tmp_path / "rows.zarr", mode="r")
     assert np.array_equal(np.asarray(array[:]), rows)
     assert array.dtype == rows.dtype
@@ -87,24 +97,25 @@ def test_a_missing_or_truncated_chunk_is_refused_on_open_and_named(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_a_flipped_bit_and_a_chunk_lost_after_opening_are_found_when_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_flipped_bit_and_a_chunk_lost_after_opening_are_found_when_read(tmp_path: Path, compress: bool) -> None:
     path = tmp_path / "rows.zarr"
-    write(path, np.ones((101, 5)))
+    write(path, np.ones((101, 5)), compress=compress)
     table = open_rows(path)
     chunk = table.chunk_path(1)
     content = bytearray(chunk.read_bytes())
     content[17] ^= 4
     chunk.write_bytes(content)
-    reader = ChunkReader(table)
-    reader.read(0)
+    reader = ChunkReader(table, 2)
+    list(reader.read(0))
     with pytest.raises(DataError, match=r"Chunk 1 .* altered"):
-        reader.read(1)
-    chunk.write_bytes(content[:100])
+        list(reader.read(1))
+    chunk.write_bytes(content[: 1 if compress else 100])
     with pytest.raises(DataError, match=r"Chunk 1 .* truncated"):
-        reader.read(1)
+        list(reader.read(1))
     chunk.unlink()
     with pytest.raises(DataError, match=r"Chunk 1 .* missing"):
-        reader.read(1)
+        list(reader.read(1))
 
 
 def test_chunks_of_zeros_are_written_too(tmp_path: Path) -> None:

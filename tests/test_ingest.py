@@ -662,3 +662,14 @@ def test_memory_stays_at_a_few_pieces(tmp_path: Path, kind: str, rows: int, colu
     shutil.rmtree(tmp_path / "big.zarr")  # pytest would keep it for three more runs
     big.unlink()
     assert int(ran.stdout) < bound < rows * columns * 8 / 2**20 / 2  # less than half of the table, in MiB
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_compressed_rows_are_the_same_rows(tmp_path: Path, compress: bool) -> None:
+    rows = np.zeros((3000, 4), dtype=np.int32)
+    rows[::7] = 5
+    np.save(tmp_path / "rows.npy", rows)
+    table = ingest(tmp_path / "rows.npy", tmp_path / "rows.zarr", compress=compress)
+    assert table.compressed is compress
+    assert (table.chunk_path(0).stat().st_size < rows.nbytes / 4) is compress
+    assert np.array_equal(np.asarray(zarr.open_array(tmp_path / "rows.zarr", mode="r")[:]), rows)

@@ -2,13 +2,14 @@
 
 Each row x becomes, alone, an integer vector z with ``sum(z**2) <= 4**b`` (b = grid bits; the clip norm C is ``2**b``
 grid steps). Any map that looks at one row at a time is fine for privacy; only the *integer* norm bound matters, and
-it is verified in int64, so no float error in the clip can weaken a guarantee.
+it is verified on the integers that are summed, so no float error in the clip can weaken a guarantee.
 
 The map gives the same integers on every processor and in every block size. Up to the truncation it is elementwise
 IEEE arithmetic with public constants. The squared norm is then a sum of integers: a float64 sum that comes out
 below 2^53 had every partial sum below 2^53 and is therefore exact in any order, and one that does not come out
-below 2^53 does not in any order either. Only rows above the bound are scaled, by a factor made from that exact
-integer with one correctly rounded square root and one division.
+below 2^53 does not in any order either. So the float64 sum that finds a row inside the bound *is* its verified
+integer norm. Only rows above the bound are scaled, by a factor made from that exact integer with one correctly
+rounded square root and one division, and the result is verified again.
 
 How many rows were clipped, and their norms, are private: they are neither returned nor stored.
 """
@@ -16,8 +17,9 @@ How many rows were clipped, and their norms, are private: they are neither retur
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,17 @@ from dpdist.errors import DataError, UsageError
 
 Block = npt.NDArray[np.float64]
 _EXACT = 2.0**53
+
+
+@cache
+def compiled_kernel() -> Callable[..., int] | None:
+    """Return the compiled bounding of ordinary rows, or None without numba; it changes the time and no bit."""
+    try:
+        from dpdist.rows.kernel import bound_rows  # noqa: PLC0415 - numba takes time to import, rows are met late
+    except ImportError:
+        return None
+    kernel: Callable[..., int] = bound_rows
+    return kernel
 
 
 @dataclass(frozen=True)
@@ -169,52 +182,80 @@ class RowBound:
         """
         bounded = out[: rows.shape[0]]
         z = bounded[:, : self.columns]
+        kernel = compiled_kernel()
+        if kernel is None:
+            self._bounded(rows, z)
+        else:
+            left = np.empty(rows.shape[0], dtype=np.int64)
+            centre, scale, steps = self._affine
+            none = np.empty(0)
+            count = kernel(
+                rows,
+                none if centre is None else centre,
+                none if scale is None else scale,
+                steps,
+                2.0**self.grid_bits,
+                z,
+                left,
+            )
+            if count:
+                rest = np.empty((count, self.columns))
+                self._bounded(rows[left[:count]], rest)
+                z[left[:count]] = rest
+        if self.constant:
+            bounded[:, self.columns] = self.constant
+        return bounded
+
+    def _bounded(self, rows: npt.NDArray[Any], z: Block) -> None:
+        """Bound rows into z, shape (r, columns), and verify the norm of every row of it."""
         self.shifted(rows, z)
         _, _, steps = self._affine
+        limit = 4**self.grid_bits
         with np.errstate(all="ignore"):
             z *= steps
             np.trunc(z, out=z)
             squares = np.einsum("ij,ij->i", z, z)
-            # NaN compares false everywhere, so "not below" also catches rows with NaN and infinity
+            # NaN compares false everywhere, so "not at most" also catches rows with NaN and infinity
+            if (squares <= limit).all():
+                return
             huge = np.flatnonzero(~(squares < _EXACT))
-            over = np.flatnonzero((squares > 4**self.grid_bits) & (squares < _EXACT))
+        z[huge], squares[huge] = 0, 0
+        squares = self._shrink(z, squares)
         if huge.size:
-            z[huge] = self._from_huge(rows[huge])
-        if over.size:
-            z[over] = self._scaled_down(z[over])
-        if self.constant:
-            bounded[:, self.columns] = self.constant
-        verified = z.astype(np.int64)
-        if (np.einsum("ij,ij->i", verified, verified) > 4**self.grid_bits).any():
+            z[huge], squares[huge] = self._from_huge(rows[huge])
+        if not (squares <= limit).all():
             raise AssertionError("a bounded row exceeds the norm bound")
-        return bounded
 
-    def _scaled_down(self, z: Block) -> Block:
-        """Scale integer rows with squared norm between 4^b and 2^63 onto the ball, truncating towards zero."""
+    def _shrink(self, z: Block, squares: Block) -> Block:
+        """Scale integer rows above the bound onto the ball, in place, truncating towards zero; keep the others.
+
+        Return the new squared norms. The given ones are exact integers, or correctly rounded where they reach 2^53. A
+        scaled row is longer than the ball by rounding only, so its own squared norm is exact in float64 again.
+        """
         limit = 4**self.grid_bits
-        integers = z.astype(np.int64)
-        squares = np.einsum("ij,ij->i", integers, integers)
-        factor = 2.0**self.grid_bits / np.sqrt(squares.astype(np.float64))
-        integers = np.trunc(z * factor[:, None]).astype(np.int64)
-        squares = np.einsum("ij,ij->i", integers, integers)
-        for row in np.flatnonzero(squares > limit):  # a factor rounded up: step the largest entry down until true
-            vector = integers[row]
+        factor = np.where(squares > limit, 2.0**self.grid_bits / np.sqrt(np.maximum(squares, 1)), 1.0)
+        z *= factor[:, None]
+        np.trunc(z, out=z)
+        found: Block = np.einsum("ij,ij->i", z, z)
+        for row in np.flatnonzero(found > limit):
+            vector = z[row].astype(np.int64)  # a factor rounded up: step the largest entry down until true
             while int(vector @ vector) > limit:
                 largest = np.abs(vector).argmax()
                 vector[largest] -= np.sign(vector[largest])
-        out: Block = integers.astype(np.float64)
-        return out
+            z[row], found[row] = vector, vector @ vector
+        return found
 
-    def _from_huge(self, rows: npt.NDArray[Any]) -> Block:
-        """Bound rows whose integer norm exceeds 2^26.5 steps, or that hold NaN or infinity (those become zero)."""
+    def _from_huge(self, rows: npt.NDArray[Any]) -> tuple[Block, Block]:
+        """Bound rows whose integer norm exceeds 2^26.5 steps, or that hold NaN or infinity (those become zero).
+
+        Return them with their squared norms.
+        """
         t = np.empty(rows.shape)
         self.shifted(rows, t)
-        finite = np.isfinite(t).all(axis=1)
-        t[~finite] = 0
+        t[~np.isfinite(t).all(axis=1)] = 0
         largest = np.abs(t).max(axis=1)
         exponent = np.frexp(largest)[1]
         # an exact power of two brings the largest entry into [2^b, 2^(b+1)): still over the bound, no longer huge
-        scaled = np.trunc(np.ldexp(t, (self.grid_bits + 1 - exponent)[:, None]))
-        out = np.zeros(rows.shape)
-        out[finite] = self._scaled_down(scaled[finite])
-        return out
+        z: Block = np.trunc(np.ldexp(t, (self.grid_bits + 1 - exponent)[:, None]))
+        integers = z.astype(np.int64)  # a squared norm of up to columns 4^(b+1) < 2^63
+        return z, self._shrink(z, np.einsum("ij,ij->i", integers, integers).astype(np.float64))

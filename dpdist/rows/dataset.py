@@ -1,7 +1,8 @@
 """rows.zarr: a Zarr v3 array of n x d private rows with an identity and a declared budget.
 
-The chunks are full-width runs of rows, uncompressed little-endian with a CRC32C checksum, so a worker reads a chunk
-file straight into one reused buffer. Zarr reads a missing chunk as zeros; here a missing, short or altered chunk is
+The chunks are full-width runs of rows, little-endian bytes with a CRC32C checksum, so a worker reads a chunk file
+straight into one reused buffer, small enough to stay in its cache. With compression (Blosc LZ4) a chunk is unpacked
+into such a buffer instead. Zarr reads a missing chunk as zeros; here a missing, short or altered chunk is
 an error, because a silently dropped block of rows is a wrong answer with a right guarantee.
 """
 
@@ -16,23 +17,24 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import zarr
-from zarr.codecs import BytesCodec, Crc32cCodec
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 
 from dpdist.errors import DataError
 from dpdist.noise.entropy import random_token
 from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows.units import Unit
 from dpdist.staging import replace_file, staged
-from dpdist.store import Array, array_options, require_format
+from dpdist.store import CHECKSUM_BYTES, Array, array_options, require_format
 
 FORMAT = "dpdist-rows/1"
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
 """What a stored row may be made of."""
 _TARGET_CHUNK = 8 << 20
-_CHECKSUM_BYTES = 4
+BLOSC_BYTES = 16
+"""What Blosc adds at most to bytes it cannot compress."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,14 @@ class RowsTable:
         The declared budget, or None.
     ledger_id
         Identity of the one ledger that may be charged for these rows, or None while none was created.
+    compressed
+        Whether the chunks are compressed.
+    period
+        Name of the period whose rows these are, or None. Such a table may have no rows.
+    unit
+        Whose rows these are, and how many of each at most, or None where every row counts alone.
+    seal
+        Digest every chunk must agree with (:mod:`dpdist.rows.seal`), or None.
     """
 
     path: Path
@@ -68,6 +78,29 @@ class RowsTable:
     names: tuple[str, ...]
     budget: PrivacyLoss | None
     ledger_id: str | None = None
+    compressed: bool = False
+    period: str | None = None
+    unit: Unit | None = None
+    seal: str | None = None
+
+    @property
+    def max_rows(self) -> int:
+        """How many rows one privacy unit may own."""
+        return 1 if self.unit is None else self.unit.max_rows
+
+    @property
+    def landmark(self) -> Path:
+        """A file that is there wherever the rows are."""
+        return self.path / "zarr.json"
+
+    @property
+    def seals(self) -> dict[str, str]:
+        """The periods that are read, each with the seal of its content; none where rows do not come in periods."""
+        return {}
+
+    def located(self, index: int) -> tuple[RowsTable, int]:
+        """Return the table that stores a chunk, and the number of the chunk there."""
+        return self, index
 
     @property
     def chunks(self) -> int:
@@ -75,9 +108,14 @@ class RowsTable:
         return -(-self.rows // self.chunk_rows)
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of one stored row."""
+        return self.columns * np.dtype(self.dtype).itemsize
+
+    @property
     def chunk_bytes(self) -> int:
-        """Bytes of one chunk file, the checksum included."""
-        return self.chunk_rows * self.columns * np.dtype(self.dtype).itemsize + _CHECKSUM_BYTES
+        """Bytes of one chunk file, the checksum included; the most they can be if it is compressed."""
+        return self.chunk_rows * self.row_bytes + CHECKSUM_BYTES + (BLOSC_BYTES if self.compressed else 0)
 
     def chunk_path(self, index: int) -> Path:
         """Return the file of a chunk."""
@@ -140,7 +178,16 @@ class RowsWriter:
 
 @contextmanager
 def created(
-    target: Path, *, rows: int, dtype: str, names: tuple[str, ...], budget: PrivacyLoss | None
+    target: Path,
+    *,
+    rows: int,
+    dtype: str,
+    names: tuple[str, ...],
+    budget: PrivacyLoss | None,
+    compress: bool = False,
+    ledger_id: str | None = None,
+    period: str | None = None,
+    unit: Unit | None = None,
 ) -> Iterator[RowsWriter]:
     """Create a rows.zarr; it appears at target when the block ends without an error and all rows were written.
 
@@ -156,6 +203,12 @@ def created(
         Column names; their number is d.
     budget
         The declared budget, or None.
+    compress
+        Whether to compress the chunks.
+    ledger_id, period
+        For rows of one period: the ledger of all periods, and the name.
+    unit
+        The privacy unit, of which no more rows are written than it says, or None.
 
     Raises
     ------
@@ -168,7 +221,7 @@ def created(
             shape=(rows, len(names)),
             chunks=(chunk_rows_for(len(names), dtype, rows), len(names)),
             zarr_format=3,
-            **array_options(dtype),
+            **array_options(dtype, compress=compress),
         )
         declared = None if budget is None else budget.to_json()
         array.attrs["dpdist"] = {
@@ -176,7 +229,9 @@ def created(
             "dataset_id": random_token(),
             "columns": list(names),
             "budget": declared,
-            "ledger_id": None,
+            "ledger_id": ledger_id,
+            **({} if period is None else {"period": period}),
+            **({} if unit is None else {"unit": unit.to_json()}),
         }
         writer = RowsWriter(array)
         yield writer
@@ -230,6 +285,9 @@ def open_rows(path: Path) -> RowsTable:
             names=tuple(str(name) for name in info["columns"]),
             budget=None if declared is None else PrivacyLoss.from_json(declared),
             ledger_id=None if info["ledger_id"] is None else str(info["ledger_id"]),
+            compressed=any(isinstance(codec, BloscCodec) for codec in array.metadata.codecs),  # type: ignore[union-attr]
+            period=None if info.get("period") is None else str(info["period"]),
+            unit=None if info.get("unit") is None else Unit(**info["unit"]),
         )
     except Exception:  # noqa: BLE001 - whatever a foreign or damaged array lacks, the cure is the same
         table = None
@@ -242,51 +300,27 @@ def open_rows(path: Path) -> RowsTable:
 def _validate(table: RowsTable, array: Array) -> None:
     where = f"{table.path} cannot be used:"
     cure = "Ingest the source again with dpdist ingest."
-    if array.ndim != 2 or table.columns != len(table.names) or table.columns < 2 or table.rows < 1:
+    least = 1 if table.period is None else 0
+    if array.ndim != 2 or table.columns != len(table.names) or table.columns < 2 or table.rows < least:
         raise DataError(f"{where} it must be a table of at least one row and two named columns. {cure}")
     if table.dtype not in DTYPES:
         raise DataError(f"{where} its dtype is {table.dtype}, not one of {', '.join(DTYPES)}. {cure}")
-    if array.chunks != (table.chunk_rows, table.columns) or table.chunk_rows > table.rows or array.shards is not None:
+    if (
+        array.chunks != (table.chunk_rows, table.columns)
+        or table.chunk_rows > max(1, table.rows)
+        or array.shards is not None
+    ):
         raise DataError(f"{where} its chunks must be whole rows, at most as many as the table has. {cure}")
     codecs = [type(codec) for codec in array.metadata.codecs]  # type: ignore[union-attr]
-    if codecs != [BytesCodec, Crc32cCodec]:
-        raise DataError(f"{where} its chunks must be plain little-endian bytes with a CRC32C checksum. {cure}")
+    if codecs not in ([BytesCodec, Crc32cCodec], [BytesCodec, BloscCodec, Crc32cCodec]):
+        raise DataError(
+            f"{where} its chunks must be little-endian bytes, plain or compressed with Blosc, and a CRC32C checksum. "
+            f"{cure}"
+        )
     for index in range(table.chunks):
         try:
             size = table.chunk_path(index).stat().st_size
         except OSError:
             raise DataError(f"{where} chunk {index} of {table.chunks} is missing. {cure}") from None
-        if size != table.chunk_bytes:
+        if size > table.chunk_bytes if table.compressed else size != table.chunk_bytes:
             raise DataError(f"{where} chunk {index} of {table.chunks} is truncated or too long. {cure}")
-
-
-class ChunkReader:
-    """Reads chunks of one table into one buffer that every read overwrites."""
-
-    def __init__(self, table: RowsTable) -> None:
-        self._table = table
-        self._buffer = np.empty(table.chunk_bytes, dtype=np.uint8)
-
-    def read(self, index: int) -> npt.NDArray[Any]:
-        """Return chunk ``index`` as rows of shape (r, d), a view of the buffer valid until the next read.
-
-        Raises
-        ------
-        DataError
-            If the chunk is missing, short, or does not match its checksum. The message names the chunk only.
-        """
-        table = self._table
-        where = f"Chunk {index} of {table.path}"
-        try:
-            with table.chunk_path(index).open("rb", buffering=0) as file:
-                count = file.readinto(self._buffer.data)
-        except OSError:
-            raise DataError(f"{where} is missing or unreadable. Restore it, or ingest the source again.") from None
-        if count != self._buffer.size:
-            raise DataError(f"{where} is truncated. Restore it, or ingest the source again.")
-        payload = self._buffer[:-_CHECKSUM_BYTES]
-        stored = int.from_bytes(self._buffer[-_CHECKSUM_BYTES:].tobytes(), "little")
-        if google_crc32c.value(payload) != stored:
-            raise DataError(f"{where} was altered: its checksum differs. Restore it, or ingest the source again.")
-        rows = payload.view(np.dtype(table.dtype).newbyteorder("<")).reshape(table.chunk_rows, table.columns)
-        return rows[: table.rows_in(index)]

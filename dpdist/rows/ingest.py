@@ -7,7 +7,7 @@ later steps must not fail on a row's content.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, created, open_rows
 from dpdist.rows.readers import Source, Survey, listed, sources_at
 from dpdist.rows.readers.base import Rows
+from dpdist.rows.units import Numbers, Unit, first_rows, whole_numbers
 from dpdist.staging import require_new
 
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
@@ -29,7 +30,11 @@ def ingest(
     *,
     budget: PrivacyLoss | None = None,
     columns: Sequence[str] | None = None,
+    compress: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    ledger_id: str | None = None,
+    period: str | None = None,
+    unit: Unit | None = None,
 ) -> RowsTable:
     """Write files of rows into a new rows.zarr.
 
@@ -46,8 +51,14 @@ def ingest(
         The budget to declare for the table, or None.
     columns
         Names of the columns to keep, in this order; all by default. Columns without names are c0, c1, and so on.
+    compress
+        Whether to compress the chunks: less to read from a slow disk, more work for the processor.
     progress
         Called with the rows done and the rows in all, after every piece.
+    ledger_id, period
+        For rows of one period: the ledger of all periods, and the name.
+    unit
+        The privacy unit: of each, only the first rows are kept, as many as it says. Its column is not stored.
 
     Returns
     -------
@@ -66,7 +77,7 @@ def ingest(
     require_new(target, "rows")
     sources = sources_at(source, target.absolute().parent)
     names = _common_names(sources)
-    keep = _kept(names, columns)
+    keep = _kept(names, columns, unit)
     if len(keep) < 2:
         raise DataError(
             f"{source} gives {len(keep)} column(s), and a table needs two or more. Are the cells of a CSV file "
@@ -74,9 +85,25 @@ def ingest(
         )
     surveys = [each.survey(keep) for each in sources]
     dtype = _common_dtype(surveys)
-    total = sum(survey.rows for survey in surveys)
     kept_names = tuple(names[place] for place in keep)
-    with created(target, rows=total, dtype=dtype.name, names=kept_names, budget=budget) as writer:
+    kept = None
+    total = sum(survey.rows for survey in surveys)
+    if unit is not None:
+        place = names.index(unit.column)
+        kept = first_rows(_units(sources, place), total, unit.max_rows, target.absolute().parent)
+        total = kept.count
+    with created(
+        target,
+        rows=total,
+        dtype=dtype.name,
+        names=kept_names,
+        budget=budget,
+        compress=compress,
+        ledger_id=ledger_id,
+        period=period,
+        unit=unit,
+    ) as writer:
+        start = 0
         for each in sources:
             row = 0
             with closing(each.blocks(keep)) as blocks:
@@ -85,7 +112,8 @@ def ingest(
                     row += block.shape[0]
                     if not _fits(block, dtype):
                         raise DataError(f"{each.path} changed while it was read. Ingest it when it is complete.")
-                    writer.append(block)
+                    writer.append(block if kept is None else block[kept.among(start, block.shape[0])])
+                    start += block.shape[0]
                     if progress is not None:
                         progress(writer.rows, total)
     return open_rows(target)
@@ -102,10 +130,24 @@ def _common_names(sources: Sequence[Source]) -> tuple[str, ...]:
     return first.names
 
 
-def _kept(names: tuple[str, ...], columns: Sequence[str] | None) -> tuple[int, ...]:
-    """Return the places of the columns to keep."""
+def _units(sources: Sequence[Source], place: int) -> Iterator[Numbers]:
+    """Yield the privacy unit of every row, in order."""
+    for each in sources:
+        row = 0
+        with closing(each.blocks((place,))) as blocks:
+            for block in blocks:
+                yield whole_numbers(each.path, row, block[:, 0])
+                row += block.shape[0]
+
+
+def _kept(names: tuple[str, ...], columns: Sequence[str] | None, unit: Unit | None) -> tuple[int, ...]:
+    """Return the places of the columns to keep; that of the privacy unit is not one of them."""
+    if unit is not None and unit.column not in names:
+        raise UsageError(f"There is no column {unit.column}. There are: {listed(names)} (--privacy-unit).")
+    if unit is not None and columns is not None and unit.column in columns:
+        raise UsageError(f"The privacy unit {unit.column} cannot be one of the columns that are kept (--columns).")
     if columns is None:
-        return tuple(range(len(names)))
+        return tuple(place for place, name in enumerate(names) if unit is None or name != unit.column)
     places = {name: place for place, name in enumerate(names)}
     if unknown := [name for name in columns if name not in places]:
         raise UsageError(f"There is no column {listed(unknown)}. There are: {listed(names)} (--columns).")

@@ -1,0 +1,214 @@
+"""New periods from a folder of sources: one entry per period, a file or a folder of files, complete when it is there.
+
+Every source file is remembered beside the rows by name, size, time and a keyed digest of its bytes. By that, files that
+come late, change, or repeat another file are found out without reading old rows: an old file is read again only when
+its size or time differs. The digests need the key of the private folder, and are in no release, log or message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dpdist.errors import DataError, RefusedError
+from dpdist.privacy.ledger import PERIOD_PATTERN
+from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.rows.ingest import ingest
+from dpdist.rows.periods import PeriodicTable, seal_rows
+from dpdist.rows.readers import KINDS, listed
+from dpdist.rows.seal import key_of
+from dpdist.staging import replace_file
+
+_SOURCES = "sources.json"
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A source file as it was read; ``digest`` is HMAC-SHA256 of its bytes under the key of the folder of periods."""
+
+    name: str
+    size: int
+    mtime_ns: int
+    digest: str
+
+
+def waiting(source: Path) -> dict[str, Path]:
+    """Return the entries of a folder of sources by the period they are of, in order.
+
+    An entry ``2026-01-05.csv`` or ``2026-01-05`` is of the period 2026-01-05. Names that begin with ``.`` or ``_`` are
+    passed over: write an entry under such a name and rename it when it is complete.
+
+    Raises
+    ------
+    DataError
+        If it is not a folder, an entry's name is no period's, or two entries are of one period.
+    """
+    if not source.is_dir():
+        raise DataError(f"{source} is not a folder. With periods = true the source is a folder, one entry per period.")
+    found: dict[str, Path] = {}
+    for entry in sorted(source.iterdir(), key=lambda entry: entry.name):
+        if entry.name.startswith((".", "_")):
+            continue
+        suffix = next((kind for kind in KINDS if entry.name.lower().endswith(kind)), "")
+        period = entry.name[: len(entry.name) - len(suffix)]
+        if not re.fullmatch(PERIOD_PATTERN, period) or not (suffix or entry.is_dir()):
+            raise DataError(
+                f"{entry} names no period: an entry is a folder or {', '.join(KINDS)}, named with letters and digits "
+                "and single dots, hyphens or underscores between, so that names sort in time, such as 2026-01-05.csv."
+            )
+        if period in found:
+            raise DataError(f"{found[period]} and {entry} are both of the period {period}. Put them into one folder.")
+        found[period] = entry
+    return dict(sorted(found.items()))
+
+
+def take_in(
+    table: PeriodicTable,
+    period: str,
+    entry: Path,
+    closed: Sequence[str],
+    *,
+    columns: Sequence[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """Ingest the rows of a period that is not closed yet, and seal them; hold ``locked(table.path)`` meanwhile.
+
+    What an earlier call left of this period is made anew. An empty folder is a period without rows: under add-remove
+    a night without rows must be released like any other, because whether it had one is private.
+
+    Parameters
+    ----------
+    table
+        The folder of periods.
+    period, entry
+        Its name, and its source.
+    closed
+        The periods that are closed, in order.
+    columns, progress
+        As :func:`dpdist.rows.ingest.ingest`.
+
+    Returns
+    -------
+    str
+        The seal, to close the period with.
+
+    Raises
+    ------
+    RefusedError
+        If a file repeats another one, of this or an earlier period.
+    DataError
+        If the files cannot be used, have other columns than earlier periods, or change meanwhile.
+    """
+    target = table.rows_of(period)
+    names = open_rows(table.rows_of(closed[-1])).names if closed else None
+    read = [_remembered(path, key_of(table.path)) for path in _files(entry)]
+    _require_fresh(table, period, entry, read, closed)
+    shutil.rmtree(target, ignore_errors=True)
+    try:
+        made = _stored(table, period, entry, names, columns, progress)
+        _require_same(entry, read, made, names)
+        replace_file(target / _SOURCES, json.dumps([asdict(each) for each in read]).encode(), "rows")
+        return seal_rows(made)
+    except DataError:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+def _stored(
+    table: PeriodicTable,
+    period: str,
+    entry: Path,
+    names: tuple[str, ...] | None,
+    columns: Sequence[str] | None,
+    progress: Callable[[int, int], None] | None,
+) -> RowsTable:
+    target = table.rows_of(period)
+    if _files(entry):
+        return ingest(entry, target, columns=columns, progress=progress, ledger_id=table.ledger_id, period=period)
+    if names is None:
+        raise DataError(f"{entry} holds no files, and the first period must have rows: they name the columns.")
+    with created(target, rows=0, dtype="uint8", names=names, budget=None, ledger_id=table.ledger_id, period=period):
+        pass
+    return open_rows(target)
+
+
+def _require_same(entry: Path, read: Sequence[SourceFile], made: RowsTable, names: tuple[str, ...] | None) -> None:
+    """Check that the columns are those of earlier periods, and that the files are still those that were read."""
+    if names is not None and made.names != names:
+        raise DataError(f"{entry} has the columns {listed(made.names)}; earlier periods have {listed(names)}.")
+    if [_stat(path) for path in _files(entry)] != [(each.name, each.size, each.mtime_ns) for each in read]:
+        raise DataError(f"{entry} changed while it was read. Rename it into the source when it is complete.")
+
+
+def _files(entry: Path) -> list[Path]:
+    if not entry.is_dir():
+        return [entry]
+    return sorted((path for path in entry.iterdir() if not path.name.startswith((".", "_"))), key=lambda p: p.name)
+
+
+def _stat(path: Path) -> tuple[str, int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    return path.name, found.st_size, found.st_mtime_ns
+
+
+def _remembered(path: Path, key: bytes) -> SourceFile:
+    name, size, mtime_ns = _stat(path)
+    digest = hmac.new(key, digestmod=hashlib.sha256)
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    return SourceFile(name, size, mtime_ns, digest.hexdigest())
+
+
+def _sources_of(table: PeriodicTable, period: str) -> list[SourceFile]:
+    path = table.rows_of(period) / _SOURCES
+    try:
+        return [SourceFile(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError):
+        raise DataError(f"{path} is missing or damaged. Restore it: it tells which files were ingested.") from None
+
+
+def _require_fresh(
+    table: PeriodicTable, period: str, entry: Path, read: Iterable[SourceFile], closed: Sequence[str]
+) -> None:
+    seen = {each.digest: f"{each.name} of the period {other}" for other in closed for each in _sources_of(table, other)}
+    for each in read:
+        if each.digest in seen:
+            raise RefusedError(
+                f"{each.name} of the period {period} ({entry}) is the same, byte for byte, as {seen[each.digest]}: its "
+                "rows would be charged and counted twice. Remove the repetition."
+            )
+        seen[each.digest] = f"{each.name} of the same period"
+
+
+def changes(table: PeriodicTable, period: str, entry: Path) -> str | None:
+    """Say what happened to the source of a closed period since, or None: nothing that matters.
+
+    Files that are gone do not matter: their rows are stored.
+    """
+    known = {each.name: each for each in _sources_of(table, period)}
+    for path in _files(entry):
+        name, size, mtime_ns = _stat(path)
+        before = known.get(name)
+        if before is None:
+            return f"{path} came late: the period {period} is closed. Move its rows to a period to come."
+        if (size, mtime_ns) == (before.size, before.mtime_ns):
+            continue
+        if _remembered(path, key_of(table.path)).digest != before.digest:
+            return (
+                f"{path} was changed after the period {period} was closed: the change is not in any release. Undo it."
+            )
+    return None

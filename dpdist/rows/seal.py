@@ -1,0 +1,82 @@
+"""The seal of one period's rows: a keyed digest by which nobody can alter them, or release others in their place.
+
+``seal.json`` beside the rows holds what was sealed: shape, type, column names, and SHA-256 of every chunk. The seal is
+HMAC-SHA256 of that, under the key of the table's folder. It stands in the ledger, whose administrator, having no key,
+can test no guess at the rows with it; the key, like ``seal.json``, stays in the private folder of the rows and is in
+no release. Whoever reads a chunk first checks ``seal.json`` against the seal, then the chunk against ``seal.json``.
+
+Equal rows in equal order give equal seals, so a period whose rows repeat another's is found out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from pathlib import Path
+from typing import Any
+
+from dpdist.errors import DataError
+from dpdist.staging import replace_file
+
+SEAL = "seal.json"
+KEY = "key"
+"""Name of the file, beside the periods, that holds the key: 64 hexadecimal digits."""
+
+
+def key_of(folder: Path) -> bytes:
+    """Return the key of a folder of periods.
+
+    Raises
+    ------
+    DataError
+        If it is missing or damaged.
+    """
+    try:
+        key = bytes.fromhex((folder / KEY).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        key = b""
+    if len(key) != 32:
+        raise DataError(f"{folder / KEY} is missing or damaged. Restore it: without it no period can be read.")
+    return key
+
+
+def _seal_of(content: dict[str, Any], folder: Path) -> str:
+    """Return the seal of what ``seal.json`` says, under the key of the folder that holds the periods."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hmac.new(key_of(folder), text.encode(), hashlib.sha256).hexdigest()
+
+
+def write_seal(rows: Path, tags: list[str], described: dict[str, Any]) -> str:
+    """Write ``seal.json`` of the rows of one period and return the seal.
+
+    Parameters
+    ----------
+    rows
+        The folder of the rows; the key is in the folder around it.
+    tags
+        SHA-256 of the rows of every chunk, hexadecimal.
+    described
+        What else the seal covers, JSON values.
+    """
+    content = {**described, "chunks": tags}
+    replace_file(rows / SEAL, json.dumps(content).encode(), "seal")
+    return _seal_of(content, rows.parent)
+
+
+def sealed_tags(rows: Path, seal: str) -> list[str]:
+    """Return the digest of each chunk, as it was sealed.
+
+    Raises
+    ------
+    DataError
+        If ``seal.json`` is missing or does not agree with the seal.
+    """
+    try:
+        content = json.loads((rows / SEAL).read_text(encoding="utf-8"))
+        tags = [str(tag) for tag in content["chunks"]]
+    except (OSError, ValueError, TypeError, KeyError):
+        content, tags = None, []
+    if content is None or not hmac.compare_digest(_seal_of(content, rows.parent), seal):
+        raise DataError(f"{rows} is not what was sealed when its period was closed. Restore it from a copy.")
+    return tags

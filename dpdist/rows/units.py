@@ -1,0 +1,183 @@
+"""Privacy units: somebody may own several rows, and of everybody's rows at most M are kept, the first in order.
+
+**Theorem.** Let two sources differ in the rows of one unit only, however many these are and wherever they stand. Then
+the kept tables differ in at most M rows, all of that unit; the kept rows of every other unit are the same.
+
+*Proof.* A row is kept when fewer than M rows of its own unit stand before it. That number does not depend on rows of
+other units, nor on where these stand; so of each other unit the same rows are kept, and of the one at most M. ∎
+
+So sums over kept rows are as private for a whole unit as the sensitivity of M rows says
+(:mod:`dpdist.mechanisms.sensitivity`), under add-remove: one unit more or fewer. Under replace-one the number of kept
+rows is public, and the kept rows of one unit are exchanged for as many others.
+
+Two units must never be taken for one, or the rows of the one would decide which of the other are kept. So a unit is a
+whole number that is read exactly; whatever may have been rounded is refused.
+
+Memory: one bit per row of the source, and about 64 bytes for every 256th unit; the rest is in private
+temporary files of 16 bytes per row, removed at the end. The numbers of units are stored nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist.errors import DataError, UsageError
+from dpdist.noise.entropy import random_token
+
+_BITS = 8
+"""Of the hash that deals rows out to files: 256 of them."""
+_PIECE = 1 << 17
+"""Rows of a part that are looked at together: 2 MiB."""
+_EXACT = 2.0**53
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The privacy unit of a table.
+
+    Parameters
+    ----------
+    column
+        Name of the source's column that says whose row it is; it is not stored with the rows.
+    max_rows
+        M: how many rows of each unit are kept at most.
+
+    Raises
+    ------
+    UsageError
+        If M is not positive.
+    """
+
+    column: str
+    max_rows: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_rows <= 2**20:
+            raise UsageError(f"The rows kept of each privacy unit are from 1 to {2**20} (--max-rows).")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+def whole_numbers(path: Path, start: int, values: npt.NDArray[Any]) -> Numbers:
+    """Return units as int64, exactly.
+
+    Parameters
+    ----------
+    path, start
+        The file they are from, and the number of the first row, for messages.
+    values
+        Shape (r,).
+
+    Raises
+    ------
+    DataError
+        If one is not a whole number, or so large that it may have been rounded when it was read.
+    """
+    if values.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):
+            sound = (np.abs(values) < _EXACT) & (values == np.trunc(values))
+    else:
+        sound = values <= np.iinfo(np.int64).max
+    if not sound.all():
+        raise DataError(
+            f"{path}, row {start + int(np.argmin(sound))} (counting from 0): the privacy unit must be a whole number, "
+            "below 2^53 in CSV and in columns of floats: two units that are rounded to one would not be protected "
+            "apart. Number the units and ingest again."
+        )
+    return values.astype(np.int64)
+
+
+class KeptRows:
+    """Which rows of a source are kept, a bit for each."""
+
+    def __init__(self, rows: int) -> None:
+        self._bits = np.zeros(-(-rows // 8), dtype=np.uint8)
+        self.count = 0
+        """How many are kept: under replace-one public, otherwise private."""
+
+    def add(self, rows: Numbers) -> None:
+        """Keep rows by their numbers, each once."""
+        np.bitwise_or.at(self._bits, rows >> 3, (1 << (rows & 7)).astype(np.uint8))
+        self.count += rows.size
+
+    def among(self, start: int, count: int) -> npt.NDArray[np.bool_]:
+        """Say of so many rows from one on which are kept."""
+        first, last = start // 8, -(-(start + count) // 8)
+        bits = np.unpackbits(self._bits[first:last], bitorder="little").astype(np.bool_)
+        return bits[start - 8 * first :][:count]
+
+
+@contextmanager
+def _parts(folder: Path) -> Iterator[list[Any]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context((folder / str(part)).open("w+b")) for part in range(1 << _BITS)]
+
+
+def first_rows(units: Iterable[Numbers], rows: int, most: int, beside: Path) -> KeptRows:
+    """Find the first ``most`` rows of every unit, in order.
+
+    The rows are first dealt out to files by a hash of their unit, so that each file's units fit into memory. Its key
+    is drawn afresh, so that no source can be made to put all into one file; the result does not depend on it.
+
+    Parameters
+    ----------
+    units
+        The unit of every row, in order, in pieces.
+    rows
+        Their number.
+    most
+        M.
+    beside
+        A private folder, for the files.
+    """
+    kept = KeptRows(rows)
+    key = np.uint64(int(random_token()[:16], 16) | 1)
+    with TemporaryDirectory(prefix=".units-", dir=beside) as folder, _parts(Path(folder)) as files:
+        row = 0
+        for piece in units:
+            numbered = np.stack([np.arange(row, row + piece.size), piece], axis=1)
+            row += piece.size
+            part = (piece.view(np.uint64) * key) >> np.uint64(64 - _BITS)
+            order = np.argsort(part, kind="stable")
+            ends = np.searchsorted(part[order], np.arange(len(files) + 1))
+            for i, file in enumerate(files):
+                file.write(np.ascontiguousarray(numbered[order[ends[i] : ends[i + 1]]]).data)
+        if row != rows:
+            raise DataError("The source changed while it was read. Ingest it when it is complete.")
+        for file in files:
+            file.seek(0)
+            for found in _first(file, most):
+                kept.add(found)
+    return kept
+
+
+def _first(file: Any, most: int) -> Iterator[Numbers]:
+    """Yield the numbers of the rows of one file that are kept."""
+    known = np.empty(0, dtype=np.int64)
+    before = np.empty(0, dtype=np.int64)
+    while content := file.read(16 * _PIECE):
+        rows, units = np.frombuffer(content, dtype=np.int64).reshape(-1, 2).T
+        order = np.argsort(units, kind="stable")
+        unique, starts, counts = np.unique(units[order], return_index=True, return_counts=True)
+        place = np.searchsorted(known, unique)
+        old = place < known.size
+        old[old] = known[place[old]] == unique[old]
+        earlier = np.zeros(unique.size, dtype=np.int64)
+        earlier[old] = before[place[old]]
+        rank = np.arange(units.size) - np.repeat(starts, counts) + np.repeat(earlier, counts)
+        yield rows[order][rank < most]
+        before[place[old]] += counts[old]
+        known = np.insert(known, place[~old], unique[~old])
+        before = np.insert(before, place[~old], counts[~old])
