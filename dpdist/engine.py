@@ -1,4 +1,4 @@
-"""The only module that knows the scheduler: connect or start, run tasks, reduce, pin, gather, show progress.
+"""The scheduler, known to no other module: connect or start, run tasks, reduce, pin, gather, show progress.
 
 It is generic: it takes pure functions and their arguments and knows nothing of rows or privacy. Arguments of tasks
 are public (paths, bounds); private sums exist only as results of tasks, on the workers. A task that fails raises an
@@ -8,32 +8,36 @@ error that carries a code or a type name and never a value, because Dask copies 
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
-import ssl
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from ipaddress import ip_address
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import cloudpickle
 import dask
-from cryptography import x509
 from distributed import Client, Future, KilledWorker, LocalCluster, wait
-from distributed.comm import CommClosedError, parse_address, parse_host_port
+from distributed.comm import CommClosedError
 from distributed.core import rpc
 from distributed.security import Security
+from distributed.system import MEMORY_LIMIT
+from distributed.utils import silence_logging_cmgr
 
 import dpdist
-from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError, UsageError
+from dpdist.errors import DataError, DpdistError, ResumableError
 from dpdist.process import forbid_core_dumps
+from dpdist.transport import Certificates, require_safe_workers
+from dpdist.tree import levels
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -42,9 +46,6 @@ CONNECT_SECONDS = 15
 LOST_SECONDS = 60
 """How long a pass waits for a worker when there is none left."""
 _LOOK_SECONDS = 5
-_FAN_IN = 4
-"""Inputs of one addition: an explicit tree of this width peaks lowest (four partials in memory at once)."""
-
 WORKER_ENVIRONMENT = {
     # one BLAS thread per worker process: the processes are the parallelism
     "OMP_NUM_THREADS": "1",
@@ -63,128 +64,14 @@ _LOCAL_CONFIG = {
 }
 
 
-@dataclass(frozen=True)
-class Certificates:
-    """The files with which this process shows a cluster who it is, and knows the cluster: PEM, the key unencrypted."""
-
-    authority: Path
-    certificate: Path
-    key: Path
-
-    @classmethod
-    def of(cls, authority: Path | None, certificate: Path | None, key: Path | None) -> Certificates | None:
-        """Take all three files, or none.
-
-        Raises
-        ------
-        UsageError
-            If only some are given.
-        """
-        if authority and certificate and key:
-            return cls(authority, certificate, key)
-        if authority or certificate or key:
-            raise UsageError(
-                "TLS needs three files: the cluster's CA (--tls-ca), a certificate (--tls-cert) and its key "
-                "(--tls-key). Give all of them, or none."
-            )
-        return None
-
-    def security(self) -> Security:
-        """Check the files and return what Dask connects with, to encrypted addresses only.
-
-        Raises
-        ------
-        DataError
-            If a file cannot be read, is damaged or does not belong to the others, or a certificate has expired.
-        """
-        _require_valid(self.authority, "--tls-ca")
-        _require_valid(self.certificate, "--tls-cert")
-        try:
-            self.key.open("rb").close()
-            # an encrypted key would otherwise be asked for on the terminal
-            ssl.create_default_context().load_cert_chain(self.certificate, self.key, password="")
-        except ssl.SSLError:
-            raise DataError(
-                f"{self.key} is not the unencrypted PEM key of {self.certificate}. Pass the key that was made with "
-                "the certificate (--tls-key)."
-            ) from None
-        except OSError as error:
-            raise DataError(f"The key {self.key} cannot be read: {error.strerror} (--tls-key).") from None
-        return Security(
-            require_encryption=True,
-            tls_ca_file=str(self.authority),
-            tls_client_cert=str(self.certificate),
-            tls_client_key=str(self.key),
-        )
-
-
-def _require_valid(path: Path, option: str) -> None:
-    """Check that a file holds certificates that are valid now."""
-    try:
-        found = x509.load_pem_x509_certificates(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"The certificate {path} cannot be read: {error.strerror} ({option}).") from None
-    except ValueError:
-        raise DataError(f"{path} holds no certificate in PEM format ({option}).") from None
-    now = datetime.now(UTC)
-    for certificate in found:
-        if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
-            raise DataError(
-                f"The certificate {path} is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} to "
-                f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC, not now: make new ones with "
-                f"cluster/make-certificates, or set the clock ({option})."
-            )
-
-
-def require_safe(scheduler: str, certificates: Certificates | None, *, insecure: bool) -> None:
-    """Refuse an address where others could read what is sent, before anything is sent.
-
-    Only ``tls://`` is encrypted. Plain ``tcp://`` may stay on this machine: 127.0.0.0/8, ::1 or localhost. Other names
-    are not looked up, because what they mean may change until the connection is made.
-
-    Raises
-    ------
-    RefusedError
-        If the address is neither, unless told to be ``insecure``.
-    UsageError
-        If the address and the certificates do not go together.
-    """
-    protocol, place = parse_address(scheduler)
-    if protocol == "tls":
-        if certificates is None:
-            raise UsageError(
-                f"The scheduler {scheduler} speaks TLS: pass the cluster's CA and your certificate and key (--tls-ca, "
-                "--tls-cert, --tls-key)."
-            )
-        return
-    if certificates is not None:
-        raise UsageError(
-            f"Certificates are of no use at {scheduler}, which is not encrypted: pass an address that begins with "
-            "tls://, or leave --tls-ca, --tls-cert and --tls-key out."
-        )
-    if not insecure and not (protocol == "tcp" and _on_this_machine(place)):
-        raise RefusedError(
-            f"The scheduler {scheduler} is on the network and not encrypted: whoever listens there reads un-noised "
-            "sums, and whoever connects reads the rows. Start the cluster with TLS (cluster/README.md) and pass a "
-            "tls:// address with --tls-ca, --tls-cert and --tls-key; or, where the network itself is safe, "
-            "--insecure."
-        )
-
-
-def _on_this_machine(place: str) -> bool:
-    try:
-        host, _ = parse_host_port(place, 0)
-    except ValueError:
-        return True  # not an address: nothing can be sent to it, as the attempt to connect will say
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def available_cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def memory_here() -> int:
+    """Bytes of memory of this machine, or of the part of it that this process may use."""
+    return int(MEMORY_LIMIT)
 
 
 @contextmanager
@@ -221,11 +108,17 @@ def _guarded(function: Callable[..., Result], *arguments: Any) -> Result:
     raise failure  # outside the handler: the original, and what it quotes, is not chained
 
 
+def _by_value(task: bytes, common: bytes) -> Any:
+    function, shared = cloudpickle.loads(common)
+    return function(cloudpickle.loads(task), shared)
+
+
 def _added(add: Callable[[Sequence[Any]], Any], *parts: Any) -> Any:
     return _guarded(add, parts)
 
 
 def _probe(path: str, dask_worker: Any) -> tuple[str, bool, bool]:
+    forbid_core_dumps()  # sums of others may reach a worker before its first task does
     memory = dask_worker.memory_manager
     spills = bool(memory.memory_target_fraction or memory.memory_spill_fraction)
     return dpdist.__version__, Path(path).exists(), spills
@@ -234,14 +127,37 @@ def _probe(path: str, dask_worker: Any) -> tuple[str, bool, bool]:
 class Engine:
     """A connection to a cluster; made by :func:`connected`."""
 
-    def __init__(self, client: Client, *, trusted_worker: bool) -> None:
+    def __init__(self, client: Client, *, trusted_worker: bool, insecure: bool, sharing: int) -> None:
         self._client = client
         self._trusted_worker = trusted_worker
+        self._insecure = insecure
+        self._sharing = sharing
+        self._placed: AbstractSet[str] = frozenset()  # the workers that the latest sums were placed on
 
     @property
     def workers(self) -> list[str]:
         """Addresses of the workers, sorted."""
-        return sorted(self._client.scheduler_info(n_workers=-1)["workers"])
+        return sorted(self._known())
+
+    def _known(self) -> dict[str, Any]:
+        """Return what the scheduler knows of each worker.
+
+        Raises
+        ------
+        RefusedError
+            If one could be listened to on the network.
+        """
+        with _translated():
+            found: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+        if not self._insecure:  # each time, because a worker may have come since
+            require_safe_workers(found)
+        return found
+
+    @property
+    def memory(self) -> int:
+        """Bytes that every process may use: the least limit of a worker, or this process's part of its machine."""
+        limits = [int(worker["memory_limit"]) for worker in self._known().values() if worker["memory_limit"]]
+        return min([*limits, memory_here() // self._sharing])
 
     def require_path(self, path: Path) -> None:
         """Check that every worker runs this version, sees a path, and keeps its sums in memory.
@@ -278,33 +194,100 @@ class Engine:
         """Run a task per argument on whatever worker is free; results are dropped."""
         with _translated():
             futures = [self._submit(function, task) for task in tasks]
-            self._watch(futures, label)
+            with click.progressbar(length=len(futures), label=label, file=sys.stderr) as bar:
+                self._watch(futures, bar)
+
+    def results(
+        self, function: Callable[[Task, Any], Result], tasks: Sequence[Task], shared: Any, label: str
+    ) -> Iterator[tuple[int, Result]]:
+        """Run a task per argument and yield its index and result as it ends: for results this process may see.
+
+        What all tasks share is their second argument and travels once, as the function does. What is of a script, or of
+        a module registered with cloudpickle, travels by value: a worker needs dpdist and no more.
+        """
+        with _translated(), click.progressbar(length=len(tasks), label=label, file=sys.stderr) as bar:
+            (common,) = self._client.scatter([cloudpickle.dumps((function, shared))], broadcast=True, hash=False)
+            found = {self._submit(_by_value, cloudpickle.dumps(task), common): i for i, task in enumerate(tasks)}
+            for future in self._completed(list(found)):
+                result: Result = future.result()  # raises what the task raised
+                bar.update(1)
+                yield found.pop(future), result
 
     def reduce(
         self,
         function: Callable[[Task], Result],
         add: Callable[[Sequence[Result]], Result],
         groups: Sequence[Sequence[Task]],
-        label: str,
+        label: str | None,
     ) -> list[Future]:
         """Run a task per argument and add up the results in a fixed tree, first those of a group, on one worker.
 
         A group's tasks go to one worker if it is there, elsewhere if it dies. At most four sums remain,
         on the workers; they never pass through here or through the scheduler.
         """
+        (sums,) = self.reduce_each(function, add, [groups], label, under_way=1)
+        return sums
+
+    def reduce_each(
+        self,
+        function: Callable[[Task], Result],
+        add: Callable[[Sequence[Result]], Result],
+        passes: Sequence[Sequence[Sequence[Task]]],
+        label: str | None,
+        *,
+        under_way: int,
+    ) -> Iterator[list[Future]]:
+        """Reduce one set of groups after the other, as :meth:`reduce` does, and yield what remains of each in order.
+
+        So many are submitted at once, the one that is waited for included; a worker holds the results of no others.
+        Without a label no progress is shown.
+        """
         addresses = self.workers
-        with _translated():
-            leaves: list[Future] = []
-            sums: list[Future] = []
-            for i, group in enumerate(groups):
-                place = {"workers": [addresses[i % len(addresses)]], "allow_other_workers": True}
-                parts = [self._submit(function, task, **place) for task in group]
-                leaves += parts
-                sums.append(self._sum(add, parts, **place))
-            while len(sums) > _FAN_IN:
-                sums = [self._sum(add, sums[i : i + _FAN_IN]) for i in range(0, len(sums), _FAN_IN)]
-            self._watch(leaves, label)
-            return sums
+        if not addresses:  # they were there when this process connected
+            raise ResumableError(
+                "All workers of the cluster are gone. Start some and run the same command again: it resumes at no "
+                "further cost."
+            )
+        self._placed = frozenset(addresses)
+        first = 0
+        ahead: deque[tuple[list[Future], list[Future]]] = deque()
+        coming = iter(passes)
+        total = sum(len(group) for groups in passes for group in groups)
+        words = io.StringIO() if label is None else sys.stderr
+        with click.progressbar(length=total, label=label, file=words) as bar:
+            while True:
+                for groups in islice(coming, under_way - len(ahead)):
+                    places = [addresses[(first + i) % len(addresses)] for i in range(len(groups))]
+                    with _translated():
+                        ahead.append(self._reduction(function, add, groups, places))
+                    first += len(groups)
+                if not ahead:
+                    return
+                leaves, sums = ahead.popleft()
+                with _translated():
+                    self._watch(leaves, bar, self._placed)
+                del leaves
+                yield sums
+                del sums
+
+    def _reduction(
+        self,
+        function: Callable[[Task], Result],
+        add: Callable[[Sequence[Result]], Result],
+        groups: Sequence[Sequence[Task]],
+        places: Sequence[str],
+    ) -> tuple[list[Future], list[Future]]:
+        """Submit one reduction; return the futures of its tasks and of the sums that remain."""
+        leaves: list[Future] = []
+        sums: list[Future] = []
+        for group, address in zip(groups, places, strict=True):
+            place = {"workers": [address], "allow_other_workers": True}
+            parts = [self._submit(function, task, **place) for task in group]
+            leaves += parts
+            sums.append(self._sum(add, parts, **place))
+        for level in levels(len(sums)):
+            sums = [self._sum(add, sums[part.start : part.stop]) for part in level]
+        return leaves, sums
 
     def _submit(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future:
         return self._client.submit(_guarded, function, *arguments, pure=False, **options)
@@ -314,27 +297,35 @@ class Engine:
             return parts[0]
         return self._client.submit(_added, add, *parts, pure=False, **options)
 
-    def _watch(self, futures: list[Future], label: str) -> None:
-        with click.progressbar(length=len(futures), label=label, file=sys.stderr) as bar:
-            for future in self._completed(futures):
-                if future.status != "finished":
-                    future.result()  # raises what the task raised
-                bar.update(1)
+    def _watch(self, futures: list[Future], bar: Any, placed: AbstractSet[str] = frozenset()) -> None:
+        for future in self._completed(futures, placed):
+            if future.status != "finished":
+                future.result()  # raises what the task raised
+            bar.update(1)
 
-    def _completed(self, futures: list[Future]) -> Iterator[Future]:
-        """Yield futures as they end; a scheduler all of whose workers are gone would let us wait for ever."""
+    def _completed(
+        self, futures: Sequence[Future], placed: AbstractSet[str] = frozenset(), *, trusted: bool = False
+    ) -> Iterator[Future]:
+        """Yield futures as they end; a scheduler whose workers, or whose trusted one, are gone would never tell.
+
+        Nor would it if those that the work was placed on are all gone and others came: Dask runs a task elsewhere when
+        its worker dies, but once there was no worker at all, the task waits for the old one.
+        """
         pending, idle_since = set(futures), None
         while pending:
             try:
                 with self._client.as_current():
                     found = wait(pending, timeout=_LOOK_SECONDS, return_when="FIRST_COMPLETED")
             except TimeoutError:
-                alive = bool(self.workers)
+                known = self._known()
+                there = any(_is_trusted(worker) or not trusted for worker in known.values())
+                alive = there and not (placed and placed.isdisjoint(known))
                 idle_since = None if alive else idle_since or time.monotonic()
                 if idle_since is not None and time.monotonic() - idle_since > LOST_SECONDS:
+                    who = "The trusted worker is" if trusted and not there else "All workers that began the work are"
                     raise ResumableError(
-                        f"All workers of the cluster are gone for {LOST_SECONDS} seconds. Start some and run the same "
-                        "command again: it resumes at no further cost."
+                        f"{who} gone for {LOST_SECONDS} seconds. See that the cluster's workers run, the trusted one "
+                        "among them if there is one, and run the same command again: it resumes at no further cost."
                     ) from None
                 continue
             idle_since = None
@@ -348,13 +339,21 @@ class Engine:
         one worker started with ``--resources trusted=1``, which fetches them itself. Dask may run it twice: it
         must be idempotent.
         """
+        if not self._trusted_worker:
+            with _translated():
+                for _ in self._completed(sums, self._placed):
+                    pass  # some may have been lost since, and are summed again
+                values = self._client.gather(list(sums), direct=True) if sums else []
+            return function(*arguments, *values)  # a scheduler that is lost by now is not needed any more
         with _translated():
-            if not self._trusted_worker:
-                return function(*arguments, *self._client.gather(list(sums), direct=True))
             future = self._submit(function, *arguments, *sums, resources={"trusted": 1})
-            (done,) = self._completed([future])
+            (done,) = self._completed([future], self._placed if sums else set(), trusted=True)
             result: Result = done.result()
             return result
+
+
+def _is_trusted(worker: dict[str, Any]) -> bool:
+    return "trusted" in worker["resources"]
 
 
 @contextmanager
@@ -367,7 +366,7 @@ def _translated() -> Iterator[None]:
             "Workers died again and again while they summed the rows, most likely for want of memory. Give them more, "
             "or use fewer workers per machine, and run the same command again: it resumes at no further cost."
         ) from None
-    except (CancelledError, asyncio.CancelledError, CommClosedError, TimeoutError):
+    except (CancelledError, asyncio.CancelledError, OSError):  # a comm that is closed, refused or too slow
         raise ResumableError(
             "The connection to the cluster was lost. Run the same command again when it is back: it resumes at no "
             "further cost."
@@ -427,6 +426,7 @@ def connected(
     *,
     trusted_worker: bool = False,
     certificates: Certificates | None = None,
+    insecure: bool = False,
 ) -> Iterator[Engine]:
     """Connect to a scheduler, or start a local cluster for the time of the block.
 
@@ -444,9 +444,13 @@ def connected(
         Run :meth:`Engine.trusted` on the worker that offers the resource ``trusted``.
     certificates
         For an existing scheduler that speaks TLS.
+    insecure
+        Whether its workers may be on the network without encryption.
 
     Raises
     ------
+    RefusedError
+        If a worker is on the network and not encrypted, unless told to be insecure.
     DataError
         If the certificates cannot be used, no scheduler answers in time, it has no workers, or none of them is the
         trusted one.
@@ -459,6 +463,8 @@ def connected(
             address: Any = stack.enter_context(_local_cluster(workers or available_cores(), trusted=trusted_worker))
         else:
             _require_answer(scheduler, security)
+            # what Dask says of a lost scheduler is a traceback; we say it in words
+            stack.enter_context(silence_logging_cmgr(logging.CRITICAL))
             address = scheduler
         client = stack.enter_context(Client(address, timeout=CONNECT_SECONDS, set_as_default=False, security=security))
         try:
@@ -468,11 +474,12 @@ def connected(
                 f"The scheduler at {scheduler} has no workers after {CONNECT_SECONDS} seconds. Start some with: "
                 f"dask worker {scheduler} --host 127.0.0.1 --dashboard-address 127.0.0.1:0"
             ) from None
-        if trusted_worker:
-            known = client.scheduler_info(n_workers=-1)["workers"].values()
-            if not any("trusted" in worker["resources"] for worker in known):
-                raise DataError(
-                    "No worker offers the resource `trusted`. Start the trusted one with: dask worker ... "
-                    '--resources "trusted=1"'
-                )
-        yield Engine(client, trusted_worker=trusted_worker)
+        local = 0 if scheduler is not None else len(address.workers)
+        engine = Engine(client, trusted_worker=trusted_worker, insecure=insecure, sharing=1 + local)
+        known = engine._known()  # noqa: SLF001 - its own
+        if trusted_worker and not any(map(_is_trusted, known.values())):
+            raise DataError(
+                "No worker offers the resource `trusted`. Start the trusted one with: dask worker ... "
+                '--resources "trusted=1"'
+            )
+        yield engine

@@ -1,16 +1,16 @@
-"""The exact moment as mechanisms see it: its integers, a float64 matrix, or only products with a few vectors."""
+"""The exact moment as mechanisms see it: its integers, a float64 matrix, bands, or only products with a few vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.errors import DpdistError
-from dpdist.moment.total import MomentTask, Partial, bounded_blocks
-from dpdist.triangle import Triangle, unpacked
+from dpdist.errors import DataError, DpdistError
+from dpdist.moment.total import BoundedBlocks, MomentTask, Partial
+from dpdist.triangle import Band, Triangle, unpacked
 
 Matrix = npt.NDArray[np.float64]
 
@@ -34,6 +34,10 @@ class MomentMatrix:
         """Return the packed integers."""
         return self.packed
 
+    def bands(self) -> Iterator[tuple[Band, Triangle]]:
+        """Yield the one band that is all of it."""
+        yield Band.whole(self.size), self.packed
+
     def matrix(self) -> Matrix:
         """Return the symmetric matrix as float64, (d, d)."""
         return unpacked(self.packed, self.size).astype(np.float64)
@@ -43,8 +47,61 @@ class MomentMatrix:
         return self.matrix() @ vectors
 
 
+class _Elsewhere:
+    """The part of a moment that is not in this process's memory: whatever is not overridden is refused."""
+
+    def triangle(self) -> Triangle:
+        """Refuse: the mechanism was chosen because it does not ask for it."""
+        raise DpdistError("The moment of this release is not formed in one place.")
+
+    def matrix(self) -> Matrix:
+        """Refuse: the mechanism was chosen because it does not ask for it."""
+        raise DpdistError("The moment of this release is not formed in one place.")
+
+    def bands(self) -> Iterator[tuple[Band, Triangle]]:
+        """Refuse: the mechanism was chosen because it does not ask for it."""
+        raise DpdistError("The moment of this release is not formed, not even in bands.")
+
+    def times(self, vectors: Matrix) -> Matrix:
+        """Refuse: the mechanism was chosen because it does not ask for it."""
+        raise DpdistError(f"The moment of this release is not multiplied with {vectors.shape[1]} vectors.")
+
+
 @dataclass(frozen=True)
-class MomentProducts:
+class MomentBands(_Elsewhere):
+    """An exact moment that is only ever held band by band: summed on the workers, forgotten when it is noisy.
+
+    Parameters
+    ----------
+    sums
+        Starts a new pass over the table for every band, and yields the bands from the first row to the last.
+    """
+
+    sums: Callable[[], Iterator[Partial]]
+
+    def bands(self) -> Iterator[tuple[Band, Triangle]]:
+        """Yield one band after the other.
+
+        Raises
+        ------
+        DataError
+            If a later pass over the table read other rows than the first one did.
+        """
+        first: int | None = None
+        for partial in self.sums():
+            first = partial.fingerprint if first is None else first
+            if partial.fingerprint != first:
+                raise DataError(
+                    "The rows changed while they were summed, so the release was stopped and nothing of it kept. Leave "
+                    "them as they are and run the same command again, or ingest them anew."
+                )
+            if partial.band is None:
+                raise AssertionError("a sum of a moment says of which band it is")
+            yield partial.band, partial.values
+
+
+@dataclass(frozen=True)
+class MomentProducts(_Elsewhere):
     """An exact moment that is never formed: only its products are computed, wherever the rows are.
 
     Parameters
@@ -54,14 +111,6 @@ class MomentProducts:
     """
 
     product: Callable[[Matrix], Matrix]
-
-    def triangle(self) -> Triangle:
-        """Refuse: a mechanism that works from products asks for nothing else."""
-        raise DpdistError("This release works from products; the moment itself is not formed.")
-
-    def matrix(self) -> Matrix:
-        """Refuse: a mechanism that works from products asks for nothing else."""
-        raise DpdistError("This release works from products; the moment itself is not formed.")
 
     def times(self, vectors: Matrix) -> Matrix:
         """Return the product with (d, k) vectors, (d, k) float64."""
@@ -85,9 +134,7 @@ def partition_product(task: ProductTask) -> Partial:
         If a chunk is missing, short or altered.
     """
     total = np.zeros_like(task.vectors)
-    rows = 0
-    for block in bounded_blocks(task.partition):
+    blocks = BoundedBlocks(task.partition)
+    for block in blocks:
         total += block.T @ (block @ task.vectors)
-        rows += block.shape[0]
-    chunks = task.partition.chunks
-    return Partial(total, rows, ((chunks.start, chunks.stop),))
+    return Partial(total, blocks.rows, blocks.covered)

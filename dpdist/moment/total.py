@@ -4,10 +4,15 @@ A task takes a contiguous run of whole chunks and returns a :class:`Partial`: th
 of rows and the chunks it covers. Partials are added pairwise into new arrays, never in place, because a scheduler may
 hand the same partial to two tasks or run one twice. Coverage is checked at every addition and against the
 table at the end, so a lost or repeated chunk is an error and not a plausible matrix.
+
+A moment that does not fit a process is summed in bands, each in a pass of its own over the table. Rows are bounded
+whole in every pass, over all columns, so a band holds the bits that the whole moment has there. A row that changed
+between two passes would count with several values, which no sensitivity covers: every pass must read the same chunks.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +23,16 @@ import numpy.typing as npt
 from dpdist.errors import DataError, DpdistError
 from dpdist.moment.gram import GramSum
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import ChunkReader, RowsTable, partitions
+from dpdist.rows.dataset import RowsTable, partitions
+from dpdist.rows.reading import ChunkReader
+from dpdist.triangle import Band
 
-_BLOCK_BYTES = 24 << 20
-"""Size of the float64 working buffer: a few thousand rows, so that adding d x d products costs little."""
+_PIECE_BYTES = 512 << 10
+"""float64 bytes of the rows that are read, checked and bounded at once: half of a core's second-level cache."""
+PER_WORKER = 4
+"""Partitions that a worker sums one after the other: what a lost worker loses is small, and so is the graph."""
+_BLOCK_ROWS = 1024
+"""Rows whose Gram matrix is added at once, or more where a piece holds more: enough for BLAS to reach its rate."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +47,31 @@ class Partial:
         Number of rows in it.
     covered
         Sorted, disjoint, non-adjacent half-open runs of chunk indices.
+    band
+        The rows of the triangle that ``values`` holds; None in a pass that only multiplies.
+    fingerprint
+        Sum over the chunks of a hash of index and checksum: two passes that read the same have the same. Private.
     """
 
     values: npt.NDArray[Any]
     rows: int
     covered: tuple[tuple[int, int], ...]
+    band: Band | None = None
+    fingerprint: int = 0
+
+    def __sizeof__(self) -> int:
+        # the scheduler asks for it: it adds sums where most of their bytes are, and watches the memory of workers
+        return object.__sizeof__(self) + self.values.nbytes
 
 
 @dataclass(frozen=True)
 class MomentTask:
-    """One partition of one table: what a worker needs to know, all of it public."""
+    """One partition of one table, and the band it is summed for: what a worker needs to know, all of it public."""
 
     table: RowsTable
     bound: RowBound
     chunks: range
+    band: Band
 
 
 @dataclass(frozen=True)
@@ -84,8 +106,10 @@ def require_summable(table: RowsTable, bound: RowBound) -> None:
         )
 
 
-def plan(table: RowsTable, bound: RowBound, workers: int, per_worker: int = 4) -> MomentPlan:
-    """Cut a table into a few partitions per worker, whatever its length.
+def plan(
+    table: RowsTable, bound: RowBound, workers: int, per_worker: int = PER_WORKER, band: Band | None = None
+) -> MomentPlan:
+    """Cut a table into a few partitions per worker, whatever its length, to be summed for a band or the whole moment.
 
     Raises
     ------
@@ -93,45 +117,85 @@ def plan(table: RowsTable, bound: RowBound, workers: int, per_worker: int = 4) -
         As :func:`require_summable`.
     """
     require_summable(table, bound)
+    wanted = band or Band.whole(bound.width)
     groups = []
     for run in partitions(table.chunks, workers):
         cut = partitions(len(run), per_worker)
-        groups.append(tuple(MomentTask(table, bound, run[part.start : part.stop]) for part in cut))
+        groups.append(tuple(MomentTask(table, bound, run[part.start : part.stop], wanted) for part in cut))
     return MomentPlan(table, bound, tuple(groups))
 
 
 def partition_moment(task: MomentTask) -> Partial:
-    """Sum one partition: read each chunk into one buffer, bound its rows in place, add their Gram matrix.
+    """Sum one band of one partition: bound its rows, block by block, and add the products of their columns.
 
     Raises
     ------
     DataError
         If a chunk is missing, short or altered.
     """
-    sums = GramSum(task.bound.width, task.bound.exact_rows)
-    rows = 0
-    for block in bounded_blocks(task):
+    sums = GramSum(task.band, task.bound.exact_rows)
+    blocks = BoundedBlocks(task)
+    for block in blocks:
         sums.add(block)
-        rows += block.shape[0]
-    return Partial(sums.total(), rows, ((task.chunks.start, task.chunks.stop),))
+    return Partial(sums.total(), blocks.rows, blocks.covered, task.band, blocks.fingerprint)
 
 
-def bounded_blocks(task: MomentTask) -> Iterator[npt.NDArray[np.float64]]:
-    """Yield the bounded rows of a partition, (r, width) integer-valued float64, in one buffer that is used again.
+def piece_rows(bound: RowBound) -> int:
+    """Return the most rows that are read, checked and bounded at once."""
+    return max(1, _PIECE_BYTES // (8 * bound.width))
 
-    Raises
-    ------
-    DataError
-        If a chunk is missing, short or altered.
+
+def block_rows(table: RowsTable, bound: RowBound) -> int:
+    """Return the most rows whose Gram matrix is added at once: no more than float64 adds exactly, or than there are."""
+    return min(max(_BLOCK_ROWS, piece_rows(bound)), bound.exact_rows, table.rows)
+
+
+class BoundedBlocks:
+    """The bounded rows of a partition, block by block, and what was read for them.
+
+    Iterating yields (r, width) integer-valued float64 in one buffer that is used again, and raises DataError if a
+    chunk is missing, short or altered.
+
+    Attributes
+    ----------
+    rows, fingerprint
+        As of a :class:`Partial`; complete after the iteration.
     """
-    table, bound = task.table, task.bound
-    block_rows = max(1, min(table.chunk_rows, bound.exact_rows, _BLOCK_BYTES // (8 * bound.width)))
-    buffer = np.empty((block_rows, bound.width))
-    reader = ChunkReader(table)
-    for index in task.chunks:
-        chunk = reader.read(index)
-        for start in range(0, chunk.shape[0], block_rows):
-            yield bound.apply(chunk[start : start + block_rows], buffer)
+
+    def __init__(self, task: MomentTask) -> None:
+        self._task = task
+        self.rows = 0
+        self.fingerprint = 0
+
+    @property
+    def covered(self) -> tuple[tuple[int, int], ...]:
+        """The chunks, as of a :class:`Partial`."""
+        return ((self._task.chunks.start, self._task.chunks.stop),)
+
+    def __iter__(self) -> Iterator[npt.NDArray[np.float64]]:
+        table, bound = self._task.table, self._task.bound
+        buffer = np.empty((block_rows(table, bound), bound.width))
+        reader = ChunkReader(table, piece_rows(bound))
+        filled = 0
+        for index in self._task.chunks:
+            for piece in reader.read(index):
+                start = 0
+                while start < piece.shape[0]:
+                    some = piece[start : start + buffer.shape[0] - filled]
+                    bound.apply(some, buffer[filled:])
+                    start += some.shape[0]
+                    filled += some.shape[0]
+                    if filled == buffer.shape[0]:
+                        yield buffer
+                        filled = 0
+                self.rows += piece.shape[0]
+            self.fingerprint += _hash_of(index, reader.checksum)
+        if filled:
+            yield buffer[:filled]
+
+
+def _hash_of(index: int, checksum: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{index} {checksum}".encode()).digest(), "big")
 
 
 def add_partials(partials: Sequence[Partial]) -> Partial:
@@ -140,12 +204,16 @@ def add_partials(partials: Sequence[Partial]) -> Partial:
     Raises
     ------
     DpdistError
-        If two of them cover the same chunk: it would count twice.
+        If two of them cover the same chunk, which would count twice, or they are of different bands.
     """
+    band = partials[0].band
+    if any(partial.band != band for partial in partials):
+        raise DpdistError("Sums of different rows of the moment met; the release was stopped before any noise.")
+    covered = _union(run for p in partials for run in p.covered)
     total = partials[0].values.copy()
     for partial in partials[1:]:
         total += partial.values
-    return Partial(total, sum(p.rows for p in partials), _union(run for p in partials for run in p.covered))
+    return Partial(total, sum(p.rows for p in partials), covered, band, sum(p.fingerprint for p in partials))
 
 
 def _union(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -160,7 +228,7 @@ def _union(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(merged)
 
 
-def complete(table: RowsTable, partials: Sequence[Partial]) -> Partial:
+def complete(table: RowsTable, *partials: Partial) -> Partial:
     """Add the last partials and check that together they cover the table once.
 
     Raises
@@ -168,7 +236,7 @@ def complete(table: RowsTable, partials: Sequence[Partial]) -> Partial:
     DpdistError
         If a chunk is missing or came twice.
     """
-    total = add_partials(partials) if partials else None
+    total = partials[0] if len(partials) == 1 else add_partials(partials) if partials else None
     if total is None or total.covered != ((0, table.chunks),) or total.rows != table.rows:
         raise DpdistError(
             f"The sums do not cover the {table.chunks} chunks of {table.path} once: the release was stopped before "

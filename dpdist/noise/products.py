@@ -6,7 +6,7 @@ post-processing, provided the rounded matrix has exactly its law. It has, becaus
 product is ever used, and an entry that the bound leaves open is computed again with as many bits as it needs.
 
 1. **Normals.** Z is exact: 128 fractional bits are known and further ones are drawn when asked for
-   (:class:`dpdist.noise.lattice.ExactNormals`).
+   (:func:`dpdist.noise.reals.exact_normals`).
 2. **Limbs.** ``Z = L_0 + ... + L_(n-1) + R_n``, L_p an integer multiple of ``2^-e_p``, ``e_p = e_0 + p l``. For
    p >= 1 the integers ``2^(e_p) L_p`` are balanced digits, at most ``2^(l-1)`` in magnitude with ``m 4^(l-1) < 2^53``;
    e_0 is so small that no row of ``2^(e_0) L_0`` has a squared norm of 2^53. By Cauchy and Schwarz the terms of every
@@ -42,7 +42,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.noise.entropy import Entropy, Words
-from dpdist.noise.lattice import ExactNormals, Integers, exact_normals, product_plus_half
+from dpdist.noise.lattice import HALF, product
+from dpdist.noise.reals import Integers, Reals, exact_normals
 from dpdist.triangle import Triangle, packed
 
 MAX_SPREAD = 2**57
@@ -104,7 +105,7 @@ def _digits(fraction: Words, start: int, width: int) -> Integers:
     return digits
 
 
-def _limbs(z: ExactNormals, size: int, splitting: _Splitting, limbs: int) -> list[Limb]:
+def _limbs(z: Reals, size: int, splitting: _Splitting, limbs: int) -> list[Limb]:
     """Return the integers ``2^(e_p) L_p``, each (size, columns)."""
     out: list[Limb] = []
     carry: Integers | int = 0
@@ -142,7 +143,7 @@ def _gram(limbs: list[Limb], splitting: _Splitting) -> tuple[Triangle, Words]:
     return high, low
 
 
-def _entry(z: ExactNormals, i: int, j: int, columns: int, scale: int) -> int:
+def _entry(z: Reals, i: int, j: int, columns: int, scale: int) -> int:
     """Return ``rnd(scale Z_i Z_j^T)`` from exact integers, learning more bits until they decide it."""
     bits = z.bits
     while True:
@@ -156,7 +157,7 @@ def _entry(z: ExactNormals, i: int, j: int, columns: int, scale: int) -> int:
         bits += 64
 
 
-def _rounded_gram(z: ExactNormals, size: int, columns: int, scale: int, limbs: int | None) -> Triangle:
+def _rounded_gram(z: Reals, size: int, columns: int, scale: int, limbs: int | None) -> Triangle:
     """Return ``rnd(scale Z Z^T)``, Z row by row."""
     rows = (z.whole + z.fraction[0].astype(np.float64) * 2.0**-64).reshape(size, columns)
     norm = _SLACK * (math.sqrt(float(np.einsum("ij,ij->i", rows, rows).max())) + math.ldexp(math.sqrt(columns), -64))
@@ -164,7 +165,7 @@ def _rounded_gram(z: ExactNormals, size: int, columns: int, scale: int, limbs: i
     splitting = _Splitting(columns, norm)
     limbs = limbs or splitting.least(size, scale, z.bits)
     high, low = _gram(_limbs(z, size, splitting, limbs), splitting)
-    carried, rest = product_plus_half(scale, low)
+    carried, rest = product(scale, low, HALF)
     out: Triangle = scale * high + carried.astype(np.int64)
     reach = np.uint64(min(math.ceil(math.ldexp(scale * splitting.error(limbs), 64)), 2**64 - 1))
     starts = np.cumsum([0, *range(size, 1, -1)])

@@ -1,0 +1,303 @@
+"""Exact draws of real numbers with a decreasing density, each known to as many bits as anybody asks for.
+
+A draw is a real number ``Y >= 0`` of density ``∝ exp(-g(Y))`` with a fair sign: ``g(y) = y²/2`` gives the
+standard normal (:data:`NORMAL`), ``g(y) = y`` the Laplace law of scale 1 (:data:`EXPONENTIAL`). Its sign, its integral
+part and 64 fractional bits are drawn at once and further bits when they are wanted; no float rounding enters its law:
+
+1. **Law** (Karney 2016, ACM TOMS 42(1), algorithm N, with 64 steps to the unit instead of one). ``Y = (k + x)/64`` with
+   ``P(k) ∝ exp(-g(k/64))``, x uniform on [0, 1), both accepted with probability
+   ``p = exp(g(k/64) - g((k + x)/64))``, both redrawn on rejection. The accepted density is
+   ``∝ exp(-g(k/64)) p = exp(-g(Y))``. The finer the steps, the closer p is to 1: 99.4 % of the normals and 99.2 %
+   of the exponentials are accepted.
+2. **Three uniforms**, U, V and x, of which finitely many bits are known at any time: k is the number of i with
+   ``P(K <= i) <= U``, and the candidate is accepted when ``V < p``. Whatever the bits that are not known yet turn
+   out to be, a decision below is the one that infinite precision takes; where it could be either, more bits are
+   drawn. What is drawn is uniform and independent of everything before, so the decisions have the law above.
+3. **First 16 bits of U and V.** With ``F_i = floor(2^16 P(K <= i))``, a prefix of U equal to no F_i decides k: it is
+   the number of smaller F_i (a table of 65536 answers). p decreases in x, so a prefix of V below
+   ``floor(2^16 p(k, 1))`` means ``V < p``: accepted. Integers only; this settles 98 candidates in 100.
+4. **80 bits of U and V** for the others. U is compared with ``floor(2^64 P(K <= i))``, and is undecided when its first
+   64 bits are equal to one. ``V < p`` is compared in float64. All errors together stay below 2^-45: t = g((k + x)/64) -
+   g(k/64) takes four roundings, each at most ``t 2^-53`` with ``t exp(-t) <= 1/e``; the cell of x has 2^-58, and p
+   changes by less than x does; numpy's exponential errs by a few ulp; V and x round by 2^-54. When V is
+   closer than :data:`GUARD` = 2^-40 to p, the candidate is undecided.
+5. **Undecided candidates** (about one in 10^13) go to :func:`_decided`, which extends U, V and x 64 bits at a time and
+   encloses the exponentials in rational intervals until the intervals separate. It decides every other candidate too,
+   slowly, and alike: that is a test.
+6. **Further bits.** Where x was not extended, the decision is the same for every rest of x beyond its 58 known bits,
+   so given acceptance the rest is uniform and independent of all that was seen. Where it was, those bits are kept.
+
+How many bits are drawn depends on the random bits only, never on the data: there is no timing channel.
+
+**Cost.** 12 random bytes a candidate, 31 ns of the kernel's generator, and about as long for everything else: 15
+million rounded draws a second on one core of 2.6 GHz, whatever the scale.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mpmath.ctx_iv import MPIntervalContext
+from mpmath.libmp import round_floor, to_int
+
+from dpdist.noise.entropy import Entropy, Words
+
+Integers = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+_Prefixes = npt.NDArray[np.uint16]
+
+GUARD = 2.0**-40
+"""Half-width of the band around p in which float64 does not decide; errors are below 2^-45."""
+STEP_BITS = 6
+_STEPS = 1 << STEP_BITS
+_X_BITS = 64 - STEP_BITS
+"""Bits of x that are drawn at once: with the 6 of k below the point they make 64 fractional bits of Y."""
+_BATCH = 1 << 14
+"""Candidates decided together: their arrays stay in the second-level cache."""
+
+
+class Bits:
+    """A uniform number in [0, 1) of which finitely many leading bits are known; more are drawn when asked for."""
+
+    def __init__(self, numerator: int, bits: int, entropy: Entropy) -> None:
+        self.numerator = numerator
+        self.bits = bits
+        self._entropy = entropy
+
+    def extend(self) -> None:
+        """Learn 64 more bits."""
+        self.numerator = (self.numerator << 64) | int(self._entropy.words(1)[0])
+        self.bits += 64
+
+
+@lru_cache(maxsize=16)
+def _intervals(bits: int) -> MPIntervalContext:
+    context = MPIntervalContext()
+    context.prec = bits + 64
+    return context
+
+
+@dataclass(frozen=True)
+class Law:
+    """The density ``∝ exp(-y^power / power)`` on y >= 0; hashed by its power."""
+
+    power: int
+
+    def exponent(self, k: Any, x: Any) -> Any:
+        """Return ``g((k + x)/64) - g(k/64)`` of floats, arrays or intervals."""
+        return x / _STEPS if self.power == 1 else x * (k + 0.5 * x) / _STEPS**2
+
+    @cached_property
+    def words(self) -> Words:
+        """``floor(2^64 P(K <= k))`` for every k."""
+        return np.array(_thresholds(self, 64), dtype=np.uint64)
+
+    @cached_property
+    def squeeze(self) -> _Prefixes:
+        """``floor(2^16 p(k, 1))``, or one less, for every k; then a 0, which settles nothing."""
+        p = np.exp(-self.exponent(np.arange(float(self.words.size)), np.ones(self.words.size)))
+        return np.append((p - GUARD) * 2**16, 0).astype(np.uint16)
+
+    @cached_property
+    def guide(self) -> _Prefixes:
+        """The k of every prefix of U; where the prefix does not decide, the last index of :attr:`squeeze`."""
+        table = self.words >> np.uint64(48)  # floor(2^16 P(K <= k))
+        prefixes = np.arange(1 << 16, dtype=np.uint64)
+        k = np.searchsorted(table, prefixes, side="left")
+        k[np.isin(prefixes, table)] = self.squeeze.size - 1
+        return k.astype(np.uint16)
+
+
+NORMAL = Law(2)
+EXPONENTIAL = Law(1)
+
+
+@lru_cache(maxsize=16)
+def _thresholds(law: Law, bits: int) -> list[int]:
+    """Return ``floor(2^bits P(K <= k))`` for k = 0, 1, ... up to the first that is ``2^bits - 1``.
+
+    The terms ``exp(-g(k/64))`` come from one another by a factor, which is ``exp(-1/64)`` for one law and for the
+    other ``exp(-1/2 / 64²)``, and shrinks by ``exp(-1/64²)`` from term to term. Beyond a ``last >= 64`` each term is
+    below exp(-1/64) times the one before, so that all of them together are below 64 times the last.
+    """
+    extra = 64
+    while True:
+        context = _intervals(bits + extra)
+        reach = 0.7 * context.prec  # exp(-reach) < 2^-prec
+        last = int(_STEPS * (reach if law.power == 1 else (2 * reach) ** 0.5)) + 1
+        factor = context.exp(-law.exponent(context.mpf(0), context.mpf(1)))
+        shrink = context.exp(-context.mpf(law.power - 1) / _STEPS**2)
+        terms = [context.mpf(1)]
+        for _ in range(last):
+            terms.append(terms[-1] * factor)
+            factor *= shrink
+        scaled = 2**bits / sum(terms, context.mpf([0, (_STEPS * terms[last]).b]))
+        table: list[int] = []
+        partial = context.mpf(0)
+        for term in terms:
+            partial += term
+            low, high = (to_int(end, round_floor) for end in (partial * scaled)._mpi_)  # its only exact form
+            if low != high:
+                break
+            table.append(low)
+            if low == 2**bits - 1:
+                return table
+        extra += 64
+
+
+def _accepted(law: Law, k: int, x: Bits, v: Bits) -> bool:
+    """Decide ``V < p``, extending x and V until the enclosures separate."""
+    while True:
+        context = _intervals(max(x.bits, v.bits))
+        scale = context.mpf(1 << x.bits)
+        cell = context.mpf([(x.numerator / scale).a, ((x.numerator + 1) / scale).b])
+        p = context.exp(-law.exponent(context.mpf(k), cell))
+        scale = context.mpf(1 << v.bits)
+        if (v.numerator + 1) / scale <= p.a:  # ends, not intervals: mpmath raises where intervals overlap
+            return True
+        if v.numerator / scale >= p.b:
+            return False
+        x.extend()
+        v.extend()
+
+
+def _decided(law: Law, u: Bits, v: Bits, x: Bits) -> int | None:
+    """Decide one candidate in exact arithmetic: k, or None when it is rejected. Extends what it must."""
+    while True:
+        table = _thresholds(law, u.bits)
+        k = bisect_left(table, u.numerator)
+        if table[k] != u.numerator:
+            break
+        u.extend()
+    return k if _accepted(law, k, x, v) else None
+
+
+@dataclass
+class Reals:
+    """Independent draws ``±Y``, each a real number of which the leading bits are known.
+
+    Attributes
+    ----------
+    negative, whole
+        Sign and integral part of Y, shape (size,), bool and int64.
+    fraction
+        The leading bits of the fraction of Y, most significant word first, shape (words, size), uint64.
+    entropy
+        Where further bits come from.
+    known
+        What is known of a fraction, by position, where that is more than ``fraction`` holds.
+    """
+
+    negative: Mask
+    whole: Integers
+    fraction: Words
+    entropy: Entropy
+    known: dict[int, Bits] = field(default_factory=dict)
+
+    @property
+    def bits(self) -> int:
+        """Number of fractional bits in ``fraction``."""
+        return 64 * len(self.fraction)
+
+    def bits_of(self, index: int) -> Bits:
+        """Return what is known of the fraction of a draw."""
+        if index in self.known:
+            return self.known[index]
+        numerator = 0
+        for word in self.fraction[:, index].tolist():
+            numerator = (numerator << 64) | word
+        return Bits(numerator, self.bits, self.entropy)
+
+    def truncated(self, start: int, stop: int, bits: int) -> list[int]:
+        """Return ``±Y 2^bits`` truncated towards zero for the draws from start to stop, bits drawn where they lack."""
+        out = []
+        for index in range(start, stop):
+            x = self.bits_of(index)
+            while x.bits < bits:
+                x.extend()
+                self.known[index] = x
+            magnitude = (int(self.whole[index]) << bits) + (x.numerator >> (x.bits - bits))
+            out.append(-magnitude if self.negative[index] else magnitude)
+        return out
+
+
+def _settle(
+    law: Law, k: Words, keep: Mask, xs: Words, us: _Prefixes, vs: _Prefixes, entropy: Entropy
+) -> dict[int, Bits]:
+    """Decide the candidates that 16 bits leave open: correct ``k`` and ``keep``, return the fractions looked into.
+
+    ``xs`` holds the words of x, ``us`` and ``vs`` the first 16 bits of U and V, by candidate.
+    """
+    rest = np.flatnonzero(~keep)
+    low, high = np.uint64(16), np.uint64(48)
+    fresh_u, fresh_v = entropy.words(2 * rest.size).reshape(2, -1)
+    u = (us[rest].astype(np.uint64) << high) | (fresh_u >> low)
+    v = (vs[rest].astype(np.uint64) << high) | (fresh_v >> low)
+    exact_k = np.searchsorted(law.words, u, side="left")
+    x = (xs[rest] >> np.uint64(STEP_BITS)).astype(np.float64) * 2.0**-_X_BITS
+    margin = np.exp(-law.exponent(exact_k.astype(np.float64), x)) - v.astype(np.float64) * 2.0**-64
+    k[rest], keep[rest] = exact_k, margin > 0
+    looked: dict[int, Bits] = {}
+    for place in np.flatnonzero((np.abs(margin) <= GUARD) | (law.words[exact_k] == u)).tolist():
+        index = int(rest[place])
+        exact_x = Bits(int(xs[index]) >> STEP_BITS, _X_BITS, entropy)
+        exact_u, exact_v = (
+            Bits((int(prefix[index]) << 64) | int(fresh[place]), 80, entropy)
+            for prefix, fresh in ((us, fresh_u), (vs, fresh_v))
+        )
+        one = _decided(law, exact_u, exact_v, exact_x)
+        keep[index] = one is not None
+        if one is not None:
+            k[index] = one
+            if exact_x.bits > _X_BITS:
+                step = one % _STEPS
+                looked[index] = Bits((step << exact_x.bits) | exact_x.numerator, STEP_BITS + exact_x.bits, entropy)
+    return looked
+
+
+def _candidates(law: Law, count: int, entropy: Entropy, wanted: int) -> Reals:
+    """Return the accepted among ``count`` candidates, the first ``wanted`` at most; 64 fractional bits of each."""
+    drawn = entropy.words(count + (count + 1) // 2)
+    words = drawn[:count]  # 58 bits of x, 5 unused ones, the sign
+    us, vs = drawn[count:].view(np.uint16)[: 2 * count].reshape(2, count)
+    steps = law.guide.take(us)
+    keep = vs < law.squeeze.take(steps)
+    k = steps.astype(np.uint64)
+    looked = _settle(law, k, keep, words, us, vs, entropy)
+    kept = np.flatnonzero(keep)[:wanted]
+    k, words = k[kept], words[kept]
+    return Reals(
+        negative=(words & np.uint64(1)).astype(bool),
+        whole=(k >> np.uint64(STEP_BITS)).view(np.int64),
+        fraction=((k << np.uint64(_X_BITS)) | (words >> np.uint64(STEP_BITS))).reshape(1, -1),
+        entropy=entropy,
+        known={int(np.searchsorted(kept, index)): bits for index, bits in looked.items() if index in kept},
+    )
+
+
+def draws(law: Law, size: int, entropy: Entropy) -> Iterator[tuple[slice, Reals]]:
+    """Draw ``size`` reals in batches, 64 fractional bits of each, and say which of them a batch holds."""
+    start = 0
+    while start < size:
+        missing = size - start
+        found = _candidates(law, min(_BATCH, missing + missing // 64 + 8), entropy, missing)
+        yield slice(start, start + found.whole.size), found
+        start += found.whole.size
+
+
+def exact_normals(size: int, entropy: Entropy) -> Reals:
+    """Draw standard normals: 128 fractional bits at once, further ones when asked for; 25 bytes of memory a draw."""
+    out = Reals(np.empty(size, bool), np.empty(size, np.int64), np.empty((2, size), np.uint64), entropy)
+    for place, found in draws(NORMAL, size, entropy):
+        out.negative[place], out.whole[place], out.fraction[0, place] = found.negative, found.whole, found.fraction
+        out.known.update({place.start + index: bits for index, bits in found.known.items()})
+    out.fraction[1] = entropy.words(size)
+    for position, bits in out.known.items():
+        out.fraction[1, position] = (bits.numerator >> (bits.bits - 128)) & (2**64 - 1)
+    return out
