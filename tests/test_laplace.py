@@ -1,4 +1,4 @@
-"""The discrete Laplace law, bit by bit, and the two mechanisms that draw from it."""
+"""The discrete Laplace law, and the two mechanisms that draw from it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 import math
 from fractions import Fraction
 
-import mpmath
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -18,9 +17,8 @@ from dpdist.errors import UsageError
 from dpdist.mechanisms import registry
 from dpdist.mechanisms.laplace import CalibratedLaplace
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise import discrete_laplace as sampler
-from dpdist.noise.discrete_laplace import GUARD, MAX_SCALE, discrete_laplace
-from dpdist.noise.entropy import SYSTEM, Words
+from dpdist.noise.entropy import SYSTEM
+from dpdist.noise.lattice import discrete_laplace
 from dpdist.privacy.guarantee import Arithmetic, Neighbours, PrivacyLoss
 
 FALSE_ALARM = 1e-6
@@ -28,105 +26,6 @@ FALSE_ALARM = 1e-6
 ONE = PrivacyLoss.parse("1")
 REPLACE, ADD = Neighbours.REPLACE_ONE, Neighbours.ADD_REMOVE
 BOUND = 4**16
-
-
-class Scripted:
-    """Gives bulk words from a script or one stream, and single words (extensions) from another stream."""
-
-    def __init__(self, seed: int, *bulk: list[int]) -> None:
-        self._bulk = [np.array(words, dtype=np.uint64) for words in bulk]
-        self._stream = np.random.default_rng(seed)
-        self._extensions = np.random.default_rng(seed + 1)
-        self.extended = 0
-
-    def words(self, count: int) -> Words:
-        if count == 1:
-            self.extended += 1
-            return self._extensions.integers(0, 2**64, 1, dtype=np.uint64)
-        return self._bulk.pop(0) if self._bulk else self._stream.integers(0, 2**64, count, dtype=np.uint64)
-
-
-def candidate(scale: int, u: int, acceptance: int, v: int, seed: int = 0) -> tuple[list[int], int]:
-    """Outcome of one candidate and the number of words it was extended by."""
-    source = Scripted(seed, [u, acceptance, v])
-    return sampler._candidates(scale, 1, source, GUARD).tolist(), source.extended
-
-
-@pytest.mark.parametrize("scale", [1, 2, 7, 2**20 + 1, 2**50 - 3])
-def test_the_exact_path_and_the_fast_path_give_the_same_integers(scale: int) -> None:
-    # a guard of 2 sends every candidate through interval arithmetic
-    fast = discrete_laplace(scale, 150, Scripted(5))
-    exact = discrete_laplace(scale, 150, Scripted(5), guard=2.0)
-    assert np.array_equal(fast, exact)
-
-
-def test_the_float_errors_stay_far_inside_the_guard() -> None:
-    # the proof allows 2^-45 for everything; the exponential is the only library function in it
-    x = np.linspace(0, 1, 20_001)
-    with mpmath.workdps(40):
-        error = max(abs(mpmath.exp(-mpmath.mpf(float(v))) - mpmath.mpf(float(np.exp(-v)))) for v in x)
-    assert error < GUARD / 2**8
-
-
-def test_the_thresholds_are_the_law_of_the_geometric_part() -> None:
-    with mpmath.workdps(60):
-        expected = [int(mpmath.floor(2**64 * mpmath.exp(-k))) for k in range(45, 0, -1)]
-    assert sampler._thresholds().tolist() == expected
-    assert expected[0] == 0
-    # a candidate whose word is just below, or just above, a threshold needs no further bit
-    for k in (1, 2, 10):
-        assert candidate(9, 0, 0, expected[-k] - 1) == ([9 * k], 0)
-        assert candidate(9, 0, 0, expected[-k] + 1)[0] == ([9 * (k - 1)] if k > 1 else [0])
-
-
-@pytest.mark.parametrize("k", [1, 2, 5])
-def test_a_word_on_a_threshold_of_the_geometric_part_is_extended(k: int) -> None:
-    threshold = int(sampler._thresholds()[-k])
-    outcomes = set()
-    for seed in range(60):
-        values, extended = candidate(1000, 0, 0, threshold, seed)
-        assert extended >= 1
-        outcomes.add(values[0] // 1000)
-    # the fractions of these thresholds are .18, .68 and .56, so that 60 further words fall on both sides
-    assert outcomes == {k - 1, k}
-
-
-def test_a_geometric_part_beyond_the_table_is_found_by_further_bits() -> None:
-    # 64 bits of U are 0: U is uniform below 2^-64 = exp(-44.36), so v is at least 44
-    outcomes = {candidate(10, 0, 0, 0, seed)[0][0] // 10 for seed in range(8)}
-    assert min(outcomes) == 44
-    assert max(outcomes) > 44
-
-
-def test_an_acceptance_inside_the_guard_is_decided_by_further_bits() -> None:
-    # a u for which the threshold exp(-u/t) cuts the cell of 63 known bits near its middle
-    scale = 1000
-    with mpmath.workdps(60):
-        for u in range(300, 700):
-            scaled = 2**63 * mpmath.exp(-mpmath.mpf(u) / scale)
-            if 0.4 < scaled - mpmath.floor(scaled) < 0.6:
-                break
-        cell = int(mpmath.floor(scaled))
-    draws = [candidate(scale, u, cell << 1, 2**64 - 1, seed) for seed in range(60)]
-    assert all(extended >= 1 for _, extended in draws)
-    # the cell is accepted with a probability between .4 and .6: all or none of 60 has probability below 1e-13
-    assert 0 < sum(values == [u] for values, _ in draws) < 60
-    # inside the guard but in the next cell, no further bit is needed, and the answer is exact
-    assert candidate(scale, u, (cell - 1) << 1, 2**64 - 1) == ([u], 0)
-    assert candidate(scale, u, (cell + 1) << 1, 2**64 - 1) == ([], 0)
-
-
-def test_words_above_the_largest_multiple_of_the_scale_and_minus_zero_are_rejected() -> None:
-    scale = 3 * 2**48
-    limit = 2**64 - 2**64 % scale
-    high = 2**64 - 1  # v = 0
-    assert candidate(scale, limit - 1, 0, high) == ([scale - 1], 0)
-    assert candidate(scale, limit, 0, high) == ([], 0)
-    assert candidate(scale, 0, 0, high)[0] == [0]
-    assert candidate(scale, 0, 1, high)[0] == []
-    assert candidate(scale, 5, 1, high)[0] == [-5]
-    # u = 0 is accepted whatever U is, although U rounds to 1
-    assert candidate(scale, 0, 2**64 - 2, high)[0] == [0]
 
 
 def fits(draws: npt.NDArray[np.int64], scale: float) -> bool:
@@ -139,7 +38,7 @@ def fits(draws: npt.NDArray[np.int64], scale: float) -> bool:
 
 
 @pytest.mark.parametrize("scale", [1, 2, 3, 10])
-def test_small_scales_have_the_exact_law_and_its_twin_fails(scale: int) -> None:
+def test_small_scales_are_discrete_laplace_and_the_twin_fails(scale: int) -> None:
     draws = discrete_laplace(scale, 400_000, SYSTEM)
     assert fits(draws, scale)
     assert not fits(draws, scale / 0.95)  # 5 % too little noise, told apart with probability 1 - 1e-9
@@ -152,14 +51,6 @@ def test_large_scales_are_laplace_and_their_low_bits_uniform() -> None:
     assert stats.kstest(0.95 * draws / scale, "laplace").pvalue < FALSE_ALARM
     low = np.bincount((draws & 255).astype(np.intp), minlength=256)
     assert stats.chisquare(low).pvalue > FALSE_ALARM
-
-
-def test_scale_and_guard_outside_the_proof_are_refused() -> None:
-    for scale in (0, -1, MAX_SCALE + 1):
-        with pytest.raises(ValueError, match="scale"):
-            discrete_laplace(scale, 1, SYSTEM)
-    with pytest.raises(ValueError, match="guard"):
-        discrete_laplace(1, 1, SYSTEM, guard=GUARD / 2)
 
 
 def norm(v: npt.NDArray[np.int64], w: npt.NDArray[np.int64]) -> int:

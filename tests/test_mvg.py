@@ -238,7 +238,8 @@ def test_draws_are_rounded_symmetric_and_fresh() -> None:
     ("name", "options", "said"),
     [
         ("mvg", {}, "rows"),
-        ("mvg", {"rows": 0}, "at least 1"),
+        ("mvg", {"rows": 0}, "between 1 and"),
+        ("mvg", {"rows": 10**200}, "between 1 and"),
         ("mvg-psd", {"rows": 9, "allocation": "binary", "share": 0.0}, "strictly between 0 and 1"),
         ("mvg-psd", {"rows": 9, "allocation": "binary", "share": 1.0}, "strictly between 0 and 1"),
         ("mvg", {"rows": 9, "allocation": "binary", "informative": 3}, "informative"),

@@ -5,41 +5,23 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-import mpmath
 import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy import stats
+from scripted import Scripted
 
 from dpdist.noise import products
-from dpdist.noise.entropy import SYSTEM, Words
+from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import normals
-from dpdist.noise.lattice import GUARD, ExactNormals, exact_normals
 from dpdist.noise.products import rounded_wishart
+from dpdist.noise.reals import Reals, exact_normals
 from dpdist.triangle import Triangle, diagonal_positions, packed, unpacked
 
 FALSE_ALARM = 1e-6
 """Probability with which each statistical test fails on correct code."""
 LONG = 256
 """Bits after which the reference is certain: what they leave open is below 2^-180."""
-
-
-class Replayed:
-    """Gives bulk words from one stream and single words (further bits) from another."""
-
-    def __init__(self, seed: int, first: Words | None = None) -> None:
-        self._streams = [np.random.default_rng([seed, kind]) for kind in (0, 1)]
-        self._first = first
-        self.single: list[int] = []
-
-    def words(self, count: int) -> Words:
-        drawn = self._streams[count == 1].integers(0, 2**64, count, dtype=np.uint64)
-        if count == 1:
-            self.single.append(int(drawn[0]))
-        elif self._first is not None:
-            start, self._first = self._first, None
-            drawn.reshape(3, -1)[:, 0] = start
-        return drawn
 
 
 class Counted:
@@ -55,7 +37,7 @@ class Counted:
         return self._entry(*arguments)
 
 
-def reference(z: ExactNormals, size: int, columns: int, scale: int) -> Triangle:
+def reference(z: Reals, size: int, columns: int, scale: int) -> Triangle:
     """``rnd(scale Z Z^T)`` of the same normals from 256 fractional bits, in Python integers."""
     rows = [z.truncated(i * columns, (i + 1) * columns, LONG) for i in range(size)]
     out = np.empty((size, size), dtype=np.int64)
@@ -83,8 +65,8 @@ SHAPES = [
 @pytest.mark.parametrize(("size", "columns", "scale"), SHAPES)
 @pytest.mark.parametrize("limbs", [None, 1, 2, 3])
 def test_every_entry_is_that_of_a_slow_exact_reference(size: int, columns: int, scale: int, limbs: int | None) -> None:
-    drawn = rounded_wishart(size, columns, scale, Replayed(size + columns), limbs=limbs)
-    z = exact_normals(size * columns, Replayed(size + columns))
+    drawn = rounded_wishart(size, columns, scale, Scripted(size + columns), limbs=limbs)
+    z = exact_normals(size * columns, Scripted(size + columns))
     assert np.array_equal(drawn, reference(z, size, columns, scale))
 
 
@@ -96,7 +78,7 @@ def test_fewer_limbs_send_more_entries_down_the_exact_path_and_change_no_value(
     taken, drawn = [], []
     for limbs in (1, 2, 3, 4):
         counted.calls = 0
-        drawn.append(rounded_wishart(size, columns, scale, Replayed(3), limbs=limbs))
+        drawn.append(rounded_wishart(size, columns, scale, Scripted(3), limbs=limbs))
         taken.append(counted.calls)
     assert all(np.array_equal(drawn[0], other) for other in drawn)
     # one limb decides nothing; with two, E is a few hundredths and so is the share of open entries; then none remain
@@ -110,23 +92,23 @@ def test_bits_that_128_do_not_decide_are_drawn_and_stay() -> None:
     extended = 0
     size, columns, scale = 4, 100, 2**50
     for seed in range(60):
-        entropy = Replayed(seed)
+        entropy = Scripted(seed)
         long = exact_normals(size * columns, entropy)
-        short = ExactNormals(long.negative, long.whole, long.fraction[:1], entropy)
+        short = Reals(long.negative, long.whole, long.fraction[:1], entropy)
         drawn = products._rounded_gram(short, size, columns, scale, 1)
-        extended += len(entropy.single)
+        extended += len(entropy.singles)
         # the reference goes on from the bits that were drawn on the way
         assert np.array_equal(drawn, reference(short, size, columns, scale))
     # each of 600 entries is open at 64 bits with a probability of about 4 %
     assert extended > 0
 
 
-def _alike(columns: int, whole: int, places: range) -> ExactNormals:
+def _alike(columns: int, whole: int, places: range) -> Reals:
     """Two rows of equal entries, one positive, one negative, with ones at these places of the fraction."""
     fraction = sum(1 << (127 - place) for place in places)
     words = np.array([[fraction >> 64], [fraction & (2**64 - 1)]], dtype=np.uint64)
     negative = np.repeat([False, True], columns)
-    return ExactNormals(negative, np.full(2 * columns, whole), np.repeat(words, 2 * columns, axis=1), Replayed(0))
+    return Reals(negative, np.full(2 * columns, whole), np.repeat(words, 2 * columns, axis=1), Scripted(0))
 
 
 @pytest.mark.parametrize("largest", [True, False])
@@ -166,55 +148,6 @@ def test_the_limbs_chosen_are_the_least_that_leave_few_entries_open() -> None:
     assert cut.width == 22
     assert [cut.least(784, 2**power, 128) for power in (8, 32, 46)] == [2, 3, 4]
     assert cut.least(784, 2**46, 64) == 2  # the third limb would need more than 64 bits
-
-
-def test_draws_decided_by_the_exact_path_are_the_same_numbers() -> None:
-    fast, exact = (exact_normals(80, Replayed(4), guard=guard) for guard in (GUARD, 2.0))
-    assert np.array_equal(fast.fraction, exact.fraction)
-    assert fast.truncated(0, 80, 128) == exact.truncated(0, 80, 128)
-    assert fast.truncated(0, 80, 64) == [(-1 if v < 0 else 1) * (abs(v) >> 64) for v in fast.truncated(0, 80, 128)]
-    with pytest.raises(ValueError, match="guard"):
-        exact_normals(1, SYSTEM, guard=GUARD / 2)
-
-
-def test_bits_that_an_acceptance_looked_at_are_kept() -> None:
-    # k = 0 and an x near 1/2 for which the threshold cuts the cell of v near its middle, whatever follows in x
-    with mpmath.workdps(60):
-        for x in range(2**63, 2**63 + 100):
-            scaled = 2**64 * mpmath.exp(-((mpmath.mpf(x) / 2**64) ** 2) / 2)
-            if 0.7 < scaled - mpmath.floor(scaled) < 0.8:
-                break
-        v = int(mpmath.floor(scaled))
-    accepted = 0
-    for seed in range(60):
-        entropy = Replayed(seed, np.array([0, x, v], dtype=np.uint64))
-        z = exact_normals(5, entropy)
-        assert len(entropy.single) >= 2
-        if int(z.fraction[0, 0]) == x:
-            accepted += 1
-            assert int(z.fraction[1, 0]) == entropy.single[0]
-            assert z.truncated(0, 1, 128) == [(x << 64) + entropy.single[0]]
-    assert 0 < accepted < 60  # accepted with a probability between .26 and .8
-
-
-def test_further_bits_are_drawn_once() -> None:
-    entropy = Replayed(1)
-    z = exact_normals(20, entropy)
-    first = z.truncated(0, 20, 320)
-    assert len(entropy.single) == 60
-    assert z.truncated(0, 20, 320) == first
-    assert [abs(v) >> 192 for v in first] == [abs(v) for v in z.truncated(0, 20, 128)]
-    assert len(entropy.single) == 60
-
-
-def test_the_normals_are_normal_and_their_low_words_uniform() -> None:
-    z = exact_normals(200_000, SYSTEM)
-    magnitude = z.whole + z.fraction[0].astype(np.float64) * 2.0**-64
-    sample = np.where(z.negative, -magnitude, magnitude)
-    assert stats.kstest(sample, "norm").pvalue > FALSE_ALARM
-    assert stats.kstest(1.05 * sample, "norm").pvalue < FALSE_ALARM
-    counts = np.bincount((z.fraction[1] >> np.uint64(56)).astype(np.intp), minlength=256)
-    assert stats.chisquare(counts).pvalue > FALSE_ALARM
 
 
 def _exponential_law(scale: float, reach: int) -> npt.NDArray[np.float64]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dask
 import numpy as np
 import numpy.typing as npt
 import pytest
-from distributed import LocalCluster
 
-from dpdist import cli, pipeline
+from dpdist import accounts, cli
 from dpdist.moment.gram import GramSum
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
@@ -25,24 +22,11 @@ ROWS = np.random.default_rng(5).normal(size=(400, 4)) * [8, 4, 1, 1]
 COMMON = ("--epsilon", "1", "--clip", "20")
 
 
-@pytest.fixture(scope="module")
-def scheduler() -> Iterator[str]:
-    settings = {"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False}
-    with (
-        dask.config.set(settings),
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, protocol="tcp://", host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-        ) as cluster,
-    ):  # fmt: skip
-        yield cluster.scheduler_address
-
-
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(dataset, "_TARGET_CHUNK", ROWS[:60].nbytes)  # several chunks
     np.save(tmp_path / "rows.npy", ROWS)
-    pipeline.ingest_rows(tmp_path / "rows.npy", tmp_path / "rows.zarr", budget=PrivacyLoss.parse("100000", "1e-3"))
+    accounts.ingest_rows(tmp_path / "rows.npy", tmp_path / "rows.zarr", budget=PrivacyLoss.parse("100000", "1e-3"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

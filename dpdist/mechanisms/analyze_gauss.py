@@ -40,17 +40,17 @@ from fractions import Fraction
 from typing import Any
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
+from dpdist.mechanisms.base import DeltaUse, IndependentEntries, Mechanism, Output, Statement
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import Entropy, Progress
-from dpdist.noise.lattice import MAX_SIGMA, rounded_normal
+from dpdist.noise.entropy import Entropy
+from dpdist.noise.lattice import MAX_SCALE, rounded_normal
 from dpdist.privacy.accounting import gaussian_delta
 from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, PrivacyLoss
-from dpdist.triangle import Triangle, diagonal_positions
+from dpdist.triangle import Band, Triangle
 
 
 @dataclass(frozen=True)
-class CalibratedPublished(Additive):
+class CalibratedPublished(IndependentEntries):
     """Independent rounded normals of two fixed integer scales (see the module for the laws)."""
 
     size: int
@@ -70,10 +70,10 @@ class CalibratedPublished(Additive):
             "variance_off_diagonal": float(self.sigma_off_diagonal) ** 2,
         }
 
-    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
-        """Draw E once; packed triangle, int64."""
-        out = rounded_normal(self.sigma_off_diagonal, self.size * (self.size + 1) // 2, entropy)
-        out[diagonal_positions(self.size)] = rounded_normal(self.sigma_diagonal, self.size, entropy)
+    def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
+        """Draw some rows of E once; packed, int64."""
+        out = rounded_normal(self.sigma_off_diagonal, band.entries, entropy)
+        out[band.diagonal] = rounded_normal(self.sigma_diagonal, band.height, entropy)
         return out
 
 
@@ -143,7 +143,7 @@ class PublishedGaussian:
             If the noise would exceed 2^50 lattice units, or the published scale is not defined.
         """
         s = math.ceil(query.bound * self.scale(query.size, loss))
-        if s > MAX_SIGMA:
+        if s > MAX_SCALE:
             raise UsageError(
                 f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units the noise exceeds "
                 "2^50 units: take fewer grid bits (--grid-bits) or a larger epsilon."

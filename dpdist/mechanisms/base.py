@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from dpdist.errors import UsageError
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy, Progress
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, PrivacyLoss
-from dpdist.triangle import Triangle
+from dpdist.triangle import Band, Triangle
 
 Matrix = npt.NDArray[np.float64]
 Answer = Triangle | Matrix
@@ -143,6 +143,8 @@ class Statement:
         Public parameters of its own.
     replacement
         What to take instead where the claim is not proved; empty where it is.
+    units
+        Whether the proof covers neighbours that differ in several rows, all those of one privacy unit.
     """
 
     name: str
@@ -158,6 +160,7 @@ class Statement:
     delta: DeltaUse
     options: tuple[Option, ...] = ()
     replacement: str = ""
+    units: bool = False
 
     def filled(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return a value for every option, checked.
@@ -216,6 +219,14 @@ class ExactMoment(Protocol):
         ...
 
 
+class BandedMoment(ExactMoment, Protocol):
+    """An exact second moment as the trusted node holds it: it may also be asked for band by band. Private."""
+
+    def bands(self) -> Iterator[tuple[Band, Triangle]]:
+        """Yield the packed integers of each band, from the first row to the last."""
+        ...
+
+
 class Calibrated(Protocol):
     """A mechanism fixed for one query, one privacy loss and its options."""
 
@@ -243,6 +254,17 @@ class Calibrated(Protocol):
         ...
 
 
+class ClaimsWhatIsProved:
+    """The part of a calibrated mechanism that is the same wherever the claim is the proof."""
+
+    guarantee: Guarantee
+
+    @property
+    def claim(self) -> PrivacyLoss:
+        """What is proved."""
+        return self.guarantee.loss
+
+
 class Additive(ABC):
     """The part of a calibrated mechanism that is the same for all additive ones."""
 
@@ -253,6 +275,30 @@ class Additive(ABC):
     def answer(self, moment: ExactMoment, entropy: Entropy, progress: Progress | None = None) -> Answer:
         """Return the moment plus one draw."""
         return moment.triangle() + self.draw(entropy, progress)
+
+
+class IndependentEntries(Additive):
+    """The part of an additive mechanism whose noise has independent entries: it can be drawn band by band.
+
+    Bands of one moment get independent draws of their entries, each entry once, so together they have the law of one
+    draw of the triangle: nothing of the proof is about how many calls made them.
+    """
+
+    size: int
+
+    @abstractmethod
+    def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
+        """Draw the noise of some rows of the triangle once, packed, int64 in lattice units."""
+
+    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
+        """Draw E once; packed triangle, int64."""
+        return self.draw_band(Band.whole(self.size), entropy)
+
+    def answer_band(self, band: Band, exact: Triangle, entropy: Entropy) -> Triangle:
+        """Return a band of the moment plus its noise, drawn once."""
+        noisy = self.draw_band(band, entropy)
+        noisy += exact
+        return noisy
 
 
 class Mechanism(Protocol):

@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
+from dpdist.mechanisms.base import DeltaUse, IndependentEntries, Mechanism, Output, Statement
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import Entropy, Progress
+from dpdist.noise.entropy import Entropy
 from dpdist.privacy.guarantee import Arithmetic, PrivacyLoss
-from dpdist.triangle import Triangle
+from dpdist.triangle import Band, Triangle
 
 
 @dataclass(frozen=True)
-class CalibratedNone(Additive):
+class CalibratedNone(IndependentEntries):
     """No noise."""
 
-    entries: int
+    size: int
     guarantee: None = None
     claim: None = None
 
@@ -32,9 +32,9 @@ class CalibratedNone(Additive):
         """Law and variances: zero."""
         return {"law": "none", "variance_diagonal": 0.0, "variance_off_diagonal": 0.0}
 
-    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
-        """Return zeros; packed triangle, int64."""
-        return np.zeros(self.entries, dtype=np.int64)
+    def draw_band(self, band: Band, entropy: Entropy) -> Triangle:  # noqa: ARG002 - there is nothing to draw
+        """Return zeros; packed, int64."""
+        return np.zeros(band.entries, dtype=np.int64)
 
 
 class NoPrivacy:
@@ -52,7 +52,7 @@ class NoPrivacy:
         cost="nothing",
         reference="the non-private baseline of every paper",
         delta=DeltaUse.NONE,
-        replacement="gaussian",
+        replacement="two-sided-wishart",
     )
 
     def calibrate(
@@ -62,7 +62,7 @@ class NoPrivacy:
         options: Mapping[str, Any],  # noqa: ARG002 - it has none
     ) -> CalibratedNone:
         """Return the exact answer, whatever the loss."""
-        return CalibratedNone(query.entries)
+        return CalibratedNone(query.size)
 
 
 MECHANISMS: tuple[Mechanism, ...] = (NoPrivacy(),)

@@ -36,6 +36,7 @@ from dpdist.errors import UsageError
 from dpdist.mechanisms.base import (
     COMPONENTS,
     Answer,
+    ClaimsWhatIsProved,
     DeltaUse,
     ExactMoment,
     Matrix,
@@ -62,7 +63,7 @@ def laplace(scale: float, count: int, entropy: Entropy) -> Matrix:
 
 
 @dataclass(frozen=True)
-class CalibratedEigenpairs:
+class CalibratedEigenpairs(ClaimsWhatIsProved):
     """Fixed concentration of the vectors and scale of the values (see the module for the laws).
 
     ``deflated`` says whether a pair is drawn from what the pairs before it leave of the moment (`kapralov-talwar`), or
@@ -74,11 +75,6 @@ class CalibratedEigenpairs:
     scale: float
     deflated: bool
     guarantee: Guarantee
-
-    @property
-    def claim(self) -> PrivacyLoss:
-        """What is proved."""
-        return self.guarantee.loss
 
     @property
     def noise(self) -> dict[str, Any]:

@@ -46,6 +46,7 @@ from dpdist.errors import UsageError
 from dpdist.mechanisms.base import (
     COMPONENTS,
     Answer,
+    ClaimsWhatIsProved,
     DeltaUse,
     ExactMoment,
     Kind,
@@ -72,17 +73,12 @@ def successive_concentration(query: LatticeQuery, count: int, epsilon: float) ->
 
 
 @dataclass(frozen=True)
-class CalibratedBingham:
+class CalibratedBingham(ClaimsWhatIsProved):
     """Successive exact Bingham vectors of fixed concentration (see the module for the law)."""
 
     count: int
     concentration: float
     guarantee: Guarantee
-
-    @property
-    def claim(self) -> PrivacyLoss:
-        """What is proved."""
-        return self.guarantee.loss
 
     @property
     def noise(self) -> dict[str, Any]:

@@ -27,28 +27,23 @@ from fractions import Fraction
 from typing import Any
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
+from dpdist.mechanisms.base import ClaimsWhatIsProved, DeltaUse, IndependentEntries, Mechanism, Output, Statement
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import Entropy, Progress
-from dpdist.noise.lattice import MAX_SIGMA, rounded_normal
+from dpdist.noise.entropy import Entropy
+from dpdist.noise.lattice import MAX_SCALE, rounded_normal
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
-from dpdist.triangle import Triangle, diagonal_positions
+from dpdist.triangle import Band, Triangle
 
 
 @dataclass(frozen=True)
-class CalibratedGaussian(Additive):
+class CalibratedGaussian(ClaimsWhatIsProved, IndependentEntries):
     """Symmetric rounded Gaussian noise of fixed integer scales (see the module for the law)."""
 
     size: int
     sigma_diagonal: int
     sigma_off_diagonal: int
     guarantee: Guarantee
-
-    @property
-    def claim(self) -> PrivacyLoss:
-        """What is proved."""
-        return self.guarantee.loss
 
     @property
     def noise(self) -> dict[str, Any]:
@@ -61,12 +56,10 @@ class CalibratedGaussian(Additive):
             "variance_off_diagonal": float(self.sigma_off_diagonal) ** 2,
         }
 
-    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
-        """Draw E once; packed triangle, int64."""
-        entries = self.size * (self.size + 1) // 2
-        diagonal = diagonal_positions(self.size)
-        out = rounded_normal(self.sigma_off_diagonal, entries, entropy)
-        out[diagonal] = rounded_normal(self.sigma_diagonal, self.size, entropy)
+    def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
+        """Draw some rows of E once; packed, int64."""
+        out = rounded_normal(self.sigma_off_diagonal, band.entries, entropy)
+        out[band.diagonal] = rounded_normal(self.sigma_diagonal, band.height, entropy)
         return out
 
 
@@ -85,6 +78,7 @@ class Gaussian:
         cost="d(d+1)/2 normals",
         reference="Balle & Wang 2018; metric of Dwork, Talwar, Thakurta & Zhang 2014, symmetric part",
         delta=DeltaUse.REQUIRED,
+        units=True,
     )
 
     def calibrate(
@@ -105,7 +99,7 @@ class Gaussian:
         square = query.frobenius_squared * Fraction(gaussian_sigma(loss)) ** 2
         s = math.isqrt(math.ceil(square) - 1) + 1
         t = math.isqrt((s * s + 1) // 2 - 1) + 1
-        if s > MAX_SIGMA:
+        if s > MAX_SCALE:
             raise UsageError(
                 f"At {loss} and a norm bound of {query.bound} lattice units the noise exceeds 2^50 units: "
                 "take fewer grid bits (--grid-bits) or a larger epsilon."

@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
+from dpdist.mechanisms.base import Additive, ClaimsWhatIsProved, DeltaUse, Mechanism, Output, Statement
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import gammas, haar, normals
@@ -65,17 +65,12 @@ def _nuclear_variances(size: int) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class _Calibrated(Additive):
+class _Calibrated(ClaimsWhatIsProved, Additive):
     """What the two have in common: noise of a fixed integer scale (see the module for the laws)."""
 
     size: int
     scale: int
     guarantee: Guarantee
-
-    @property
-    def claim(self) -> PrivacyLoss:
-        """What is proved."""
-        return self.guarantee.loss
 
     def _described(self, law: str, on: float, off: float) -> dict[str, Any]:
         """Describe the noise, given its variances on and off the diagonal for k = 1."""

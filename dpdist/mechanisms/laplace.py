@@ -23,7 +23,7 @@ Both are rounded down to integers: the norm of an integer matrix is an integer.
 algorithm 1 of Jiang, Xie & Zhang (2016), ``t = ceil(2 d S / epsilon)``: ``2 d S`` exceeds Delta_1 under both relations,
 so its claim holds, with 2.8 times (replace-one) or 4 times (add-remove) the noise it needs at large d.
 
-**Arithmetic.** The noise has its law exactly (:mod:`dpdist.noise.discrete_laplace`) and the moment is an integer
+**Arithmetic.** The noise has its law exactly (:mod:`dpdist.noise.lattice`) and the moment is an integer
 matrix: nothing is idealised.
 """
 
@@ -35,26 +35,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
+from dpdist.mechanisms.base import ClaimsWhatIsProved, DeltaUse, IndependentEntries, Mechanism, Output, Statement
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.discrete_laplace import MAX_SCALE, discrete_laplace
-from dpdist.noise.entropy import Entropy, Progress
+from dpdist.noise.entropy import Entropy
+from dpdist.noise.lattice import MAX_SCALE, discrete_laplace
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
-from dpdist.triangle import Triangle
+from dpdist.triangle import Band, Triangle
 
 
 @dataclass(frozen=True)
-class CalibratedLaplace(Additive):
+class CalibratedLaplace(ClaimsWhatIsProved, IndependentEntries):
     """Discrete Laplace noise of one integer scale on every entry of the triangle (see the module for the law)."""
 
-    entries: int
+    size: int
     scale: int
     guarantee: Guarantee
-
-    @property
-    def claim(self) -> PrivacyLoss:
-        """What is proved."""
-        return self.guarantee.loss
 
     @property
     def noise(self) -> dict[str, Any]:
@@ -67,9 +62,9 @@ class CalibratedLaplace(Additive):
             "variance_off_diagonal": variance,
         }
 
-    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
-        """Draw E once; packed triangle, int64."""
-        return discrete_laplace(self.scale, self.entries, entropy)
+    def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
+        """Draw some rows of E once; packed, int64."""
+        return discrete_laplace(self.scale, band.entries, entropy)
 
 
 def _calibrated(query: LatticeQuery, loss: PrivacyLoss, sensitivity: int) -> CalibratedLaplace:
@@ -95,7 +90,7 @@ def _calibrated(query: LatticeQuery, loss: PrivacyLoss, sensitivity: int) -> Cal
         arithmetic=Arithmetic.INTEGER_EXACT,
         proof="dpdist.mechanisms.laplace",
     )
-    return CalibratedLaplace(query.entries, scale, guarantee)
+    return CalibratedLaplace(query.size, scale, guarantee)
 
 
 class Laplace:

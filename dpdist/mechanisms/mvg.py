@@ -195,8 +195,8 @@ class Published:
         UsageError
             If the options make no sense for this query, or the noise leaves the lattice.
         """
-        if options["rows"] < 1:
-            raise UsageError("The bound on the number of rows must be at least 1 (--option rows).")
+        if not 1 <= options["rows"] <= 1 << 62:
+            raise UsageError("The bound on the number of rows must be between 1 and 2^62 (--option rows).")
         phi = published_norm(query, loss, options["rows"], two_sided=self._two_sided)
         directions = orthonormal(options["directions"], query.size)
         if self._two_sided:

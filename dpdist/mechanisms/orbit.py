@@ -50,6 +50,7 @@ import numpy as np
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import (
     COMPONENTS,
+    ClaimsWhatIsProved,
     DeltaUse,
     ExactMoment,
     Kind,
@@ -121,7 +122,7 @@ def _proved(query: LatticeQuery, loss: PrivacyLoss, *, bounded_range: bool) -> G
 
 
 @dataclass(frozen=True)
-class CalibratedOrbit:
+class CalibratedOrbit(ClaimsWhatIsProved):
     """Algorithm 1 for one public spectrum.
 
     Parameters
@@ -142,11 +143,6 @@ class CalibratedOrbit:
     guarantee: Guarantee
 
     @property
-    def claim(self) -> PrivacyLoss:
-        """What is proved."""
-        return self.guarantee.loss
-
-    @property
     def noise(self) -> dict[str, Any]:
         """Law, spectrum in units of C², and alpha per lattice unit of A (0 for a constant spectrum)."""
         spread = self.spectrum[0] - self.spectrum[-1]
@@ -163,7 +159,7 @@ class CalibratedOrbit:
 
 
 @dataclass(frozen=True)
-class CalibratedLowRankOrbit:
+class CalibratedLowRankOrbit(ClaimsWhatIsProved):
     """Algorithm 2 for one rank.
 
     Parameters
@@ -182,11 +178,6 @@ class CalibratedLowRankOrbit:
     scale: float
     rate: float
     guarantee: Guarantee
-
-    @property
-    def claim(self) -> PrivacyLoss:
-        """What is proved."""
-        return self.guarantee.loss
 
     @property
     def noise(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpdist.errors import UsageError
+from dpdist.errors import RefusedError, UsageError
 from dpdist.mechanisms import (
     analyze_gauss,
     baseline,
@@ -66,8 +66,16 @@ def calibrated(
     ------
     UsageError
         If there is no such mechanism, delta or an option does not belong to it, or the noise leaves the lattice.
+    RefusedError
+        If neighbours may differ in several rows and nothing is proved of that.
     """
     mechanism = mechanism_named(name)
+    if query.rows > 1 and not mechanism.statement.units:
+        proved = [known for known, other in MECHANISMS.items() if other.statement.units]
+        raise RefusedError(
+            f"Somebody may own up to {query.rows} rows of this table, and of {name} nothing is proved for several rows "
+            f"that change at once. Take {' or '.join(proved)} (--mechanism)."
+        )
     mechanism.statement.require_delta_use(loss)
     return mechanism.calibrate(query, loss, mechanism.statement.filled(options or {}))
 

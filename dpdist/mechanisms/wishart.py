@@ -23,10 +23,11 @@ over all W that round to r, the probability function p of R obeys ``p(r + D) >= 
 So ``|log g(E + D) - log g(E)| <= tr D / 2k`` (or both are 0). Take D = v v^T, then D = w w^T from E + v v^T - w w^T,
 and add the two bounds. ∎ The positive and the negative part of an integer matrix are in general not integer, so the
 lattice argument is made for the two rows themselves: replacing w by v changes the moment by ``v v^T - w w^T``, adding v
-by ``v v^T``, with integer v, w and ``|v|², |w|² <= S``. The bound, 2 S / 2k and S / 2k, is the nuclear sensitivity of
-:mod:`dpdist.mechanisms.sensitivity` over 2k, no worse than for real matrices (where the same proof, with the density of
-W1 - W2 and any D split into its parts, gives ``|D|_* / 2k``). So ``k = Delta_* / (2 epsilon)`` gives epsilon; k is
-rounded up to an integer, which only lowers it.
+by ``v v^T``, with integer v, w and ``|v|², |w|² <= S``. (With several rows of one unit D is the sum of their
+``v v^T``, still a positive semidefinite integer matrix, of trace at most M S.) The bound, 2 S / 2k and S / 2k, is the
+nuclear sensitivity of :mod:`dpdist.mechanisms.sensitivity` over 2k, no worse than for real matrices (where the same
+proof, with the density of W1 - W2 and any D split into its parts, gives ``|D|_* / 2k``). So ``k = Delta_* / (2
+epsilon)`` gives epsilon; k is rounded up to an integer, which only lowers it.
 
 **Moments.** Mean 0; ``Var E_ij = 2 (d+1) k²`` off and ``4 (d+1) k²`` on the diagonal; rounding adds about 1/6.
 
@@ -42,7 +43,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import Additive, DeltaUse, Kind, Matrix, Mechanism, Option, Output, Statement
+from dpdist.mechanisms.base import (
+    Additive,
+    ClaimsWhatIsProved,
+    DeltaUse,
+    Kind,
+    Matrix,
+    Mechanism,
+    Option,
+    Output,
+    Statement,
+)
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import normals
@@ -63,17 +74,12 @@ _MAX_SPREAD = 2**56
 
 
 @dataclass(frozen=True)
-class CalibratedTwoSidedWishart(Additive):
+class CalibratedTwoSidedWishart(ClaimsWhatIsProved, Additive):
     """The difference of two Wishart matrices of fixed integer scale (see the module for the law)."""
 
     size: int
     scale: int
     guarantee: Guarantee
-
-    @property
-    def claim(self) -> PrivacyLoss:
-        """What is proved."""
-        return self.guarantee.loss
 
     @property
     def noise(self) -> dict[str, Any]:
@@ -120,6 +126,7 @@ class TwoSidedWishart:
         reference="theorem in dpdist.mechanisms.wishart; repairs Imtiaz & Sarwate 2016 and Jiang et al. 2016",
         delta=DeltaUse.NONE,
         options=(ARITHMETIC,),
+        units=True,
     )
 
     def calibrate(
