@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,16 @@ class Server:
                 self.process.wait(PATIENCE)
             self.process = None
 
+    def crash(self) -> None:
+        """Kill it and all its processes, as a power cut does but for the disk."""
+        assert self.process is not None
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        for pid in (self.process.pid, *map(int, children)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(PATIENCE)
+        self.process = None
+
 
 def identity() -> Mapping[str, Any]:
     """Return as whom to run it: the server refuses to be root."""
@@ -96,9 +106,9 @@ def identity() -> Mapping[str, Any]:
 
 
 @contextmanager
-def running(folder_of_programs: Path) -> Iterator[Server]:
-    """Make a cluster of databases and run its server."""
-    with tempfile.TemporaryDirectory(prefix="dpdist-pg-", ignore_cleanup_errors=True) as name:
+def running(folder_of_programs: Path, parent: Path | None = None) -> Iterator[Server]:
+    """Make a cluster of databases, in a folder that others may enter, and run its server."""
+    with tempfile.TemporaryDirectory(prefix="dpdist-pg-", dir=parent, ignore_cleanup_errors=True) as name:
         folder, who = Path(name), identity()
         if who:
             os.chown(folder, who["user"], who["group"])
@@ -108,7 +118,7 @@ def running(folder_of_programs: Path) -> Iterator[Server]:
         subprocess.run(
             [
                 folder_of_programs / "initdb", "-D", folder / "data", "-U", "dpdist", "--auth=scram-sha-256",
-                f"--pwfile={secret}", "--encoding=UTF8", "--no-locale", "--no-sync",
+                f"--pwfile={secret}", "--encoding=UTF8", "--no-locale", "--no-sync", "--wal-segsize=1",
             ],
             check=True,
             stdout=subprocess.DEVNULL,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import tarfile
@@ -11,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from releases import archive_of, assemble
 
 from dpdist.errors import DataError
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.release.artefact import Release, archived, assemble, open_release, publish
+from dpdist.release.archive import publish
+from dpdist.release.artefact import Release, open_release
 from dpdist.rows.bounding import RowBound
 from dpdist.triangle import packed
 
@@ -53,7 +54,7 @@ def released(
 
 
 def files_of(release: Release) -> dict[str, bytes]:
-    with tarfile.open(fileobj=io.BytesIO(archived(release))) as tar:
+    with tarfile.open(fileobj=archive_of(release)) as tar:
         found = {member.name: tar.extractfile(member) for member in tar.getmembers()}
     return {name: file.read() for name, file in found.items() if file is not None}
 
@@ -108,8 +109,8 @@ def test_the_attributes_are_those_of_the_design_and_no_others() -> None:
     attributes = json.loads(files_of(released(PLAIN))["zarr.json"])["attributes"]["dpdist"]
     # a seed, a time, a hash of the data or a count of clipped rows must not slip in
     assert sorted(attributes) == [
-        "bound", "claim", "columns", "format", "guarantee", "ledger_head", "library", "mechanism", "n", "neighbours",
-        "noise", "release_id", "status",
+        "bound", "claim", "columns", "extents", "format", "guarantee", "ledger_head", "library", "mechanism", "n",
+        "neighbours", "noise", "release_id", "status", "unit",
     ]  # fmt: skip
     assert attributes["format"] == "dpdist-release/1"
     assert attributes["neighbours"] == "replace-one"
@@ -135,7 +136,7 @@ def test_a_plain_release_holds_no_sum_of_the_rows() -> None:
 )
 def test_a_published_release_reads_back_as_it_was(tmp_path: Path, bound: RowBound, neighbours: Neighbours) -> None:
     release = released(bound, neighbours, noise=12345)
-    publish(archived(release), tmp_path / "release.zarr")
+    publish(archive_of(release), tmp_path / "release.zarr")
     found = open_release(tmp_path / "release.zarr")
     assert found.lattice.tobytes() == release.lattice.tobytes()
     assert found.second_moment.tobytes() == release.second_moment.tobytes()
@@ -148,7 +149,7 @@ def test_a_published_release_reads_back_as_it_was(tmp_path: Path, bound: RowBoun
 
 def test_a_release_that_lost_its_chunks_is_not_read_as_zeros(tmp_path: Path) -> None:
     # Zarr reads a missing chunk as zeros, and a zero matrix agrees with a zero lattice
-    publish(archived(released(PRIVATE)), tmp_path / "release.zarr")
+    publish(archive_of(released(PRIVATE)), tmp_path / "release.zarr")
     for array in ("second_moment", "row_sum", "lattice"):
         shutil.rmtree(tmp_path / "release.zarr" / array / "c")
     with pytest.raises(DataError, match="damaged"):
@@ -156,7 +157,7 @@ def test_a_release_that_lost_its_chunks_is_not_read_as_zeros(tmp_path: Path) -> 
 
 
 def test_a_published_sum_of_the_rows_that_contradicts_the_lattice_is_refused(tmp_path: Path) -> None:
-    publish(archived(released(PRIVATE)), tmp_path / "release.zarr")
+    publish(archive_of(released(PRIVATE)), tmp_path / "release.zarr")
     shutil.rmtree(tmp_path / "release.zarr" / "row_sum")
     with pytest.raises(DataError, match="damaged"):
         open_release(tmp_path / "release.zarr")

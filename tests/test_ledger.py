@@ -16,10 +16,11 @@ import signal
 import sqlite3
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from postgres_server import Server
+from releases import content_of
 
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError, UsageError
 from dpdist.mechanisms.gaussian import Gaussian
@@ -64,7 +66,7 @@ def committed(ledger: Ledger, release_id: str, content: bytes) -> Ledger:
     reserve(ledger, release_id)
     fence = ledger.begin(release_id)
     assert fence is not None
-    assert ledger.commit(release_id, fence, content)
+    assert ledger.commit(release_id, fence, [content])
     return ledger
 
 
@@ -374,7 +376,7 @@ def test_a_committed_release_cannot_be_aborted(ledger: Ledger, place: Place) -> 
         assert not ledger.abort("a")
         assert ledger.head == head
         assert epsilon_spent(ledger) == 1
-        assert Ledger(place).read("a") == b"bytes"
+        assert content_of(Ledger(place), "a") == b"bytes"
         ledger.published("a")
 
 
@@ -383,10 +385,10 @@ def test_an_attempt_that_was_aborted_cannot_commit(ledger: Ledger, place: Place)
     fence = ledger.begin("a")
     assert fence is not None
     ledger.abort("a")
-    assert not ledger.commit("a", fence, b"late")
+    assert not ledger.commit("a", fence, [b"late"])
     # not even after somebody else reserved it again
     reserve(ledger, "a")
-    assert not ledger.commit("a", fence, b"later")
+    assert not ledger.commit("a", fence, [b"later"])
     assert blobs(place) == set()
 
 
@@ -410,24 +412,24 @@ def test_an_attempt_with_an_old_fence_cannot_commit(ledger: Ledger, place: Place
     reserve(ledger, "a")
     old, new = ledger.begin("a"), Ledger(place).begin("a")
     assert (old, new) == (1, 2)
-    assert not ledger.commit("a", 1, b"old draw")
+    assert not ledger.commit("a", 1, [b"old draw"])
     assert blobs(place) == set()
-    assert ledger.commit("a", 2, b"new draw")
-    assert not ledger.commit("a", 1, b"old draw")
-    assert not ledger.commit("a", 2, b"another draw of the winner")
+    assert ledger.commit("a", 2, [b"new draw"])
+    assert not ledger.commit("a", 1, [b"old draw"])
+    assert not ledger.commit("a", 2, [b"another draw of the winner"])
     assert len(blobs(place)) == 1
-    assert ledger.read("a") == b"new draw"
+    assert content_of(ledger, "a") == b"new draw"
 
 
 def test_nothing_commits_without_a_reservation_or_an_attempt(ledger: Ledger, place: Place) -> None:
     with pytest.raises(UsageError):
-        ledger.commit("a", 1, b"draw")
+        ledger.commit("a", 1, [b"draw"])
     reserve(ledger, "a")
-    assert not ledger.commit("a", 1, b"draw")
+    assert not ledger.commit("a", 1, [b"draw"])
     assert blobs(place) == set()
     with pytest.raises(DpdistError):
-        ledger.read("a")
-    for use in (ledger.begin, ledger.abort, ledger.read, ledger.published):
+        content_of(ledger, "a")
+    for use in (ledger.begin, ledger.abort, partial(content_of, ledger), ledger.published):
         with pytest.raises(UsageError):
             use("unknown")
 
@@ -437,23 +439,23 @@ def test_begin_deletes_the_drafts_of_dead_attempts_of_this_release_only(folder_l
     reserve(folder_ledger, "a")
     folder_ledger.begin("a")
     for name in ("a.1.dead", "a.1.beef", "a-b.1.other", "b.1.other"):
-        FolderStorage._write(folder / "blobs" / name, b"draft")
+        FolderStorage._write(folder / "blobs" / name, [b"draft"])
     folder_ledger.begin("a")
     left = {name for name in blobs(folder) if (folder / "blobs" / name).read_bytes() == b"draft"}
     assert left == {"a-b.1.other", "b.1.other"}
-    assert folder_ledger.read("a-b") == b"kept"
+    assert content_of(folder_ledger, "a-b") == b"kept"
 
 
 def test_abort_and_publication_delete_drafts_but_not_what_was_committed(folder_ledger: Ledger, folder: Path) -> None:
     reserve(folder_ledger, "a")
-    FolderStorage._write(folder / "blobs" / "a.1.dead", b"draft")
+    FolderStorage._write(folder / "blobs" / "a.1.dead", [b"draft"])
     folder_ledger.abort("a")
     assert blobs(folder) == set()
     committed(folder_ledger, "b", b"kept")
-    FolderStorage._write(folder / "blobs" / "b.1.dead", b"draft")
+    FolderStorage._write(folder / "blobs" / "b.1.dead", [b"draft"])
     folder_ledger.published("b")
     assert len(blobs(folder)) == 1
-    assert folder_ledger.read("b") == b"kept"
+    assert content_of(folder_ledger, "b") == b"kept"
 
 
 def test_a_draft_swept_by_an_attempt_that_then_died_cannot_be_committed(
@@ -470,8 +472,8 @@ def test_a_draft_swept_by_an_attempt_that_then_died_cannot_be_committed(
     def dies(*_: Any) -> None:
         raise DiedError
 
-    def swept(path: Path, content: bytes) -> None:
-        write(path, content)
+    def swept(path: Path, pieces: Iterable[bytes]) -> None:
+        write(path, pieces)
         with monkeypatch.context() as patch:
             patch.setattr(Transaction, "append", dies)
             with pytest.raises(DiedError):
@@ -479,14 +481,14 @@ def test_a_draft_swept_by_an_attempt_that_then_died_cannot_be_committed(
         assert not path.exists()
 
     monkeypatch.setattr(FolderStorage, "_write", staticmethod(swept))
-    assert not folder_ledger.commit("a", fence, b"draw")
+    assert not folder_ledger.commit("a", fence, [b"draw"])
     record = folder_ledger.record("a")
     assert record is not None
     assert (record.state, record.fence) == (State.RESERVED, fence)  # so the fence alone would have let it pass
     monkeypatch.undo()
     again = folder_ledger.begin("a")
     assert again is not None
-    assert folder_ledger.commit("a", again, b"second draw")
+    assert folder_ledger.commit("a", again, [b"second draw"])
     folder_ledger.verify()
 
 
@@ -495,7 +497,7 @@ def test_what_was_committed_is_read_back_bit_for_bit(ledger: Ledger, place: Plac
     committed(ledger, "a", content)
     assert ledger.begin("a") is None
     for state in (State.COMMITTED, State.PUBLISHED):
-        assert Ledger(place).read("a") == content
+        assert content_of(Ledger(place), "a") == content
         record = Ledger(place).record("a")
         assert record is not None
         assert record.state is state
@@ -539,7 +541,7 @@ def test_what_is_acknowledged_was_flushed_first(
     assert fence is not None
     monkeypatch.setattr(os, "fsync", seen)
     monkeypatch.setattr(Transaction, "append", appended)
-    assert folder_ledger.commit("a", fence, b"bytes")
+    assert folder_ledger.commit("a", fence, [b"bytes"])
     assert len(flushed) == 2
 
 
@@ -551,17 +553,18 @@ def test_a_disk_full_of_drafts_stops_the_commit_and_keeps_the_reservation(
     assert fence is not None
     write = FolderStorage._write
 
-    def full(path: Path, content: bytes) -> None:
-        write(path, content[: len(content) // 2])
+    def full(path: Path, pieces: Iterable[bytes]) -> None:
+        content = b"".join(pieces)
+        write(path, [content[: len(content) // 2]])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
         patch.setattr(FolderStorage, "_write", staticmethod(full))
         with pytest.raises(ResumableError):
-            folder_ledger.commit("a", fence, b"a draw")
+            folder_ledger.commit("a", fence, [b"a draw"])
     assert blobs(folder) == set()
     assert epsilon_spent(Ledger(folder)) == 1
-    assert folder_ledger.commit("a", fence, b"a draw")
+    assert folder_ledger.commit("a", fence, [b"a draw"])
 
 
 def test_a_disk_full_for_the_journal_changes_nothing(
@@ -586,7 +589,7 @@ def test_a_disk_full_for_the_journal_changes_nothing(
         assert each.head == head
         assert each.record("b") is None
         assert epsilon_spent(each) == 1
-    assert folder_ledger.commit("a", fence, b"a draw")
+    assert folder_ledger.commit("a", fence, [b"a draw"])
     folder_ledger.verify()
 
 
@@ -679,9 +682,9 @@ USES: dict[str, Callable[[Ledger], object]] = {
     "dataset_id": lambda ledger: ledger.dataset_id,
     "reserve": lambda ledger: reserve(ledger, "c"),
     "begin": lambda ledger: ledger.begin("b"),
-    "commit": lambda ledger: ledger.commit("b", 1, b"draw"),  # fenced out by then, or refused
+    "commit": lambda ledger: ledger.commit("b", 1, [b"draw"]),  # fenced out by then, or refused
     "wait": lambda ledger: ledger.wait("b", 1, 0.001),
-    "read": lambda ledger: ledger.read("a"),
+    "read": lambda ledger: content_of(ledger, "a"),
     "published": lambda ledger: ledger.published("a"),
     "abort": lambda ledger: ledger.abort("b"),
     "remembers": lambda ledger: ledger.remembers("a", origin()),
@@ -769,12 +772,12 @@ def test_altered_committed_bytes_are_never_given_out(ledger: Ledger, place: Plac
     committed(ledger, "a", b"committed bytes")
     ledger.verify()
     change(place, damage)
-    for use in (ledger.verify, lambda: Ledger(place).verify(), lambda: Ledger(place).read("a")):
+    for use in (ledger.verify, lambda: Ledger(place).verify(), lambda: content_of(Ledger(place), "a")):
         with pytest.raises(DataError):
             use()
     # the release is not drawn a second time to repair it
     assert ledger.begin("a") is None
-    assert not ledger.commit("a", 1, b"another draw")
+    assert not ledger.commit("a", 1, [b"another draw"])
 
 
 # --- a model ----------------------------------------------------------------------------------------------------------
@@ -867,10 +870,10 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         content = f"draw {self.draws}".encode()
         if known is None:
             with pytest.raises(UsageError):
-                self.handles[handle].commit(release_id, 1, content)
+                self.handles[handle].commit(release_id, 1, [content])
             return
         wins = known.state is State.RESERVED and behind == 0
-        assert self.handles[handle].commit(release_id, known.fence - behind, content) is wins
+        assert self.handles[handle].commit(release_id, known.fence - behind, [content]) is wins
         if wins:
             known.state, known.content = State.COMMITTED, content
 
@@ -884,7 +887,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             return  # a draw reaches a database only in the transaction that commits it
         self.draws += 1
         name = f"{release_id}.{known.fence}.{self.draws:016x}"
-        FolderStorage._write(self.place / "blobs" / name, b"a dead draw")
+        FolderStorage._write(self.place / "blobs" / name, [b"a dead draw"])
         known.drafts.add(name)
 
     @rule(handle=st.integers(0, 1), release_id=IDS)
@@ -893,9 +896,9 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         ledger, known = self.handles[handle], self.model.get(release_id)
         if known is None or known.content is None:
             with pytest.raises(DpdistError):
-                ledger.read(release_id)
+                content_of(ledger, release_id)
             return
-        assert ledger.read(release_id) == known.content
+        assert content_of(ledger, release_id) == known.content
         ledger.published(release_id)
         known.state = State.PUBLISHED
         known.drafts.clear()
@@ -939,7 +942,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         for record in self.handles[0].records:
             if record.blob is not None:
                 expected.add(record.blob)
-                assert self.handles[1].read(record.release_id) == self.model[record.release_id].content
+                assert content_of(self.handles[1], record.release_id) == self.model[record.release_id].content
         assert blobs(self.place) == expected
 
 

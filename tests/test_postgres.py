@@ -16,6 +16,7 @@ import postgres_server
 import pytest
 from click.testing import CliRunner
 from postgres_server import PASSWORD, Server
+from releases import content_of
 
 from dpdist import engine
 from dpdist.cli import cli
@@ -74,8 +75,8 @@ def test_ledgers_of_one_database_know_nothing_of_one_another(postgres: Server) -
     for ledger, content in ((first, b"one"), (second, b"two")):
         reserve(ledger, "r")
         assert ledger.begin("r") == 1
-        assert ledger.commit("r", 1, content)
-    assert (first.read("r"), second.read("r")) == (b"one", b"two")
+        assert ledger.commit("r", 1, [content])
+    assert (content_of(first, "r"), content_of(second, "r")) == (b"one", b"two")
     assert first.ledger_id != second.ledger_id
     first.verify()
     assert not first.remembers("r", second.head)
@@ -92,8 +93,8 @@ def test_a_long_release_is_kept_in_parts(ledger: Ledger, monkeypatch: pytest.Mon
     content = os.urandom(95)
     reserve(ledger, "r")
     assert ledger.begin("r") == 1
-    assert ledger.commit("r", 1, content)
-    assert ledger.read("r") == content
+    assert ledger.commit("r", 1, [content])
+    assert content_of(ledger, "r") == content
 
 
 def test_a_draw_that_was_fenced_out_never_reaches_the_server(
@@ -104,12 +105,12 @@ def test_a_draw_that_was_fenced_out_never_reaches_the_server(
     with postgres.connect() as connection:
         size = "SELECT pg_total_relation_size('dpdist_blobs')"
         before = connection.execute(size).fetchone()
-        assert not ledger.commit("r", 1, b"draw" * 5000)
+        assert not ledger.commit("r", 1, [b"draw" * 5000])
         after = connection.execute(size).fetchone()
         found = connection.execute("SELECT 1 FROM dpdist_blobs WHERE ledger = %s", (address.ledger,)).fetchall()
     assert before == after  # not even as a dead row
     assert found == []
-    assert ledger.commit("r", 2, b"draw")
+    assert ledger.commit("r", 2, [b"draw"])
 
 
 def test_the_password_may_stand_in_a_file(
@@ -118,17 +119,28 @@ def test_the_password_may_stand_in_a_file(
     reserve(ledger, "r")
     monkeypatch.delenv("PGPASSWORD")
     monkeypatch.setenv("PGPASSFILE", str(tmp_path / "pgpass"))
-    failure_of(ResumableError, lambda: Ledger(address))
+    failure_of(RefusedError, lambda: Ledger(address))
     (tmp_path / "pgpass").write_text(f"*:*:*:*:{PASSWORD}\n")
     (tmp_path / "pgpass").chmod(0o600)
     assert Ledger(address).record("r") is not None
 
 
-def test_a_wrong_password_is_told_in_one_paragraph(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_password_is_refused_and_never_repeated(
+    address: Address, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PGPASSWORD", "wrong horse")
-    said = failure_of(ResumableError, lambda: Ledger(address))
+    said = failure_of(RefusedError, lambda: Ledger(address))
     assert "PGPASSFILE" in said
+    assert str(address) in said
     assert "wrong horse" not in said
+    # running the same command again would not help, so it is not told to
+    assert "same command" not in said
+    done = subprocess.run(
+        [sys.executable, "-m", "dpdist", "ledger", "show", str(address)],
+        capture_output=True, text=True, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+    assert "wrong horse" not in done.stdout + done.stderr
 
 
 def test_a_server_that_is_away_is_waited_for_by_running_again(own_server: Server) -> None:
@@ -161,8 +173,8 @@ def test_a_connection_lost_in_the_commit_charges_nothing_that_was_not_recorded(
             assert ended == [(True,)]
 
     failure_of(ResumableError, commit)
-    assert ledger.commit("r", 1, b"draw")
-    assert Ledger(address).read("r") == b"draw"
+    assert ledger.commit("r", 1, [b"draw"])
+    assert content_of(Ledger(address), "r") == b"draw"
 
 
 def test_who_holds_a_ledger_for_too_long_makes_others_give_up_for_now(
@@ -206,7 +218,9 @@ def test_a_server_that_does_not_flush_is_refused(own_server: Server) -> None:
 def test_an_unknown_role_or_database_is_told(postgres: Server, missing: str) -> None:
     text = postgres.address("books")
     text = text.replace("dpdist@", "nobody-here@") if missing == "role" else text.replace("@/postgres?", "@/nowhere?")
-    said = failure_of(ResumableError, lambda: Ledger(Address(text)))
+    # a server tells a stranger nothing of its roles: an unknown one is a wrong password
+    error = RefusedError if missing == "role" else ResumableError
+    said = failure_of(error, lambda: Ledger(Address(text)))
     assert ("nobody-here" if missing == "role" else "nowhere") in said
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import crash_driver
 import numpy as np
 import numpy.typing as npt
 import pytest
+from releases import content_of
 
-from dpdist import engine, pipeline
+from dpdist import accounts, engine, pipeline
 from dpdist.errors import DataError, DpdistError, RefusedError
 from dpdist.mechanisms.base import Additive
 from dpdist.moment.operator import MomentMatrix
@@ -28,11 +30,11 @@ from dpdist.privacy import ledger as ledgers
 from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.ledger import Ledger
-from dpdist.release import artefact, trusted
+from dpdist.release import archive, trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.release.trusted import Transaction
-from dpdist.rows import dataset
+from dpdist.rows import dataset, reading
 from dpdist.rows.dataset import RowsTable, created, open_rows
 from dpdist.triangle import unpacked
 
@@ -68,7 +70,7 @@ def transaction(table: RowsTable, tmp_path: Path) -> Transaction:
     """Return a release, not begun, of a table whose new ledger pays for four purely private ones of epsilon 1."""
     ledger, rows = tmp_path / "books.ledger", tmp_path / "rows.zarr"
     shutil.copytree(table.path, rows)
-    pipeline.create_ledger(ledger, rows, PrivacyLoss.parse("4"))
+    accounts.create_ledger(ledger, rows, PrivacyLoss.parse("4"))
     return Transaction(REQUEST, open_rows(rows), ledger, tmp_path / "release.zarr")
 
 
@@ -78,7 +80,7 @@ def asking(transaction: Transaction, **changes: Any) -> Transaction:
 
 
 def moment_of(transaction: Transaction) -> MomentMatrix:
-    total = complete(transaction.table, partials_of(transaction))
+    total = complete(transaction.table, *partials_of(transaction))
     return MomentMatrix(total.values, transaction.request.bound(transaction.table.columns).width)
 
 
@@ -110,7 +112,7 @@ def books(transaction: Transaction) -> Path:
 
 
 def committed_bytes(transaction: Transaction) -> bytes:
-    return ledger_of(transaction).read(transaction.release_id)
+    return content_of(ledger_of(transaction), transaction.release_id)
 
 
 def published(transaction: Transaction) -> Release:
@@ -169,8 +171,8 @@ def test_a_release_is_the_exact_moment_plus_one_draw_of_the_noise(
     )
     recording = Recording()
     monkeypatch.setattr(trusted, "SYSTEM", recording)
-    archive = trusted._drawn(transaction, moment_of(transaction))
-    artefact.publish(archive, transaction.target)
+    drawn = io.BytesIO(b"".join(trusted._drawn(transaction, moment_of(transaction))))
+    archive.publish(drawn, transaction.target)
     release = open_release(transaction.target)
     replaying = Replaying(recording.drawn)
     calibrated = transaction.request.calibrated(len(NAMES))
@@ -323,7 +325,7 @@ class Overtaking:
         self.commit = Ledger.commit
         wait = Ledger.wait
 
-        def overtaken(ledger: Ledger, release_id: str, fence: int, content: bytes) -> bool:
+        def overtaken(ledger: Ledger, release_id: str, fence: int, content: Iterable[bytes]) -> bool:
             if len(self.fences) < times:
                 began = Ledger(folder).begin(release_id)
                 assert began is not None
@@ -344,11 +346,11 @@ def test_an_attempt_that_was_fenced_out_returns_with_the_winners_bytes(
     trusted.reserve(transaction)
     monkeypatch.setattr(trusted, "_WINNER_SECONDS", PATIENCE)
     overtaking = Overtaking(monkeypatch, books(transaction), times=1)
-    theirs = trusted._drawn(transaction, moment_of(transaction))
+    theirs = b"".join(trusted._drawn(transaction, moment_of(transaction)))
 
     def win() -> None:
         assert overtaking.waiting.wait(PATIENCE)
-        assert overtaking.commit(ledger_of(transaction), "census", overtaking.fences[0], theirs)
+        assert overtaking.commit(ledger_of(transaction), "census", overtaking.fences[0], [theirs])
 
     winner = threading.Thread(target=win)
     winner.start()
@@ -375,9 +377,9 @@ def test_when_the_winner_dies_the_loser_begins_again_with_a_new_draw(
     draws: list[bytes] = []
     drawn = trusted._drawn
 
-    def counted(*arguments: Any) -> bytes:
-        draws.append(drawn(*arguments))
-        return draws[-1]
+    def counted(*arguments: Any) -> list[bytes]:
+        draws.append(b"".join(drawn(*arguments)))
+        return [draws[-1]]
 
     monkeypatch.setattr(trusted, "_drawn", counted)
     trusted.finalise(transaction, *partials_of(transaction))
@@ -434,7 +436,7 @@ def test_every_new_attempt_is_given_the_full_time_to_commit(
         return other.begin("census")
 
     def commit() -> object:
-        return other.commit("census", 4, b"at last")
+        return other.commit("census", 4, [b"at last"])
 
     for events, seconds, committed in [
         ({}, 60.0, False),
@@ -454,7 +456,7 @@ def test_a_waiting_attempt_returns_at_once_when_there_is_nothing_to_wait_for(tra
     ledger = ledger_of(transaction)
     fence = ledger.begin("census")
     assert fence is not None
-    assert ledger.commit("census", fence, b"bytes")
+    assert ledger.commit("census", fence, [b"bytes"])
     assert ledger.wait("census", fence, PATIENCE)
 
 
@@ -523,7 +525,7 @@ def test_publication_never_overwrites_something_else(transaction: Transaction, o
         if obstacle == "folder":
             (target / "zarr.json").write_text("mine")
     else:
-        artefact.publish(committed_bytes(transaction), target)
+        archive.publish(io.BytesIO(committed_bytes(transaction)), target)
         if obstacle == "changed":
             (target / "zarr.json").write_bytes((target / "zarr.json").read_bytes() + b"\n")
         elif obstacle == "with less":
@@ -548,17 +550,17 @@ def test_a_publication_that_loses_the_race_to_the_same_bytes_is_content(
 ) -> None:
     trusted.reserve(transaction)
     trusted.finalise(transaction, *partials_of(transaction))
-    archive, holds = committed_bytes(transaction), artefact._holds
+    content, holds = committed_bytes(transaction), archive.holds
     looked = []
 
-    def overtaken(target: Path, files: dict[str, bytes]) -> bool:
+    def overtaken(target: Path, files: IO[bytes]) -> bool:
         held = holds(target, files)
         looked.append(held)
         if len(looked) == 1:
-            artefact.publish(archive, target)  # another process, between looking and writing
+            archive.publish(io.BytesIO(content), target)  # another process, between looking and writing
         return held
 
-    monkeypatch.setattr(artefact, "_holds", overtaken)
+    monkeypatch.setattr(archive, "holds", overtaken)
     trusted.publish(transaction)
     assert looked[0] is False
     assert looked[-1] is True
@@ -875,7 +877,7 @@ def test_a_table_too_long_for_the_grid_costs_nothing(transaction: Transaction, t
     rows = tmp_path / "long.zarr"
     with created(rows, rows=40_000, dtype="uint8", names=NAMES, budget=None) as writer:
         writer.append(np.ones((40_000, len(NAMES)), dtype=np.uint8))
-    ledger = pipeline.create_ledger(tmp_path / "long.ledger", rows, PrivacyLoss.parse("1"))
+    ledger = accounts.create_ledger(tmp_path / "long.ledger", rows, PrivacyLoss.parse("1"))
     transaction = replace(transaction, table=open_rows(rows), ledger=tmp_path / "long.ledger")
     with pytest.raises(DataError, match="--grid-bits"):
         released(transaction, grid_bits=24)
@@ -888,7 +890,7 @@ def test_a_refused_release_reads_no_row(transaction: Transaction, monkeypatch: p
     def never(*_: Any) -> None:
         pytest.fail("a row was read")
 
-    monkeypatch.setattr(dataset.ChunkReader, "read", never)
+    monkeypatch.setattr(reading.ChunkReader, "read", never)
     with pytest.raises(RefusedError):
         released(transaction, loss=PrivacyLoss.parse("5"))
     assert ledger_of(transaction).records == []
@@ -905,7 +907,7 @@ def test_a_committed_release_is_published_without_a_cluster_or_a_row(
         pytest.fail("the rows are not needed any more")
 
     monkeypatch.setattr(engine, "connected", never)
-    monkeypatch.setattr(dataset.ChunkReader, "read", never)
+    monkeypatch.setattr(reading.ChunkReader, "read", never)
     assert not released(transaction).fresh
     assert ledger_of(transaction).records[0].state is State.PUBLISHED
     with pytest.raises(RefusedError, match="bound differ"):  # committed or not, the id stands for its parameters
@@ -926,7 +928,7 @@ def test_a_release_carries_the_head_of_the_ledger_after_it_was_reserved_and_befo
     assert len(digests) == 5  # created, reserved, begun, committed, published
     assert reserved == digests[1]
     assert release.ledger_head == digests[2]
-    assert pipeline.verify_ledger(books(transaction), [transaction.target]).head == digests[4]
+    assert accounts.verify_ledger(books(transaction), [transaction.target]).head == digests[4]
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3])
@@ -941,7 +943,7 @@ def test_a_ledger_that_forgot_a_release_is_refused_and_draws_nothing(transaction
     records = ledger.records
     for use in (
         lambda: trusted.reserve(transaction),
-        lambda: pipeline.verify_ledger(books(transaction), [transaction.target]),
+        lambda: accounts.verify_ledger(books(transaction), [transaction.target]),
     ):
         with pytest.raises(RefusedError, match="older copy"):
             use()
@@ -958,9 +960,9 @@ def test_a_ledger_restored_and_used_again_is_found_out_by_the_release_it_forgot(
     copy.rename(books(transaction))
     second = published(transaction)
     assert second.release_id == open_release(forgotten).release_id
-    pipeline.verify_ledger(books(transaction), [transaction.target])
+    accounts.verify_ledger(books(transaction), [transaction.target])
     with pytest.raises(RefusedError, match="older copy"):
-        pipeline.verify_ledger(books(transaction), [transaction.target, forgotten])
+        accounts.verify_ledger(books(transaction), [transaction.target, forgotten])
 
 
 def test_a_release_that_was_altered_does_not_verify(transaction: Transaction) -> None:
@@ -971,4 +973,4 @@ def test_a_release_that_was_altered_does_not_verify(transaction: Transaction) ->
     metadata.write_text(content.replace("dpdist 0.1.0", "dpdist 0.1.1"))
     open_release(transaction.target)
     with pytest.raises(DataError, match="not what was committed"):
-        pipeline.verify_ledger(books(transaction), [transaction.target])
+        accounts.verify_ledger(books(transaction), [transaction.target])

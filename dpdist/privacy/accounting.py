@@ -153,6 +153,43 @@ def fits(guarantees: Iterable[Guarantee], budget: PrivacyLoss) -> bool:
     return composed_delta(guarantees, budget.epsilon_micro) <= budget.delta
 
 
+def share(loss: PrivacyLoss, count: int, *, gaussian: bool) -> PrivacyLoss:
+    """Return the loss that each of ``count`` equal releases may have, so that together they keep to a loss.
+
+    Gaussian ones keep its delta, at which an epsilon stands for one mu: the largest epsilon is taken whose mu², times
+    ``count``, still keeps the whole loss. Others divide epsilon, and delta, evenly.
+
+    Raises
+    ------
+    UsageError
+        If a share would be less than a millionth of epsilon, or less than 1e-18 of a positive delta.
+
+    Examples
+    --------
+    >>> whole = PrivacyLoss.parse("1", "1e-6")
+    >>> share(whole, 9, gaussian=True).epsilon, share(PrivacyLoss.parse("1"), 9, gaussian=False).epsilon
+    (0.308058, 0.111111)
+    """
+    if count == 1:
+        return loss
+    low = loss.epsilon_micro // count
+    delta = loss.delta_atto if gaussian else loss.delta_atto // count
+    if low < 1 or (loss.delta_atto and not delta):
+        raise UsageError(f"{loss} cannot be divided into {count} shares: ask for more of it, or for fewer levels.")
+    if not gaussian:
+        return PrivacyLoss(low, delta)
+    square = 1 / (count * Fraction(gaussian_sigma(loss)) ** 2)
+    high = loss.epsilon_micro
+    while high - low > 1:  # the epsilon at which a release of this mu² has just this delta
+        middle = (low + high) // 2
+        low, high = (middle, high) if gaussian_delta(Fraction(middle, MICRO), square) >= loss.delta else (low, middle)
+    found = PrivacyLoss(low, delta)
+    together = count / Fraction(gaussian_sigma(found)) ** 2
+    if gaussian_delta(Fraction(loss.epsilon_micro, MICRO), together) > loss.delta:
+        raise UsageError(f"{loss} cannot be divided into {count} Gaussian shares: ask for more of it.")
+    return found
+
+
 def spent_epsilon_micro(guarantees: Iterable[Guarantee], delta_atto: int) -> int:
     """Return the least total epsilon, in millionths, at which the releases together keep to delta (0: no release)."""
     releases = list(guarantees)

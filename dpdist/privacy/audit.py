@@ -100,7 +100,8 @@ def _best_threshold(more: Sample, less: Sample, factor: float) -> tuple[float, f
     points = np.unique(np.concatenate([more, less]))
     p = 1 - np.searchsorted(np.sort(more), points) / more.size
     q = 1 - np.searchsorted(np.sort(less), points) / less.size
-    # one count more on the other side: an event never seen there has probability about 1/n, not 0
+    # One count more on the other side penalises events that look impossible there only because few were drawn. It
+    # guides the choice of the event alone; the bound itself comes from the other half of the draws.
     advantage = p - factor * (q + 1 / less.size)
     where = int(np.argmax(advantage))
     return float(advantage[where]), float(points[where])

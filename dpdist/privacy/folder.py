@@ -7,14 +7,16 @@ file system, whose locks and shared memory do not reach across machines, is refu
 
 from __future__ import annotations
 
+import io
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from dpdist.errors import DataError, RefusedError, ResumableError
-from dpdist.privacy.journal import WAIT_SECONDS, Entry, Transaction, origin
+from dpdist.privacy.journal import WAIT_SECONDS, Entry, Transaction, origin, written
 from dpdist.privacy.mounts import network_file_system
 from dpdist.staging import staged, sync
 
@@ -41,7 +43,7 @@ class FolderTransaction(Transaction):
         found = self._connection.execute("SELECT 1 FROM journal WHERE digest = ? LIMIT 1", (digest,))
         return found.fetchone() is not None
 
-    def keep(self, name: str, content: bytes) -> bool:  # noqa: ARG002 - the file holds it
+    def keep(self, name: str) -> bool:
         """Say whether the file is still there: an attempt that died before its own transaction ended may sweep it."""
         return (self._blobs / name).exists()
 
@@ -153,7 +155,7 @@ class FolderStorage:
                 ) from None
             raise DataError(f"The ledger {self._path} is damaged ({error}). Restore it from a copy.") from None
 
-    def stage(self, name: str, content: bytes) -> None:
+    def stage(self, name: str, pieces: Iterable[bytes]) -> str:
         """Write and flush a new private file. If the process dies before it is kept, the next attempt sweeps it.
 
         Raises
@@ -162,7 +164,7 @@ class FolderStorage:
             If the disk is full.
         """
         try:
-            self._write(self._folder / "blobs" / name, content)
+            return self._write(self._folder / "blobs" / name, pieces)
         except OSError as error:
             raise ResumableError(
                 f"The release could not be stored in {self._folder} ({error.strerror}). Its reservation stays; free "
@@ -170,21 +172,25 @@ class FolderStorage:
             ) from None
 
     @staticmethod
-    def _write(path: Path, content: bytes) -> None:
+    def _write(path: Path, pieces: Iterable[bytes]) -> str:
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            digest = written(file, pieces)
             file.flush()
             os.fsync(file.fileno())
         sync(path.parent)
+        return digest
 
     def discard(self, name: str) -> None:
         """Delete a file that was not committed."""
         (self._folder / "blobs" / name).unlink(missing_ok=True)
 
-    def blob(self, name: str) -> bytes:
-        """Return the content of a file; nothing if it is missing."""
+    @contextmanager
+    def blob(self, name: str) -> Iterator[BinaryIO]:
+        """Open a file; an empty one if it is missing."""
         try:
-            return (self._folder / "blobs" / name).read_bytes()
+            file: BinaryIO = (self._folder / "blobs" / name).open("rb")
         except OSError:
-            return b""
+            file = io.BytesIO()
+        with file:
+            yield file

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -117,6 +118,7 @@ def _cells(sketch: int, edges: Floats) -> Floats:
     return np.where(edges[1:] < sketch, np.diff(_head(sketch, edges)), -np.diff(_tail(sketch, edges)))
 
 
+@lru_cache(maxsize=4096)  # a calibration asks for the same forty values again
 def row_replaced(epsilon: float, sketch: int, gain: float) -> float:
     """Return delta of two orthogonal rows exchanged for one another, rounded up (the same in both directions)."""
     ratio, rate = 1 + gain, gain / 2

@@ -12,9 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from dpdist.errors import DataError
 
@@ -85,7 +85,7 @@ class Transaction(ABC):
         """Say whether an entry has this digest."""
 
     @abstractmethod
-    def keep(self, name: str, content: bytes) -> bool:
+    def keep(self, name: str) -> bool:
         """Make a staged draft stay when this transaction ends well; False if it was swept meanwhile."""
 
     @abstractmethod
@@ -122,14 +122,26 @@ class Storage(Protocol):
         """Hold the journal exclusively; what was appended is durable when the block ends, or undone if it raises."""
         ...
 
-    def stage(self, name: str, content: bytes) -> None:
-        """Bring a draft, named ``id.fence.token``, to where :meth:`Transaction.keep` can make it stay."""
+    def stage(self, name: str, pieces: Iterable[bytes]) -> str:
+        """Bring a draft, named ``id.fence.token``, to where :meth:`Transaction.keep` can make it stay.
+
+        The pieces are written as they come, one at a time in memory; return the SHA-256 of all of them.
+        """
         ...
 
     def discard(self, name: str) -> None:
         """Delete a draft that was not committed."""
         ...
 
-    def blob(self, name: str) -> bytes:
-        """Return what was kept under a name; nothing if it is missing."""
+    def blob(self, name: str) -> AbstractContextManager[BinaryIO]:
+        """Open what was kept under a name, for reading from its start; it is empty if it is missing."""
         ...
+
+
+def written(file: BinaryIO, pieces: Iterable[bytes]) -> str:
+    """Write pieces to a file and return the SHA-256 of all of them."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        file.write(piece)
+        digest.update(piece)
+    return digest.hexdigest()

@@ -13,6 +13,10 @@ privacy, and the same id always yields the same bytes.
 
 The budget is kept under one neighbouring relation, that of the first release: a loss under one relation cannot be
 added to a loss under the other.
+
+The rows of a table may come in periods. A period is closed once, with a digest of its content, and a release names
+the periods it reads with the digests it found; then each row is charged for the releases of its own period only
+(:mod:`dpdist.privacy.parallel`). A ledger decides when it is created whether its rows come in periods.
 """
 
 from __future__ import annotations
@@ -21,22 +25,26 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.noise.entropy import random_token
-from dpdist.privacy import accounting
-from dpdist.privacy.books import FORMAT, Record, State, View
+from dpdist.privacy import parallel
+from dpdist.privacy.books import FORMAT, PERIODIC, Record, State, View
 from dpdist.privacy.folder import FolderStorage
 from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, PrivacyLoss
 from dpdist.privacy.journal import Storage, Transaction, canonical
+from dpdist.privacy.parallel import Charge
 from dpdist.privacy.places import Place
 
 ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
 """What a release id is made of; no dots, because drafts are named ``id.fence.token``."""
+PERIOD_PATTERN = r"(?=.{1,64}$)[0-9A-Za-z]+([._-][0-9A-Za-z]+)*"
+"""What a period is called: letters and digits with single dots, hyphens or underscores between, such as 2026-01-05."""
 _POLL_SECONDS = 0.05
 
 
@@ -59,8 +67,19 @@ class Ledger:
         self._view = View()
 
     @classmethod
-    def create(cls, place: Place, *, dataset_id: str, budget: PrivacyLoss) -> Ledger:
+    def create(cls, place: Place, *, dataset_id: str, budget: PrivacyLoss, periodic: bool = False) -> Ledger:
         """Create a ledger with a budget where there is none.
+
+        Parameters
+        ----------
+        place
+            Where it shall be.
+        dataset_id
+            Identity of the table.
+        budget
+            What all releases together may cost any row.
+        periodic
+            Whether the rows come in periods.
 
         Raises
         ------
@@ -72,7 +91,7 @@ class Ledger:
         _storage(place).create(
             {
                 "event": "created",
-                "format": FORMAT,
+                "format": PERIODIC if periodic else FORMAT,
                 "ledger_id": random_token(),
                 "dataset_id": dataset_id,
                 "epsilon_micro": budget.epsilon_micro,
@@ -127,15 +146,85 @@ class Ledger:
         """Return the record of one release, or None."""
         return self._snapshot().records.get(release_id)
 
+    @property
+    def periods(self) -> dict[str, str]:
+        """The closed periods in order, each with its digest; none also where rows do not come in periods."""
+        return dict(self._snapshot().periods or {})
+
+    def close_period(self, name: str, digest: str) -> None:
+        """Close the next period: from now on its rows are those with this digest; idempotent.
+
+        Parameters
+        ----------
+        name
+            Sorts after every period that is closed already.
+        digest
+            A keyed digest of its content, equal for equal content; the ledger's administrator must learn nothing of
+            the rows from it.
+
+        Raises
+        ------
+        UsageError
+            If the name is malformed.
+        RefusedError
+            If it is closed with other content, comes late, repeats the content of another period, or the rows of this
+            ledger do not come in periods.
+        """
+        if not re.fullmatch(PERIOD_PATTERN, name):
+            raise UsageError(
+                f"{name!r} cannot name a period: take up to 64 letters and digits with single dots, hyphens or "
+                "underscores between, which sort in time, such as 2026-01-05."
+            )
+        with self._locked() as (view, transaction):
+            if view.periods is None:
+                raise RefusedError(f"The rows of {self._storage} do not come in periods; a table is one or the other.")
+            if name in view.periods:
+                if view.periods[name] == digest:
+                    return
+                raise RefusedError(f"The period {name} is closed, and its rows were other ones: they cannot change.")
+            last = next(reversed(view.periods), "")
+            if name < last:
+                raise RefusedError(
+                    f"The period {name} comes late: {last} is closed already, and periods are closed in the order of "
+                    "their names. Put its rows into a period to come."
+                )
+            for other, known in view.periods.items():
+                if known == digest:
+                    raise RefusedError(
+                        f"The rows of the period {name} are those of {other}: released again, each would be charged "
+                        "and counted twice. Remove the repetition."
+                    )
+            transaction.append({"event": "closed", "period": name, "digest": digest}, view.after, view.head)
+
+    @property
+    def charges(self) -> list[Charge]:
+        """What was charged and not refunded, and to which periods."""
+        return self._snapshot().charged
+
     def spent(self) -> PrivacyLoss | None:
-        """Return what the charged releases amount to at the budget's delta, or None when nothing was charged."""
+        """Return the most any row was charged, at the budget's delta, or None when nothing was charged."""
         charged, delta = self._snapshot().charged, self.budget.delta_atto
         if not charged:
             return None
-        return PrivacyLoss(max(1, accounting.spent_epsilon_micro(charged, delta)), delta)
+        return PrivacyLoss(max(1, parallel.spent_epsilon_micro(charged, delta)), delta)
 
-    def reserve(self, release_id: str, *, dataset_id: str, parameters: dict[str, Any], guarantee: Guarantee) -> State:
+    def reserve(
+        self,
+        release_id: str,
+        *,
+        dataset_id: str,
+        parameters: dict[str, Any],
+        guarantee: Guarantee,
+        periods: Mapping[str, str] | None = None,
+    ) -> State:
         """Charge a release, once: the same id with the same parameters is charged no second time.
+
+        Parameters
+        ----------
+        release_id, dataset_id, parameters, guarantee
+            What is released, and what it promises.
+        periods
+            The periods it reads, each with the digest of the content it will read; none: it may read every row.
 
         Returns
         -------
@@ -146,7 +235,7 @@ class Ledger:
         ------
         RefusedError
             If the budget does not suffice, the id stands for other parameters, the ledger belongs to another data
-            set, or the neighbouring relation is not the ledger's.
+            set, the neighbouring relation is not the ledger's, or a period is not closed with this content.
         UsageError
             If the id is malformed.
         """
@@ -158,39 +247,52 @@ class Ledger:
                 raise RefusedError(
                     f"The ledger {self._storage} belongs to another data set. Pass the ledger of these rows (--ledger)."
                 )
+            charge = Charge(guarantee, self._closed(view, periods or {}))
             known = view.records.get(release_id)
-            if known is not None and known.parameters != parameters:
+            if known is not None and (known.parameters != parameters or known.periods != charge.periods):
                 raise RefusedError(
                     f"The release id {release_id} stands for other parameters in {self._storage}: "
-                    f"{_differences(known.parameters, parameters)} differ. Choose another --id."
+                    f"{_differences(known.parameters, parameters) or 'periods'} differ. Choose another --id."
                 )
             if known is not None and known.state is not State.ABORTED:
                 return known.state
-            self._require_affordable(view, guarantee)
+            self._require_affordable(view, charge)
             entry = {
                 "event": "reserved",
                 "id": release_id,
                 "parameters": parameters,
                 "guarantee": guarantee.to_json(),
+                **({"periods": list(charge.periods)} if charge.periods else {}),
             }
             transaction.append(entry, view.after, view.head)
         return State.RESERVED
 
-    def _require_affordable(self, view: View, guarantee: Guarantee) -> None:
-        charged, budget = view.charged, view.budget
+    def _closed(self, view: View, periods: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the names of periods, in order, after checking that each is closed with this very content."""
+        closed = view.periods or {}
+        for name, digest in periods.items():
+            if closed.get(name) != digest:
+                raise RefusedError(
+                    f"The period {name} is not closed with these rows in {self._storage}: they were altered since, or "
+                    "the ledger is an older copy. Restore what was altered; nothing was spent."
+                )
+        return tuple(sorted(periods))
+
+    def _require_affordable(self, view: View, charge: Charge) -> None:
+        charged, budget, guarantee = view.charged, view.budget, charge.guarantee
         if budget is None:
             raise DataError(f"The ledger at {self._storage} declares no budget: it is damaged. Restore it from a copy.")
-        if charged and charged[0].neighbours is not guarantee.neighbours:
+        if charged and charged[0].guarantee.neighbours is not guarantee.neighbours:
+            relation = charged[0].guarantee.neighbours
             raise RefusedError(
-                f"The budget of {self._storage} is kept under {charged[0].neighbours}, the relation of its first "
-                f"release; a loss under {guarantee.neighbours} cannot be added to it. Ask for "
-                f"--neighbours {charged[0].neighbours}."
+                f"The budget of {self._storage} is kept under {relation}, the relation of its first release; a loss "
+                f"under {guarantee.neighbours} cannot be added to it. Ask for --neighbours {relation}."
             )
-        if accounting.fits([*charged, guarantee], budget):
+        if parallel.fits([*charged, charge], budget, charge.periods):
             return
         asked = f"This release costs {guarantee.loss}"
-        if charged:
-            used = accounting.spent_epsilon_micro(charged, budget.delta_atto) / MICRO
+        used = parallel.spent_epsilon_micro(charged, budget.delta_atto, charge.periods) / MICRO
+        if used:
             asked += f", on top of epsilon {used:g} already spent at delta {budget.delta_atto / ATTO:g}"
         raise RefusedError(
             f"{asked}; the budget of {self._storage} is {budget}. Nothing was read or spent. Ask for a smaller loss, "
@@ -224,11 +326,12 @@ class Ledger:
             transaction.append(entry, view.after, view.head)
             return record.fence + 1
 
-    def commit(self, release_id: str, fence: int, content: bytes) -> bool:
+    def commit(self, release_id: str, fence: int, content: Iterable[bytes]) -> bool:
         """Make this draw the release, unless a later attempt began or another one committed.
 
-        The content is brought to the place of the ledger first; the transaction then records its name and digest. If
-        the process dies in between, what it left is an orphan and the next :meth:`begin` deletes it.
+        The content is brought to the place of the ledger first, piece by piece, as it is drawn: it need not fit in
+        memory. One transaction then records its name and digest. If the process dies before that, what it left is an
+        orphan that was never published and that the next :meth:`begin` deletes.
 
         Returns
         -------
@@ -243,16 +346,16 @@ class Ledger:
         name = f"{release_id}.{fence}.{random_token()[:16]}"
         committed = False
         try:
-            self._storage.stage(name, content)
+            digest = self._storage.stage(name, content)
             with self._locked() as (view, transaction):
                 record = self._known(view, release_id)
                 live = record.state is State.RESERVED and record.fence == fence
-                if live and transaction.keep(name, content):
+                if live and transaction.keep(name):
                     entry = {
                         "event": "committed",
                         "id": release_id,
                         "blob": name,
-                        "digest": hashlib.sha256(content).hexdigest(),
+                        "digest": digest,
                     }
                     transaction.append(entry, view.after, view.head)
                     committed = True
@@ -280,8 +383,9 @@ class Ledger:
             time.sleep(_POLL_SECONDS)
         return False
 
-    def read(self, release_id: str) -> bytes:
-        """Return the committed bytes, checked against their digest.
+    @contextmanager
+    def opened(self, release_id: str) -> Iterator[BinaryIO]:
+        """Open the committed bytes for reading, checked against their digest.
 
         Raises
         ------
@@ -291,13 +395,17 @@ class Ledger:
         record = self._known(self._snapshot(), release_id)
         if record.blob is None:
             raise DpdistError(f"The release {release_id} is {record.state}, not committed.")
-        content = self._storage.blob(record.blob)
-        if hashlib.sha256(content).hexdigest() != record.digest:
-            raise DataError(
-                f"The committed bytes of {release_id} in {self._storage} are missing or altered. Restore the ledger "
-                "from a copy; the noise cannot be drawn again."
-            )
-        return content
+        with self._storage.blob(record.blob) as file:
+            digest = hashlib.sha256()
+            for piece in iter(partial(file.read, 1 << 20), b""):
+                digest.update(piece)
+            if digest.hexdigest() != record.digest:
+                raise DataError(
+                    f"The committed bytes of {release_id} in {self._storage} are missing or altered. Restore the "
+                    "ledger from a copy; the noise cannot be drawn again."
+                )
+            file.seek(0)
+            yield file
 
     def published(self, release_id: str) -> None:
         """Record that the committed bytes were published; idempotent."""
@@ -333,11 +441,12 @@ class Ledger:
         """
         self._view = View()
         view = self._snapshot()
-        if not accounting.fits(view.charged, self.budget):
+        if not parallel.fits(view.charged, self.budget):
             raise DataError(f"The releases charged to {self._storage} exceed its budget: it was tampered with.")
         for record in view.records.values():
             if record.blob is not None:
-                self.read(record.release_id)
+                with self.opened(record.release_id):
+                    pass  # what is altered cannot be opened
 
     @property
     def head(self) -> str:

@@ -5,7 +5,8 @@ first takes the advisory lock of its ledger, so those of one ledger follow one a
 entries would refuse the second of two that were appended behind the same end even without the lock. It is durable
 when it ends: ``synchronous_commit`` is turned on for it, and a server that runs with ``fsync`` off is refused.
 
-A draw is sent to the server in the transaction that commits it, and no sooner, so no attempt leaves a draft. What a
+A draw is sent to the server in the transaction that commits it, and no sooner, so no attempt leaves a draft there.
+Until then it is in a nameless file of the trusted process (in ``TMPDIR``), which is gone when the process is. What a
 rolled-back transaction wrote stays in the server's own files until it is vacuumed: whoever administers the server
 is trusted with what the owner of a ledger folder sees.
 
@@ -15,9 +16,12 @@ No message repeats what a driver says of a statement; only the server's own sent
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
+from tempfile import TemporaryFile, gettempdir
+from typing import BinaryIO
 
 import psycopg
 from sqlalchemy import (
@@ -42,7 +46,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError
-from dpdist.privacy.journal import WAIT_SECONDS, Entry, Transaction, origin
+from dpdist.privacy.journal import WAIT_SECONDS, Entry, Transaction, origin, written
 from dpdist.privacy.places import Address
 
 _PART = 1 << 26
@@ -50,6 +54,9 @@ _PART = 1 << 26
 _PASSING = ("08", "40", "53", "55", "57", "23505", "25006", "25P03")
 """Classes of errors that another try may not meet: connection, conflict, resources, locks, a server that stops or
 only reads."""
+_LOGIN = re.compile("password authentication failed|no password supplied")
+"""What libpq says of a login that failed; it passes no code on. A server that speaks another language is merely one
+that cannot be reached."""
 _SETTINGS = text(
     "SELECT set_config('lock_timeout', :wait, true), set_config('idle_in_transaction_session_timeout', :wait, true),"
     " set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'"
@@ -82,21 +89,24 @@ def _lock_key(name: str) -> int:
 class PostgresTransaction(Transaction):
     """An open transaction that holds the lock of its ledger."""
 
-    def __init__(self, connection: Connection, address: Address) -> None:
+    def __init__(self, connection: Connection, address: Address, drafts: dict[str, BinaryIO]) -> None:
         super().__init__(str(address))
         self._connection = connection
         self._ledger = address.ledger
+        self._drafts = drafts
 
     def contains(self, digest: str) -> bool:
         """Say whether an entry has this digest."""
         query = select(literal(1)).where(_JOURNAL.c.ledger == self._ledger, _JOURNAL.c.digest == digest).limit(1)
         return self._connection.execute(query).first() is not None
 
-    def keep(self, name: str, content: bytes) -> bool:
+    def keep(self, name: str) -> bool:
         """Store the content, in parts."""
-        for part, start in enumerate(range(0, len(content), _PART)):
-            row = {"ledger": self._ledger, "name": name, "part": part, "content": content[start : start + _PART]}
-            self._connection.execute(insert(_BLOBS), row)
+        with self._drafts.pop(name) as draft:
+            draft.seek(0)
+            for part, content in enumerate(iter(partial(draft.read, _PART), b"")):
+                row = {"ledger": self._ledger, "name": name, "part": part, "content": content}
+                self._connection.execute(insert(_BLOBS), row)
         return True
 
     def sweep(self, release_id: str, keep: str | None) -> None:
@@ -119,6 +129,7 @@ class PostgresStorage:
 
     def __init__(self, address: Address) -> None:
         self._address = address
+        self._drafts: dict[str, BinaryIO] = {}
 
     def __str__(self) -> str:
         return str(self._address)
@@ -143,6 +154,8 @@ class PostgresStorage:
         ------
         ResumableError
             If the server cannot be reached, or cannot serve now.
+        RefusedError
+            If it does not take the password.
         DataError
             If it refuses what is asked of it.
         """
@@ -157,6 +170,12 @@ class PostgresStorage:
         state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
         if not isinstance(cause, psycopg.Error) or state is None:
             reason = " ".join(str(cause).split())  # of a connection, never of a statement
+            if _LOGIN.search(reason):
+                return RefusedError(
+                    f"The server of the ledger {self} refused the login: role or password is wrong, or no password "
+                    "was given. Give the right one in a file (~/.pgpass, or the one PGPASSFILE names) or in the "
+                    "variable PGPASSWORD of the trusted process."
+                )
             return ResumableError(
                 f"The ledger {self} cannot be reached ({reason}). What was reserved stays reserved. Start the server, "
                 "or mend address and password (PGPASSFILE or PGPASSWORD), then run the same command again."
@@ -199,7 +218,7 @@ class PostgresStorage:
             self._lock(connection, self._address.ledger)
             if self._has_journal(connection):
                 raise DataError(f"{self} exists already. Choose another name for the ledger (?ledger=NAME).")
-            PostgresTransaction(connection, self._address).append(first, 0, origin())
+            PostgresTransaction(connection, self._address, self._drafts).append(first, 0, origin())
 
     def _lock(self, connection: Connection, name: str) -> None:
         settings = connection.execute(_SETTINGS, {"wait": f"{WAIT_SECONDS}s"}).one()
@@ -225,17 +244,39 @@ class PostgresStorage:
         """
         with self._connection() as connection:
             self._lock(connection, self._address.ledger)
-            yield PostgresTransaction(connection, self._address)
+            yield PostgresTransaction(connection, self._address, self._drafts)
 
-    def stage(self, name: str, content: bytes) -> None:
-        """Do nothing: the content is sent in the transaction that commits it."""
+    def stage(self, name: str, pieces: Iterable[bytes]) -> str:
+        """Write a nameless file; it is sent in the transaction that commits it.
+
+        Raises
+        ------
+        ResumableError
+            If the disk is full.
+        """
+        try:
+            self._drafts[name] = TemporaryFile()  # noqa: SIM115 - it is closed when it is discarded or kept
+            return written(self._drafts[name], pieces)
+        except OSError as error:
+            raise ResumableError(
+                f"The release could not be stored in {gettempdir()} ({error.strerror}) on its way to {self}. Its "
+                "reservation stays; free the disk, or name another folder in TMPDIR, and run the same command again."
+            ) from None
 
     def discard(self, name: str) -> None:
-        """Do nothing: what was not committed was not stored."""
+        """Drop the nameless file."""
+        if name in self._drafts:
+            self._drafts.pop(name).close()
 
-    def blob(self, name: str) -> bytes:
-        """Return what was committed under a name; nothing if it is missing."""
+    @contextmanager
+    def blob(self, name: str) -> Iterator[BinaryIO]:
+        """Copy what was committed under a name to a nameless file; an empty one if it is missing."""
         columns = _BLOBS.c
         query = select(columns.content).where(columns.ledger == self._address.ledger, columns.name == name)
-        with self._connection() as connection:
-            return b"".join(connection.execute(query.order_by(columns.part)).scalars())
+        with TemporaryFile() as file:
+            with self._connection() as connection:
+                found = connection.execution_options(yield_per=1).execute(query.order_by(columns.part))
+                for content in found.scalars():
+                    file.write(content)
+            file.seek(0)
+            yield file

@@ -5,43 +5,45 @@ released integers; with private centring they carry one more row and column). Wi
 (d,). A mechanism that releases a subspace has one array instead, ``components`` (k x d float64, orthonormal rows).
 Attributes ``dpdist``: what was claimed and guaranteed, how rows were bounded, the law and scale of the noise, and the
 head of the ledger's hash chain before it was drawn, by which a ledger that forgot it is found out. The number of rows
-stands there only under replace-one. There is no seed, no hash of the data, no count of clipped rows, no time.
+stands there only under replace-one. ``extents`` tell of which rows of which table it is, by public names: periods, and
+a digest of a random identity. A sum of releases is written the same way, and lists them. There is no seed, no hash of
+the data, no count of clipped rows, no time.
 
-A release is committed as one archive of its files and published by unpacking it, so that every publication of an id
-is identical to the byte, whatever version of whatever library is installed by then.
+Matrices are stored in square tiles, and a large one is read tile by tile. How a release is written stands in
+:mod:`dpdist.release.archive`.
 """
 
 from __future__ import annotations
 
-import io
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import zarr
-from zarr.storage import MemoryStore
 
 import dpdist
 from dpdist.errors import DataError, UsageError
-from dpdist.mechanisms.base import Answer, Output
+from dpdist.mechanisms.base import Output
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
+from dpdist.release.extent import Extent
 from dpdist.rows.bounding import RowBound
-from dpdist.staging import staged
-from dpdist.store import put_array, read_arrays, require_format
-from dpdist.triangle import unpacked
+from dpdist.rows.units import Unit
+from dpdist.store import Array, complete_arrays, require_format
+from dpdist.triangle import Band
 
 FORMAT = "dpdist-release/1"
+
+_IN_MEMORY = 256 << 20
+"""A released matrix of more bytes stays on the disk until parts of it are asked for."""
 
 Matrix = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Release:
-    """A private second moment and what is publicly known about it.
+@dataclass(frozen=True, kw_only=True)
+class Heading:
+    """What is publicly known about a release, but for its numbers.
 
     Attributes
     ----------
@@ -61,12 +63,15 @@ class Release:
         Law and scale of the noise, in lattice units.
     rows
         n under replace-one, None under add-remove.
-    answer
-        The released integers, (w, w) int64, w = d or d + 1, one unit is ``bound.unit**2``; or the released subspace,
-        (k, d) float64, orthonormal rows.
     ledger_head
         Where the journal of its ledger ended after it was reserved and before the noise was drawn: 64 hexadecimal
-        digits; None in a release made for reproduction, which no ledger knows.
+        digits; None in a release made for reproduction, which no ledger knows, and in a sum of releases.
+    extents
+        Of which rows it is; disjoint.
+    releases
+        Ids of the releases it is the sum of; none in a release that was drawn itself.
+    unit
+        Whose rows change together between neighbours, and how many at most; None: one row.
     """
 
     release_id: str
@@ -78,8 +83,10 @@ class Release:
     bound: RowBound
     noise: dict[str, Any]
     rows: int | None
-    answer: npt.NDArray[np.int64] | Matrix
     ledger_head: str | None = None
+    extents: tuple[Extent, ...] = ()
+    releases: tuple[str, ...] = ()
+    unit: Unit | None = None
 
     @property
     def private_as_claimed(self) -> bool:
@@ -92,48 +99,21 @@ class Release:
         return "private" if self.private_as_claimed else "not private as claimed"
 
     @property
-    def subspace(self) -> Matrix | None:
-        """The released components, (k, d) float64, orthonormal rows; None where a second moment was released."""
-        return None if np.issubdtype(self.answer.dtype, np.integer) else self.answer.astype(np.float64, copy=False)
+    def corner(self) -> int | None:
+        """What the last entry of an augmented matrix is known to be, ``n constant²``; None where it is noisy."""
+        return self.rows * self.bound.constant**2 if self.bound.constant and self.rows is not None else None
 
     @property
-    def lattice(self) -> npt.NDArray[np.int64]:
-        """The released integers, (w, w) int64.
+    def row_sum_step(self) -> float:
+        """Units of the bounded rows in a lattice unit of the sum of the rows."""
+        return self.bound.unit / self.bound.constant
 
-        Raises
-        ------
-        UsageError
-            If a subspace was released.
-        """
-        if self.subspace is not None:
-            raise UsageError(f"{self.mechanism} released components, and no second moment.")
-        return self.answer.astype(np.int64, copy=False)
-
-    @property
-    def second_moment(self) -> Matrix:
-        """``sum x x^T`` plus noise, (d, d) float64, in squared units of the bounded rows."""
-        d = self.bound.columns
-        moment: Matrix = self.lattice[:d, :d].astype(np.float64) * self.bound.unit**2
-        return moment
-
-    @property
-    def row_sum(self) -> Matrix | None:
-        """``sum x`` plus noise, (d,) float64, in units of the bounded rows; None without private centring."""
-        if not self.bound.constant:
-            return None
-        d = self.bound.columns
-        total: Matrix = self.lattice[:d, d].astype(np.float64) * (self.bound.unit / self.bound.constant)
-        return total
-
-    @property
-    def row_count(self) -> float | None:
-        """Number of rows where n is public, its private estimate where the mean was released, else None."""
-        if self.rows is not None:
-            return float(self.rows)
-        if not self.bound.constant:
-            return None
-        corner = float(self.lattice[-1, -1]) - float(self.noise.get("mean_diagonal", 0.0))
-        return corner / self.bound.constant**2
+    def guarantee_words(self) -> str:
+        """Return the guarantee, if there is one, as part of a sentence."""
+        said = f"{self.guarantee.loss if self.guarantee else 'nothing proved'} under {self.neighbours}"
+        return (
+            said if self.unit is None else f"{said} of the rows of one {self.unit.column}, {self.unit.max_rows} at most"
+        )
 
     def attributes(self) -> dict[str, Any]:
         """Return the JSON attributes of release.zarr."""
@@ -150,121 +130,112 @@ class Release:
             "columns": list(self.names),
             "n": self.rows,
             "ledger_head": self.ledger_head,
+            "extents": [extent.to_json() for extent in self.extents],
+            **({"releases": list(self.releases)} if self.releases else {}),
+            "unit": None if self.unit is None else self.unit.to_json(),
             "library": f"dpdist {dpdist.__version__}",
         }
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays of release.zarr."""
+
+@dataclass(frozen=True, kw_only=True)
+class Release(Heading):
+    """A private second moment, or subspace.
+
+    Attributes
+    ----------
+    answer
+        The released integers, (w, w) int64, w = d or d + 1, one unit is ``bound.unit**2``; or the released subspace,
+        (k, d) float64, orthonormal rows. What is large is an array on the disk, of which parts can be read.
+    """
+
+    answer: npt.NDArray[np.int64] | Matrix | Array
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the numbers are held in memory, and not on the disk."""
+        return isinstance(self.answer, np.ndarray)
+
+    @property
+    def subspace(self) -> Matrix | None:
+        """The released components, (k, d) float64, orthonormal rows; None where a second moment was released."""
+        return None if np.issubdtype(self.answer.dtype, np.integer) else np.asarray(self.answer[:], dtype=np.float64)
+
+    @property
+    def lattice(self) -> npt.NDArray[np.int64]:
+        """The released integers, (w, w) int64.
+
+        Raises
+        ------
+        UsageError
+            If a subspace was released.
+        """
+        return self._integers(slice(None), slice(None))
+
+    def _integers(self, rows: slice, columns: slice) -> npt.NDArray[np.int64]:
         if self.subspace is not None:
-            return {"components": self.subspace}
-        found: dict[str, npt.NDArray[Any]] = {"second_moment": self.second_moment, "lattice": self.lattice}
-        total = self.row_sum
-        return found if total is None else {**found, "row_sum": total}
+            raise UsageError(f"{self.mechanism} released components, and no second moment.")
+        return np.asarray(self.answer[rows, columns], dtype=np.int64)
+
+    @property
+    def second_moment(self) -> Matrix:
+        """``sum x x^T`` plus noise, (d, d) float64, in squared units of the bounded rows; all of it, in memory."""
+        return self.moment_rows(0, self.bound.columns)
+
+    def moment_rows(self, start: int, stop: int) -> Matrix:
+        """Return some rows of the second moment, (stop - start, d) float64."""
+        d = self.bound.columns
+        rows: Matrix = self._integers(slice(start, min(stop, d)), slice(d)).astype(np.float64)
+        rows *= self.bound.unit**2
+        return rows
+
+    @property
+    def row_sum(self) -> Matrix | None:
+        """``sum x`` plus noise, (d,) float64, in units of the bounded rows; None without private centring."""
+        if not self.bound.constant:
+            return None
+        d = self.bound.columns
+        return self._integers(slice(d), slice(d, None))[:, 0].astype(np.float64) * self.row_sum_step
+
+    @property
+    def row_count(self) -> float | None:
+        """Number of rows where n is public, its private estimate where the mean was released, else None."""
+        if self.rows is not None:
+            return float(self.rows)
+        if not self.bound.constant:
+            return None
+        d = self.bound.columns
+        corner = float(self._integers(slice(d, None), slice(d, None))[0, 0])
+        return (corner - float(self.noise.get("mean_diagonal", 0.0))) / self.bound.constant**2
 
 
-def assemble(
-    *,
-    release_id: str,
-    mechanism: str,
-    names: tuple[str, ...],
-    neighbours: Neighbours,
-    claim: PrivacyLoss | None,
-    guarantee: Guarantee | None,
-    bound: RowBound,
-    noise: dict[str, Any],
-    rows: int,
-    answer: Answer,
-    ledger_head: str | None = None,
-) -> Release:
-    """Make a release of what a mechanism answered: a noisy packed triangle, or the rows of a subspace.
-
-    Under replace-one n is public: it is recorded, and the corner of an augmented matrix, ``n constant²``, is put
-    back exactly. Under add-remove the number of rows is dropped here.
-    """
-    public = neighbours is Neighbours.REPLACE_ONE
-    values: npt.NDArray[np.int64] | Matrix
-    if answer.ndim == 1:
-        values = unpacked(answer.astype(np.int64, copy=False), bound.width)
-        if public and bound.constant:
-            values[-1, -1] = rows * bound.constant**2
-    else:
-        values = answer.astype(np.float64, copy=False)
-    known = rows if public else None
-    return Release(release_id, mechanism, names, neighbours, claim, guarantee, bound, noise, known, values, ledger_head)
-
-
-def archived(release: Release) -> bytes:
-    """Return the files of release.zarr as one archive; equal releases give equal bytes."""
-    store = MemoryStore()
-    group = zarr.create_group(store=store, zarr_format=3, attributes={"dpdist": release.attributes()})
-    for name, values in release.arrays().items():
-        put_array(group, name, values)
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for key in sorted(store._store_dict):  # noqa: SLF001 - the mapping it was given to fill
-            content = store._store_dict[key].to_bytes()  # noqa: SLF001
-            info = tarfile.TarInfo(key)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return archive.getvalue()
-
-
-def publish(archive: bytes, target: Path) -> None:
-    """Unpack an archive to target: all of it appears at once, flushed; the same bytes already there are left alone.
-
-    Raises
-    ------
-    DataError
-        If something else stands at target, or its folder cannot be written.
-    """
-    files = _files(archive)
-    if _holds(target, files):
-        return
-    try:
-        with staged(target, "release") as aside:
-            for name, content in files.items():
-                path = aside / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-    except DataError:
-        if not _holds(target, files):  # another run of the same release may have been faster
-            raise
-
-
-def holds(target: Path, archive: bytes) -> bool:
-    """Say whether what stands at target is what an archive publishes, to the byte."""
-    return _holds(target, _files(archive))
-
-
-def _files(archive: bytes) -> dict[str, bytes]:
-    with tarfile.open(fileobj=io.BytesIO(archive), mode="r") as tar:
-        return {member.name: _content(tar, member) for member in tar.getmembers()}
-
-
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = tar.extractfile(member)
-    if file is None:
-        raise DataError(f"The archive of the release holds {member.name}, which is no file.")
-    return file.read()
-
-
-def _holds(target: Path, files: dict[str, bytes]) -> bool:
-    return {str(p.relative_to(target)): p.read_bytes() for p in target.rglob("*") if p.is_file()} == files
-
-
-def _is_sound(release: Release, arrays: dict[str, npt.NDArray[Any]]) -> bool:
-    """Say whether the arrays of a release have the right shapes and agree with one another."""
+def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:
+    """Say whether the arrays of a release have the right shapes and agree with one another; it reads all of them."""
     answer, d, width = release.answer, release.bound.columns, release.bound.width
     if len(release.names) != d:
         return False
-    if release.subspace is not None:
-        k = answer.shape[0]
-        return answer.shape == (k, d) and 1 <= k <= d and bool(np.allclose(answer @ answer.T, np.eye(k)))
-    return (
-        answer.shape == (width, width)
-        and answer.dtype == np.int64
-        and np.array_equal(answer, answer.T)
-        and all(np.array_equal(arrays[name], values) for name, values in release.arrays().items())
+    if (frame := release.subspace) is not None:
+        k = frame.shape[0]
+        return frame.shape == (k, d) and 1 <= k <= d and bool(np.allclose(frame @ frame.T, np.eye(k)))
+    moment = arrays["second_moment"]
+    if answer.shape != (width, width) or moment.shape != (d, d) or moment.dtype != np.float64:
+        return False
+    if (total := release.row_sum) is not None and not np.array_equal(np.asarray(arrays["row_sum"][:]), total):
+        return False
+    return all(
+        _tile_is_sound(answer, moment, (slice(rows.start, rows.stop), slice(columns.start, columns.stop)), release)
+        for rows, columns in Band.whole(width).tiles()
+    )
+
+
+def _tile_is_sound(answer: Any, moment: Array, place: tuple[slice, slice], release: Release) -> bool:
+    """Say whether a tile of the integers is the mirror image of its opposite, and the second moment follows them."""
+    across = place[::-1]
+    tile = np.asarray(answer[place])
+    if not np.array_equal(tile, np.asarray(answer[across]).T):
+        return False
+    expected = tile[: moment.shape[0] - place[0].start, : moment.shape[1] - place[1].start] * release.bound.unit**2
+    return np.array_equal(np.asarray(moment[place]), expected) and np.array_equal(
+        np.asarray(moment[across]), expected.T
     )
 
 
@@ -283,7 +254,10 @@ def open_release(path: Path) -> Release:
         bound = RowBound.from_json(info["bound"])
         moment = mechanism_named(info["mechanism"]).statement.output is Output.SECOND_MOMENT
         names = {"second_moment", "lattice"} | ({"row_sum"} if bound.constant else set()) if moment else {"components"}
-        arrays = read_arrays(path, names)
+        arrays = complete_arrays(path, names)
+        stored = arrays["lattice" if moment else "components"]
+        if stored.dtype != (np.int64 if moment else np.float64):
+            raise TypeError  # noqa: TRY301 - one message for whatever is wrong
         release = Release(
             release_id=info["release_id"],
             mechanism=info["mechanism"],
@@ -294,8 +268,11 @@ def open_release(path: Path) -> Release:
             bound=bound,
             noise=dict(info["noise"]),
             rows=info["n"],
-            answer=arrays["lattice" if moment else "components"],
+            answer=stored if stored.nbytes > _IN_MEMORY else np.asarray(stored[...]),
             ledger_head=info["ledger_head"],
+            extents=tuple(Extent(**extent) for extent in info["extents"]),
+            releases=tuple(info.get("releases", ())),
+            unit=None if info["unit"] is None else Unit(**info["unit"]),
         )
         sound = _is_sound(release, arrays) and info["status"] == release.attributes()["status"]
     except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries

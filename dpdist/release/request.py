@@ -120,8 +120,15 @@ class ReleaseRequest:
             constant=2 ** (self.grid_bits - 1) if self.centring is Centring.PRIVATE else 0,
         )
 
-    def calibrated(self, columns: int) -> Calibrated:
+    def calibrated(self, columns: int, max_rows: int = 1) -> Calibrated:
         """Return the mechanism calibrated for a table of so many columns.
+
+        Parameters
+        ----------
+        columns
+            Columns of the table.
+        max_rows
+            How many rows one privacy unit may own.
 
         Raises
         ------
@@ -129,10 +136,11 @@ class ReleaseRequest:
             If the options make no sense for so many columns, the noise would leave the lattice, or a mechanism that
             is private as claimed is asked for as if it were not.
         RefusedError
-            If what is proved falls short of what is claimed and that is not what was asked for.
+            If what is proved falls short of what is claimed and that is not what was asked for, or nothing is proved
+            for several rows of one unit.
         """
         bound = self.bound(columns)
-        query = LatticeQuery(bound.width, bound.norm_bound, self.neighbours)
+        query = LatticeQuery(bound.width, bound.norm_bound, self.neighbours, max_rows)
         found = calibrated(self.mechanism, query, self.loss, self.options)
         private = is_private_as_claimed(found)
         if private and self.for_reproduction:
@@ -172,6 +180,7 @@ class ReleaseRequest:
             "period": self.period,
             "options": self.statement.filled(self.options),
             **({"for_reproduction": True} if self.for_reproduction else {}),
+            **({} if table.unit is None else {"unit": table.unit.to_json()}),
         }
 
     def release_id(self, table: RowsTable) -> str:

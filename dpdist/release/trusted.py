@@ -12,22 +12,31 @@ process's memory before this module is called.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
+
+import numpy as np
 
 from dpdist.errors import RefusedError, ResumableError, UsageError
-from dpdist.mechanisms.base import ExactMoment
+from dpdist.mechanisms.base import BandedMoment, Calibrated, IndependentEntries, Matrix
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM, Progress
 from dpdist.privacy.books import State
+from dpdist.privacy.guarantee import Neighbours
+from dpdist.privacy.journal import written
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
-from dpdist.release import artefact
+from dpdist.release import archive
+from dpdist.release.artefact import Heading, open_release
+from dpdist.release.extent import Extent
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import RowsTable
 from dpdist.staging import require_new
 from dpdist.store import attributes_at
+from dpdist.triangle import Band, Triangle
 
 _WINNER_SECONDS = 60.0
 _WINNER_DRAWS = 3
@@ -73,7 +82,7 @@ def reserve(transaction: Transaction) -> State:
             f"The ledger of {table.path} is not at {transaction.ledger}. If it was moved, pass --ledger; if it is "
             "lost, restore it from a copy: what was spent is known nowhere else."
         )
-    guarantee = request.calibrated(table.columns).guarantee
+    guarantee = request.calibrated(table.columns, table.max_rows).guarantee
     if request.for_reproduction or guarantee is None:
         raise UsageError("A release for reproduction has no guarantee that a ledger could charge.")
     ledger = Ledger(transaction.ledger)
@@ -88,6 +97,7 @@ def reserve(transaction: Transaction) -> State:
         dataset_id=table.dataset_id,
         parameters=request.parameters(table),
         guarantee=guarantee,
+        periods=table.seals,
     )
 
 
@@ -102,7 +112,7 @@ def require_remembered(ledger: Ledger, target: Path) -> None:
     DataError
         If there is no release at target, or it is damaged, or the ledger is.
     """
-    found = artefact.open_release(target)
+    found = open_release(target)
     if found.ledger_head is None or not ledger.remembers(found.release_id, found.ledger_head):
         raise RefusedError(
             f"{target} holds the release {found.release_id}, and the ledger does not know of it: the ledger was cut "
@@ -135,12 +145,12 @@ def finalise(transaction: Transaction, *partials: Partial, progress: Progress | 
     DpdistError
         As :func:`conclude`.
     """
-    total = complete(transaction.table, partials)
+    total = complete(transaction.table, *partials)
     width = transaction.request.bound(transaction.table.columns).width
     conclude(transaction, MomentMatrix(total.values, width), progress)
 
 
-def conclude(transaction: Transaction, moment: ExactMoment, progress: Progress | None = None) -> None:
+def conclude(transaction: Transaction, moment: BandedMoment, progress: Progress | None = None) -> None:
     """Draw the noise and commit: idempotent, and once whoever else runs it. A reproduction is published right away.
 
     How fast a slow draw proceeds may depend on the data: progress is for the trusted node's own terminal.
@@ -156,7 +166,9 @@ def conclude(transaction: Transaction, moment: ExactMoment, progress: Progress |
         If the ledger cannot be written, or others overtake this attempt again and again and die.
     """
     if transaction.request.for_reproduction:
-        artefact.publish(_drawn(transaction, moment, progress), transaction.target)
+        with TemporaryFile() as file:
+            written(file, _drawn(transaction, moment, progress))
+            archive.publish(file, transaction.target)
         return
     ledger, release_id = Ledger(transaction.ledger), transaction.release_id
     for _ in range(_ATTEMPTS):
@@ -164,10 +176,9 @@ def conclude(transaction: Transaction, moment: ExactMoment, progress: Progress |
         if fence is None:
             return
         begun = time.monotonic()
-        archive = _drawn(transaction, moment, progress, ledger.head)
-        took = time.monotonic() - begun
-        if ledger.commit(release_id, fence, archive):
+        if ledger.commit(release_id, fence, _drawn(transaction, moment, progress, ledger.head)):
             return
+        took = time.monotonic() - begun
         ledger.wait(release_id, fence, max(_WINNER_SECONDS, _WINNER_DRAWS * took))
     raise ResumableError(
         f"{_ATTEMPTS} attempts to commit {release_id} were overtaken by others that died. Run the same command again."
@@ -175,13 +186,12 @@ def conclude(transaction: Transaction, moment: ExactMoment, progress: Progress |
 
 
 def _drawn(
-    transaction: Transaction, moment: ExactMoment, progress: Progress | None = None, ledger_head: str | None = None
-) -> bytes:
-    """Return the archive of one fresh noisy release; nothing of the exact moment is in it."""
+    transaction: Transaction, moment: BandedMoment, progress: Progress | None = None, ledger_head: str | None = None
+) -> Iterator[bytes]:
+    """Yield the archive of one fresh noisy release, drawn on the way; nothing of the exact moment is in it."""
     request, table = transaction.request, transaction.table
-    calibrated = request.calibrated(table.columns)
-    answer = calibrated.answer(moment, SYSTEM, progress)
-    release = artefact.assemble(
+    calibrated = request.calibrated(table.columns, table.max_rows)
+    heading = Heading(
         release_id=transaction.release_id,
         mechanism=request.mechanism,
         names=table.names,
@@ -190,11 +200,24 @@ def _drawn(
         guarantee=calibrated.guarantee,
         bound=request.bound(table.columns),
         noise=calibrated.noise,
-        rows=table.rows,
-        answer=answer,
+        rows=table.rows if request.neighbours is Neighbours.REPLACE_ONE else None,
         ledger_head=ledger_head,
+        extents=(Extent.of(table),),
+        unit=table.unit,
     )
-    return artefact.archived(release)
+    return archive.archived(heading, _noisy(calibrated, heading.bound.width, moment, progress))
+
+
+def _noisy(
+    calibrated: Calibrated, width: int, moment: BandedMoment, progress: Progress | None
+) -> Matrix | Iterator[tuple[Band, Triangle]]:
+    """Return a noisy subspace, or the noisy bands of the moment, each drawn when it is asked for."""
+    if isinstance(calibrated, IndependentEntries):
+        return ((band, calibrated.answer_band(band, exact, SYSTEM)) for band, exact in moment.bands())
+    answer = calibrated.answer(moment, SYSTEM, progress)
+    if answer.ndim == 1:
+        return iter([(Band.whole(width), answer.astype(np.int64, copy=False))])
+    return answer.astype(np.float64, copy=False)
 
 
 def publish(transaction: Transaction) -> None:
@@ -206,7 +229,8 @@ def publish(transaction: Transaction) -> None:
         If the committed bytes were altered, or the target cannot be written.
     """
     ledger = Ledger(transaction.ledger)
-    artefact.publish(ledger.read(transaction.release_id), transaction.target)
+    with ledger.opened(transaction.release_id) as content:
+        archive.publish(content, transaction.target)
     ledger.published(transaction.release_id)
 
 

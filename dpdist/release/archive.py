@@ -1,0 +1,150 @@
+"""How a release is written: drawn, archived, committed and published piece by piece, one band in memory at a time.
+
+A release is committed as one archive of its files and published by unpacking it, so that every publication of an id
+is identical to the byte, whatever version of whatever library is installed by then. The archive is a plain tar file.
+Its pieces come as the bands of the noisy moment do: each band is stored in the square tiles it covers and, across the
+diagonal, their mirror images.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.storage import MemoryStore
+
+from dpdist import triangle
+from dpdist.errors import DataError
+from dpdist.release.artefact import Heading
+from dpdist.staging import staged
+from dpdist.store import Array, array_options, put_array
+from dpdist.triangle import Band, Triangle
+
+Bands = Iterable[tuple[Band, Triangle]]
+"""The packed bands of a noisy moment, int64 lattice units, from the first row to the last."""
+
+
+def archived(heading: Heading, answer: npt.NDArray[np.float64] | Bands) -> Iterator[bytes]:
+    """Yield the archive of a release, piece by piece.
+
+    Under replace-one n is public: the corner of an augmented matrix, ``n constant²``, is put back exactly.
+
+    Parameters
+    ----------
+    heading
+        What is known about the release.
+    answer
+        A subspace, (k, d) orthonormal rows, or the bands of a second moment, each drawn when it is asked for.
+    """
+    store = MemoryStore()
+    group = zarr.create_group(store=store, zarr_format=3, attributes={"dpdist": heading.attributes()})
+    if isinstance(answer, np.ndarray):
+        put_array(group, "components", answer.astype(np.float64, copy=False))
+        yield from _files(store)
+    else:
+        yield from _matrices(heading, answer, store, group)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _matrices(heading: Heading, bands: Bands, store: MemoryStore, group: zarr.Group) -> Iterator[bytes]:
+    bound = heading.bound
+    lattice = _tiled(group, "lattice", bound.width, np.int64)
+    moment = _tiled(group, "second_moment", bound.columns, np.float64)
+    row_sum = np.empty(bound.columns)
+    if bound.constant:
+        shape = row_sum.shape
+        stored_sum = group.create_array(name="row_sum", shape=shape, chunks=shape, **array_options(row_sum.dtype))
+    drawn = 0
+    for band, values in bands:
+        if (band.start, band.size) != (drawn, bound.width):
+            raise AssertionError("bands come from the first row to the last")
+        drawn = band.stop
+        if drawn == band.size and heading.corner is not None:
+            values[-1] = heading.corner
+        for rows, columns in band.tiles():
+            tile = band.block(values, rows, columns)
+            _put(lattice, rows, columns, tile)
+            _put(moment, rows, columns, tile * bound.unit**2)
+            if columns.stop > bound.columns:  # the appended column
+                sums = tile[: max(0, bound.columns - rows.start), -1]
+                row_sum[rows.start : rows.start + sums.size] = sums * heading.row_sum_step
+            yield from _files(store)
+    if drawn != bound.width:
+        raise AssertionError("a band is missing")
+    if bound.constant:
+        stored_sum[:] = row_sum
+        yield from _files(store)
+
+
+def _tiled(group: zarr.Group, name: str, size: int, dtype: npt.DTypeLike) -> Array:
+    side = min(size, triangle.TILE)
+    return group.create_array(name=name, shape=(size, size), chunks=(side, side), **array_options(dtype))
+
+
+def _put(array: Array, rows: range, columns: range, tile: npt.NDArray[Any]) -> None:
+    """Write a tile and its mirror image, as far as the array goes."""
+    tile = tile[: max(0, array.shape[0] - rows.start), : max(0, array.shape[1] - columns.start)]
+    if tile.size:
+        here = slice(rows.start, rows.start + tile.shape[0]), slice(columns.start, columns.start + tile.shape[1])
+        array[here] = tile
+        if rows.start != columns.start:
+            array[here[::-1]] = tile.T
+
+
+def _files(store: MemoryStore) -> Iterator[bytes]:
+    """Take the files out of a store, each as a member of a tar file."""
+    files = store._store_dict  # noqa: SLF001 - the mapping it was given to fill
+    for key in sorted(files):
+        content = files.pop(key).to_bytes()
+        info = tarfile.TarInfo(key)
+        info.size = len(content)
+        yield info.tobuf(tarfile.USTAR_FORMAT)
+        yield content
+        yield bytes(-len(content) % tarfile.BLOCKSIZE)
+
+
+def publish(archive: IO[bytes], target: Path) -> None:
+    """Unpack an archive to target: all of it appears at once, flushed; the same bytes already there are left alone.
+
+    Raises
+    ------
+    DataError
+        If something else stands at target, or its folder cannot be written.
+    """
+    if holds(target, archive):
+        return
+    try:
+        with staged(target, "release") as aside:
+            for name, content in _members(archive):
+                path = aside / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+    except DataError:
+        if not holds(target, archive):  # another run of the same release may have been faster
+            raise
+
+
+def holds(target: Path, archive: IO[bytes]) -> bool:
+    """Say whether what stands at target is what an archive publishes, to the byte."""
+    left = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
+    for name, content in _members(archive):
+        if name not in left or (target / name).read_bytes() != content:
+            return False
+        left.remove(name)
+    return not left
+
+
+def _members(archive: IO[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of every file of an archive, from its start."""
+    archive.seek(0)
+    with tarfile.open(fileobj=archive, mode="r:") as tar:
+        for member in tar:
+            file = tar.extractfile(member)
+            if file is None:
+                raise DataError(f"The archive of the release holds {member.name}, which is no file.")
+            yield member.name, file.read()

@@ -1,0 +1,168 @@
+"""Sums of releases of disjoint rows: free post-processing, with the guarantee of all of them together.
+
+Releases of different periods of one table are disjoint by construction: the ledger closed each period once. Then the
+joint guarantee is the weakest of theirs (:mod:`dpdist.privacy.parallel`), under the relation that changes one row, and
+under replace-one one row *within its period*. Of different tables nobody but their owners knows whether the same record
+stands in two; unless they say that none does, the guarantees are composed as if every row were in each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.privacy.accounting import spent_epsilon_micro
+from dpdist.privacy.guarantee import ATTO, Arithmetic, Guarantee, PrivacyLoss
+from dpdist.release.archive import archived, publish
+from dpdist.release.artefact import Release
+from dpdist.release.extent import merged
+from dpdist.triangle import Band, packed
+
+_PROOF = "dpdist.privacy.parallel"
+_LIMIT = 2**62
+
+
+def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
+    """Return the sum of second moments of disjoint rows.
+
+    Parameters
+    ----------
+    releases
+        Of one mechanism, with the same columns, bound and neighbouring relation; some may be sums already.
+    disjoint
+        Whether the owners of different tables say that no row stands in two of them.
+
+    Returns
+    -------
+    Release
+        Its id follows from theirs, whatever their order and however they were grouped; variances are added up.
+
+    Raises
+    ------
+    UsageError
+        If there are none, or their matrices cannot be added up.
+    RefusedError
+        If two are of the same rows, or one is not private as claimed.
+    DataError
+        If the sum leaves 64-bit integers.
+    """
+    if not releases:
+        raise UsageError("There is nothing to combine: name at least one release.")
+    first = releases[0]
+    for release in releases:
+        _require_alike(first, release)
+    ids = tuple(sorted(i for r in releases for i in r.releases or (r.release_id,)))
+    if len(set(ids)) < len(ids):
+        raise RefusedError("A release is named twice: added up, its rows would count twice. Name it once.")
+    extents = merged(extent for release in releases for extent in release.extents)
+    guarantees = [r.guarantee for r in releases if r.guarantee is not None]
+    one_table = len({extent.dataset for extent in extents}) == 1
+    joint = parallel(guarantees) if one_table or disjoint else sequential(guarantees)
+    if sum(float(np.abs(r.lattice).max()) for r in releases) >= _LIMIT:
+        raise DataError("The sum of these releases leaves 64-bit integers. Release with fewer grid bits (--grid-bits).")
+    total = first.lattice.copy()
+    for release in releases[1:]:
+        total += release.lattice
+    rows = [release.rows for release in releases if release.rows is not None]
+    return Release(
+        release_id=f"c-{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:32]}",
+        mechanism=first.mechanism,
+        names=first.names,
+        neighbours=first.neighbours,
+        claim=joint.loss,
+        guarantee=joint,
+        bound=first.bound,
+        noise=_noise(releases),
+        rows=sum(rows) if len(rows) == len(releases) else None,
+        answer=total,
+        extents=extents,
+        releases=ids,
+        unit=first.unit,
+    )
+
+
+def write_sum(total: Release, target: Path) -> None:
+    """Publish a sum of releases; the same bytes already there are left alone. It is held in memory meanwhile.
+
+    Raises
+    ------
+    DataError
+        If something else stands at target, or its folder cannot be written.
+    """
+    band = Band.whole(total.bound.width)
+    publish(io.BytesIO(b"".join(archived(total, [(band, packed(total.lattice))]))), target)
+
+
+def _require_alike(first: Release, other: Release) -> None:
+    if other.subspace is not None:
+        raise UsageError(f"{other.release_id} released components; only second moments can be added up.")
+    if not other.private_as_claimed:
+        raise RefusedError(f"{other.release_id} is not private as claimed: it was made for reproduction only.")
+    for what, same in (
+        ("columns", first.names == other.names),
+        ("bound (clip norm, grid bits, centre or scale)", first.bound == other.bound),
+        ("neighbouring relation", first.neighbours is other.neighbours),
+        ("privacy unit", first.unit == other.unit),
+        ("mechanism", first.mechanism == other.mechanism),
+    ):
+        if not same:
+            raise UsageError(f"{first.release_id} and {other.release_id} have another {what}: they cannot be added up.")
+
+
+def parallel(guarantees: Sequence[Guarantee]) -> Guarantee:
+    """Return what holds for every row when each is in one release only: the weakest of the guarantees.
+
+    Each is at least as private as (the largest epsilon, the largest delta), and, if all are Gaussian, as the largest
+    mu; of neighbours, which differ in one row, only one release changes.
+    """
+    first = guarantees[0]
+    squares = [g.mu_squared for g in guarantees if g.mu_squared is not None]
+    loss = PrivacyLoss(max(g.loss.epsilon_micro for g in guarantees), max(g.loss.delta_atto for g in guarantees))
+    return _joint(first, guarantees, loss, max(squares) if len(squares) == len(guarantees) else None, bounded=True)
+
+
+def sequential(guarantees: Sequence[Guarantee]) -> Guarantee:
+    """Return what holds when a row may be in all of the releases: their composition, at the sum of their deltas."""
+    if len(guarantees) == 1:
+        return guarantees[0]
+    delta = sum(g.loss.delta_atto for g in guarantees)
+    if delta >= ATTO:
+        raise RefusedError("The deltas of these releases add up to 1: together they promise nothing.")
+    squares = [g.mu_squared for g in guarantees if g.mu_squared is not None]
+    loss = PrivacyLoss(spent_epsilon_micro(guarantees, delta), delta)
+    square = sum(squares, Fraction(0)) if len(squares) == len(guarantees) else None
+    return _joint(guarantees[0], guarantees, loss, square, bounded=False)
+
+
+def _joint(
+    first: Guarantee, guarantees: Iterable[Guarantee], loss: PrivacyLoss, square: Fraction | None, *, bounded: bool
+) -> Guarantee:
+    every = list(guarantees)
+    exact = all(g.arithmetic is Arithmetic.INTEGER_EXACT for g in every)
+    return Guarantee(
+        neighbours=first.neighbours,
+        loss=loss,
+        mu_squared=square,
+        arithmetic=Arithmetic.INTEGER_EXACT if exact else Arithmetic.IDEAL_REAL,
+        proof=_PROOF,
+        bounded_range=bounded and all(g.bounded_range for g in every),
+    )
+
+
+def _noise(releases: Sequence[Release]) -> dict[str, Any]:
+    """Return law and moments of the noise of the sum: independent draws, so variances add up."""
+    keys = ("variance_diagonal", "variance_off_diagonal", "mean_diagonal")
+    laws = {str(release.noise.get("of", release.noise["law"])) for release in releases}
+    return {
+        "law": "sum",
+        "of": "; ".join(sorted(laws)),
+        "terms": sum(int(release.noise.get("terms", 1)) for release in releases),
+        **{key: sum(r.noise.get(key, 0.0) for r in releases) for key in keys if any(key in r.noise for r in releases)},
+    }

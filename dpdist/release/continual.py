@@ -1,0 +1,99 @@
+"""Continual release: which runs of periods to release, so that every total so far has little noise.
+
+Number the periods 0, 1, 2, ... as they close. A *node* of level l covers 2^l of them, from a multiple of 2^l on, and is
+released when its last period closes, by a draw of its own. With L levels, l = 0 ... L-1, released nodes form binary
+trees whose leaves are the periods (Dwork, Naor, Pitassi & Rothblum 2010; Chan, Shi & Song 2011).
+
+**Every row is in at most L nodes**, one per level, because the nodes of one level are disjoint. So if each node's
+release is one of L equal shares of a loss, L of which compose to it, then all that is ever published keeps that loss
+for every row (:mod:`dpdist.privacy.parallel`; the ledger charges each node to its periods and adds up exactly). Shares
+of a Gaussian loss have ``mu_node = mu / sqrt L`` (corollary 3.3 of Dong, Roth & Su 2022), those of a pure one
+``epsilon / L``: :func:`dpdist.privacy.accounting.share`.
+
+**Every total is a sum of few nodes**: of t periods, ``t >> (L-1)`` nodes of the highest level, and one for each bit
+of what remains. With variance ``v`` of the noise of a release that has all of the loss, a Gaussian node has ``L v``,
+and the total of t periods
+
+    L v (floor(t / 2^(L-1)) + popcount(t mod 2^(L-1)))  <=  L^2 v   for t < 2^L,
+
+where the sum of t releases of single periods, each with all of the loss, has ``t v``. That is the case L = 1. With
+``L = floor(log2 T) + 1`` the noise is logarithmic up to T periods; after more it grows again, by ``L v`` every
+2^(L-1) periods, and the guarantee stays the same for ever.
+
+Rows are read again, once for each of their nodes: L times in all, on nights that end a node. The alternative, to keep
+un-noised partial sums or old noise from night to night, would put into a file what must never be in one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Node:
+    """2^level consecutive periods, from a multiple of that on.
+
+    Attributes
+    ----------
+    start, stop
+        Positions of the first period and of the one behind the last, from 0.
+    """
+
+    start: int
+    stop: int
+
+
+def levels_for(horizon: int) -> int:
+    """Return the number of levels L for so many periods: ``floor(log2 T) + 1``.
+
+    Examples
+    --------
+    >>> [levels_for(horizon) for horizon in (1, 2, 3, 4, 365)]
+    [1, 2, 2, 3, 9]
+    """
+    return horizon.bit_length()
+
+
+def ended(count: int, levels: int) -> list[Node]:
+    """Return the nodes that end with period number ``count``, counted from 1, the smallest first.
+
+    Examples
+    --------
+    >>> ended(4, 9)
+    [Node(start=3, stop=4), Node(start=2, stop=4), Node(start=0, stop=4)]
+    >>> ended(4, 1)
+    [Node(start=3, stop=4)]
+    """
+    sizes = [1 << level for level in range(levels)]
+    return [Node(count - size, count) for size in sizes if count % size == 0]
+
+
+def total_of(count: int, levels: int) -> list[Node]:
+    """Return the fewest nodes that make up the first ``count`` periods, in order.
+
+    Examples
+    --------
+    >>> total_of(6, 9)
+    [Node(start=0, stop=4), Node(start=4, stop=6)]
+    >>> len(total_of(6, 1))
+    6
+    """
+    nodes = []
+    start = 0
+    for level in reversed(range(levels)):
+        size = 1 << level
+        while count - start >= size:
+            nodes.append(Node(start, start + size))
+            start += size
+    return nodes
+
+
+def variance_factor(count: int, levels: int) -> int:
+    """Return the variance of the total of ``count`` periods over that of one Gaussian release with all of the loss.
+
+    Examples
+    --------
+    >>> variance_factor(365, 1), variance_factor(365, 9)
+    (365, 54)
+    """
+    return levels * len(total_of(count, levels))

@@ -1,0 +1,77 @@
+"""Of which rows a release is: a table, or consecutive periods of one. Public, and enough to tell rows apart."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from dpdist.errors import RefusedError
+from dpdist.rows.dataset import RowsTable
+from dpdist.rows.periods import Span
+
+
+@dataclass(frozen=True)
+class Extent:
+    """All rows of a table, or those of some consecutive periods.
+
+    Attributes
+    ----------
+    dataset
+        Digest of the random identity of the table: the same in all its releases, and nothing else is to be learnt
+        from it.
+    start, stop
+        Positions of the first period and of the one behind the last, from 0; None: the whole table.
+    first, last
+        Names of the first and the last period; None: the whole table.
+    """
+
+    dataset: str
+    start: int | None = None
+    stop: int | None = None
+    first: str | None = None
+    last: str | None = None
+
+    @classmethod
+    def of(cls, table: RowsTable) -> Extent:
+        """Return what a release that reads a table is of."""
+        dataset = hashlib.sha256(f"dpdist dataset\n{table.dataset_id}".encode()).hexdigest()[:32]
+        if not isinstance(table, Span):
+            return cls(dataset)
+        first, last = (table.parts[i].period for i in (0, -1))
+        return cls(dataset, table.start, table.start + len(table.parts), first, last)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Return the periods, or a word for all of them."""
+        if self.first is None:
+            return "a whole table"
+        return f"period {self.first}" if self.first == self.last else f"periods {self.first} to {self.last}"
+
+
+def merged(extents: Iterable[Extent]) -> tuple[Extent, ...]:
+    """Return disjoint extents with neighbours joined, in order.
+
+    Raises
+    ------
+    RefusedError
+        If two of them share rows: added up, these would count twice.
+    """
+    out: list[Extent] = []
+    for extent in sorted(extents, key=lambda e: (e.dataset, e.start or 0, e.stop or 0)):
+        last = out[-1] if out and out[-1].dataset == extent.dataset else None
+        if last is not None:
+            if last.stop is None or extent.start is None or extent.stop is None or extent.start < last.stop:
+                raise RefusedError(
+                    f"Two of the releases are of the same rows ({last} and {extent} of one table): added up, these "
+                    "would count twice. Leave one of the two out."
+                )
+            if extent.start == last.stop:
+                out[-1] = replace(last, stop=extent.stop, last=extent.last)
+                continue
+        out.append(extent)
+    return tuple(out)

@@ -1,0 +1,90 @@
+"""Continual release: every row in few nodes, every total a sum of few, and shares that compose to the whole."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpdist.errors import UsageError
+from dpdist.mechanisms.gaussian import Gaussian
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.privacy import accounting
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.release.continual import ended, levels_for, total_of, variance_factor
+
+WHOLE = PrivacyLoss.parse("1", "1e-6")
+
+
+@pytest.mark.parametrize("horizon", [1, 2, 7, 64, 100])
+def test_every_period_is_in_at_most_one_node_of_each_level(horizon: int) -> None:
+    levels = levels_for(horizon)
+    assert levels == math.floor(math.log2(horizon)) + 1
+    nodes = [node for count in range(1, 2 * horizon + 1) for node in ended(count, levels)]
+    for period in range(2 * horizon):
+        sizes = [node.stop - node.start for node in nodes if node.start <= period < node.stop]
+        assert len(sizes) == len(set(sizes)) <= levels
+        assert sizes[0] == 1
+    assert max(sum(n.start <= p < n.stop for n in nodes) for p in range(2 * horizon)) == levels  # no level is idle
+
+
+@settings(deadline=None, max_examples=50, derandomize=True)
+@given(st.integers(1, 3000), st.integers(1, 12))
+def test_a_total_is_a_sum_of_few_released_nodes(count: int, levels: int) -> None:
+    nodes = total_of(count, levels)
+    edges = [node.start for node in nodes] + [nodes[-1].stop]
+    assert edges[0] == 0
+    assert edges[-1] == count
+    assert edges[1:] == [node.stop for node in nodes]
+    assert all(node in ended(node.stop, levels) for node in nodes)
+    top = 1 << (levels - 1)
+    assert len(nodes) == count // top + (count % top).bit_count()
+    assert variance_factor(count, levels) == levels * len(nodes)
+    if count < 2 * top:
+        assert variance_factor(count, levels) <= levels**2
+
+
+@pytest.mark.parametrize("count", [2, 9, 20])
+@pytest.mark.parametrize("loss", [WHOLE, PrivacyLoss.parse("0.05", "1e-9"), PrivacyLoss.parse("8", "1e-3")])
+def test_gaussian_shares_compose_to_the_whole_and_waste_next_to_nothing(loss: PrivacyLoss, count: int) -> None:
+    part = accounting.share(loss, count, gaussian=True)
+    query = LatticeQuery(4, 4**16, Neighbours.REPLACE_ONE)
+    guarantee = Gaussian().calibrate(query, part, {}).guarantee
+    assert accounting.fits([guarantee] * count, loss)
+    assert not accounting.fits([guarantee] * (count + 1), loss)
+    ideal = accounting.gaussian_sigma(loss) * math.sqrt(count)
+    assert ideal <= accounting.gaussian_sigma(part) <= ideal * 1.001
+
+
+def test_shares_compose_to_the_whole_by_an_independent_account() -> None:
+    """dp-accounting's own numerical composition of the calibrated noise agrees, to its discretisation."""
+    sigma = accounting.gaussian_sigma(accounting.share(WHOLE, 9, gaussian=True))
+    accountant = PLDAccountant()
+    accountant.compose(SelfComposedDpEvent(GaussianDpEvent(sigma), 9))
+    assert accountant.get_epsilon(WHOLE.delta) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_pure_shares_add_up() -> None:
+    part = accounting.share(PrivacyLoss.parse("1"), 9, gaussian=False)
+    assert part.epsilon_micro == 111111
+    both = accounting.share(WHOLE, 3, gaussian=False)
+    assert both == PrivacyLoss(333333, 333333333333)
+    assert accounting.share(WHOLE, 1, gaussian=False) == WHOLE
+
+
+@pytest.mark.parametrize(("loss", "gaussian"), [("0.000005", True), ("0.000005", False)])
+def test_too_little_to_divide_is_refused(loss: str, gaussian: bool) -> None:
+    with pytest.raises(UsageError, match="cannot be divided into 9"):
+        accounting.share(PrivacyLoss.parse(loss, "1e-6"), 9, gaussian=gaussian)
+
+
+def test_the_mu_of_a_row_is_what_the_tree_promises() -> None:
+    """The sum over the nodes of any period of mu² is at most mu² of the whole, exactly, as fractions."""
+    levels = levels_for(365)
+    sigma = Fraction(accounting.gaussian_sigma(accounting.share(WHOLE, levels, gaussian=True)))
+    assert levels / sigma**2 <= 1 / Fraction(accounting.gaussian_sigma(WHOLE)) ** 2
