@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import zarr
+from releases import archive_of, assemble
 
 from dpdist.errors import DataError
 from dpdist.pca.model import Model, open_model, save
 from dpdist.pca.spectrum import Components
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.release.artefact import Release, archived, assemble, publish
+from dpdist.release.archive import publish
+from dpdist.release.artefact import Release
 from dpdist.rows.bounding import RowBound
 from dpdist.triangle import packed
 
@@ -125,7 +127,7 @@ def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
 
 def test_a_release_is_no_model_and_the_message_says_what_it_is(tmp_path: Path) -> None:
     # the likeliest mistake: dpdist project ROWS RELEASE SCORES
-    publish(archived(release()), tmp_path / "release.zarr")
+    publish(archive_of(release()), tmp_path / "release.zarr")
     assert "dpdist-release/1" in refused(tmp_path / "release.zarr")
 
 

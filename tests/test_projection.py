@@ -11,13 +11,13 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from releases import assemble
 
 from dpdist.errors import DataError
 from dpdist.pca.model import Model, open_model, save
 from dpdist.pca.projection import project_chunks, scores_of
 from dpdist.pca.spectrum import Components
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.release.artefact import assemble
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, created, open_rows

@@ -6,18 +6,21 @@ rows is an error of the bookkeeping and not noise.
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from releases import assemble
+from scipy.sparse.linalg import ArpackError
 
 from dpdist.errors import UsageError
 from dpdist.pca import spectrum
-from dpdist.pca.spectrum import Components, captured_variance, components, moment_about_mean, top_eigenpairs
+from dpdist.pca.spectrum import Components, about_mean, captured_variance, components, top_eigenpairs
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.release.artefact import Release, assemble
+from dpdist.release.artefact import Release
 from dpdist.rows.bounding import RowBound
 from dpdist.triangle import packed
 
@@ -79,6 +82,10 @@ def release_of(
     )
 
 
+def covariance(release: Release) -> Matrix:
+    return about_mean(release).matrix(release.second_moment)
+
+
 def symmetric(eigenvalues: npt.ArrayLike, seed: int = 1) -> Matrix:
     """Return a symmetric matrix with these eigenvalues in a random basis."""
     values = np.asarray(eigenvalues, dtype=np.float64)
@@ -108,6 +115,7 @@ def test_eigenpairs_are_ordered_by_value_and_not_by_magnitude() -> None:
 
 def test_lanczos_orders_by_value_and_not_by_magnitude(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spectrum, "_DENSE_LIMIT", 10)
+    monkeypatch.setattr(spectrum, "_LANCZOS_SHARE", 10)
     monkeypatch.setattr(spectrum, "eigh", refuse)
     values, _ = top_eigenpairs(symmetric([-500.0, -80.0, *np.linspace(0, 20, 78)]), 2)
     assert values == pytest.approx([20.0, 20 - 20 / 77])
@@ -128,6 +136,7 @@ def test_dense_and_lanczos_solvers_agree(monkeypatch: pytest.MonkeyPatch) -> Non
     matrix = symmetric([*np.linspace(-5, 5, 90), 20.0, 30.0, 40.0, -60.0])
     dense = top_eigenpairs(matrix, 5)
     monkeypatch.setattr(spectrum, "_DENSE_LIMIT", matrix.shape[0] - 1)
+    monkeypatch.setattr(spectrum, "_LANCZOS_SHARE", 10)
     monkeypatch.setattr(spectrum, "eigh", refuse)
     lanczos = top_eigenpairs(matrix, 5)
     assert lanczos[0] == pytest.approx(dense[0], abs=1e-9)
@@ -137,16 +146,77 @@ def test_dense_and_lanczos_solvers_agree(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_many_components_of_a_large_matrix_come_from_the_dense_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     # Lanczos is slow and, for k = d, impossible
     monkeypatch.setattr(spectrum, "_DENSE_LIMIT", 10)
-    monkeypatch.setattr(spectrum, "eigsh", refuse)
+    monkeypatch.setattr(spectrum, "by_lanczos", refuse)
     values, _ = top_eigenpairs(symmetric(np.arange(40.0)), 40)
     assert values == pytest.approx(np.arange(40.0)[::-1], abs=1e-12)
 
 
 def test_lanczos_gives_the_same_bytes_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spectrum, "_DENSE_LIMIT", 10)
+    monkeypatch.setattr(spectrum, "_LANCZOS_SHARE", 10)
+    monkeypatch.setattr(spectrum, "eigh", refuse)
     matrix = symmetric(np.linspace(-3, 3, 120))
     first, again = top_eigenpairs(matrix, 4), top_eigenpairs(matrix, 4)
     assert [a.tobytes() for a in first] == [a.tobytes() for a in again]
+
+
+def test_lanczos_finds_components_in_any_direction() -> None:
+    # columns that sum to zero: a constant start would be an eigenvector, and find nothing else
+    size = 40
+    matrix = symmetric(np.linspace(1, 9, size))
+    matrix -= matrix.mean(axis=0)
+    matrix -= matrix.mean(axis=1)[:, None]
+    values, columns = spectrum.by_lanczos(matrix, 3)
+    assert values == pytest.approx(np.linalg.eigvalsh(matrix)[-3:], abs=1e-12)
+    assert matrix @ columns == pytest.approx(columns * values, abs=1e-11)
+
+
+def test_what_lanczos_cannot_or_does_not_solve_is_solved_by_lapack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spectrum, "_DENSE_LIMIT", 10)
+    matrix = symmetric(np.linspace(-3, 3, 120))
+    _, expected = np.linalg.eigh(matrix)
+    solve = spectrum.by_lanczos
+
+    def failing(*_: Any) -> Any:
+        raise ArpackError(-9)
+
+    def wrong(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
+        values, columns = solve(matrix, count)
+        return values, columns + 1e-11 * columns[::-1]
+
+    for solver in (failing, wrong):
+        monkeypatch.setattr(spectrum, "by_lanczos", solver)
+        _, vectors = top_eigenpairs(matrix, 2)
+        assert np.abs(vectors @ expected[:, :-3:-1]) == pytest.approx(np.eye(2), abs=1e-12)
+    # with no other solver left, a pair that solves nothing is no component
+    monkeypatch.setattr(spectrum, "by_lapack", wrong)
+    with pytest.raises(ArithmeticError, match="eigenvalue equation"):
+        top_eigenpairs(matrix, 2)
+
+
+def test_a_matrix_of_zeros_has_components() -> None:
+    values, vectors = top_eigenpairs(np.zeros((600, 600)), 2)
+    assert values.tolist() == [0, 0]
+    assert vectors @ vectors.T == pytest.approx(np.eye(2), abs=1e-12)
+
+
+@pytest.mark.parametrize("private", [False, True], ids=["second moment", "covariance"])
+@pytest.mark.parametrize(("count", "matrices"), [(5, 1), (60, 2)], ids=["Lanczos", "LAPACK"])
+def test_memory_is_one_matrix_beside_the_release_and_another_for_lapack(
+    count: int, matrices: int, *, private: bool
+) -> None:
+    d = 800
+    release = release_of(np.random.default_rng(8).normal(size=(100, d)), bound_for(d, private=private))
+    components(release, 1)  # what is loaded at the first use does not count
+    tracemalloc.start()
+    try:
+        components(release, count)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # beyond whole matrices there are vectors only
+    vectors = 8 * d * (6 * count + 60)
+    assert matrices * 8 * d**2 <= peak <= matrices * 8 * d**2 + vectors
 
 
 def test_the_largest_entry_of_every_component_is_positive() -> None:
@@ -155,22 +225,28 @@ def test_the_largest_entry_of_every_component_is_positive() -> None:
         assert (np.take_along_axis(vectors, np.abs(vectors).argmax(axis=1)[:, None], axis=1) > 0).all()
 
 
-@pytest.mark.parametrize(("solver", "limit"), [("eigh", 2000), ("eigsh", 10)])
+@pytest.mark.parametrize(("solver", "limit"), [("by_lapack", 2000), ("by_lanczos", 10)])
 def test_components_do_not_depend_on_the_sign_a_solver_happens_to_choose(
     monkeypatch: pytest.MonkeyPatch, solver: str, limit: int
 ) -> None:
     monkeypatch.setattr(spectrum, "_DENSE_LIMIT", limit)
+    monkeypatch.setattr(spectrum, "_LANCZOS_SHARE", 10)
     matrix = symmetric(np.linspace(1, 9, 40))
     _, expected = top_eigenpairs(matrix, 3)
     solve: Callable[..., Any] = getattr(spectrum, solver)
 
+    taken = 0
+
     def flipped(*arguments: Any, **options: Any) -> tuple[Matrix, Matrix]:
+        nonlocal taken
+        taken += 1
         values, columns = solve(*arguments, **options)
         return values, columns * np.array([-1, 1, -1])
 
     monkeypatch.setattr(spectrum, solver, flipped)
     _, vectors = top_eigenpairs(matrix, 3)
     assert vectors == pytest.approx(expected, abs=1e-12)
+    assert taken == 1
 
 
 @pytest.mark.parametrize("count", [-1, 0, 5])
@@ -224,8 +300,8 @@ def test_the_noisy_corner_counts_only_where_n_is_private() -> None:
     rows, bound = table(), bound_for(4, private=True)
     extra = np.zeros((5, 5), dtype=np.int64)
     extra[4, 4] = ROWS * bound.constant**2  # the estimate says twice as many rows as there are
-    public = moment_about_mean(release_of(rows, bound, noise=extra))[1]
-    estimated = moment_about_mean(release_of(rows, bound, Neighbours.ADD_REMOVE, noise=extra))[1]
+    public = about_mean(release_of(rows, bound, noise=extra)).mean
+    estimated = about_mean(release_of(rows, bound, Neighbours.ADD_REMOVE, noise=extra)).mean
     assert public == pytest.approx(rows.mean(axis=0), abs=TOLERANCE * CLIP)
     assert estimated == pytest.approx(rows.mean(axis=0) / 2, abs=TOLERANCE * CLIP)
 
@@ -237,7 +313,7 @@ def test_a_private_count_that_is_not_positive_is_refused_in_words_and_without_th
     drowned[4, 4] = (count - ROWS) * bound.constant**2
     release = release_of(rows, bound, Neighbours.ADD_REMOVE, noise=drowned)
     with pytest.raises(UsageError, match="noise drowns the data") as refused:
-        moment_about_mean(release)
+        about_mean(release)
     assert not any(letter.isdigit() for letter in str(refused.value))
 
 
@@ -247,8 +323,8 @@ def test_a_private_count_that_is_not_positive_is_refused_in_words_and_without_th
 def test_the_variance_of_the_private_mean_is_put_back_on_the_diagonal_and_nowhere_else() -> None:
     rows, bound = table(), bound_for(4, private=True)
     variance = 1.0e13**2
-    plain, _, _ = moment_about_mean(release_of(rows, bound))
-    corrected, _, _ = moment_about_mean(release_of(rows, bound, variance=variance))
+    plain = covariance(release_of(rows, bound))
+    corrected = covariance(release_of(rows, bound, variance=variance))
     # an entry of the mean is noise * (C / 2^b) / constant / n
     expected = variance * (CLIP / 2**BITS / 2 ** (BITS - 1) / ROWS) ** 2
     assert expected > 1
@@ -265,7 +341,7 @@ def diagonal_errors(declared_variance: float, sigma: float, repetitions: int = 8
         upper = np.triu(rng.normal(scale=sigma, size=(5, 5)), 1)
         diagonal = rng.normal(scale=np.sqrt(2) * sigma, size=5)
         noise = np.rint(upper + upper.T + np.diag(diagonal)).astype(np.int64)
-        matrix, _, _ = moment_about_mean(release_of(rows, bound, noise=noise, variance=declared_variance))
+        matrix = covariance(release_of(rows, bound, noise=noise, variance=declared_variance))
         errors[i] = np.diag(matrix - exact).mean()
     return errors
 

@@ -17,11 +17,14 @@ import zarr
 
 from dpdist.errors import DataError
 from dpdist.pca.model import Model, open_model
-from dpdist.rows.dataset import ChunkReader, RowsTable, partitions
+from dpdist.rows.dataset import RowsTable, partitions
+from dpdist.rows.reading import ChunkReader
 from dpdist.staging import staged
-from dpdist.store import array_options
+from dpdist.store import ChunkWriter, array_options
 
 FORMAT = "dpdist-scores/1"
+_PIECE_BYTES = 512 << 10
+"""float64 bytes of the rows that are read and multiplied at once: half of a core's second-level cache."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +40,30 @@ class ProjectionTask:
 def project_chunks(task: ProjectionTask) -> None:
     """Write ``((x - mean) / scale) V^T`` for every row of the task's chunks.
 
+    Rows are read, shifted and multiplied in pieces that stay in cache; a chunk of scores is written when the checksum
+    of its rows is known to match.
+
     Raises
     ------
     DataError
         If a chunk of rows or the model cannot be read.
     """
-    found = open_model(task.model).components
-    reader = ChunkReader(task.table)
-    scores = zarr.open_array(task.scores, mode="r+").with_config({"write_empty_chunks": True})
+    table, found = task.table, open_model(task.model).components
+    vectors = np.ascontiguousarray(found.components.T)
+    most = max(1, _PIECE_BYTES // (8 * table.columns))
+    reader = ChunkReader(table, most)
+    shifted = np.empty((min(most, table.chunk_rows), table.columns))
+    scores = ChunkWriter((table.chunk_rows, vectors.shape[1]))
     for index in task.chunks:
-        rows = reader.read(index)
-        start = index * task.table.chunk_rows
-        scores[start : start + rows.shape[0]] = ((rows - found.mean) / found.scale) @ found.components.T
+        scores.rows[table.rows_in(index) :] = 0
+        start = 0
+        for piece in reader.read(index):
+            block = shifted[: piece.shape[0]]
+            np.subtract(piece, found.mean, out=block)
+            block /= found.scale
+            np.matmul(block, vectors, out=scores.rows[start : start + piece.shape[0]])
+            start += piece.shape[0]
+        scores.write(task.scores / "c" / str(index) / "0")
 
 
 @contextmanager

@@ -1,0 +1,207 @@
+"""What a budget buys, before it is spent: from public numbers alone, so it costs nothing.
+
+The noise of a mechanism is fixed by d, the clip norm, epsilon and delta; what rows add grows with their number. So a
+component that holds a share v of the squared norm, per row, has strength ``n v``, and is seen when that exceeds the
+threshold of the noise (:mod:`dpdist.pca.noise_edge`). Shares come from a guess of the spectrum, which must be public:
+a guess taken from the table itself would leak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scipy.optimize import brentq
+
+from dpdist.errors import UsageError
+from dpdist.mechanisms.base import DeltaUse, is_private_as_claimed
+from dpdist.mechanisms.registry import MECHANISMS
+from dpdist.pca.noise_edge import NoiseLaw, law_of
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release.request import ReleaseRequest
+
+GOOD = 0.9
+"""The squared cosine that counts as a good component."""
+SHARES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+"""Shares of C² per row for which a forecast without a guess says how many rows are needed."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is expected of one component.
+
+    Attributes
+    ----------
+    variance
+        Its guessed eigenvalue per row, in squared units of the bounded rows.
+    squared_cosine
+        Of the component that will be seen with the true one; 0: it drowns.
+    rows_to_see, rows_for_good
+        Rows needed until it stands above the noise, and until the squared cosine is 0.9.
+    """
+
+    variance: float
+    squared_cosine: float
+    rows_to_see: int
+    rows_for_good: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The noise of a release that was not made yet, and what will be seen over it.
+
+    Attributes
+    ----------
+    request, columns, rows
+        The release, d and n.
+    error
+        Standard deviation of the noise on an entry off the diagonal, per row, in squared units of the bounded rows.
+    edge
+        Largest eigenvalue of the noise, per row, at confidence 0.95.
+    threshold
+        Variance per row a component needs to be seen at all.
+    expected
+        One per guessed variance or, without a guess, per share of C².
+    guessed
+        Whether the variances were guessed.
+    law
+        Of the noise, for the sum of all rows.
+    alternatives
+        (mechanism, threshold) of every mechanism that is private at this loss and has a known edge, best first.
+    """
+
+    request: ReleaseRequest
+    columns: int
+    rows: int
+    error: float
+    edge: float
+    threshold: float
+    expected: tuple[Expected, ...]
+    guessed: bool
+    law: NoiseLaw
+    alternatives: tuple[tuple[str, float], ...]
+
+    @property
+    def largest(self) -> float:
+        """C²: rows hold no more."""
+        return self.request.clip_norm**2
+
+    @property
+    def seen(self) -> int:
+        """How many of the guessed components will stand above the noise."""
+        return sum(e.squared_cosine > 0 for e in self.expected)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the forecast as JSON values."""
+        return {
+            "mechanism": self.request.mechanism,
+            "epsilon": self.request.loss.epsilon,
+            "delta": self.request.loss.delta,
+            "neighbours": self.request.neighbours.value,
+            "clip_norm": self.request.clip_norm,
+            "d": self.columns,
+            "n": self.rows,
+            "entry_standard_deviation": self.error,
+            "noise_edge": self.edge,
+            "threshold": self.threshold,
+            "guessed": self.guessed,
+            "components_seen": self.seen if self.guessed else None,
+            "components": [vars(e) for e in self.expected],
+            "alternatives": [{"mechanism": name, "threshold": value} for name, value in self.alternatives],
+        }
+
+
+def forecast(request: ReleaseRequest, columns: int, rows: int, spectrum: Sequence[float] = ()) -> Forecast:
+    """Forecast a release of a table of so many rows and columns.
+
+    Parameters
+    ----------
+    request
+        The release; its clip norm bounds what rows can hold.
+    columns, rows
+        d and n, or a public guess of n.
+    spectrum
+        Guessed eigenvalues of the second moment per row, in squared units of the bounded rows, largest first. Public.
+
+    Raises
+    ------
+    UsageError
+        If there are no rows, the spectrum is impossible, or the mechanism does not add noise with a known edge.
+    RefusedError
+        If the mechanism is not private as claimed.
+    """
+    if rows < 1:
+        raise UsageError("A forecast needs at least one row (--n).")
+    largest = request.clip_norm**2
+    if len(spectrum) > columns or any(v <= 0 for v in spectrum) or sum(spectrum) > largest * (1 + 1e-9):
+        raise UsageError(
+            f"The guessed spectrum must be at most {columns} positive numbers whose sum is at most the squared clip "
+            f"norm, {largest:g}: rows of norm C hold no more (--spectrum)."
+        )
+    law = _law(request, columns)
+    if law is None:
+        raise UsageError(
+            f"{request.mechanism} does not add noise with a known edge to the second moment, so there is no forecast. "
+            "Take gaussian or two-sided-wishart; dpdist mechanisms lists what each one releases."
+        )
+    noise = request.calibrated(columns).noise
+    unit = request.bound(columns).unit ** 2
+    good = _strength_for(law, GOOD)
+    variances = tuple(spectrum) or tuple(share * largest for share in SHARES)
+    expected = tuple(
+        Expected(v, law.squared_cosine(rows * v), _at_least(law.threshold / v), _at_least(good / v)) for v in variances
+    )
+    return Forecast(
+        request=request,
+        columns=columns,
+        rows=rows,
+        error=float(noise["variance_off_diagonal"]) ** 0.5 * unit / rows,
+        edge=law.edge_at(0.95) / rows,
+        threshold=law.threshold / rows,
+        expected=expected,
+        guessed=bool(spectrum),
+        law=law,
+        alternatives=_alternatives(request, columns, rows),
+    )
+
+
+def _law(request: ReleaseRequest, columns: int) -> NoiseLaw | None:
+    return law_of(request.calibrated(columns).noise, columns, request.bound(columns).unit ** 2)
+
+
+def _at_least(rows: float) -> int:
+    return int(rows) + 1
+
+
+def _strength_for(law: NoiseLaw, cosine: float) -> float:
+    """Return the strength at which the expected squared cosine reaches a value: it grows with the strength, from 0."""
+    high = 2 * law.threshold
+    while law.squared_cosine(high) < cosine:
+        high *= 2
+    root: float = brentq(lambda t: law.squared_cosine(t) - cosine, law.threshold, high)
+    return root
+
+
+def _alternatives(request: ReleaseRequest, columns: int, rows: int) -> tuple[tuple[str, float], ...]:
+    """Return the mechanisms that are private at the loss, take no required option and have an edge, best first."""
+    found = []
+    for name, mechanism in MECHANISMS.items():
+        statement = mechanism.statement
+        if not statement.additive or statement.replacement or any(o.default is None for o in statement.options):
+            continue
+        pure = statement.delta is DeltaUse.NONE
+        if statement.delta is DeltaUse.REQUIRED and not request.loss.delta_atto:
+            continue
+        loss = PrivacyLoss(request.loss.epsilon_micro, 0 if pure else request.loss.delta_atto)
+        other = ReleaseRequest(
+            name, loss, request.clip_norm, request.neighbours, centring=request.centring, grid_bits=request.grid_bits
+        )
+        try:
+            calibrated = other.calibrated(columns)
+        except UsageError:  # its noise leaves the lattice here
+            continue
+        law = law_of(calibrated.noise, columns, request.bound(columns).unit ** 2)
+        if law is not None and is_private_as_claimed(calibrated):
+            found.append((name, law.threshold / rows))
+    return tuple(sorted(found, key=lambda pair: pair[1]))

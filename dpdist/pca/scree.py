@@ -1,0 +1,172 @@
+"""How much of each component is signal: post-processing of a release, free of charge.
+
+Two statements are made of an eigenvalue of the released matrix. A rigorous one: by Weyl's inequality every eigenvalue
+of the exact matrix lies within the largest eigenvalue of the noise of the released one, all of them at once. And an
+estimate: taken alone over the noise, a component of what strength would be seen there, and how well does it point
+(:mod:`dpdist.pca.noise_edge`)? With private centring the noise of the mean, of rank two and lower order, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist.errors import UsageError
+from dpdist.pca.noise_edge import NoiseLaw, law_of
+from dpdist.pca.spectrum import Components, components
+from dpdist.release.artefact import Release
+
+Values = npt.NDArray[np.float64]
+CONFIDENCE = 0.95
+_FIRST_LOOK = 16
+
+
+@dataclass(frozen=True)
+class Scree:
+    """Eigenvalues of a release beside its noise, in the units of the eigenvalues.
+
+    Attributes
+    ----------
+    eigenvalues
+        (k,), descending, as released.
+    edge
+        What the largest eigenvalue of the noise stays below with probability ``confidence``.
+    confidence
+        One of :data:`dpdist.pca.noise_edge.QUANTILES`.
+    strengths
+        (k,): each eigenvalue without what the noise adds to it; 0 where it is not beyond the noise.
+    squared_cosines
+        (k,): expected squared cosine of each component with the true one, from 0 to 1.
+    """
+
+    eigenvalues: Values
+    edge: float
+    confidence: float
+    strengths: Values
+    squared_cosines: Values
+
+    @property
+    def above(self) -> int:
+        """How many eigenvalues stand above the noise."""
+        return int((self.eigenvalues > self.edge).sum())
+
+    @property
+    def intervals(self) -> Values:
+        """(k, 2): where the exact eigenvalues lie; each end holds for all of them at once with the confidence."""
+        found: Values = np.column_stack([np.maximum(self.eigenvalues - self.edge, 0), self.eigenvalues + self.edge])
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is said of the components as JSON values."""
+        return {
+            "noise_edge": self.edge,
+            "confidence": self.confidence,
+            "above_noise": self.above,
+            "strengths": self.strengths.tolist(),
+            "squared_cosines": self.squared_cosines.tolist(),
+            "intervals": self.intervals.tolist(),
+        }
+
+    @property
+    def shrunk(self) -> Values:
+        """(k,): the values that bring ``sum value u u^T`` nearest to the exact part in Frobenius norm.
+
+        They are ``strength * squared_cosine``, the projection of the exact component on the one that is seen (Gavish &
+        Donoho 2017, section 3, for singular values).
+        """
+        found: Values = self.strengths * self.squared_cosines
+        return found
+
+
+def noise_law(release: Release) -> NoiseLaw | None:
+    """Return the law of the noise in the units of the components' eigenvalues; None where it is not known."""
+    if release.subspace is not None:
+        return None
+    rows = 1.0 if release.row_count is None else release.row_count
+    return law_of(release.noise, release.bound.columns, release.bound.unit**2 / rows) if rows > 0 else None
+
+
+def scree(release: Release, eigenvalues: Values, confidence: float = CONFIDENCE) -> Scree | None:
+    """Put eigenvalues of a release's components beside its noise; None where the law of the noise is not known."""
+    law = noise_law(release)
+    if law is None:
+        return None
+    strengths = np.array([law.strength(value) for value in eigenvalues])
+    cosines = np.array([law.squared_cosine(value) for value in strengths])
+    return Scree(eigenvalues, law.edge_at(confidence), confidence, strengths, cosines)
+
+
+def require_scree(release: Release, eigenvalues: Values | None) -> Scree:
+    """Return the scree of a release whose noise has a known edge.
+
+    Raises
+    ------
+    UsageError
+        If it has none.
+    """
+    found = None if eigenvalues is None else scree(release, eigenvalues)
+    if found is None:
+        raise UsageError(_no_edge(release))
+    return found
+
+
+def _no_edge(release: Release) -> str:
+    return (
+        f"The noise of {release.mechanism} has no known edge, so components cannot be told from noise: pass their "
+        "number (--components K)."
+    )
+
+
+def above_noise(release: Release, product: Callable[[Values], Values] | None = None) -> Components:
+    """Return the components of a release that stand above its noise, at confidence 0.95.
+
+    Parameters
+    ----------
+    release, product
+        As for :func:`dpdist.pca.spectrum.components`.
+
+    Raises
+    ------
+    UsageError
+        If none does, or the noise has no known edge.
+    """
+    if noise_law(release) is None:
+        raise UsageError(_no_edge(release))
+    most = release.bound.columns - (product is not None)
+    count, above = 0, 0
+    while above == count < most:
+        count = min(max(_FIRST_LOOK, 4 * count), most)
+        found = components(release, count, product)
+        above = require_scree(release, found.eigenvalues).above
+    if not above:
+        raise UsageError(
+            "No component stands above the noise: at this budget nothing of them can be seen. dpdist forecast says "
+            "what would be needed; --components K takes components all the same."
+        )
+    return found.leading(above)
+
+
+def entry_errors(release: Release) -> Values:
+    """Return the standard deviation of the noise on every entry of the second moment.
+
+    Returns
+    -------
+    errors
+        (d, d) float64, in the units of the components' eigenvalues: per row where they are.
+
+    Raises
+    ------
+    UsageError
+        If the mechanism does not add noise of known variance.
+    """
+    if "variance_off_diagonal" not in release.noise:
+        raise UsageError(f"{release.mechanism} states no variance of the entries: it adds no noise to them.")
+    d, rows = release.bound.columns, release.row_count or 1.0
+    unit = release.bound.unit**2 / rows
+    errors = np.full((d, d), float(release.noise["variance_off_diagonal"]) ** 0.5 * unit)
+    np.fill_diagonal(errors, float(release.noise["variance_diagonal"]) ** 0.5 * unit)
+    return errors

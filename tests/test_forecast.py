@@ -1,0 +1,88 @@
+"""A forecast is what releases then show; it needs no data and spends nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpdist.errors import RefusedError, UsageError
+from dpdist.mechanisms.attack import Held
+from dpdist.noise.entropy import SYSTEM
+from dpdist.pca.forecast import GOOD, SHARES, forecast
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release.request import ReleaseRequest
+from dpdist.triangle import unpacked
+
+D, C = 60, 10.0
+SPECTRUM = (20.0, 6.0, 2.0, 0.5)
+
+
+def request(mechanism: str = "gaussian", epsilon: str = "1", delta: str = "1e-6") -> ReleaseRequest:
+    return ReleaseRequest(mechanism, PrivacyLoss.parse(epsilon, delta), C)
+
+
+@pytest.mark.parametrize(("mechanism", "delta"), [("gaussian", "1e-6"), ("two-sided-wishart", "0")])
+def test_releases_show_what_was_forecast(mechanism: str, delta: str) -> None:
+    """Mean squared cosines of 30 releases agree to 0.06; entries spread as stated, to 5 %."""
+    rows = 4000
+    asked = request(mechanism, delta=delta)
+    found = forecast(asked, D, rows, SPECTRUM)
+    calibrated, unit = asked.calibrated(D), asked.bound(D).unit ** 2
+    exact = np.rint(np.diag([*SPECTRUM, *[0] * (D - 4)]) * rows / unit).astype(np.int64)
+    cosines, entries, seen = [], [], []
+    for _ in range(30):
+        answer = unpacked(calibrated.answer(Held(exact), SYSTEM).astype(np.int64), D) * unit / rows
+        values, vectors = np.linalg.eigh(answer)
+        cosines.append([vectors[i, -1 - i] ** 2 for i in range(4)])
+        entries.append((answer - exact * unit / rows)[~np.eye(D, dtype=bool)])
+        seen.append(values[-1 - len(SPECTRUM)] < found.edge)
+    expected = [e.squared_cosine for e in found.expected]
+    # near the threshold the limit is approached slowly
+    assert (expected[0] > 0.8, expected[3]) == (True, 0)
+    for measured, stated in zip(np.mean(cosines, axis=0), expected, strict=True):
+        assert measured == pytest.approx(stated, abs=0.06 if stated > 0.5 else 0.25)
+    assert np.std(entries) == pytest.approx(found.error, rel=0.05)
+    assert sum(seen) >= 20
+
+
+def test_rows_for_a_good_component_are_just_enough() -> None:
+    first = forecast(request(), D, 1000, SPECTRUM)
+    for i, one in enumerate(first.expected):
+        assert forecast(request(), D, one.rows_for_good, SPECTRUM).expected[i].squared_cosine >= GOOD
+        assert forecast(request(), D, int(0.99 * one.rows_for_good), SPECTRUM).expected[i].squared_cosine < GOOD
+        assert forecast(request(), D, one.rows_to_see, SPECTRUM).expected[i].squared_cosine > 0
+        assert forecast(request(), D, one.rows_to_see - 1, SPECTRUM).expected[i].squared_cosine == pytest.approx(0)
+
+
+def test_without_a_guess_it_speaks_of_shares_of_the_clip_norm() -> None:
+    found = forecast(request(), D, 5000)
+    assert [e.variance for e in found.expected] == [s * C**2 for s in SHARES]
+    assert found.to_json()["components_seen"] is None
+
+
+def test_the_best_mechanism_comes_first_and_all_are_private_as_claimed() -> None:
+    found = forecast(request(), D, 5000)
+    names = [name for name, _ in found.alternatives]
+    thresholds = [value for _, value in found.alternatives]
+    assert names[0] == "gaussian"
+    assert thresholds == sorted(thresholds)
+    assert not {"sn", "none", "analyze-gauss", "jiang-wishart"} & set(names)
+    pure = [name for name, _ in forecast(request("two-sided-wishart", delta="0"), D, 5000).alternatives]
+    assert "gaussian" not in pure
+    assert pure[0] in {"nuclear", "two-sided-wishart"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "spectrum", "said"),
+    [(0, (), "--n"), (10, (60.0, 50.0), "100"), (10, (1.0, -1.0), "positive"), (10, (0.1,) * 61, "60")],
+)
+def test_the_impossible_is_refused(rows: int, spectrum: tuple[float, ...], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        forecast(request(), D, rows, spectrum)
+
+
+def test_what_has_no_edge_or_no_proof_is_refused() -> None:
+    with pytest.raises(UsageError, match="no forecast"):
+        forecast(ReleaseRequest("bingham", PrivacyLoss.parse("1"), C, options={"components": 2}), D, 100)
+    with pytest.raises(RefusedError, match="sn was published"):
+        forecast(request("sn", delta="0"), D, 100)

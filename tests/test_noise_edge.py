@@ -1,0 +1,160 @@
+"""The laws of the noise's spectrum, against draws of the mechanisms themselves.
+
+Statistical tests here fail falsely with probability below 1e-6 each; twins show that they can fail.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy.integrate import solve_ivp
+from scipy.special import airy
+from scipy.stats import binom
+
+from dpdist.mechanisms.registry import calibrated
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.noise.entropy import SYSTEM
+from dpdist.noise.nuclear import nuclear_spectra
+from dpdist.pca.noise_edge import QUANTILES, NoiseLaw, law_of
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.triangle import unpacked
+
+Floats = npt.NDArray[np.float64]
+NAMES = {"gaussian": "1e-6", "wishart": "1e-6", "two-sided-wishart": "0", "laplace": "0", "frobenius": "0"}
+
+
+@functools.cache
+def law(name: str, size: int) -> NoiseLaw:
+    query = LatticeQuery(size, 4**16, Neighbours.REPLACE_ONE)
+    found = law_of(calibrated(name, query, PrivacyLoss.parse("1", NAMES.get(name, "0"))).noise, size)
+    assert found is not None
+    return found
+
+
+def draw(name: str, size: int) -> Floats:
+    found = calibrated(
+        name, LatticeQuery(size, 4**16, Neighbours.REPLACE_ONE), PrivacyLoss.parse("1", NAMES.get(name, "0"))
+    )
+    noise = unpacked(found.answer(Zero(size), SYSTEM).astype(np.int64), size).astype(np.float64)
+    centred: Floats = noise - found.noise.get("mean_diagonal", 0.0) * np.eye(size)
+    return centred
+
+
+class Zero:
+    """The exact moment of no rows."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def triangle(self) -> npt.NDArray[np.int64]:
+        return np.zeros(self.size * (self.size + 1) // 2, dtype=np.int64)
+
+    def matrix(self) -> Floats:
+        return np.zeros((self.size, self.size))
+
+    def times(self, vectors: Floats) -> Floats:
+        return 0 * vectors
+
+
+@pytest.mark.parametrize("name", [*NAMES, "nuclear"])
+def test_slope_and_curvature_are_derivatives_and_the_critical_point_is_a_minimum(name: str) -> None:
+    found = law(name, 40)
+    for share in (0.2, 0.6, 0.9):
+        g = share * found.critical
+        step = 1e-5 * g
+        slope = (found.inverse(g + step) - found.inverse(g - step)) / (2 * step)
+        curvature = (found.slope(g + step) - found.slope(g - step)) / (2 * step)
+        assert found.slope(g) == pytest.approx(slope, rel=1e-6)
+        assert found.curvature(g) == pytest.approx(curvature, rel=1e-6)
+    assert found.slope(found.critical) * found.critical**2 == pytest.approx(0, abs=1e-9)
+    assert found.curvature(found.critical) > 0
+
+
+def test_known_edges() -> None:
+    """The constants of the literature: 2 sqrt(v), (sqrt(m) + sqrt(d))², 1.665 d/beta, pi d / (2 beta)."""
+    size = 200
+    semicircle = law("gaussian", size)
+    query = LatticeQuery(size, 4**16, Neighbours.REPLACE_ONE)
+    gaussian = calibrated("gaussian", query, PrivacyLoss.parse("1", "1e-6")).noise
+    assert semicircle.edge == pytest.approx(2 * math.sqrt(size * gaussian["variance_off_diagonal"]))
+    wishart = calibrated("wishart", query, PrivacyLoss.parse("1", "1e-6")).noise
+    m, s = wishart["degrees"], wishart["scale"]
+    assert law("wishart", size).edge == pytest.approx(s * (math.sqrt(m) + math.sqrt(size)) ** 2 - m * s)
+    beta = 1 / (2 * 4.0**16)
+    z = math.sqrt(math.sqrt(5) - 2)
+    edge = (1 / z + 2 * z / (1 - z**2)) * size / (2 * beta)
+    assert law("two-sided-wishart", size).edge == pytest.approx(edge, rel=2 / size)
+    assert law("two-sided-wishart", size).threshold == pytest.approx(2.058 * size / beta / 2, rel=2 / size)
+    assert law("nuclear", size).edge == pytest.approx(math.pi * size / (2 * beta), rel=2 / size)
+
+
+def test_quantiles_are_those_of_the_tracy_widom_law() -> None:
+    """Integrate Painlevé II from the Airy function at 6: F1(s) = exp(-1/2 int_s (q + (x - s) q²) dx)."""
+    start = 6.0
+    ai, slope, *_ = airy(start)
+
+    def rates(s: float, y: Floats) -> list[float]:
+        q, p, _, square, _ = y
+        return [p, s * q + 2 * q**3, -q, -(q**2), -square]
+
+    # tail = int q, square = int q², the last one int (x - s) q²; all of them zero at the start to 1e-8
+    found = solve_ivp(rates, (start, -1), [ai, slope, 0, 0, 0], rtol=1e-11, atol=1e-14, dense_output=True)
+    assert found.sol is not None
+    for confidence, quantile in QUANTILES.items():
+        _, _, tail, _, weighted = found.sol(quantile)
+        assert math.exp(-(tail + weighted) / 2) == pytest.approx(confidence, abs=2e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_noise_stays_below_its_edge_as_often_as_stated(name: str) -> None:
+    """At 30 columns; entrywise Laplace and Frobenius noise, of heavier tails, keep .9 where .95 is stated."""
+    draws, size = 250, 30
+    found = law(name, size)
+    largest = np.array([np.linalg.eigvalsh(draw(name, size))[-1] for _ in range(draws)])
+    promised = 0.9 if name in {"laplace", "frobenius"} else 0.95
+    assert binom.cdf((largest <= found.edge_at(0.95)).sum(), draws, promised) > 1e-6
+    # the twin: noise a tenth larger than stated
+    assert binom.cdf((1.1 * largest <= found.edge_at(0.95)).sum(), draws, promised) < 1e-6
+
+
+def test_the_spectrum_of_nuclear_noise_ends_where_stated() -> None:
+    """Eigenvalues alone suffice, as the law is invariant: 60 spectra at 10 columns, scale 1."""
+    size, draws = 10, 60
+    largest = nuclear_spectra(size, draws, SYSTEM).max(axis=1)
+    found = law("nuclear", size)
+    scale = found.edge / (math.pi * size / 2)  # the law at scale 1, up to the 2/size of the variances
+    assert binom.cdf((scale * largest <= found.edge_at(0.99)).sum(), draws, 0.99) > 1e-6
+    assert 0.6 * found.edge < scale * largest.mean() < found.edge
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("factor", [0.7, 1.5, 3.0])
+def test_a_component_is_seen_where_and_as_well_as_forecast(name: str, factor: float) -> None:
+    """One component over 20 draws at 100 columns: means within 6 standard errors and 2 % of the size of an effect."""
+    size, draws = 100, 20
+    found = law(name, size)
+    strength = factor * found.threshold
+    direction = np.random.default_rng(1).normal(size=size)
+    direction /= np.linalg.norm(direction)
+    values, cosines = np.empty(draws), np.empty(draws)
+    for i in range(draws):
+        eigenvalues, vectors = np.linalg.eigh(draw(name, size) + strength * np.outer(direction, direction))
+        values[i], cosines[i] = eigenvalues[-1], (vectors[:, -1] @ direction) ** 2
+    expected = found.squared_cosine(strength)
+    error = cosines.std() / math.sqrt(draws)
+    assert cosines.mean() == pytest.approx(expected, abs=6 * error + (0.02 if expected else 0.15))
+    assert values.mean() == pytest.approx(found.seen(strength), rel=0.03 + 6 * values.std() / values.mean() / 20**0.5)
+    if factor > 1:
+        assert found.strength(found.seen(strength)) == pytest.approx(strength, rel=1e-9)
+        assert abs(cosines.mean() - found.squared_cosine(strength / 1.5)) > 6 * error + 0.02  # the twin
+    else:
+        assert (expected, found.strength(found.seen(strength))) == (0, 0)
+
+
+def test_what_adds_no_noise_of_a_known_law_has_no_edge() -> None:
+    assert law_of({"law": "none", "variance_off_diagonal": 0.0}, 5) is None
+    assert law_of({"law": "successive-bingham", "concentration": 1.0}, 5) is None

@@ -1,0 +1,133 @@
+"""What is said of a release's components, against rows whose truth is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from releases import assemble
+
+from dpdist.errors import UsageError
+from dpdist.mechanisms.attack import Held
+from dpdist.noise.entropy import SYSTEM
+from dpdist.pca.scree import above_noise, entry_errors, noise_law, scree
+from dpdist.pca.spectrum import about_mean, top_eigenpairs
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.release.artefact import Release
+from dpdist.release.request import Centring, ReleaseRequest
+
+Floats = npt.NDArray[np.float64]
+D, N, C = 40, 20_000, 4.0
+SHARES = np.array([0.3, 0.1, 0.03, 0.002])
+
+
+def truth(seed: int = 3) -> tuple[Floats, Floats]:
+    """Return an exact second moment of N rows with four components, and these, as orthonormal rows."""
+    basis = np.linalg.qr(np.random.default_rng(seed).normal(size=(D, D)))[0].T
+    return (basis[:4].T * (N * C**2 * SHARES)) @ basis[:4], basis[:4]
+
+
+def released(mechanism: str = "gaussian", epsilon: str = "1", delta: str = "1e-6", **options: object) -> Release:
+    request = ReleaseRequest(mechanism, PrivacyLoss.parse(epsilon, delta), C, options=options)
+    exact, _ = truth()
+    calibrated, bound = request.calibrated(D), request.bound(D)
+    lattice = np.rint(exact / bound.unit**2).astype(np.int64)
+    return assemble(
+        release_id="x", mechanism=mechanism, names=tuple(map(str, range(D))), neighbours=Neighbours.REPLACE_ONE,
+        claim=calibrated.claim, guarantee=calibrated.guarantee, bound=bound, noise=calibrated.noise, rows=N,
+        answer=calibrated.answer(Held(lattice), SYSTEM),
+    )  # fmt: skip
+
+
+def matrix_of(release: Release) -> Floats:
+    return about_mean(release).matrix(release.second_moment)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "delta"), [("gaussian", "1e-6"), ("two-sided-wishart", "0"), ("wishart", "1e-6")]
+)
+def test_intervals_strengths_and_cosines_tell_the_truth(mechanism: str, delta: str) -> None:
+    """Over 20 releases; a miss of the simultaneous intervals has probability .1, so 12 misses have below 1e-7."""
+    exact, basis = truth()
+    true_values = np.maximum(np.linalg.eigvalsh(exact / N)[::-1], 0)  # rounding makes some of the zeros negative
+    misses, cosines, expected, strengths = 0, [], [], []
+    for _ in range(20):
+        release = released(mechanism, delta=delta)
+        values, vectors = top_eigenpairs(matrix_of(release), D)
+        found = scree(release, values)
+        assert found is not None
+        low, high = found.intervals.T
+        misses += not (np.all(low <= true_values) and np.all(true_values <= high))
+        cosines.append([float(v @ w) ** 2 for v, w in zip(vectors[:2], basis[:2], strict=True)])
+        expected.append(found.squared_cosines[:2])
+        strengths.append(found.strengths[:2])
+    assert misses < 12
+    assert np.mean(cosines, axis=0) == pytest.approx(np.mean(expected, axis=0), abs=0.05)
+    assert np.mean(strengths, axis=0) == pytest.approx(C**2 * SHARES[:2], rel=0.1)
+
+
+def test_shrinking_brings_the_released_part_nearer_to_the_truth() -> None:
+    exact = truth()[0] / N
+    release = released("two-sided-wishart", delta="0")
+    values, vectors = top_eigenpairs(matrix_of(release), 4)
+    found = scree(release, values)
+    assert found is not None
+    errors = [np.linalg.norm((vectors.T * use) @ vectors - exact) for use in (found.shrunk, found.eigenvalues)]
+    assert errors[0] < errors[1]
+
+
+def test_components_above_the_noise_are_those_that_are_there() -> None:
+    """At a large epsilon all four stand out, and no fifth one; at a tiny one none, and that is said."""
+    assert len(above_noise(released(epsilon="400")).components) == 4
+    with pytest.raises(UsageError, match=r"forecast.*--components K"):
+        above_noise(released(epsilon="0.001"))
+
+
+def test_many_components_above_the_noise_are_all_counted() -> None:
+    """More than the first look takes."""
+    request = ReleaseRequest("gaussian", PrivacyLoss.parse("400", "1e-6"), C)
+    calibrated, bound = request.calibrated(D), request.bound(D)
+    lattice = np.rint(np.diag([N * C**2 / D] * 30 + [0] * 10) / bound.unit**2).astype(np.int64)
+    release = assemble(
+        release_id="x", mechanism="gaussian", names=tuple(map(str, range(D))), neighbours=Neighbours.REPLACE_ONE,
+        claim=calibrated.claim, guarantee=calibrated.guarantee, bound=bound, noise=calibrated.noise, rows=N,
+        answer=calibrated.answer(Held(lattice), SYSTEM),
+    )  # fmt: skip
+    assert len(above_noise(release).components) == 30
+
+
+def test_a_subspace_has_no_edge() -> None:
+    release = released("bingham", delta="0", components=2)
+    assert noise_law(release) is None
+    with pytest.raises(UsageError, match="bingham"):
+        above_noise(release)
+    with pytest.raises(UsageError, match="bingham"):
+        entry_errors(release)
+
+
+def test_entry_errors_are_the_spread_of_the_entries() -> None:
+    """Of 60 releases; a standard deviation estimated from all 1600 entries of each is off by less than 3 %."""
+    exact = truth()[0] / N
+    draws = np.array([matrix_of(released()) - exact for _ in range(60)])
+    errors = entry_errors(released())
+    assert errors.shape == (D, D)
+    off = ~np.eye(D, dtype=bool)
+    assert draws[:, off].std() == pytest.approx(errors[0, 1], rel=0.03)
+    assert draws[:, ~off].std() == pytest.approx(errors[0, 0], rel=0.1)
+
+
+def test_private_centring_keeps_the_edge() -> None:
+    request = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), C, centring=Centring.PRIVATE)
+    bound = request.bound(D)
+    calibrated = request.calibrated(D)
+    lattice = np.zeros((D + 1, D + 1), dtype=np.int64)
+    lattice[-1, -1] = N * bound.constant**2
+    release = assemble(
+        release_id="x", mechanism="gaussian", names=tuple(map(str, range(D))), neighbours=Neighbours.REPLACE_ONE,
+        claim=calibrated.claim, guarantee=calibrated.guarantee, bound=bound, noise=calibrated.noise, rows=N,
+        answer=calibrated.answer(Held(lattice), SYSTEM),
+    )  # fmt: skip
+    law = noise_law(release)
+    assert law is not None
+    values, _ = top_eigenpairs(matrix_of(release), 1)
+    assert values[0] == pytest.approx(law.edge, rel=0.35)
