@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.errors import DataError, UsageError
+from dpdist.errors import UsageError
 from dpdist.mechanisms import attack
 from dpdist.mechanisms.attack import AuditTask
+from dpdist.pictures import picture
 from dpdist.pipeline import Cluster
 from dpdist.privacy import audit
 from dpdist.privacy.accounting import gaussian_delta
@@ -133,33 +134,25 @@ def plot(result: Audit, path: Path) -> None:
     DataError
         If the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra, only for pictures
-    except ImportError:
-        raise UsageError("Pictures need matplotlib: pip install 'dpdist[plots]'.") from None
     loss = result.task.loss
     grid = np.linspace(0, 2 * loss.epsilon, _GRID)
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    if result.claim is not None:
-        claim = result.claim
-        axes.plot(grid, [audit.implied_delta(claim, e) for e in grid], "--", color="tab:gray", label="claimed")
-    if result.guarantee is not None:
-        proved = [_proved_delta(result.guarantee, e) for e in grid]
-        axes.plot(grid, proved, color="tab:blue", label="proved (upper bound)")
     first, second = result.sample
     measured = [audit.examine(first, second, epsilon, result.finding.error).delta(epsilon) for epsilon in grid]
     low, middle, _ = np.array(measured).T
-    axes.fill_between(grid, low, np.maximum(low, middle), color="tab:red", alpha=0.25, lw=0)
-    axes.plot(grid, low, color="tab:red", label=f"measured lower bound, confidence {1 - result.finding.error:g}")
-    axes.axvline(loss.epsilon, color="black", lw=0.6, ls=":")
-    axes.set(xlabel="epsilon", ylabel="delta", xlim=(0, grid[-1]), ylim=(0, None))
-    axes.set_title(f"{result.task.mechanism}: claimed {loss}, {result.task.query.neighbours}")
-    axes.legend(frameon=False)
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise DataError(f"The picture {path} cannot be written: {error}.") from None
+    with picture(path) as axes:
+        if result.claim is not None:
+            claim = result.claim
+            axes.plot(grid, [audit.implied_delta(claim, e) for e in grid], "--", color="tab:gray", label="claimed")
+        if result.guarantee is not None:
+            proved = [_proved_delta(result.guarantee, e) for e in grid]
+            axes.plot(grid, proved, color="tab:blue", label="proved (upper bound)")
+        axes.fill_between(grid, low, np.maximum(low, middle), color="tab:red", alpha=0.25, lw=0)
+        confidence = 1 - result.finding.error
+        axes.plot(grid, low, color="tab:red", label=f"measured lower bound, confidence {confidence:g} at each epsilon")
+        axes.axvline(loss.epsilon, color="black", lw=0.6, ls=":")
+        axes.set(xlabel="epsilon", ylabel="delta", xlim=(0, grid[-1]), ylim=(0, None))
+        axes.set_title(f"{result.task.mechanism}: claimed {loss}, {result.task.query.neighbours}")
+        axes.legend(frameon=False)
 
 
 def _proved_delta(guarantee: Guarantee, epsilon: float) -> float:

@@ -8,6 +8,9 @@
     budget_epsilon = 2           # optional, with source: declared at ingest
     budget_delta = 1e-6
     columns = ["age", "height"]  # optional
+    privacy_unit = "person"      # optional: a column of whole numbers; of each only the first max_rows rows are kept
+    max_rows = 3
+    periods = false              # true: path is a folder of periods, source one of an entry per period
 
     [release]
     path = "release.zarr"
@@ -21,6 +24,7 @@
     options = {components = 10}  # of mechanisms that have some
     period = "2026-W47"
     id = "week-47"
+    continual = 365              # with periods: so many keep the noise of their total logarithmic in their number
     ledger = "rows.ledger"       # or "postgresql+psycopg://user@host/database?ledger=NAME", without a password
 
     [pca]                        # optional
@@ -38,7 +42,8 @@
     insecure = false                   # true: tcp:// over the network
     trusted = "driver"
 
-Paths are relative to the file. Decimal numbers are read exactly.
+With ``periods = true`` every run takes in and releases the periods that are new (:mod:`dpdist.nightly`); [release] and
+[pca] then name folders. Paths are relative to the file. Decimal numbers are read exactly.
 """
 
 from __future__ import annotations
@@ -53,7 +58,6 @@ from typing import Any
 
 import numpy as np
 
-from dpdist.engine import Certificates
 from dpdist.errors import DataError, UsageError
 from dpdist.mechanisms.base import Kind, Statement
 from dpdist.mechanisms.registry import mechanism_named, recommended
@@ -61,6 +65,8 @@ from dpdist.pipeline import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.places import Place, place_of
 from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.rows.units import Unit
+from dpdist.transport import Certificates
 
 
 @dataclass(frozen=True)
@@ -75,22 +81,25 @@ class Job:
     request: ReleaseRequest
     ledger: Place | None
     model: Path | None
-    components: int
+    components: int | None
     scores: Path | None
     cluster: Cluster
+    unit: Unit | None = None
+    periodic: bool = False
+    continual: int = 1
 
 
 _KEYS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "rows": {
         "path": str, "source": str, "budget_epsilon": (int, Decimal, str), "budget_delta": (int, Decimal, str),
-        "columns": list,
+        "columns": list, "periods": bool, "privacy_unit": str, "max_rows": int,
     },
     "release": {
         "path": str, "epsilon": (int, Decimal, str), "delta": (int, Decimal, str), "clip": (int, Decimal),
         "mechanism": str, "neighbours": str, "centre": str, "grid_bits": int, "options": dict,
-        "period": str, "id": str, "ledger": str,
+        "period": str, "id": str, "ledger": str, "continual": int,
     },
-    "pca": {"path": str, "components": int},
+    "pca": {"path": str, "components": (int, str)},
     "project": {"path": str},
     "cluster": {
         "scheduler": str, "workers": int, "trusted": str, "tls_ca": str, "tls_cert": str, "tls_key": str,
@@ -158,6 +167,21 @@ def request_from(
     return request
 
 
+def unit_from(column: str | None, max_rows: int | None) -> Unit | None:
+    """Make a privacy unit from what was given, or None.
+
+    Raises
+    ------
+    UsageError
+        If only one of the two was given, or the number is out of range.
+    """
+    if column is None and max_rows is None:
+        return None
+    if column is None or max_rows is None:
+        raise UsageError("A privacy unit needs both: its column (--privacy-unit) and its rows (--max-rows).")
+    return Unit(column, max_rows)
+
+
 def options_from(texts: Sequence[str]) -> dict[str, str]:
     """Split ``NAME=VALUE`` texts.
 
@@ -173,6 +197,20 @@ def options_from(texts: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"Options are given once each, as NAME=VALUE, not {text!r} (--option).")
         options[name] = value
     return options
+
+
+def numbers_from(text: str, option: str) -> tuple[float, ...]:
+    """Read numbers that are separated by commas.
+
+    Raises
+    ------
+    UsageError
+        If something else stands there.
+    """
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} takes numbers separated by commas, such as 4,2,0.5.") from None
 
 
 def _typed_options(statement: Statement, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -238,17 +276,28 @@ def read_public_centre(path: Path) -> dict[str, tuple[float, ...] | None]:
     return {"centre": vectors.get("centre"), "scale": vectors.get("scale")}
 
 
-def read_job(path: Path, *, certificates: Certificates | None = None, insecure: bool = False) -> Job:
+def read_job(
+    path: Path,
+    *,
+    scheduler: str | None = None,
+    certificates: Certificates | None = None,
+    insecure: bool = False,
+    continual: int | None = None,
+) -> Job:
     """Read and check a job file.
 
     Parameters
     ----------
     path
         The file.
+    scheduler
+        Address taken instead of the scheduler or the local workers that the file names.
     certificates
         Taken instead of those the file names.
     insecure
         Allow a scheduler on the network that is not encrypted, whatever the file says.
+    continual
+        Taken instead of what the file says.
 
     Raises
     ------
@@ -275,6 +324,9 @@ def read_job(path: Path, *, certificates: Certificates | None = None, insecure: 
         raise UsageError(f"{path}: [cluster] trusted must be driver or worker.")
     if "budget_epsilon" not in rows and "budget_delta" in rows:
         raise UsageError(f"{path}: [rows] budget_delta needs budget_epsilon.")
+    if continual is not None:
+        release["continual"] = continual
+    _check_periods(path, rows, release, project)
     files = [folder / cluster[key] if key in cluster else None for key in ("tls_ca", "tls_cert", "tls_key")]
     budget = None
     if "budget_epsilon" in rows:
@@ -300,16 +352,44 @@ def read_job(path: Path, *, certificates: Certificates | None = None, insecure: 
         ),
         ledger=place_of(release["ledger"], folder) if "ledger" in release else None,
         model=folder / pca["path"] if pca else None,
-        components=pca["components"] if pca else 0,
+        components=None if not pca or pca["components"] == "auto" else pca["components"],
         scores=folder / project["path"] if project else None,
         cluster=Cluster(
-            cluster.get("scheduler"),
-            cluster.get("workers"),
+            scheduler or cluster.get("scheduler"),
+            None if scheduler else cluster.get("workers"),
             trusted_worker=cluster.get("trusted") == "worker",
             certificates=certificates or Certificates.of(*files),
             insecure=insecure or cluster.get("insecure", False),
         ),
+        unit=unit_from(rows.get("privacy_unit"), rows.get("max_rows")),
+        periodic=rows.get("periods", False),
+        continual=release.get("continual", 1),
     )
+
+
+def _check_periods(path: Path, rows: dict[str, Any], release: dict[str, Any], project: dict[str, Any] | None) -> None:
+    """Refuse what makes no sense with periods, or without."""
+    if not rows.get("periods", False):
+        if "continual" in release:
+            raise UsageError(f"{path}: [release] continual needs periods = true in [rows].")
+        return
+    if "source" not in rows:
+        raise UsageError(f"{path}: [rows] periods = true needs source, a folder of one entry per period.")
+    if "privacy_unit" in rows:
+        raise UsageError(
+            f"{path}: [rows] privacy_unit bounds the rows of one table, and cannot yet bound those of all periods "
+            "together. Keep at most one row per person in each period, and leave it out."
+        )
+    for key in ("id", "period"):
+        if key in release:
+            raise UsageError(f"{path}: [release] {key} is told by the periods; leave it out.")
+    if project is not None:
+        raise UsageError(
+            f"{path}: [project] is for a table without periods. Project a period with: dpdist project "
+            f"{rows['path']}/PERIOD.zarr MODEL SCORES"
+        )
+    if not 1 <= release.get("continual", 1) <= 2**20:
+        raise UsageError(f"{path}: [release] continual is a number of periods, from 1 to {2**20}.")
 
 
 def _check(path: Path, content: dict[str, Any]) -> None:
@@ -334,5 +414,5 @@ def _check_value(where: str, known: dict[str, type | tuple[type, ...]], key: str
         raise UsageError(f"{where} {key} has a value of the wrong kind.")
     if isinstance(value, list) and not (value and all(isinstance(name, str) for name in value)):
         raise UsageError(f"{where} {key} must be a list of at least one column name.")
-    if key == "components" and isinstance(value, int) and value < 1:
-        raise UsageError(f"{where} {key} must be at least 1.")
+    if key == "components" and value != "auto" and not (isinstance(value, int) and value >= 1):
+        raise UsageError(f'{where} {key} must be at least 1, or "auto": those that stand above the noise.')

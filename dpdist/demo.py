@@ -12,7 +12,7 @@ import click
 import numpy as np
 from sklearn.datasets import load_digits
 
-from dpdist import pipeline
+from dpdist import accounts, pipeline
 from dpdist.pca.model import open_model
 from dpdist.pca.spectrum import captured_variance, top_eigenpairs
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -44,8 +44,8 @@ def run(directory: Path, cluster: pipeline.Cluster) -> None:
     if not rows.exists():
         source = directory / "digits.npy"
         np.save(source, digits)
-        pipeline.ingest_rows(source, rows, budget=_BUDGET)
-    pipeline.complete_ingest(rows)
+        accounts.ingest_rows(source, rows, budget=_BUDGET)
+    accounts.complete_ingest(rows)
     click.echo(f"   {digits.shape[0]} rows of {digits.shape[1]} columns, budget {_BUDGET}")
 
     _step(2, "Release: one private second moment, charged once", f"dpdist release {rows} {released}")
@@ -53,7 +53,7 @@ def run(directory: Path, cluster: pipeline.Cluster) -> None:
     outcome = pipeline.release_rows(rows, released, request, cluster=cluster)
     how = "computed now" if outcome.fresh else "published before: the same bytes, nothing spent"
     click.echo(f"   {outcome.release.mechanism}, {_LOSS} under {outcome.release.neighbours} ({how})")
-    click.echo(f"   spent so far: {Ledger(pipeline.default_ledger(rows)).spent()}")
+    click.echo(f"   spent so far: {Ledger(accounts.default_ledger(rows)).spent()}")
 
     _step(3, "Components: free post-processing of the release", f"dpdist pca {released} {model}")
     if not pipeline.made_from(model, release_id=outcome.release.release_id, k=_COMPONENTS):

@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from dpdist import pipeline
+from dpdist import accounts, nightly, pipeline
 from dpdist.config import Job
 from dpdist.errors import UsageError
+from dpdist.store import attributes_at
 
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
@@ -43,23 +44,34 @@ def run(job: Job, *, say: Callable[[str], None], progress: Progress) -> dict[str
     DpdistError
         As the steps of :mod:`dpdist.pipeline`.
     """
+    if job.periodic:
+        return nightly.run(job, say=say, progress=progress)
     if not job.rows.exists() and job.source is not None:
         with progress("Ingesting") as update:
-            table = pipeline.ingest_rows(
-                job.source, job.rows, budget=job.budget, ledger=job.ledger, columns=job.columns, progress=update
+            table = accounts.ingest_rows(
+                job.source,
+                job.rows,
+                budget=job.budget,
+                ledger=job.ledger,
+                columns=job.columns,
+                progress=update,
+                unit=job.unit,
             )
         say(f"{job.rows}: {table.rows} rows of {table.columns} columns.")
     else:
-        table = pipeline.complete_ingest(job.rows, job.ledger)
-    if job.components > table.columns:
+        table = accounts.complete_ingest(job.rows, job.ledger)
+    if job.components is not None and job.components > table.columns:
         raise UsageError(f"{job.components} components were asked for; {job.rows} has {table.columns} columns.")
     outcome = pipeline.release_rows(job.rows, job.release, job.request, ledger=job.ledger, cluster=job.cluster)
     say(outcome.words())
-    made: dict[str, Any] = {"release_id": outcome.release.release_id, "k": job.components}
+    made: dict[str, Any] = {"release_id": outcome.release.release_id}
     if job.model is not None:
+        if job.components is not None:
+            made["k"] = job.components
         if not pipeline.made_from(job.model, **made):
-            pipeline.fit_components(job.release, job.model, job.components)
-        say(f"{job.model}: {job.components} components.")
+            pipeline.fit_components(job.release, job.model, job.components, cluster=job.cluster)
+        made["k"] = (attributes_at(job.model) or {})["k"]
+        say(f"{job.model}: {made['k']} components.")
     if job.scores is not None and job.model is not None:
         if not pipeline.made_from(job.scores, dataset_id=table.dataset_id, **made):
             pipeline.project_rows(job.rows, job.model, job.scores, cluster=job.cluster)

@@ -5,18 +5,20 @@ Every step may be repeated. What exists already and is the same is left alone; w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dpdist import engine
-from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.moment.operator import Matrix, MomentProducts, ProductTask, partition_product
+from dpdist.accounts import default_ledger
+from dpdist.errors import DataError, UsageError
+from dpdist.mechanisms.base import IndependentEntries
+from dpdist.moment.layout import Layout, layout_of
+from dpdist.moment.operator import Matrix, MomentBands, MomentProducts, ProductTask, partition_product
 from dpdist.moment.total import (
-    MomentPlan,
     Partial,
     add_partials,
     complete,
@@ -24,20 +26,20 @@ from dpdist.moment.total import (
     plan,
     require_summable,
 )
+from dpdist.pca import lanczos, projection
 from dpdist.pca import model as models
-from dpdist.pca import projection
+from dpdist.pca.scree import above_noise
 from dpdist.pca.spectrum import components
 from dpdist.privacy.books import State
-from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
-from dpdist.release import artefact, trusted
+from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows.dataset import RowsTable, bind_ledger, open_rows
-from dpdist.rows.ingest import ingest
-from dpdist.staging import locked, require_new
+from dpdist.rows.dataset import RowsTable, open_rows
+from dpdist.staging import require_new
 from dpdist.store import attributes_at
+from dpdist.transport import Certificates, require_safe
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Cluster:
     scheduler: str | None = None
     workers: int | None = None
     trusted_worker: bool = False
-    certificates: engine.Certificates | None = None
+    certificates: Certificates | None = None
     insecure: bool = False
 
     def __post_init__(self) -> None:
@@ -78,145 +80,53 @@ class Cluster:
         if self.workers is not None and self.workers < 1:
             raise UsageError("At least one worker is needed (--workers).")
         if self.scheduler is not None:
-            engine.require_safe(self.scheduler, self.certificates, insecure=self.insecure)
+            if not self.scheduler.strip():
+                raise UsageError(
+                    "The address of the scheduler is empty, perhaps an unset variable: name one, such as "
+                    "tls://10.0.0.1:8786, or leave --scheduler out to compute on this machine."
+                )
+            require_safe(self.scheduler, self.certificates, insecure=self.insecure)
         elif self.certificates is not None:
             raise UsageError(
                 "Certificates are for an existing scheduler: name it with --scheduler, or leave --tls-ca, --tls-cert "
                 "and --tls-key out. Worker processes on this machine get keys of their own."
             )
 
+    @property
+    def named(self) -> bool:
+        """Whether a scheduler or a number of workers was named, for what this process could do as well."""
+        return self.scheduler is not None or self.workers is not None
+
     def connected(self, *, trusted_worker: bool = False) -> AbstractContextManager[engine.Engine]:
         """Connect for the time of a block; with ``trusted_worker`` one of the workers must be the trusted one."""
         return engine.connected(
-            self.scheduler, self.workers, trusted_worker=trusted_worker, certificates=self.certificates
+            self.scheduler,
+            self.workers,
+            trusted_worker=trusted_worker,
+            certificates=self.certificates,
+            insecure=self.insecure,
         )
 
-
-def default_ledger(rows: Path) -> Path:
-    """Return where the ledger of a rows.zarr stands unless told otherwise: ``.ledger`` in place of ``.zarr``.
-
-    Examples
-    --------
-    >>> default_ledger(Path("rows.zarr")).name, default_ledger(Path("visits.2025")).name
-    ('rows.ledger', 'visits.2025.ledger')
-    """
-    return rows.with_name(rows.name.removesuffix(".zarr") + ".ledger")
+    @contextmanager
+    def kept(self) -> Iterator[Cluster]:
+        """Give the same cluster, connected to when it is first needed and kept for the rest of the block."""
+        with ExitStack() as stack:
+            shared = {name: getattr(self, name) for name in Cluster.__dataclass_fields__}
+            yield _KeptCluster(**shared, stack=stack)
 
 
-def ingest_rows(
-    source: Path,
-    rows: Path,
-    *,
-    budget: PrivacyLoss | None = None,
-    ledger: Place | None = None,
-    columns: Sequence[str] | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> RowsTable:
-    """Write rows.zarr from files and, with a budget, its ledger.
+@dataclass(frozen=True)
+class _KeptCluster(Cluster):
+    """A cluster that is connected to once."""
 
-    Raises
-    ------
-    DataError
-        If the source is unusable, or rows or ledger exist already.
-    """
-    place = ledger or default_ledger(rows)
-    if budget is not None:
-        _require_no_ledger(place)
-    table = ingest(source, rows, budget=budget, columns=columns, progress=progress)
-    if budget is not None:
-        create_ledger(place, rows, budget)
-    return open_rows(rows) if budget is not None else table
+    stack: ExitStack = field(default_factory=ExitStack)
+    engines: list[engine.Engine] = field(default_factory=list)
 
-
-def _require_no_ledger(ledger: Place) -> None:
-    if ledger.exists() if isinstance(ledger, Path) else Ledger.stands_at(ledger):
-        raise DataError(
-            f"A ledger stands at {ledger} already. It may be the only record of what was spent on other rows: keep it, "
-            "and choose another name for these."
-        )
-    if isinstance(ledger, Path):
-        require_new(ledger, "ledger")
-
-
-def create_ledger(ledger: Place, rows: Path, budget: PrivacyLoss | None = None) -> Ledger:
-    """Create the ledger of rows, once; what died half-way is completed by the same call.
-
-    A table has one budget and one ledger for ever: with a second one, the same release could be drawn twice.
-
-    Parameters
-    ----------
-    ledger
-        The folder, or the name in a database, to create it at.
-    rows
-        The table it shall be charged for.
-    budget
-        The budget, or None to take the one declared at ingest.
-
-    Raises
-    ------
-    UsageError
-        If neither the call nor the rows declare a budget.
-    RefusedError
-        If the rows have a ledger already, or declare another budget.
-    DataError
-        If another ledger stands there, or it or the rows cannot be written.
-    """
-    with locked(rows):
-        table = open_rows(rows)
-        declared = budget or table.budget
-        if declared is None:
-            raise UsageError(
-                f"{rows} declares no budget: pass --budget-epsilon, and --budget-delta where one is allowed."
-            )
-        if table.ledger_id is not None:
-            raise RefusedError(
-                f"{rows} has a ledger already; a second one would spend its budget again. If it was moved, pass "
-                "--ledger where it is needed; if it is lost, restore it from a copy."
-            )
-        if table.budget not in {None, declared}:
-            raise RefusedError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
-        opened = _unused(ledger, table, declared)
-        if opened is None:
-            _require_no_ledger(ledger)
-            opened = Ledger.create(ledger, dataset_id=table.dataset_id, budget=declared)
-        bind_ledger(table, declared, opened.ledger_id)
-    return opened
-
-
-def _unused(ledger: Place, table: RowsTable, budget: PrivacyLoss) -> Ledger | None:
-    """Return the ledger that was created for this very table by a call that died before it was recorded in it."""
-    if not Ledger.stands_at(ledger):
-        return None
-    found = Ledger(ledger)
-    fresh = found.dataset_id == table.dataset_id and found.budget == budget and not found.records
-    return found if fresh else None
-
-
-def complete_ingest(rows: Path, ledger: Place | None = None) -> RowsTable:
-    """Open rows, and create the ledger of a declared budget if ingest died before it did."""
-    table = open_rows(rows)
-    if table.budget is not None and table.ledger_id is None:
-        create_ledger(ledger or default_ledger(rows), rows)
-    return open_rows(rows)
-
-
-def verify_ledger(ledger: Place, releases: Sequence[Path] = ()) -> Ledger:
-    """Check a ledger from its first entry, and that it knows of these releases; return it.
-
-    Raises
-    ------
-    DataError
-        If anything was altered, in the ledger or in a release.
-    RefusedError
-        If the ledger has forgotten a release: it was cut short or restored from an older copy.
-    """
-    opened = Ledger(ledger)
-    opened.verify()
-    for path in releases:
-        trusted.require_remembered(opened, path)
-        if not artefact.holds(path, opened.read(open_release(path).release_id)):
-            raise DataError(f"{path} is not what was committed to {ledger}: it was altered. Publish it again.")
-    return opened
+    def connected(self, *, trusted_worker: bool = False) -> AbstractContextManager[engine.Engine]:  # noqa: ARG002
+        """Give the one connection."""
+        if not self.engines:
+            self.engines.append(self.stack.enter_context(super().connected(trusted_worker=self.trusted_worker)))
+        return nullcontext(self.engines[0])
 
 
 @dataclass(frozen=True)
@@ -242,8 +152,8 @@ class Outcome:
                 f"{found.claim or 'nothing'}, proved {proved} under {found.neighbours}. Do not publish it."
             )
         return (
-            f"{self.path}: {found.release_id} ({how}). {found.mechanism}, {found.guarantee.loss} under "
-            f"{found.neighbours}, {found.guarantee.arithmetic}. This file is public."
+            f"{self.path}: {found.release_id} ({how}). {found.mechanism}, "
+            f"{found.guarantee_words()}, {found.guarantee.arithmetic}. This file is public."
         )
 
 
@@ -271,11 +181,22 @@ def release_rows(
     ResumableError
         If the cluster was lost half-way.
     """
+    return release_table(open_rows(rows), target, request, ledger=ledger, cluster=cluster)
+
+
+def release_table(
+    table: RowsTable,
+    target: Path,
+    request: ReleaseRequest,
+    *,
+    ledger: Place | None = None,
+    cluster: Cluster | None = None,
+) -> Outcome:
+    """Publish one private second moment of an opened table, or of some of its periods, as :func:`release_rows`."""
     where = cluster or Cluster()
-    table = open_rows(rows)
-    request.calibrated(table.columns)  # refuse what makes no sense before anything starts or is charged
+    request.calibrated(table.columns, table.max_rows)  # refuse what makes no sense before anything starts or is charged
     require_summable(table, request.bound(table.columns))
-    place = ledger or default_ledger(rows)
+    place = ledger or default_ledger(table.path)
     account = place.absolute() if isinstance(place, Path) else place
     transaction = trusted.Transaction(request, table, account, target.absolute())
     if request.by_products and where.trusted_worker:
@@ -289,11 +210,12 @@ def release_rows(
             trusted.publish(transaction)
             return Outcome(open_release(target), target, fresh=False)
     with where.connected(trusted_worker=where.trusted_worker) as cluster_engine:
-        cluster_engine.require_path(table.path / "zarr.json")
+        cluster_engine.require_path(table.landmark)
+        layout = _layout(cluster_engine, transaction, where)  # refuses what has no room before anything is charged
         state = cluster_engine.trusted(trusted.reserve, transaction)
         fresh = state is State.RESERVED
         if fresh:
-            _compute(cluster_engine, transaction, where)
+            _compute(cluster_engine, transaction, where, layout)
         cluster_engine.trusted(trusted.publish, transaction)
     return Outcome(open_release(target), target, fresh)
 
@@ -312,19 +234,45 @@ def _reproduced(transaction: trusted.Transaction, where: Cluster, ledger: Place 
     there = trusted.require_place(transaction)
     if not there:
         with where.connected(trusted_worker=where.trusted_worker) as cluster_engine:
-            cluster_engine.require_path(transaction.table.path / "zarr.json")
-            _compute(cluster_engine, transaction, where)
+            cluster_engine.require_path(transaction.table.landmark)
+            _compute(cluster_engine, transaction, where, _layout(cluster_engine, transaction, where))
     return Outcome(open_release(transaction.target), transaction.target, fresh=not there)
 
 
-def _compute(cluster_engine: engine.Engine, transaction: trusted.Transaction, where: Cluster) -> None:
+def _layout(cluster_engine: engine.Engine, transaction: trusted.Transaction, where: Cluster) -> Layout | None:
+    """Return how the moment is laid out over bands and workers; None where it is never formed.
+
+    Raises
+    ------
+    UsageError
+        If the processes have too little memory for it.
+    """
+    request, table = transaction.request, transaction.table
+    if request.by_products:
+        return None
+    independent = isinstance(request.calibrated(table.columns, table.max_rows), IndependentEntries)
+    bound, workers = request.bound(table.columns), len(cluster_engine.workers)
+    layout = layout_of(table, bound, workers, cluster_engine.memory, divisible=independent)
+    if len(layout.bands) > 1 and where.trusted_worker:
+        raise UsageError(
+            f"A second moment of {bound.width} columns is noised band by band from this process: leave --trusted "
+            "worker out, or give the workers more memory."
+        )
+    return layout
+
+
+def _compute(
+    cluster_engine: engine.Engine, transaction: trusted.Transaction, where: Cluster, layout: Layout | None
+) -> None:
     """Sum the rows on the workers and conclude the release at the trusted node."""
-    if transaction.request.by_products:
+    if layout is None:
         trusted.conclude(transaction, MomentProducts(_product(cluster_engine, transaction)))
         return
-    moment = _plan(cluster_engine, transaction)
     try:
-        sums = cluster_engine.reduce(partition_moment, add_partials, moment.groups, "Summing rows")
+        if len(layout.bands) > 1:
+            trusted.conclude(transaction, MomentBands(partial(_bands, cluster_engine, layout)))
+            return
+        sums = cluster_engine.reduce(partition_moment, add_partials, layout.plans[0].groups, "Summing rows")
         with ExitStack() as stack:
             finalise: Callable[..., None] = trusted.finalise
             if not where.trusted_worker:
@@ -337,9 +285,15 @@ def _compute(cluster_engine: engine.Engine, transaction: trusted.Transaction, wh
         raise
 
 
-def _plan(cluster_engine: engine.Engine, transaction: trusted.Transaction) -> MomentPlan:
-    table = transaction.table
-    return plan(table, transaction.request.bound(table.columns), len(cluster_engine.workers))
+def _bands(cluster_engine: engine.Engine, layout: Layout) -> Iterator[Partial]:
+    """Sum the bands of the moment on the workers, and bring them here one after the other."""
+    passes = [each.groups for each in layout.plans]
+    summed = cluster_engine.reduce_each(
+        partition_moment, add_partials, passes, "Summing rows in bands", under_way=layout.under_way
+    )
+    for sums in summed:
+        yield cluster_engine.trusted(partial(complete, layout.table), sums=sums)
+        sums.clear()  # the workers forget this band before they begin another
 
 
 def _product(cluster_engine: engine.Engine, transaction: trusted.Transaction) -> Callable[[Matrix], Matrix]:
@@ -347,37 +301,64 @@ def _product(cluster_engine: engine.Engine, transaction: trusted.Transaction) ->
 
     Noise of a first round may be out when a later one fails, so a failure refunds nothing: the same command resumes.
     """
-    groups = _plan(cluster_engine, transaction).groups
+    table = transaction.table
+    groups = plan(table, transaction.request.bound(table.columns), len(cluster_engine.workers)).groups
 
     def product(vectors: Matrix) -> Matrix:
         tasks = [[ProductTask(partition, vectors) for partition in group] for group in groups]
         sums = cluster_engine.reduce(partition_product, add_partials, tasks, "Multiplying rows")
-        found: Matrix = cluster_engine.trusted(_completed, transaction.table, sums=sums)
-        return found
+        total = cluster_engine.trusted(partial(complete, table), sums=sums)
+        return total.values
 
     return product
 
 
-def _completed(table: RowsTable, *partials: Partial) -> Matrix:
-    values: Matrix = complete(table, partials).values
-    return values
+def fit_components(
+    release: Path, target: Path, count: int | None, *, cluster: Cluster | None = None
+) -> tuple[models.Model, Release]:
+    """Write model.zarr with the top components of a release; None takes those that stand above its noise.
 
+    Return the model, and the release it was taken from.
 
-def fit_components(release: Path, target: Path, count: int) -> models.Model:
-    """Write model.zarr with the top components of a release.
+    A release that is too large for memory is multiplied from the disk: on the cluster if a scheduler or a number of
+    workers is named, else in this process.
 
     Raises
     ------
     DataError
-        If there is no release, or the target cannot be written.
+        If there is no release, or the target cannot be written, or the cluster cannot be used.
     UsageError
-        If there are not so many components, or the release is drowned in noise.
+        If there are not so many components, the release is drowned in noise, or none stands above it.
     """
     require_new(target, "model")
     opened = open_release(release)
-    found = models.Model(opened.release_id, opened.names, components(opened, count))
+    with ExitStack() as stack:
+        product = None
+        if not opened.in_memory:
+            nodes = stack.enter_context(cluster.connected()) if cluster is not None and cluster.named else None
+            product = _release_product(release.absolute(), opened.bound.columns, nodes)
+        taken = above_noise(opened, product) if count is None else components(opened, count, product)
+    found = models.Model(opened.release_id, opened.names, taken)
     models.save(found, opened, target)
-    return found
+    return found, opened
+
+
+def _release_product(release: Path, size: int, nodes: engine.Engine | None) -> Callable[[Matrix], Matrix]:
+    """Return the function that multiplies a released second moment, here or on the workers."""
+    memory, workers = (engine.memory_here(), 1) if nodes is None else (nodes.memory, len(nodes.workers))
+    runs = lanczos.tile_rows(size, workers)
+    keep = max(len(run) for run in runs) * size * 8 <= memory // 2
+    if nodes is not None:
+        nodes.require_path(release / "zarr.json")
+
+    def product(vectors: Matrix) -> Matrix:
+        tasks = [lanczos.ProductTask(release, run, vectors, keep) for run in runs]
+        if nodes is None:
+            return lanczos.stacked(lanczos.joined([lanczos.rows_product(task) for task in tasks]))
+        parts = nodes.reduce(lanczos.rows_product, lanczos.joined, [[task] for task in tasks], None)
+        return nodes.trusted(lambda *found: lanczos.stacked(lanczos.joined(found)), sums=parts)
+
+    return product
 
 
 def project_rows(rows: Path, model: Path, target: Path, *, cluster: Cluster | None = None) -> int:

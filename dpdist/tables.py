@@ -1,18 +1,23 @@
-"""What is said of the mechanisms, as text for a terminal."""
+"""What is said of mechanisms, forecasts, costs and components, as text for a terminal."""
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
 
 from dpdist.mechanisms.base import Statement
+from dpdist.moment.cost import ClusterCost
+from dpdist.pca.forecast import GOOD, Forecast
+from dpdist.pca.scree import Scree
 
 _HEADS = ("mechanism", "output", "claimed", "proved", "arithmetic")
 _FIELDS = ("output", "law", "sensitivity", "claimed", "proved", "arithmetic", "cost", "reference")
 _GAP = "  "
 _UNLIMITED = 10**6
+_SHOWN = 25
 
 
 def comparison(statements: Sequence[Statement]) -> str:
@@ -39,6 +44,50 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
     )
 
 
+def above_noise(found: Scree) -> str:
+    """Return a table of eigenvalues beside the noise: of each component, how much is signal."""
+    heads = ("component", "eigenvalue", "without noise", "exact one between", "squared cosine with the truth")
+    rows = [heads]
+    for i, (value, strength, cosine) in enumerate(
+        zip(found.eigenvalues, found.strengths, found.squared_cosines, strict=True)
+    ):
+        low, high = found.intervals[i]
+        seen = (f"{strength:.4g}", f"{low:.4g} .. {high:.4g}", f"{cosine:.3f}") if strength else ("-", "-", "drowned")
+        rows.append((str(i + 1), f"{value:.6g}", *seen))
+    rows[_SHOWN + 1 :] = [("...", "", "", "", "")] if len(rows) > _SHOWN + 1 else []
+    last = f"The noise ends at {found.edge:.6g} (confidence {found.confidence:g}): {found.above} stand above it."
+    return "\n".join([*_aligned(rows), last])
+
+
+def forecast(found: Forecast) -> str:
+    """Return a forecast as text: the noise, the components, and the mechanisms compared."""
+    request = found.request
+    lines = [
+        f"{request.mechanism}, {request.loss} under {request.neighbours}, n = {found.rows}, d = {found.columns}.",
+        f"Per row, in squared units of the rows (the clip norm's square is {found.largest:g}):",
+        f"  noise on an entry   {found.error:.4g} (standard deviation)",
+        f"  edge of the noise   {found.edge:.4g} (confidence 0.95)",
+        f"  seen at all         components of variance above {found.threshold:.4g}",
+        "",
+    ]
+    heads = ("component", "variance") if found.guessed else ("share of C²", "variance")
+    rows = [(*heads, "squared cosine with the truth", "rows to see it", f"rows for {GOOD:g}")]
+    for i, one in enumerate(found.expected):
+        name = str(i + 1) if found.guessed else f"{100 * one.variance / found.largest:g} %"
+        cosine = f"{one.squared_cosine:.3f}" if one.squared_cosine else "drowned"
+        rows.append((name, f"{one.variance:.4g}", cosine, str(one.rows_to_see), str(one.rows_for_good)))
+    lines += _aligned(rows)
+    if found.guessed:
+        lines.append(f"{found.seen} of {len(found.expected)} components will stand above the noise.")
+    lines += ["", *_aligned([("mechanism", "seen above"), *((n, f"{v:.4g}") for n, v in found.alternatives)])]
+    return "\n".join(lines)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [_row(row, widths) for row in rows]
+
+
 def details(statement: Statement) -> str:
     """Return all that is said of one mechanism, its options included."""
     lines = [statement.name, *(f"  {field:<12} {getattr(statement, field)}" for field in _FIELDS)]
@@ -50,3 +99,47 @@ def details(statement: Statement) -> str:
         choices = f" ({', '.join(option.choices)})" if option.choices else ""
         lines.append(f"  --option {option.name}=...  {option.kind}{choices}, {default}: {option.meaning}")
     return "\n".join(lines)
+
+
+def costs(found: Sequence[ClusterCost]) -> str:
+    """Return a table of what releases cost a cluster, a line for each number of workers."""
+    lines = [("workers", "bands", "tasks", "read", "between workers", "to trusted", "worker", "trusted", "time")]
+    for each in found:
+        layout = each.layout
+        moved = (layout.bytes_read, layout.bytes_between_workers, layout.bytes_to_trusted)
+        lines.append((
+            str(layout.workers), str(len(layout.bands)), str(layout.partitions + layout.additions),
+            amount(moved[0]), amount(moved[1]), amount(moved[2]),
+            amount(layout.worker_bytes), amount(layout.trusted_bytes), duration(each.seconds),
+        ))  # fmt: skip
+    return "\n".join(_aligned(lines))
+
+
+def amount(count: int) -> str:
+    """Return a number of bytes, rounded up to three digits.
+
+    Examples
+    --------
+    >>> amount(999), amount(1_000_001), amount(4 * 10**12)
+    ('999 B', '1.01 MB', '4 TB')
+    """
+    units = ["B", "kB", "MB", "GB", "TB"]
+    step = 10 ** max(0, len(str(count)) - 3)
+    rounded = -(-count // step) * step
+    power = min(len(units) - 1, (len(str(rounded)) - 1) // 3)
+    return f"{rounded / 1000**power:.15g} {units[power]}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time, rounded up.
+
+    Examples
+    --------
+    >>> duration(0.2), duration(61), duration(9000)
+    ('1 s', '2 min', '2.5 h')
+    """
+    if seconds < 60:
+        return f"{math.ceil(seconds)} s"
+    if seconds < 7200:
+        return f"{math.ceil(seconds / 60)} min"
+    return f"{math.ceil(seconds / 360) / 10:g} h"

@@ -20,7 +20,7 @@ import pytest
 import zarr
 from distributed import LocalCluster
 
-from dpdist import __version__, cli, engine, pipeline
+from dpdist import __version__, accounts, cli, engine, pipeline
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
@@ -113,7 +113,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(dataset, "_TARGET_CHUNK", rows.nbytes // CHUNKS)
         with created(folder / "rows.zarr", rows=ROWS, dtype="uint8", names=("a", "b", "c"), budget=BUDGET) as writer:
             writer.append(rows)
-    pipeline.create_ledger(folder / "rows.ledger", folder / "rows.zarr")
+    accounts.create_ledger(folder / "rows.ledger", folder / "rows.zarr")
     return folder
 
 
@@ -190,7 +190,7 @@ def test_an_address_that_is_none_is_refused_without_a_traceback(here: Path, addr
 
 DEFECT = """
 import sys
-from dpdist import cli, pipeline
+from dpdist import cli, accounts, pipeline
 
 def broken(task):
     raise RuntimeError("sentinel-73519")
@@ -350,6 +350,7 @@ REFUSED: list[tuple[int, str, tuple[str, ...]]] = [
     (2, "takes no delta", ("--mechanism", "two-sided-wishart")),
     (2, "--workers", ("--workers", "0")),
     (2, "--workers", ("--workers", "-3")),
+    (2, "unset variable", ("--scheduler", "")),
     (2, "not both", ("--workers", "1", "--scheduler", "tcp://127.0.0.1:1")),
     (2, "--id", ("--id", "")),
     (2, "--id", ("--id", "week.47")),
@@ -818,6 +819,61 @@ def test_pca_and_project_tell_what_they_made(released: Path, call: Call, schedul
     assert zarr.open_array(released / "scores.zarr", mode="r").shape == (ROWS, 2)
 
 
+def test_pca_says_which_components_stand_above_the_noise(released: Path, call: Call) -> None:
+    pytest.importorskip("matplotlib")
+    said = call("pca", "release.zarr", "model.zarr", "--components", "3", "--plot", "scree.png")
+    assert (said.code, said.out) == (0, "")
+    assert "squared cosine with the truth" in said.err
+    assert "The noise ends at" in said.err
+    assert (released / "scree.png").stat().st_size > 1000
+    said = call("pca", "release.zarr", "auto.zarr", "--components", "auto", "--json")
+    if said.code == 2:  # this release may hide all three
+        assert "No component stands above the noise" in said.message
+    else:
+        assert said.json["components"] == said.json["above_noise"]
+        assert said.json["eigenvalues"][-1] > said.json["noise_edge"]
+    said = call("pca", "release.zarr", "other.zarr", "--components", "many")
+    assert said.code == 2
+    assert "a number or auto" in said.message
+
+
+FORECAST = ("forecast", "--d", "30", "--n", "9000", "--epsilon", "1", "--delta", "1e-6", "--clip", "10")
+
+
+def test_a_forecast_is_text_json_or_a_picture_and_touches_nothing(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    said = call(*FORECAST, "--spectrum", "40,9,0.01", "--json", "--plot", "forecast.png")
+    assert said.code == 0
+    assert (said.json["mechanism"], said.json["components_seen"]) == ("gaussian", 2)
+    assert said.json["alternatives"][0]["mechanism"] == "gaussian"
+    assert names_in(tmp_path) == ["forecast.png"]
+    said = call(*FORECAST)
+    assert (said.code, said.out) == (0, "")
+    assert all(words in said.err for words in ("edge of the noise", "share of C²", "two-sided-wishart"))
+    assert "of 3 components will stand" in call(*FORECAST, "--spectrum", "40,9,0.01").err
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "arguments"),
+    [
+        (2, "numbers separated by commas", ("--spectrum", "4;2")),
+        (2, "squared clip norm", ("--spectrum", "99,2")),
+        (3, "sn was published", ("--mechanism", "sn")),
+        (2, "no forecast", ("--mechanism", "bingham", "--option", "components=2")),
+    ],
+)
+def test_a_forecast_that_makes_no_sense_is_refused(
+    call: Call, code: int, words: str, arguments: tuple[str, ...]
+) -> None:
+    taken = FORECAST if "--spectrum" in arguments else ("forecast", "--d", "30", "--n", "9", "--epsilon", "1")
+    said = call(*taken, *arguments)
+    assert said.code == code
+    assert words in said.message
+
+
 def test_whoever_gets_scores_is_told_that_they_are_private(released: Path, call: Call, scheduler: str) -> None:
     assert call("pca", "release.zarr", "model.zarr", "--components", "1").code == 0
     said = call("project", "rows.zarr", "model.zarr", "scores.zarr", "--scheduler", scheduler)
@@ -1155,8 +1211,10 @@ COMMANDS = {
         "ROWS", "RELEASE", "--epsilon", "--delta", "--clip", "--mechanism", "--neighbours", "--centre", "--grid-bits",
         "--id", "--ledger", "--scheduler", "--workers", "--json",
     ),
-    "pca": ("RELEASE", "MODEL", "--components"),
+    "forecast": ("--d", "--n", "--epsilon", "--delta", "--clip", "--spectrum", "--mechanism", "--plot", "--json"),
+    "pca": ("RELEASE", "MODEL", "--components", "--plot"),
     "project": ("ROWS", "MODEL", "SCORES", "--scheduler", "--workers"),
+    "report": ("RELEASE", "OUT", "--components", "--image", "--ledger"),
     "run": ("JOB",),
     "demo": ("[DIRECTORY]",),
     "mechanisms": ("--json",),

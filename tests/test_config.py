@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpdist.config import Job, read_job, read_public_centre, request_from
-from dpdist.errors import DataError, DpdistError, UsageError
+from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.pipeline import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.places import Address
@@ -129,7 +129,7 @@ def test_the_shortest_job_has_the_documented_defaults(job: Callable[[str], Job],
         request=ReleaseRequest("two-sided-wishart", PrivacyLoss(1_000_000), 2.0, grid_bits=16),
         ledger=None,
         model=None,
-        components=0,
+        components=None,
         scores=None,
         cluster=Cluster(),
     )
@@ -259,7 +259,7 @@ def test_an_unknown_key_is_refused_and_the_known_ones_are_listed(
         ("rows", "budget_epsilon", "true"), ("release", "epsilon", "true"), ("release", "epsilon", "[1]"),
         ("release", "epsilon", "1979-05-27"), ("release", "clip", '"100"'), ("release", "clip", "true"),
         ("release", "grid_bits", "true"), ("release", "grid_bits", "16.0"), ("release", "centre", "0"),
-        ("release", "id", "47"), ("pca", "components", '"auto"'), ("pca", "components", "2.0"),
+        ("release", "id", "47"), ("pca", "components", '"few"'), ("pca", "components", "2.0"),
         ("pca", "components", "true"), ("cluster", "workers", "true"), ("cluster", "workers", '"2"'),
         ("cluster", "scheduler", "8786"),
     ],
@@ -283,6 +283,10 @@ def test_a_number_of_components_that_no_release_has_is_refused_before_anything_s
 ) -> None:
     # otherwise the budget is spent first, and the same job fails for ever after
     assert "components" in refused(minimal(pca={"path": '"m"', "components": components}))
+
+
+def test_components_may_be_those_above_the_noise(job: Callable[[str], Job]) -> None:
+    assert job(minimal(pca={"path": '"m"', "components": '"auto"'})).components is None
 
 
 def test_project_without_pca_is_refused(refused: Callable[..., str]) -> None:
@@ -472,3 +476,13 @@ def test_a_ledger_may_be_an_address_but_carries_no_password(tmp_path: Path) -> N
             assert secret not in str(refusal.value)
         else:
             assert read_job(path).ledger == Address(text)
+
+
+def test_an_address_from_the_command_replaces_where_the_file_computes(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    for place in ('scheduler = "tcp://127.0.0.1:1"', "workers = 3"):
+        path.write_text(toml(MINIMAL) + f"\n[cluster]\n{place}\n")
+        found = read_job(path, scheduler="tcp://127.0.0.1:2").cluster
+        assert (found.scheduler, found.workers) == ("tcp://127.0.0.1:2", None)
+        with pytest.raises(RefusedError):  # it is judged as the file's own
+            read_job(path, scheduler="tcp://192.0.2.1:8786")

@@ -35,6 +35,13 @@ TASK = """
 from dpdist import engine
 engine._guarded(int)
 """
+PROBE = """
+from pathlib import Path
+from types import SimpleNamespace
+from dpdist import engine
+worker = SimpleNamespace(memory_manager=SimpleNamespace(memory_target_fraction=False, memory_spill_fraction=False))
+engine._probe(str(Path.cwd()), worker)
+"""
 
 
 def run(script: str) -> None:
@@ -51,3 +58,7 @@ def test_the_trusted_process_forbids_them_before_it_talks_to_anyone() -> None:
 
 def test_a_worker_started_by_others_forbids_them_before_it_runs_a_task() -> None:
     run(f"{BEFORE}{TASK}assert state() == {FORBIDDEN}, state()")
+
+
+def test_a_worker_forbids_them_when_it_is_first_asked_for_anything() -> None:
+    run(f"{BEFORE}{PROBE}assert state() == {FORBIDDEN}, state()")

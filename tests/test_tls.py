@@ -19,11 +19,12 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from dpdist import engine
+from dpdist import engine, transport
 from dpdist.config import read_job
-from dpdist.engine import Certificates, connected, require_safe
+from dpdist.engine import connected
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.privacy.ledger import Ledger
+from dpdist.transport import Certificates, require_safe, require_safe_workers
 
 CLUSTER = Path(__file__).parents[1] / "cluster"
 MAKE = CLUSTER / "make-certificates"
@@ -47,7 +48,7 @@ def dask(tool: str, folder: Path, role: str, log: Path, *options: str) -> Iterat
         process = subprocess.Popen(
             [*command, "--tls-key", str(folder / f"{role}.key")],
             stdout=file, stderr=file, cwd=log.parent,
-            env={**worker_environment(), "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"},
+            env=worker_environment(),
         )  # fmt: skip
     try:
         yield process
@@ -62,7 +63,7 @@ def tls_scheduler(folder: Path, logs: Path) -> Iterator[str]:
     contact = logs / f"{folder.name}.json"
     options = ("--protocol", "tls", "--port", "0", "--scheduler-file", str(contact))
     with dask("scheduler", folder, "scheduler", logs / f"{folder.name}.log", *options):
-        until(contact.exists)
+        until(lambda: contact.exists() and contact.stat().st_size > 0)  # it is made first, and written then
         yield json.loads(contact.read_text())["address"]
 
 
@@ -209,7 +210,7 @@ def test_each_side_checks_the_other(address: str, folder: Path, wrong: str) -> N
 def test_tls_itself_refuses_a_cluster_whose_certificates_expired(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_require_valid", lambda *_: None)
+    monkeypatch.setattr(transport, "_require_valid", lambda *_: None)
     with (
         tls_scheduler(folder / "expired", tmp_path) as expired,
         pytest.raises(DataError, match="No Dask scheduler answers"),
@@ -320,6 +321,13 @@ def test_all_others_do(scheduler: str) -> None:
     with pytest.raises(RefusedError):
         require_safe(scheduler, None, insecure=False)
     require_safe(scheduler, None, insecure=True)
+
+
+def test_workers_must_be_encrypted_or_on_this_machine_too() -> None:
+    require_safe_workers(["tls://192.0.2.1:4711", "tcp://127.0.0.1:4711", "tcp://[::1]:4711"])
+    for address in ("tcp://192.0.2.1:4711", "tcp://node7:4711", "ws://127.0.0.1:4711"):
+        with pytest.raises(RefusedError, match="--insecure"):
+            require_safe_workers(["tcp://127.0.0.1:1", address])
 
 
 def test_address_and_certificates_must_go_together(folder: Path) -> None:

@@ -1,0 +1,203 @@
+"""Tables and their budgets: ingest with a declared budget, create the one ledger of a table, verify it.
+
+A table has one budget and one ledger for ever. Whatever dies half-way is completed by the same call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.privacy.ledger import Ledger
+from dpdist.privacy.places import Place
+from dpdist.release import archive, trusted
+from dpdist.release.artefact import open_release
+from dpdist.rows.dataset import RowsTable, bind_ledger, open_rows
+from dpdist.rows.ingest import ingest
+from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, open_periods
+from dpdist.rows.units import Unit
+from dpdist.staging import locked, require_new
+
+
+def default_ledger(rows: Path) -> Path:
+    """Return where the ledger of a rows.zarr stands unless told otherwise: ``.ledger`` in place of ``.zarr``.
+
+    Examples
+    --------
+    >>> default_ledger(Path("rows.zarr")).name, default_ledger(Path("visits.2025")).name
+    ('rows.ledger', 'visits.2025.ledger')
+    """
+    return rows.with_name(rows.name.removesuffix(".zarr") + ".ledger")
+
+
+def ingest_rows(
+    source: Path,
+    rows: Path,
+    *,
+    budget: PrivacyLoss | None = None,
+    ledger: Place | None = None,
+    columns: Sequence[str] | None = None,
+    compress: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    unit: Unit | None = None,
+) -> RowsTable:
+    """Write rows.zarr from files and, with a budget, its ledger.
+
+    Raises
+    ------
+    DataError
+        If the source is unusable, or rows or ledger exist already.
+    """
+    place = ledger or default_ledger(rows)
+    if budget is not None:
+        _require_no_ledger(place)
+    table = ingest(source, rows, budget=budget, columns=columns, compress=compress, progress=progress, unit=unit)
+    if budget is not None:
+        create_ledger(place, rows, budget)
+    return open_rows(rows) if budget is not None else table
+
+
+def _require_no_ledger(ledger: Place) -> None:
+    if ledger.exists() if isinstance(ledger, Path) else Ledger.stands_at(ledger):
+        raise DataError(
+            f"A ledger stands at {ledger} already. It may be the only record of what was spent on other rows: keep it, "
+            "and choose another name for these."
+        )
+    if isinstance(ledger, Path):
+        require_new(ledger, "ledger")
+
+
+def create_ledger(ledger: Place, rows: Path, budget: PrivacyLoss | None = None) -> Ledger:
+    """Create the ledger of rows, once; what died half-way is completed by the same call.
+
+    A table has one budget and one ledger for ever: with a second one, the same release could be drawn twice.
+
+    Parameters
+    ----------
+    ledger
+        The folder, or the name in a database, to create it at.
+    rows
+        The table it shall be charged for.
+    budget
+        The budget, or None to take the one declared at ingest.
+
+    Raises
+    ------
+    UsageError
+        If neither the call nor the rows declare a budget.
+    RefusedError
+        If the rows have a ledger already, or declare another budget.
+    DataError
+        If another ledger stands there, or it or the rows cannot be written.
+    """
+    with locked(rows):
+        table = open_rows(rows)
+        declared = budget or table.budget
+        if declared is None:
+            raise UsageError(
+                f"{rows} declares no budget: pass --budget-epsilon, and --budget-delta where one is allowed."
+            )
+        if table.ledger_id is not None:
+            raise RefusedError(
+                f"{rows} has a ledger already; a second one would spend its budget again. If it was moved, pass "
+                "--ledger where it is needed; if it is lost, restore it from a copy."
+            )
+        if table.budget not in {None, declared}:
+            raise RefusedError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
+        opened = _unused(ledger, table.dataset_id, declared)
+        if opened is None:
+            _require_no_ledger(ledger)
+            opened = Ledger.create(ledger, dataset_id=table.dataset_id, budget=declared)
+        bind_ledger(table, declared, opened.ledger_id)
+    return opened
+
+
+def periodic_table(rows: Path, budget: PrivacyLoss | None = None, ledger: Place | None = None) -> PeriodicTable:
+    """Open a folder of periods, and create it and its ledger if there is none; what died half-way is completed.
+
+    Raises
+    ------
+    UsageError
+        If there is none and no budget to create it with.
+    RefusedError
+        If it declares another budget.
+    DataError
+        If it is damaged, or cannot be written.
+    """
+    place = ledger or default_ledger(rows)
+    if not rows.exists():
+        if budget is None:
+            raise UsageError(f"{rows} does not exist yet, so a budget must be declared for it (budget_epsilon).")
+        if Ledger.stands_at(place):
+            _require_no_ledger(place)
+        create_periods(rows, budget)
+    with locked(rows):
+        table = open_periods(rows)
+        if budget not in {None, table.budget}:
+            raise RefusedError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
+        if table.ledger_id is None:
+            opened = _unused(place, table.dataset_id, table.budget)
+            if opened is None:
+                _require_no_ledger(place)
+                opened = Ledger.create(place, dataset_id=table.dataset_id, budget=table.budget, periodic=True)
+            table = bind_periods(table, opened.ledger_id)
+    return table
+
+
+def ledger_of(table: PeriodicTable, place: Place) -> Ledger:
+    """Open the ledger of a folder of periods.
+
+    Raises
+    ------
+    RefusedError
+        If there is none at the place, or another one.
+    """
+    if not Ledger.stands_at(place):
+        raise RefusedError(
+            f"The ledger of {table.path} is not at {place}. If it was moved, name its place; if it is lost, restore it "
+            "from a copy: what was spent is known nowhere else."
+        )
+    opened = Ledger(place)
+    if opened.ledger_id != table.ledger_id:
+        raise RefusedError(f"{place} is not the ledger of {table.path}. Name the one that was created for it.")
+    return opened
+
+
+def _unused(ledger: Place, dataset_id: str, budget: PrivacyLoss) -> Ledger | None:
+    """Return the ledger that was created for this very table by a call that died before it was recorded in it."""
+    if not Ledger.stands_at(ledger):
+        return None
+    found = Ledger(ledger)
+    fresh = found.dataset_id == dataset_id and found.budget == budget and not found.records
+    return found if fresh else None
+
+
+def complete_ingest(rows: Path, ledger: Place | None = None) -> RowsTable:
+    """Open rows, and create the ledger of a declared budget if ingest died before it did."""
+    table = open_rows(rows)
+    if table.budget is not None and table.ledger_id is None:
+        create_ledger(ledger or default_ledger(rows), rows)
+    return open_rows(rows)
+
+
+def verify_ledger(ledger: Place, releases: Sequence[Path] = ()) -> Ledger:
+    """Check a ledger from its first entry, and that it knows of these releases; return it.
+
+    Raises
+    ------
+    DataError
+        If anything was altered, in the ledger or in a release.
+    RefusedError
+        If the ledger has forgotten a release: it was cut short or restored from an older copy.
+    """
+    opened = Ledger(ledger)
+    opened.verify()
+    for path in releases:
+        trusted.require_remembered(opened, path)
+        with opened.opened(open_release(path).release_id) as committed:
+            same = archive.holds(path, committed)
+        if not same:
+            raise DataError(f"{path} is not what was committed to {ledger}: it was altered. Publish it again.")
+    return opened

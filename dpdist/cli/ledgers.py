@@ -1,0 +1,96 @@
+"""The commands about a budget: ledger create, show, verify and export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dpdist import accounts
+from dpdist.cli.options import LEDGER, PATH, answer, budget_of, budget_options, json_option
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.privacy.ledger import Ledger
+from dpdist.privacy.places import Place
+
+
+@click.group()
+def ledger() -> None:
+    """Create, show, check or export a budget."""
+
+
+@ledger.command("create")
+@click.argument("ledger", type=LEDGER)
+@click.option("--rows", required=True, type=PATH, help="The rows whose budget it is.")
+@budget_options
+@json_option
+def ledger_create(
+    ledger: Place, rows: Path, budget_epsilon: str | None, budget_delta: str | None, as_json: bool
+) -> None:
+    """Declare a budget for ROWS in LEDGER, a new folder or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME."""
+    made = accounts.create_ledger(ledger, rows, budget_of(budget_epsilon, budget_delta))
+    answer(as_json, {"ledger": str(ledger), **_loss_json(made.budget)}, f"{ledger}: budget {made.budget}.")
+
+
+@ledger.command("show")
+@click.argument("ledger", type=LEDGER)
+@json_option
+def ledger_show(ledger: Place, as_json: bool) -> None:
+    """Show budget, balance and releases."""
+    opened = Ledger(ledger)
+    spent, records = opened.spent(), opened.records
+    if as_json:
+        click.echo(json.dumps(_ledger_json(opened)))
+        return
+    click.echo(f"budget  {opened.budget}")
+    whole = "nothing" if spent is None else f"epsilon {spent.epsilon:g} at the budget's delta {spent.delta:g}"
+    click.echo(f"spent   {whole}")
+    for record in records:
+        click.echo(
+            f"{record.state:<10} {record.release_id}  {record.parameters['mechanism']}, {record.guarantee.loss}, "
+            f"{record.guarantee.neighbours}"
+        )
+
+
+@ledger.command("verify")
+@click.argument("ledger", type=LEDGER)
+@click.option("--release", "releases", type=PATH, multiple=True, help="A release it must know of; repeatable.")
+@json_option
+def ledger_verify(ledger: Place, releases: tuple[Path, ...], as_json: bool) -> None:
+    """Check the journal's chain, the balance, the committed releases, and that no published RELEASE was forgotten."""
+    opened = accounts.verify_ledger(ledger, releases)
+    value = {"ledger": str(ledger), "intact": True, "head": opened.head, "releases": len(opened.records)}
+    answer(as_json, value, f"{ledger}: intact, {len(opened.records)} releases, head {opened.head}.")
+
+
+@ledger.command("export")
+@click.argument("ledger", type=LEDGER)
+def ledger_export(ledger: Place) -> None:
+    """Print the ledger as JSON."""
+    click.echo(json.dumps(_ledger_json(Ledger(ledger)), indent=2))
+
+
+def _loss_json(loss: PrivacyLoss) -> dict[str, int]:
+    return {"epsilon_micro": loss.epsilon_micro, "delta_atto": loss.delta_atto}
+
+
+def _ledger_json(opened: Ledger) -> dict[str, Any]:
+    spent = opened.spent()
+    return {
+        "dataset_id": opened.dataset_id,
+        "budget": _loss_json(opened.budget),
+        "spent": None if spent is None else _loss_json(spent),
+        "releases": [
+            {
+                "id": record.release_id,
+                "state": record.state.value,
+                "parameters": record.parameters,
+                "guarantee": record.guarantee.to_json(),
+                "digest": record.digest,
+                **({"periods": list(record.periods)} if record.periods else {}),
+            }
+            for record in opened.records
+        ],
+        "head": opened.head,
+    }

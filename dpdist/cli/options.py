@@ -1,0 +1,148 @@
+"""What commands share: kinds of arguments, groups of options, and how they answer."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from dpdist import config
+from dpdist.errors import UsageError
+from dpdist.pipeline import Cluster
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.privacy.places import place_of
+from dpdist.transport import Certificates
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Folder(click.Path):
+    """A path with a last name; an empty one is an unset shell variable, not the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path, with a name."""
+        path = Path(str(super().convert(value, param, ctx)))
+        if not path.name:
+            path = path.absolute()
+        if not value or not path.name:
+            self.fail("The path is empty, or the root folder. Name a file or folder.", param, ctx)
+        return path
+
+
+class Account(Folder):
+    """A folder, or the address of a ledger in a database."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return a path, or an address."""
+        place = place_of(str(value), Path())
+        return super().convert(value, param, ctx) if isinstance(place, Path) else place
+
+
+PATH = Folder(path_type=Path)
+LEDGER = Account(path_type=Path)
+
+
+def say(text: str) -> None:
+    """Print words for people, on standard error."""
+    click.echo(text, err=True)
+
+
+def answer(as_json: bool, value: dict[str, Any], words: str) -> None:
+    """Print what was done: one JSON object on standard output, or words."""
+    if as_json:
+        click.echo(json.dumps(value))
+    else:
+        say(words)
+
+
+def json_option(command: Command) -> Command:
+    """Add ``--json``; the command gets ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")(command)
+
+
+def tls_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options about TLS; the command gets ``certificates`` and ``insecure``."""
+
+    @click.option("--tls-ca", type=PATH, help="Certificate of the cluster's CA, for a tls:// scheduler.")
+    @click.option("--tls-cert", type=PATH, help="Your certificate, of that CA.")
+    @click.option("--tls-key", type=PATH, help="The certificate's key.")
+    @click.option("--insecure", is_flag=True, help="Allow an unencrypted scheduler on the network.")
+    @functools.wraps(command)
+    def collected(tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, **others: Any) -> None:
+        command(certificates=Certificates.of(tls_ca, tls_cert, tls_key), **others)
+
+    return collected
+
+
+def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options about where to compute; the command gets a ``cluster``."""
+
+    @click.option("--scheduler", help="Address of an existing Dask scheduler.")
+    @click.option("--workers", type=int, help="Local worker processes [default: one per core].")
+    @tls_options
+    @functools.wraps(command)
+    def collected(
+        scheduler: str | None, workers: int | None, certificates: Certificates | None, *, insecure: bool, **others: Any
+    ) -> None:
+        command(cluster=Cluster(scheduler, workers, certificates=certificates, insecure=insecure), **others)
+
+    return collected
+
+
+def neighbours_option(command: Command) -> Command:
+    """Add the neighbouring relation; the command gets ``neighbours``, a word."""
+    return click.option(
+        "--neighbours",
+        type=click.Choice([n.value for n in Neighbours]),
+        default=Neighbours.REPLACE_ONE.value,
+        show_default=True,
+    )(command)
+
+
+def mechanism_options(command: Command) -> Command:
+    """Add a mechanism's own parameters; the command gets ``options`` and ``arithmetic``."""
+    command = click.option("--arithmetic", help="Short for --option arithmetic=..., where there is a choice.")(command)
+    return click.option(
+        "--option", "options", multiple=True, metavar="NAME=VALUE", help="A parameter of the mechanism; repeatable."
+    )(command)
+
+
+def options_of(options: Sequence[str], arithmetic: str | None) -> dict[str, str]:
+    """Return a mechanism's own parameters as typed."""
+    return config.options_from([*options, *([f"arithmetic={arithmetic}"] if arithmetic else [])])
+
+
+def budget_options(command: Command) -> Command:
+    """Add the budget; the command gets ``budget_epsilon`` and ``budget_delta``."""
+    command = click.option("--budget-delta", help="Largest total delta all releases together may cost.")(command)
+    return click.option("--budget-epsilon", help="Largest total epsilon all releases together may cost.")(command)
+
+
+def budget_of(epsilon: str | None, delta: str | None) -> PrivacyLoss | None:
+    """Return the budget as typed, or None."""
+    if epsilon is None:
+        if delta is not None:
+            raise UsageError("--budget-delta needs --budget-epsilon.")
+        return None
+    return PrivacyLoss.parse(epsilon, delta or "0")
+
+
+def count_of(components: str) -> int | None:
+    """Return a number of components as typed; None for auto.
+
+    Raises
+    ------
+    UsageError
+        If it is neither.
+    """
+    if components == "auto":
+        return None
+    if not components.isdecimal():
+        raise UsageError(f"--components takes a number or auto, not {components!r}.")
+    return int(components)

@@ -1,0 +1,273 @@
+"""The commands that do the work: ingest, release, pca, project, run and demo."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from dpdist import accounts, config, jobs, operations, pipeline, tables
+from dpdist.cli.options import (
+    LEDGER,
+    PATH,
+    answer,
+    budget_of,
+    budget_options,
+    cluster_options,
+    count_of,
+    json_option,
+    mechanism_options,
+    neighbours_option,
+    options_of,
+    say,
+    tls_options,
+)
+from dpdist.engine import progress_bar
+from dpdist.mechanisms.registry import MECHANISMS
+from dpdist.pca.scree import require_scree, scree
+from dpdist.pictures import draw_scree
+from dpdist.pipeline import Cluster
+from dpdist.privacy.ledger import Ledger
+from dpdist.privacy.places import Place
+from dpdist.release.artefact import open_release
+from dpdist.release.combine import combined, write_sum
+from dpdist.release.request import Centring
+from dpdist.staging import replace_file
+from dpdist.transport import Certificates
+
+
+@click.command()
+@click.argument("source", type=PATH)
+@click.argument("rows", type=PATH)
+@budget_options
+@click.option("--columns", help="Comma-separated names of the columns to keep, in this order.")
+@click.option(
+    "--compress", is_flag=True, help="Compress the chunks: for slow disks; reading costs more processor time."
+)
+@click.option("--privacy-unit", help="Column that says whose row it is: a whole number; it is not stored.")
+@click.option("--max-rows", type=int, help="Rows kept of each privacy unit at most, the first ones.")
+@json_option
+def ingest(
+    source: Path,
+    rows: Path,
+    budget_epsilon: str | None,
+    budget_delta: str | None,
+    columns: str | None,
+    compress: bool,
+    privacy_unit: str | None,
+    max_rows: int | None,
+    as_json: bool,
+) -> None:
+    """Write ROWS, a Zarr array, from SOURCE: .npy, .npz, .csv, .csv.gz, .parquet, or a folder of them."""
+    budget = budget_of(budget_epsilon, budget_delta)
+    names = [name.strip() for name in columns.split(",")] if columns is not None else None
+    unit = config.unit_from(privacy_unit, max_rows)
+    with progress_bar("Ingesting") as progress:
+        table = accounts.ingest_rows(
+            source, rows, budget=budget, columns=names, compress=compress, progress=progress, unit=unit
+        )
+    answer(
+        as_json,
+        {
+            "rows": str(rows), "n": table.rows, "d": table.columns, "dtype": table.dtype, "chunks": table.chunks,
+            "dataset_id": table.dataset_id, "ledger": str(accounts.default_ledger(rows)) if budget else None,
+        },
+        f"{rows}: {table.rows} rows of {table.columns} columns, {table.dtype}, {table.chunks} chunks. "
+        + (f"Budget {budget} in {accounts.default_ledger(rows)}." if budget else "No budget declared yet."),
+    )  # fmt: skip
+
+
+@click.command("release")
+@click.argument("rows", type=PATH)
+@click.argument("release", type=PATH)
+@click.option("--epsilon", required=True, help="Privacy loss epsilon, in steps of a millionth.")
+@click.option("--delta", help="Probability delta of a larger loss; leave out for pure differential privacy.")
+@click.option("--clip", required=True, type=float, help="Public clip norm C; never taken from the data.")
+@click.option(
+    "--mechanism",
+    type=click.Choice(list(MECHANISMS)),
+    help="[default: gaussian with --delta, else two-sided-wishart]",
+)
+@neighbours_option
+@click.option(
+    "--centre",
+    default=Centring.NONE.value,
+    show_default=True,
+    help="none, private, or a file with a public centre and scale.",
+)
+@click.option("--grid-bits", type=int, default=16, show_default=True, help="The clip norm is 2^B grid steps.")
+@mechanism_options
+@click.option("--for-reproduction", is_flag=True, help="Allow a mechanism that is not private as claimed; no ledger.")
+@click.option("--id", "name", help="Release id [default: follows from data set and parameters].")
+@click.option(
+    "--ledger",
+    type=LEDGER,
+    help="The budget's folder, or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME "
+    "[default: ROWS with the suffix .ledger].",
+)
+@cluster_options
+@click.option(
+    "--trusted",
+    type=click.Choice(["driver", "worker"]),
+    default="driver",
+    show_default=True,
+    help="Where ledger and noise live: here, or on the worker started with --resources trusted=1.",
+)
+@json_option
+def release_command(
+    rows: Path, release: Path, epsilon: str, delta: str | None, clip: float, mechanism: str | None, neighbours: str,
+    centre: str, grid_bits: int, options: tuple[str, ...], arithmetic: str | None, for_reproduction: bool,
+    name: str | None, ledger: Place | None, cluster: Cluster, trusted: str, as_json: bool,
+) -> None:  # fmt: skip
+    """Publish RELEASE, one private second moment of ROWS. The same command again publishes the same bytes, free."""
+    request = config.request_from(
+        epsilon=epsilon, delta=delta, clip=clip, mechanism=mechanism, neighbours=neighbours, centre=centre,
+        grid_bits=grid_bits, period="", name=name, folder=Path(), for_reproduction=for_reproduction,
+        options=options_of(options, arithmetic),
+    )  # fmt: skip
+    cluster = replace(cluster, trusted_worker=trusted == "worker")
+    outcome = pipeline.release_rows(rows, release, request, ledger=ledger, cluster=cluster)
+    answer(as_json, outcome.to_json(), outcome.words())
+
+
+@click.command()
+@click.argument("release", type=PATH)
+@click.argument("model", type=PATH)
+@click.option(
+    "--components",
+    required=True,
+    metavar="K|auto",
+    help="Number of principal components, or auto: those that stand above the noise at confidence 0.95.",
+)
+@click.option("--plot", type=PATH, help="Draw the eigenvalues over the edge of the noise to this picture.")
+@cluster_options
+@json_option
+def pca(release: Path, model: Path, components: str, plot: Path | None, cluster: Cluster, as_json: bool) -> None:
+    """Write MODEL, the top principal components of RELEASE, and say how far each one is signal. Free.
+
+    A release of thousands of columns is multiplied from the disk, on the cluster if --scheduler or --workers is given.
+    """
+    fitted, opened = pipeline.fit_components(release, model, count_of(components), cluster=cluster)
+    found = fitted.components
+    seen = None if found.eigenvalues is None else scree(opened, found.eigenvalues)
+    if plot is not None:
+        draw_scree(require_scree(opened, found.eigenvalues), plot)
+    value = {
+        "model": str(model),
+        "components": len(found.components),
+        "status": opened.status,
+        "eigenvalues": None if found.eigenvalues is None else found.eigenvalues.tolist(),
+        "eigenvalues_per_row": found.per_row,
+        **({} if seen is None else seen.to_json()),
+    }
+    largest = "" if found.eigenvalues is None else f", largest eigenvalue {found.eigenvalues[0]:.6g}"
+    warning = "" if opened.status == "private" else f" {opened.status.upper()}: do not publish it."
+    words = f"{model}: {len(found.components)} components{largest}.{warning}"
+    answer(as_json, value, words if seen is None else f"{words}\n{tables.above_noise(seen)}")
+
+
+@click.command("report")
+@click.argument("release", type=PATH)
+@click.argument("out", type=PATH)
+@click.option("--components", default="auto", metavar="K|auto", help="How many to show [default: auto].")
+@click.option("--image", metavar="HxW", help="Draw components as images of this shape, such as 28x28.")
+@click.option("--ledger", type=LEDGER, help="The ledger that was charged, to show what is left of the budget.")
+@json_option
+def report_command(
+    release: Path, out: Path, components: str, image: str | None, ledger: Place | None, as_json: bool
+) -> None:
+    """Write OUT, one HTML page about RELEASE for people: guarantee, budget, noise and components. Free."""
+    from dpdist import report  # noqa: PLC0415 - scipy.special and templates, only needed here
+
+    report.write(
+        open_release(release),
+        out,
+        count=count_of(components),
+        image=report.Shape.parse(image) if image else None,
+        ledger=Ledger(ledger) if ledger else None,
+    )
+    answer(as_json, {"report": str(out)}, f"{out}: open it in a browser. It loads nothing from anywhere.")
+
+
+@click.command()
+@click.argument("rows", type=PATH)
+@click.argument("model", type=PATH)
+@click.argument("scores", type=PATH)
+@cluster_options
+@json_option
+def project(rows: Path, model: Path, scores: Path, cluster: Cluster, as_json: bool) -> None:
+    """Write SCORES, the rows projected on MODEL's components. Scores are as private as the rows."""
+    count = pipeline.project_rows(rows, model, scores, cluster=cluster)
+    answer(as_json, {"scores": str(scores), "n": count, "private": True}, jobs.scores_words(scores))
+
+
+@click.command()
+@click.argument("job", type=PATH)
+@click.option("--scheduler", help="Address of a Dask scheduler, instead of what JOB.toml names.")
+@click.option("--continual", type=int, help="With periods: keep the noise of the total logarithmic for so many.")
+@click.option("--dry-run", is_flag=True, help="Tell what would be released and spent, and do nothing.")
+@tls_options
+@json_option
+def run(
+    job: Path,
+    scheduler: str | None,
+    continual: int | None,
+    dry_run: bool,
+    certificates: Certificates | None,
+    insecure: bool,
+    as_json: bool,
+) -> None:
+    """Run a whole job from JOB.toml. Running it again publishes nothing new."""
+    read = config.read_job(job, scheduler=scheduler, certificates=certificates, insecure=insecure, continual=continual)
+    if dry_run:
+        found = operations.preview(read)
+        answer(as_json, found, operations.preview_words(found))
+        return
+    outcome = jobs.run(read, say=say, progress=progress_bar)
+    if as_json:
+        click.echo(json.dumps(outcome))
+
+
+@click.command()
+@click.argument("job", type=PATH)
+@click.option("--textfile", type=PATH, help="Also write it for node_exporter's textfile collector (Prometheus).")
+@json_option
+def status(job: Path, textfile: Path | None, as_json: bool) -> None:
+    """Show where a job stands: its budget, its releases, what is unfinished, and which periods wait."""
+    found = operations.standing(config.read_job(job))
+    if textfile is not None:
+        replace_file(textfile, operations.textfile(found).encode(), "metrics")
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        click.echo(operations.standing_words(found))
+
+
+@click.command()
+@click.argument("target", type=PATH, metavar="SUM")
+@click.argument("releases", type=PATH, nargs=-1, required=True)
+@click.option("--disjoint", is_flag=True, help="No row stands in two of the tables: their owners say so.")
+@json_option
+def combine(target: Path, releases: tuple[Path, ...], disjoint: bool, as_json: bool) -> None:
+    """Write SUM, the sum of RELEASES of disjoint rows, with their joint guarantee. Free post-processing."""
+    made = combined([open_release(path) for path in releases], disjoint=disjoint)
+    write_sum(made, target)
+    value = {"release": str(target), **made.attributes()}
+    answer(
+        as_json,
+        value,
+        f"{target}: {made.release_id}, the sum of {len(made.releases)} releases. {made.mechanism}, "
+        f"{made.guarantee_words()}. This file is public.",
+    )
+
+
+@click.command("demo")
+@click.argument("directory", type=PATH, default=Path("dpdist-demo"))
+@cluster_options
+def demo_command(directory: Path, cluster: Cluster) -> None:
+    """Do everything on a bundled real data set (1797 handwritten digits), on this machine."""
+    from dpdist import demo  # noqa: PLC0415 - scikit-learn, for its data set only, doubles the start-up of every command
+
+    demo.run(directory, cluster)

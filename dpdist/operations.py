@@ -1,0 +1,196 @@
+"""What an operator asks of a job: what would it spend, and where does it stand. Nothing is written, charged or summed.
+
+Everything told is public or the operator's own: periods by name, releases by id, budgets. No value or count of rows is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from dpdist import accounts
+from dpdist.config import Job
+from dpdist.nightly import share_of
+from dpdist.privacy import parallel
+from dpdist.privacy.books import State
+from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.privacy.ledger import Ledger
+from dpdist.privacy.parallel import Charge
+from dpdist.release.continual import ended, levels_for
+from dpdist.rows.dataset import open_rows
+from dpdist.rows.intake import waiting
+
+
+def _ledger(job: Job) -> Ledger | None:
+    place = job.ledger or accounts.default_ledger(job.rows)
+    return Ledger(place) if Ledger.stands_at(place) else None
+
+
+def _budget(job: Job, ledger: Ledger | None) -> PrivacyLoss | None:
+    return job.budget if ledger is None else ledger.budget
+
+
+def new_periods(job: Job, closed: list[str]) -> list[str]:
+    """Return the periods that wait in the source and would be closed by the next run, in order."""
+    if not job.periodic or job.source is None:
+        return []
+    return [period for period in waiting(job.source) if period not in closed and (not closed or period > closed[-1])]
+
+
+def _columns(job: Job) -> int:
+    """Return the number of columns, as far as it is known; what a release costs does not depend on it."""
+    if not job.periodic and job.rows.exists():
+        return open_rows(job.rows).columns
+    vector = job.request.centre or job.request.scale or job.columns
+    return len(vector) if vector else 2
+
+
+def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
+    """Return what the next run would charge: of which period or run of periods, and what for."""
+    columns, unit = _columns(job), job.unit.max_rows if job.unit else 1
+    if not job.periodic:
+        if job.rows.exists():
+            table = open_rows(job.rows)
+            known = ledger.record(job.request.release_id(table)) if ledger else None
+            if known is not None and known.state is not State.ABORTED:
+                return []
+            unit = table.max_rows
+        return [("the whole table", Charge(_proved(job.request.calibrated(columns, unit).guarantee)))]
+    levels = levels_for(job.continual)
+    request = replace(job.request, loss=share_of(job.request, columns, levels))
+    guarantee = _proved(request.calibrated(columns).guarantee)
+    closed = list(ledger.periods) if ledger else []
+    periods = [*closed, *new_periods(job, closed)]
+    charged = {record.periods for record in ledger.records if record.state is not State.ABORTED} if ledger else set()
+    out = []
+    for count in range(1, len(periods) + 1):
+        for node in ended(count, levels):
+            names = tuple(periods[node.start : node.stop])
+            if names not in charged:
+                out.append((names[0] if len(names) == 1 else f"{names[0]}--{names[-1]}", Charge(guarantee, names)))
+    return out
+
+
+def _proved(guarantee: Guarantee | None) -> Guarantee:
+    if guarantee is None:
+        raise AssertionError("a job asks for what is private as claimed")
+    return guarantee
+
+
+def preview(job: Job) -> dict[str, Any]:
+    """Return what the next run would release and spend, as JSON values; nothing is read, created or charged.
+
+    Raises
+    ------
+    DpdistError
+        As the run itself, where the request makes no sense or the ledger is damaged.
+    """
+    ledger = _ledger(job)
+    budget, plan = _budget(job, ledger), planned(job, ledger)
+    before = ledger.charges if ledger else []
+    after = [*before, *(charge for _, charge in plan)]
+    delta = budget.delta_atto if budget else job.request.loss.delta_atto
+
+    def spent(charges: list[Charge]) -> int:
+        return parallel.spent_epsilon_micro(charges, delta) if charges else 0
+
+    return {
+        "releases": [{"of": of, **charge.guarantee.loss.to_json()} for of, charge in plan],
+        "new_periods": new_periods(job, list(ledger.periods) if ledger else []),
+        "budget": None if budget is None else budget.to_json(),
+        "spent_epsilon_micro": spent(before),
+        "would_have_spent_epsilon_micro": spent(after),
+        "fits": budget is not None and parallel.fits(after, budget),
+    }
+
+
+def preview_words(found: dict[str, Any]) -> str:
+    """Return a preview as text."""
+    lines = [
+        f"{each['of']}: epsilon {each['epsilon_micro'] / 1e6:g}, delta {each['delta_atto'] / 1e18:g}"
+        for each in found["releases"]
+    ]
+    if found["new_periods"]:
+        lines.insert(0, f"Periods to close: {', '.join(found['new_periods'])}.")
+    budget = found["budget"]
+    declared = "no budget is declared" if budget is None else f"the budget is {PrivacyLoss.from_json(budget)}"
+    lines.append(
+        f"{len(found['releases'])} releases to make. The most charged row has spent epsilon "
+        f"{found['spent_epsilon_micro'] / 1e6:g}, and would have spent "
+        f"{found['would_have_spent_epsilon_micro'] / 1e6:g}; {declared}"
+        + ("." if found["fits"] else ": THE RUN WOULD BE REFUSED.")
+    )
+    return "\n".join([*lines, "Nothing was read, charged or published."])
+
+
+def standing(job: Job) -> dict[str, Any]:
+    """Return where a job stands, as JSON values: budget, releases by state, unfinished ones, periods.
+
+    Raises
+    ------
+    DataError
+        If its ledger is damaged, or its source cannot be listed.
+    """
+    ledger = _ledger(job)
+    budget, records = _budget(job, ledger), ledger.records if ledger else []
+    closed, spent = list(ledger.periods) if ledger else [], ledger.spent() if ledger else None
+    states = Counter(record.state for record in records)
+    unfinished = [r for r in records if r.state in {State.RESERVED, State.COMMITTED}]
+    return {
+        "rows": str(job.rows),
+        "budget": None if budget is None else budget.to_json(),
+        "spent_epsilon_micro": spent.epsilon_micro if spent else 0,
+        "releases": {state.value: states[state] for state in State},
+        "attempts": sum(record.fence for record in records),
+        "unfinished": [{"id": r.release_id, "state": r.state.value, "attempts": r.fence} for r in unfinished],
+        "periods_closed": len(closed),
+        "last_period": closed[-1] if closed else None,
+        "periods_waiting": new_periods(job, closed),
+        "head": ledger.head if ledger else None,
+    }
+
+
+def standing_words(found: dict[str, Any]) -> str:
+    """Return a standing as text."""
+    budget = found["budget"]
+    counts = ", ".join(f"{count} {state}" for state, count in found["releases"].items())
+    lines = [
+        f"budget    {'not declared yet' if budget is None else PrivacyLoss.from_json(budget)}",
+        f"spent     epsilon {found['spent_epsilon_micro'] / 1e6:g} by the most charged row",
+        f"releases  {counts}; {found['attempts']} attempts in all",
+    ]
+    lines += [f"          {r['id']} is {r['state']}, {r['attempts']} attempts" for r in found["unfinished"]]
+    if found["periods_closed"] or found["periods_waiting"]:
+        wait = ", ".join(found["periods_waiting"]) or "none"
+        lines.append(f"periods   {found['periods_closed']} closed, the last {found['last_period']}; waiting: {wait}")
+    return "\n".join(lines)
+
+
+def textfile(found: dict[str, Any]) -> str:
+    """Return a standing in the text format of Prometheus, for node_exporter's textfile collector."""
+    label = "{rows=" + '"' + found["rows"].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    budget = found["budget"]
+    metrics: list[tuple[str, str, str, list[tuple[str, float]]]] = [
+        ("budget_epsilon", "gauge", "Declared budget.", [("", budget["epsilon_micro"] / 1e6 if budget else 0.0)]),
+        ("spent_epsilon", "gauge", "Spent by the most charged row.", [("", found["spent_epsilon_micro"] / 1e6)]),
+        (
+            "releases",
+            "gauge",
+            "Releases by state.",
+            [(f',state="{state}"', count) for state, count in found["releases"].items()],
+        ),
+        ("attempts_total", "counter", "Attempts to draw noise.", [("", found["attempts"])]),
+        ("periods_closed", "gauge", "Periods closed.", [("", found["periods_closed"])]),
+        (
+            "periods_waiting",
+            "gauge",
+            "Periods in the source that are not closed.",
+            [("", len(found["periods_waiting"]))],
+        ),
+    ]
+    lines = []
+    for name, kind, words, values in metrics:
+        lines += [f"# HELP dpdist_{name} {words}", f"# TYPE dpdist_{name} {kind}"]
+        lines += [f"dpdist_{name}{label}{more}}} {value:g}" for more, value in values]
+    return "\n".join(lines) + "\n"

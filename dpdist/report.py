@@ -1,0 +1,316 @@
+"""One page about one release, for people: what is promised, what was spent, and what can be seen over the noise.
+
+The page is a single HTML file that loads nothing from anywhere. All of it is post-processing of public numbers: the
+release, and of the ledger only the budget and what was spent of it. Names of columns come from whoever made the files
+and are escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from scipy.special import ndtr
+
+from dpdist import __version__
+from dpdist.errors import UsageError
+from dpdist.mechanisms.registry import mechanism_named
+from dpdist.pca.scree import Scree, above_noise, noise_law, scree
+from dpdist.pca.spectrum import Components, components
+from dpdist.pictures import draw_images, draw_loadings, draw_scree
+from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours
+from dpdist.privacy.ledger import Ledger
+from dpdist.release.artefact import Release
+from dpdist.staging import replace_file
+
+_PICTURED = 24
+"""So many components are drawn; the table lists all."""
+_DEFAULT = 10
+
+_STYLE = """
+:root { color-scheme: light; --ink: #1b1f24; --faint: #59636e; --line: #d1d9e0; --good: #1a7f37; --bad: #b3261e; }
+body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); max-width: 54rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
+.status { display: inline-block; padding: .1rem .7rem; border-radius: 1rem; color: #fff; font-weight: 600; }
+.private { background: var(--good); } .not { background: var(--bad); }
+.faint { color: var(--faint); } code { font-size: .92em; overflow-wrap: anywhere; }
+table { border-collapse: collapse; } th, td { text-align: left; padding: .2rem 1.1rem .2rem 0; vertical-align: top; }
+tr + tr { border-top: 1px solid var(--line); } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+.wide { overflow-x: auto; } figure { margin: 1rem 0; } img { max-width: 100%; height: auto; }
+.bar { background: #eaeef2; border-radius: .3rem; height: .8rem; max-width: 30rem; }
+.bar div { background: #0969da; border-radius: .3rem; height: .8rem; }
+.drowned { color: var(--faint); }
+"""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the entries of a component are arranged as an image.
+
+    Parameters
+    ----------
+    height, width
+        In pixels; their product is the number of columns.
+    """
+
+    height: int
+    width: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """Read ``28x28``.
+
+        Raises
+        ------
+        UsageError
+            If it is something else.
+        """
+        parts = text.split("x")
+        if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
+            raise UsageError(f"An image has a height and a width, such as 28x28, not {text!r} (--image).")
+        return cls(int(parts[0]), int(parts[1]))
+
+
+def write(
+    release: Release, path: Path, *, count: int | None = None, image: Shape | None = None, ledger: Ledger | None = None
+) -> None:
+    """Write the page about a release; a page that is there is replaced.
+
+    Parameters
+    ----------
+    release
+        What it is about.
+    path
+        Where it goes.
+    count
+        Number of components; None takes those above the noise, and at least ten.
+    image
+        Draw the components as images of this shape instead of as loadings.
+    ledger
+        The ledger that was charged, to show its budget and what was spent.
+
+    Raises
+    ------
+    UsageError
+        If there are not so many components, the image has another number of pixels, the ledger does not know of the
+        release, or matplotlib is not installed.
+    DataError
+        If the page cannot be written.
+    """
+    d = release.bound.columns
+    if image is not None and image.height * image.width != d:
+        raise UsageError(f"An image of {image.height} x {image.width} pixels does not show {d} columns (--image).")
+    if ledger is not None and ledger.record(release.release_id) is None:
+        raise UsageError(f"The ledger does not know of {release.release_id}: name the one that was charged (--ledger).")
+    found = components(release, count or _default_count(release))
+    seen = None if found.eigenvalues is None else scree(release, found.eigenvalues)
+    parts = [
+        _head(release),
+        _promise(release),
+        _unprotected(),
+        "" if ledger is None else _budget(ledger),
+        _noise(release),
+        _eigenvalues(found, seen),
+        _components(release, found, image),
+        _citation(release),
+    ]
+    title = escape(f"dpdist release {release.release_id}")
+    page = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
+        "style-src 'unsafe-inline'\">\n"
+        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{''.join(parts)}\n</body>\n</html>\n"
+    )
+    replace_file(path, page.encode(), "report")
+
+
+def _default_count(release: Release) -> int:
+    if release.subspace is not None:
+        return len(release.subspace)
+    few = min(_DEFAULT, release.bound.columns)
+    try:
+        return max(few, len(above_noise(release).components))
+    except UsageError:  # none stands above it, or nobody knows where it ends
+        return few
+
+
+def _table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = False, faint: Sequence[int] = ()
+) -> str:
+    kind = ' class="n"' if numbers else ""
+    lines = ["<tr>" + "".join(f"<th{kind}>{cell}</th>" for cell in head) + "</tr>"] if head else []
+    for i, row in enumerate(rows):
+        shade = ' class="drowned"' if i in faint else ""
+        lines.append(f"<tr{shade}>" + "".join(f"<td{kind}>{cell}</td>" for cell in row) + "</tr>")
+    return '<div class="wide"><table>' + "".join(lines) + "</table></div>\n"
+
+
+def _picture(png: io.BytesIO, words: str) -> str:
+    data = base64.b64encode(png.getvalue()).decode()
+    return f'<figure><img alt="{escape(words, quote=True)}" src="data:image/png;base64,{data}"></figure>\n'
+
+
+def _head(release: Release) -> str:
+    private = release.private_as_claimed
+    what = "components" if release.subspace is not None else "second moment"
+    size = f"{release.bound.columns} columns" + ("" if release.rows is None else f", {release.rows} rows")
+    warning = "" if private else "<p><strong>Do not publish it, and do not rely on it for privacy.</strong></p>"
+    return (
+        f"<h1>A private {what}</h1>\n<p class='faint'><code>{escape(release.release_id)}</code> · "
+        f"{escape(release.mechanism)} · {size}</p>\n"
+        f"<p><span class='status {'private' if private else 'not'}'>{escape(release.status)}</span></p>{warning}\n"
+    )
+
+
+def _promise(release: Release) -> str:
+    guarantee = release.guarantee
+    if guarantee is None:
+        return "<h2>What is promised</h2>\n<p>Nothing is proved of this release. It was made for comparison.</p>\n"
+    loss, public = guarantee.loss, guarantee.neighbours is Neighbours.REPLACE_ONE
+    change = (
+        "exchanging any one row for any other (how many rows there are is public)"
+        if public
+        else "adding or removing any one row (how many rows there are is private too)"
+    )
+    factor = math.exp(loss.epsilon)
+    chance = "" if not loss.delta_atto else f", except for a probability of {loss.delta:g}"
+    formula = f"Pr[M(X) ∈ S] ≤ e<sup>{loss.epsilon:g}</sup> Pr[M(X') ∈ S]" + (
+        f" + {loss.delta:g}" if loss.delta else ""
+    )
+    rows = [
+        ("neighbouring tables X, X'", escape(guarantee.neighbours.value)),
+        ("for all sets S of results", formula),
+        ("proof", escape(guarantee.proof)),
+        ("arithmetic", _arithmetic(guarantee.arithmetic)),
+    ]
+    if guarantee.mu_squared is not None:
+        rows.insert(2, ("Gaussian differential privacy", f"μ = {math.sqrt(guarantee.mu_squared):.6g}"))
+    if release.claim is not None and not release.private_as_claimed:
+        rows.insert(0, ("claimed by its authors", escape(str(release.claim))))
+    return (
+        "<h2>What is promised</h2>\n"
+        f"<p>Whatever anybody knows or will ever know besides, {change} makes no result of this release more than "
+        f"{factor:.3g} times as likely or as unlikely{chance}. Somebody who has to tell two such tables apart from it, "
+        f"at even odds, is right in at most {100 * _accuracy(guarantee):.1f} % of all cases; guessing is right in 50 %."
+        "</p>\n" + _table((), rows)
+    )
+
+
+def _accuracy(guarantee: Guarantee) -> float:
+    """Return the largest probability of telling two neighbouring tables apart, both as likely beforehand.
+
+    It is ``(1 + TV) / 2``: ``(e^epsilon + delta) / (1 + e^epsilon)`` for (epsilon, delta) (Kairouz, Oh & Viswanath
+    2017, Theorem 2.1), and ``Phi(mu/2)`` for a Gaussian release (Dong, Roth & Su 2022, section 2.2).
+    """
+    share = 1 / (1 + math.exp(-guarantee.loss.epsilon))
+    general = share + guarantee.loss.delta * (1 - share)
+    return general if guarantee.mu_squared is None else min(general, float(ndtr(math.sqrt(guarantee.mu_squared) / 2)))
+
+
+def _arithmetic(arithmetic: Arithmetic) -> str:
+    if arithmetic is Arithmetic.INTEGER_EXACT:
+        return "integer-exact: the proof is about the very numbers that were computed"
+    return "ideal-real: the proof is about real numbers, which the machine approximates"
+
+
+def _unprotected() -> str:
+    return (
+        "<p class='faint'>Not protected: what is true of the population whether or not a row takes part; a person who "
+        "owns several rows, beyond that many times the loss; the clip norm, a public centre and the names of the "
+        "columns, which must not come from the data; the rows themselves and scores computed from them.</p>\n"
+    )
+
+
+def _budget(ledger: Ledger) -> str:
+    budget, spent, count = ledger.budget, ledger.spent(), len(ledger.records)
+    used = 0.0 if spent is None else spent.epsilon
+    share = min(1.0, used / budget.epsilon)
+    return (
+        "<h2>Budget of this table</h2>\n"
+        f"<p>Epsilon {used:g} of {budget.epsilon:g} was spent at delta {budget.delta:g}, releases: {count}.</p>\n"
+        f"<div class='bar'><div style='width:{100 * share:.1f}%'></div></div>\n"
+        f"<p class='faint'>Head of the ledger: <code>{escape(ledger.head)}</code></p>\n"
+    )
+
+
+def _noise(release: Release) -> str:
+    statement = mechanism_named(release.mechanism).statement
+    bound = release.bound
+    rows = [
+        ("mechanism", escape(statement.name)),
+        ("law", escape(statement.law)),
+        ("calibrated to", escape(statement.sensitivity)),
+        ("rows were bounded to", f"Euclidean norm {bound.clip_norm:g}, on a grid of {bound.unit:.3g}"),
+        ("published by", escape(statement.reference)),
+    ]
+    if "variance_off_diagonal" in release.noise:
+        deviation = math.sqrt(float(release.noise["variance_off_diagonal"])) * bound.unit**2
+        count = release.row_count
+        per_row = "" if count is None or count <= 0 else f"; {deviation / count:.4g} per row"
+        rows.insert(2, ("standard deviation", f"{deviation:.4g} of an entry off the diagonal{per_row}"))
+    return "<h2>The noise</h2>\n" + _table((), rows)
+
+
+def _eigenvalues(found: Components, seen: Scree | None) -> str:
+    if found.eigenvalues is None:
+        return "<h2>Components</h2>\n<p>The mechanism releases directions and nothing about how strong they are.</p>\n"
+    unit = " per row" if found.per_row else ""
+    if seen is None:
+        plain = [(str(i + 1), f"{value:.6g}") for i, value in enumerate(found.eigenvalues)]
+        return "<h2>Components</h2>\n" + _table(("component", f"eigenvalue{unit}"), plain, numbers=True)
+    png = io.BytesIO()
+    draw_scree(seen, png)
+    rows: list[tuple[str, ...]] = []
+    drowned: list[int] = []
+    for i, (value, strength, cosine) in enumerate(
+        zip(seen.eigenvalues, seen.strengths, seen.squared_cosines, strict=True)
+    ):
+        low, high = seen.intervals[i]
+        clear = (f"{strength:.4g}", f"{cosine:.3f}") if strength else ("-", "drowned")
+        rows.append((str(i + 1), f"{value:.6g}", clear[0], f"{low:.4g} … {high:.4g}", clear[1]))
+        drowned += [] if strength else [i]
+    heads = ("component", f"eigenvalue{unit}", "without the noise", "exact eigenvalue in", "squared cosine")
+    return (
+        "<h2>What stands above the noise</h2>\n"
+        f"<p>{seen.above} of {len(rows)} components stand above the edge of the noise, {seen.edge:.5g}, which it "
+        f"passes by itself with probability {1 - seen.confidence:.2g} in the limit of many columns. The intervals hold "
+        "for all eigenvalues at once. The squared cosine is expected between a component and the true one.</p>\n"
+        + _picture(png, "Eigenvalues over the edge of the noise")
+        + _table(heads, rows, numbers=True, faint=drowned)
+    )
+
+
+def _components(release: Release, found: Components, image: Shape | None) -> str:
+    png = io.BytesIO()
+    shown = found.components[:_PICTURED]
+    if image is not None:
+        draw_images(shown.reshape(len(shown), image.height, image.width), png)
+        words = "Components as images: red is positive, blue negative."
+    else:
+        draw_loadings(shown[:6], release.names, png)
+        words = "The largest loadings of the first components."
+    return f"<h2>The components</h2>\n<p>{words}</p>\n" + _picture(png, words)
+
+
+def _citation(release: Release) -> str:
+    statement = mechanism_named(release.mechanism).statement
+    head = ""
+    if release.ledger_head is not None:
+        head = f" Ledger head at its draw: <code>{escape(release.ledger_head)}</code>."
+    law = noise_law(release)
+    edge = (
+        "" if law is None else " Edge and cosines: Benaych-Georges &amp; Nadakuditi (2011); Tracy &amp; Widom (1996)."
+    )
+    return (
+        "<h2>How to cite</h2>\n"
+        f"<p>dpdist {escape(__version__)}, release <code>{escape(release.release_id)}</code>, mechanism "
+        f"{escape(statement.name)} ({escape(statement.reference)}).{edge}{head}</p>\n"
+        "<p class='faint'>Check it: <code>dpdist ledger verify LEDGER --release RELEASE</code>. This page was computed "
+        "from the release alone, at no cost.</p>\n"
+    )

@@ -1,0 +1,124 @@
+"""One job as an operator has it, a table, a job file and its ledger, and what must hold however it was run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dpdist.privacy.ledger import Ledger
+
+CLUSTER = Path(__file__).resolve().parents[1] / "cluster"
+PATIENCE = 900.0
+"""Seconds to wait for what must happen, however busy the machine is."""
+LINGER = Path(__file__).parent / "linger"
+
+
+def until(happened: Callable[[], object], seconds: float = PATIENCE, words: Callable[[], str] = str) -> None:
+    """Wait until something has happened.
+
+    Raises
+    ------
+    AssertionError
+        If it does not, with words about what did.
+    """
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, f"it did not happen: {words()}"
+        time.sleep(0.1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A folder with ``rows.zarr``, its ledger, and ``job.toml``."""
+
+    folder: Path
+
+    @property
+    def file(self) -> Path:
+        """The job file."""
+        return self.folder / "job.toml"
+
+    def environment(self, *points: str) -> dict[str, str]:
+        """Return the environment of an operator whose processes shall linger at these points."""
+        armed = ",".join(f"{point}={self.marker(point)}" for point in points)
+        paths = [str(LINGER), str(CLUSTER.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin",
+            "PYTHONPATH": ":".join(paths),
+            "PYTHONWARNINGS": "ignore",
+            "DASK_DISTRIBUTED__WORKER__PRELOAD": str(LINGER / "sitecustomize.py"),
+            "DPDIST_TEST_LINGER": armed,
+        }
+
+    def marker(self, point: str) -> Path:
+        """Return what is there when a process lingers at a point."""
+        return self.folder / f"lingers-{point}"
+
+    def lingers(self, point: str) -> str | None:
+        """Return the network namespace of the process that came to a point, as the kernel writes it."""
+        marker = self.marker(point)
+        return str(marker.readlink()) if marker.is_symlink() else None
+
+    def go_on(self, point: str) -> None:
+        """Let the process that lingers at a point go on."""
+        self.marker(point).with_name(f"{self.marker(point).name}.go").touch()
+
+    @property
+    def ledger(self) -> Ledger:
+        """Its ledger, opened anew."""
+        return Ledger(self.folder / "rows.ledger")
+
+    def states(self) -> list[str]:
+        """Return the state of every release that the ledger knows."""
+        return [str(record.state) for record in self.ledger.records]
+
+    def attempts(self) -> int:
+        """Return how many attempts at the one release were begun: each drew noise of its own, if it came so far."""
+        (record,) = self.ledger.records
+        return record.fence
+
+    def spent(self) -> str:
+        """Return what was spent, in words."""
+        return f"spent {self.ledger.spent()} of {self.ledger.budget}"
+
+    def published(self) -> dict[str, bytes]:
+        """Return the files of the release, after the ledger has confirmed it as its only one."""
+        command = [
+            sys.executable, "-m", "dpdist", "ledger", "verify", str(self.folder / "rows.ledger"),
+            "--release", str(self.folder / "release.zarr"),
+        ]  # fmt: skip
+        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+        assert self.states() == ["published"]
+        found = self.folder / "release.zarr"
+        return {str(path.relative_to(found)): path.read_bytes() for path in found.rglob("*") if path.is_file()}
+
+
+def make(folder: Path, *, rows: int = 2000) -> Job:
+    """Make a job; only the budget of a single release is declared."""
+    folder.mkdir(exist_ok=True)
+    np.save(folder / "data.npy", np.random.default_rng(0).normal(size=(rows, 8)))
+    (folder / "job.toml").write_text(
+        """
+        [rows]
+        path = "rows.zarr"
+        [release]
+        path = "release.zarr"
+        epsilon = 1
+        delta = 1e-6
+        clip = 8
+        """
+    )
+    command = [
+        sys.executable, "-m", "dpdist", "ingest", str(folder / "data.npy"), str(folder / "rows.zarr"),
+        "--budget-epsilon", "1", "--budget-delta", "1e-6",
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+    return Job(folder)

@@ -1,0 +1,38 @@
+"""Releases put together by hand, and what was committed, for the tests."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy.typing as npt
+
+from dpdist.privacy.guarantee import Neighbours
+from dpdist.privacy.ledger import Ledger
+from dpdist.release.archive import archived
+from dpdist.release.artefact import Release
+from dpdist.triangle import Band, packed, unpacked
+
+
+def assemble(*, answer: npt.NDArray[Any], rows: int, neighbours: Neighbours, **heading: Any) -> Release:
+    """Make the release of a noisy packed triangle, or of a subspace, as it is published."""
+    known = rows if neighbours is Neighbours.REPLACE_ONE else None
+    values = unpacked(answer, heading["bound"].width) if answer.ndim == 1 else answer
+    release = Release(answer=values, rows=known, neighbours=neighbours, **heading)
+    if answer.ndim == 1 and release.corner is not None:
+        values[-1, -1] = release.corner
+    return release
+
+
+def archive_of(release: Release) -> io.BytesIO:
+    """Return the archive of a release that is held in memory."""
+    if release.subspace is not None:
+        return io.BytesIO(b"".join(archived(release, release.subspace)))
+    width = release.bound.width
+    return io.BytesIO(b"".join(archived(release, [(Band.whole(width), packed(release.lattice))])))
+
+
+def content_of(ledger: Ledger, release_id: str) -> bytes:
+    """Return the bytes that were committed."""
+    with ledger.opened(release_id) as content:
+        return content.read()

@@ -1,0 +1,155 @@
+"""What would be spent is what is spent; where a job stands is told without touching it, and without data."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import crash_driver
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from dpdist import config, engine, jobs, operations
+from dpdist.cli import cli
+from dpdist.engine import progress_bar
+from dpdist.errors import RefusedError
+from dpdist.privacy.ledger import Ledger
+
+PLAIN = """
+[rows]
+path = "rows.zarr"
+source = "table.npy"
+budget_epsilon = 1.5
+
+[release]
+path = "release.zarr"
+epsilon = 1
+clip = 8.0
+"""
+PERIODS = """
+[rows]
+path = "visits"
+source = "incoming"
+periods = true
+budget_epsilon = 1
+budget_delta = 1e-6
+
+[release]
+path = "published"
+epsilon = 1
+delta = 1e-6
+clip = 8.0
+continual = 4
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    (tmp_path / "incoming").mkdir()
+    np.save(tmp_path / "table.npy", rows(0))
+    return tmp_path
+
+
+def rows(seed: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    return np.random.default_rng(seed).normal(size=(30, 3))
+
+
+def job(folder: Path, text: str) -> config.Job:
+    (folder / "job.toml").write_text(text)
+    return config.read_job(folder / "job.toml")
+
+
+def run(read: config.Job) -> None:
+    jobs.run(read, say=print, progress=progress_bar)
+
+
+def everything(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_a_dry_run_tells_what_a_run_then_spends_and_does_nothing(folder: Path) -> None:
+    read = job(folder, PERIODS)
+    np.save(folder / "incoming" / "d1.npy", rows(1))
+    np.save(folder / "incoming" / "d2.npy", rows(2))
+    before = everything(folder)
+    found = operations.preview(read)
+    assert everything(folder) == before
+    assert found["new_periods"] == ["d1", "d2"]
+    assert [each["of"] for each in found["releases"]] == ["d1", "d2", "d1--d2"]
+    assert found["fits"]
+    run(read)
+    spent = Ledger(folder / "visits.ledger").spent()
+    assert spent is not None
+    assert found["would_have_spent_epsilon_micro"] == spent.epsilon_micro
+    after = operations.preview(read)
+    assert after["releases"] == after["new_periods"] == []
+    assert after["spent_epsilon_micro"] == after["would_have_spent_epsilon_micro"] == spent.epsilon_micro
+
+
+def test_a_dry_run_of_a_plain_job_tells_when_it_would_be_refused(folder: Path) -> None:
+    read = job(folder, PLAIN)
+    found = operations.preview(read)
+    assert (found["fits"], found["would_have_spent_epsilon_micro"]) == (True, 1_000_000)
+    assert not (folder / "rows.zarr").exists()
+    run(read)
+    assert operations.preview(read)["releases"] == []
+    again = job(folder, PLAIN.replace("clip = 8.0", "clip = 9.0").replace("release.zarr", "other.zarr"))
+    found = operations.preview(again)
+    assert (found["fits"], found["would_have_spent_epsilon_micro"]) == (False, 2_000_000)
+    assert "WOULD BE REFUSED" in operations.preview_words(found)
+    with pytest.raises(RefusedError, match="on top of epsilon 1"):
+        run(again)
+
+
+def test_the_command_line_tells_it_too(folder: Path) -> None:
+    job(folder, PERIODS)
+    np.save(folder / "incoming" / "d1.npy", rows(1))
+    command = ["run", str(folder / "job.toml"), "--dry-run"]
+    words = CliRunner().invoke(cli, command, catch_exceptions=False)
+    assert "Periods to close: d1." in words.output
+    assert "Nothing was read, charged or published." in words.output
+    told = json.loads(CliRunner().invoke(cli, [*command, "--json"], catch_exceptions=False).stdout)
+    assert told["new_periods"] == ["d1"]
+    assert not (folder / "visits").exists()
+
+
+def test_status_tells_what_is_closed_waiting_and_unfinished(folder: Path) -> None:
+    read = job(folder, PERIODS)
+    assert operations.standing(read)["releases"] == dict.fromkeys(("reserved", "committed", "published", "aborted"), 0)
+    np.save(folder / "incoming" / "d1.npy", rows(1))
+    run(read)
+    np.save(folder / "incoming" / "d2.npy", rows(2))
+    ledger = Ledger(folder / "visits.ledger")
+    record = ledger.records[0]
+    seals = ledger.periods
+    ledger.reserve("dead", dataset_id=ledger.dataset_id, parameters={}, guarantee=record.guarantee, periods=seals)
+    ledger.begin("dead")
+    found = operations.standing(read)
+    assert found["releases"] == {"reserved": 1, "committed": 0, "published": 1, "aborted": 0}
+    assert found["unfinished"] == [{"id": "dead", "state": "reserved", "attempts": 1}]
+    assert (found["periods_closed"], found["last_period"], found["periods_waiting"]) == (1, "d1", ["d2"])
+    words = operations.standing_words(found)
+    assert "dead is reserved, 1 attempts" in words
+    assert "1 closed, the last d1; waiting: d2" in words
+
+
+def test_the_textfile_is_what_prometheus_reads(folder: Path) -> None:
+    read = job(folder, PERIODS)
+    np.save(folder / "incoming" / "d1.npy", rows(1))
+    run(read)
+    target = folder / "dpdist.prom"
+    command = ["status", str(folder / "job.toml"), "--textfile", str(target)]
+    assert CliRunner().invoke(cli, command, catch_exceptions=False).exit_code == 0
+    text = target.read_text()
+    sample = re.compile(r'dpdist_[a-z_]+\{rows="[^"]+"(,state="[a-z]+")?\} [0-9.e+-]+')
+    values = [line for line in text.splitlines() if not line.startswith("#")]
+    assert all(sample.fullmatch(line) for line in values)
+    rows_label = str(folder / "visits")
+    assert f'dpdist_releases{{rows="{rows_label}",state="published"}} 1' in values
+    assert f'dpdist_budget_epsilon{{rows="{rows_label}"}} 1' in values
+    kinds = re.findall(r"# TYPE (\S+) (gauge|counter)", text)
+    assert {name for name, _ in kinds} == {line.partition("{")[0] for line in values}
+    assert CliRunner().invoke(cli, [*command, "--json"], catch_exceptions=False).exit_code == 0

@@ -1,0 +1,128 @@
+"""The page about a release: true, self-contained, safe to open whatever the columns are called, and readable."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from releases import assemble
+
+from dpdist import accounts, pipeline, report
+from dpdist.errors import UsageError
+from dpdist.mechanisms.attack import Held
+from dpdist.noise.entropy import SYSTEM
+from dpdist.pipeline import Cluster
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.privacy.ledger import Ledger
+from dpdist.release.artefact import Release, open_release
+from dpdist.release.request import ReleaseRequest
+
+pytest.importorskip("matplotlib")
+
+HOSTILE = "<script>alert('$x$')</script>&\"'"
+NAMES = (HOSTILE, "age", "height", "weight")
+
+
+def released(mechanism: str = "gaussian", delta: str = "1e-6", epsilon: str = "2", **more: object) -> Release:
+    request = ReleaseRequest(
+        mechanism, PrivacyLoss.parse(epsilon, delta), 1.0, for_reproduction=mechanism in {"sn", "none"}, options=more
+    )
+    bound, found = request.bound(4), request.calibrated(4)
+    exact = np.diag([int(share * 5000 / bound.unit**2) for share in (0.6, 0.2, 0.1, 0.01)])
+    return assemble(
+        release_id="r-1", mechanism=mechanism, names=NAMES, neighbours=Neighbours.REPLACE_ONE, claim=found.claim,
+        guarantee=found.guarantee, bound=bound, noise=found.noise, rows=5000, answer=found.answer(Held(exact), SYSTEM),
+    )  # fmt: skip
+
+
+def page(folder: Path, release: Release, **more: object) -> str:
+    report.write(release, folder / "out.html", **more)  # type: ignore[arg-type]
+    return (folder / "out.html").read_text()
+
+
+def test_the_page_says_what_is_promised_and_what_stands_above_the_noise(tmp_path: Path) -> None:
+    text = page(tmp_path, released(), count=4)
+    assert "7.39 times" in text  # e²
+    assert "Gaussian differential privacy" in text
+    assert "dpdist.mechanisms.gaussian" in text
+    assert re.search(r"[234] of 4 components stand above", text)
+    assert text.count("data:image/png;base64,") == 2
+
+
+def test_the_chance_of_telling_tables_apart_is_the_known_one() -> None:
+    """Pure epsilon = log 3: 3/4. A Gaussian release of mu: Phi(mu/2), and mu is that of sigma = 4.2247 at (1, 1e-6)."""
+    pure = released("two-sided-wishart", "0", "1.098612").guarantee
+    gaussian = released("gaussian", "1e-6", "1").guarantee
+    assert pure is not None
+    assert gaussian is not None
+    assert report._accuracy(pure) == pytest.approx(0.75, abs=1e-6)
+    assert report._accuracy(gaussian) == pytest.approx(0.5471, abs=1e-4)  # Phi(1 / (2 * 4.2247))
+
+
+def test_nothing_is_loaded_and_nothing_is_run_whatever_columns_are_called(tmp_path: Path) -> None:
+    text = page(tmp_path, released())
+    assert HOSTILE not in text
+    assert "<script" not in text
+    assert not re.findall(r'(?:src|href)\s*=\s*["\'](?!data:)', text)
+    assert "default-src 'none'" in text
+
+
+@pytest.mark.parametrize(("mechanism", "said"), [("sn", "claimed by its authors"), ("none", "Nothing is proved")])
+def test_what_is_not_private_says_so_in_red(tmp_path: Path, mechanism: str, said: str) -> None:
+    text = page(tmp_path, released(mechanism, "0"))
+    assert said in text
+    assert "class='status not'" in text
+    assert "Do not publish it" in text
+    assert "class='status private'" not in text
+
+
+def test_a_subspace_shows_its_directions_only(tmp_path: Path) -> None:
+    text = page(tmp_path, released("bingham", "0", components=2))
+    assert "nothing about how strong they are" in text
+    assert text.count("data:image/png;base64,") == 1
+
+
+def test_components_may_be_images(tmp_path: Path) -> None:
+    assert "as images" in page(tmp_path, released(), image=report.Shape.parse("2x2"))
+    with pytest.raises(UsageError, match="--image"):
+        page(tmp_path, released(), image=report.Shape.parse("3x2"))
+    for text in ("28", "ax4", "0x4", "2x2x1", "-2x-2"):
+        with pytest.raises(UsageError, match="--image"):
+            report.Shape.parse(text)
+
+
+def test_the_budget_is_that_of_the_ledger_that_was_charged(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.eye(4)[np.arange(300) % 4])
+    rows, other = tmp_path / "a.zarr", tmp_path / "b.zarr"
+    for table in (rows, other):
+        accounts.ingest_rows(tmp_path / "a.npy", table, budget=PrivacyLoss.parse("4", "1e-5"))
+    request = ReleaseRequest("two-sided-wishart", PrivacyLoss.parse("1"), 1.0)
+    pipeline.release_rows(rows, tmp_path / "r.zarr", request, cluster=Cluster(workers=1))
+    release = open_release(tmp_path / "r.zarr")
+    ledger = Ledger(accounts.default_ledger(rows))
+    text = page(tmp_path, release, ledger=ledger)
+    assert re.search(r"Epsilon (1|0\.9\d*) of 4 was spent at delta 1e-05, releases: 1", text)
+    assert ledger.head in text
+    assert release.ledger_head is not None
+    assert release.ledger_head in text
+    with pytest.raises(UsageError, match="does not know"):
+        page(tmp_path, release, ledger=Ledger(accounts.default_ledger(other)))
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Debian's package chromium")
+def test_a_browser_shows_the_page(tmp_path: Path) -> None:
+    page(tmp_path, released(), count=4)
+    shown = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+         "--dump-dom", (tmp_path / "out.html").as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    text = html.unescape(re.sub(r"<[^>]+>", " ", shown.stdout))
+    assert "What is promised" in text
+    assert "squared cosine" in text
+    assert "script" not in re.sub(r"base64,[^\"]*", "", shown.stdout)
