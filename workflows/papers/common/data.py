@@ -1,0 +1,162 @@
+"""The public data sets of the papers, from a folder or through scikit-learn, and the papers' own preprocessing.
+
+Nothing that is computed here is private: centring by the exact mean and dividing by the largest norm of the data, as
+the papers do, are functions of every row. A release bounds rows by a public clip norm instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist.errors import DataError
+
+Floats = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A public data set.
+
+    Attributes
+    ----------
+    rows
+        (n, d), as the source has them.
+    labels
+        (n,), int64.
+    source
+        Where it comes from, in words.
+    """
+
+    rows: npt.NDArray[Any]
+    labels: Labels
+    source: str
+
+    def of_classes(self, classes: tuple[int, ...]) -> list[npt.NDArray[np.intp]]:
+        """Return the positions of the rows of every class."""
+        return [np.flatnonzero(self.labels == label) for label in classes]
+
+
+def arrays(folder: Path | None, name: str) -> dict[str, npt.NDArray[Any]] | None:
+    """Return the arrays of ``folder/name.npz``, or None where there is no such file.
+
+    Raises
+    ------
+    DataError
+        If there is one that cannot be read.
+    """
+    path = None if folder is None else folder / f"{name}.npz"
+    if path is None or not path.exists():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            return {key: held[key] for key in held.files}
+    except (OSError, ValueError) as error:
+        raise DataError(f"The data set {path} cannot be read: {error}. Fetch it again.") from None
+
+
+def required(folder: Path | None, name: str) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a data set that is only ever in the folder.
+
+    Raises
+    ------
+    DataError
+        If it is not there.
+    """
+    found = arrays(folder, name)
+    if found is None:
+        raise DataError(f"There is no {name}.npz in {folder or 'the data folder, which was not named'} (--data).")
+    return found
+
+
+def mnist(folder: Path | None) -> Table:
+    """Return MNIST, (70000, 784) grey levels and digits, the training set first.
+
+    Raises
+    ------
+    DataError
+        If it is neither in the folder nor to be had through scikit-learn.
+    """
+    found = arrays(folder, "mnist")
+    if found is not None:
+        return Table(found["X"], found["y"].astype(np.int64), "mnist.npz")
+    rows, labels = _fetched("mnist", folder)
+    return Table(rows, labels, "scikit-learn: fetch_openml('mnist_784')")
+
+
+def covertype(folder: Path | None) -> Table:
+    """Return Covertype, (581012, 54), with cover types 1 to 7, or 0 where the folder's copy does not know it.
+
+    Raises
+    ------
+    DataError
+        If it is neither in the folder nor to be had through scikit-learn.
+    """
+    found = arrays(folder, "covertype")
+    if found is not None:
+        return Table(found["X"], found["y7"].astype(np.int64), "covertype.npz")
+    rows, labels = _fetched("covertype", folder)
+    return Table(rows, labels, "scikit-learn: fetch_covtype()")
+
+
+def _fetched(name: str, folder: Path | None) -> tuple[npt.NDArray[Any], Labels]:
+    from sklearn.datasets import fetch_covtype, fetch_openml  # noqa: PLC0415 - slow, and often not needed
+
+    try:
+        if name == "mnist":
+            rows, labels = fetch_openml("mnist_784", version=1, as_frame=False, return_X_y=True)
+        else:
+            rows, labels = fetch_covtype(return_X_y=True)
+    except (OSError, ValueError) as error:  # no network, or an answer that is not the data set
+        place = f"There is no {name}.npz in {folder}" if folder else "No data folder was named (--data)"
+        raise DataError(
+            f"{place}, and scikit-learn could not fetch {name}: {type(error).__name__}. Put the file there, or run "
+            "where the network can be reached; scikit-learn keeps what it fetched."
+        ) from None
+    return np.asarray(rows), np.asarray(labels).astype(np.int64)
+
+
+def chosen(table: Table, count: int, seed: int) -> Floats:
+    """Return so many rows at random, without repetition, as float64.
+
+    Raises
+    ------
+    DataError
+        If there are not so many.
+    """
+    if count > len(table.rows):
+        raise DataError(f"{count} rows were asked for and {table.source} has {len(table.rows)}.")
+    picked = np.random.default_rng(seed).choice(len(table.rows), count, replace=False)
+    return table.rows[np.sort(picked)].astype(np.float64)
+
+
+def in_unit_ball(rows: Floats) -> Floats:
+    """Subtract the mean and divide by the largest norm: the papers' preprocessing, which is not private."""
+    centred = rows - rows.mean(axis=0)
+    norms: Floats = np.linalg.norm(centred, axis=1)
+    out: Floats = centred / norms.max()
+    return out
+
+
+def decaying_covariance(size: int, strong: int, seed: int) -> Floats:
+    """Return a square root of a covariance matrix with ``strong`` directions above a floor, (size, size).
+
+    Eigenvalues fall linearly from 1 to 1/2 over the strong directions; all others share a tenth of the trace. The
+    directions are uniformly random.
+    """
+    values = np.full(size, np.linspace(1, 0.5, strong).sum() / 9 / (size - strong))
+    values[:strong] = np.linspace(1, 0.5, strong)
+    basis, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(size, size)))
+    out: Floats = basis * np.sqrt(values)
+    return out
+
+
+def digest(rows: npt.NDArray[Any]) -> str:
+    """Return a short fingerprint of public rows, with which results say what they are about."""
+    return hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()[:16]

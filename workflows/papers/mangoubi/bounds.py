@@ -1,0 +1,309 @@
+"""Bounds on unitary orbits: how many points cover or pack one, and how small a private error can be.
+
+M is a second moment of rows of norm at most 1 with eigenvalues lambda, gamma a spectrum, d the dimension, k the number
+of nonzero values of gamma. The statements are those of Mangoubi, Wu, Kale, Thakurta & Vishnoi (COLT 2022). Where the
+paper leaves a universal constant open, the bound here has an explicit one and the docstring holds the proof; so these
+are numbers to compare a measurement with, not rates. The two functions that return rates say so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+_BEND = 1 / math.cos(math.pi / 12)
+"""``2 sin(t/2) <= _BEND sin(t)`` for angles t up to 30 degrees, that is for sin(t) <= 1/2."""
+
+
+def covering_log_number(size: int, rank: int, largest: float, radius: float) -> float:
+    """Return the logarithm of a number of spectral-norm balls, centred in the orbit, that cover it (lemma 6.3).
+
+    ``(1 + 8 gamma_1 / radius)^(2 d k)``. *Proof.* The complex k x d matrices of spectral norm at most 1 are the unit
+    ball of a real normed space of dimension 2dk, covered by ``(1 + 2/r)^(2dk)`` balls of radius r. A ball that meets
+    the matrices with orthonormal rows lies within 2r of one of them, and ``|V* G V - W* G W| <= 2 gamma_1 |V - W|``
+    maps that to a ball of radius ``4 gamma_1 r`` about a point of the orbit. ∎
+
+    Parameters
+    ----------
+    size, rank
+        d and k.
+    largest
+        gamma_1.
+    radius
+        Of the balls, spectral norm.
+    """
+    return 2 * size * rank * math.log1p(8 * largest / radius)
+
+
+def grassmannian_ball_log_volume(size: int, dimension: int, radius: float) -> float:
+    """Return the logarithm of the share of k-dimensional subspaces of C^d within a chordal distance of a fixed one.
+
+    The chordal distance is the root of the summed squares of the sines of the principal angles, ``|P - Q|_F / sqrt 2``
+    for the projectors. Up to radius 1 the share is exactly ``c radius^(2k(d-k))`` with
+    ``c = prod_(i<=m) (d-i)!/(m-i)! / (m(d-m))!``, m = min(k, d-k) (Dai, Liu & Rider 2008, theorem 1).
+
+    Parameters
+    ----------
+    size, dimension
+        d, and k between 1 and d-1.
+    radius
+        Chordal, above 0 and at most 1.
+
+    Examples
+    --------
+    A line of C^2 is a point of a sphere, and a ball of chordal radius 1/2 a quarter of it:
+
+    >>> round(math.exp(grassmannian_ball_log_volume(2, 1, 0.5)), 12)
+    0.25
+    """
+    m = min(dimension, size - dimension)
+    constant = math.fsum(math.lgamma(size - i + 1) - math.lgamma(m - i + 1) for i in range(1, m + 1))
+    return constant - math.lgamma(m * (size - m) + 1) + 2 * m * (size - m) * math.log(radius)
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """Subspaces of dimension i of the span of the eigenvectors 1 .. i and j .. d: points of the orbit.
+
+    Each, taken there by the smallest rotation, turns the first i eigenvectors into the last ones. Two of them at
+    chordal distance s give points of the orbit at least ``sqrt 2 gap s`` apart in Frobenius norm: with w the doubly
+    stochastic matrix of the squared inner products of the eigenvectors, the squared distance is
+    ``sum_ab w_ab (l_a - l_b)²``, and the weight of the pairs a <= i, b >= j, and of those the other way round, is
+    s² each, their differences at least the gap ``l_i - l_j``.
+    """
+
+    top: int
+    bottom: int
+    gap: float
+
+    @property
+    def freedom(self) -> int:
+        """Real dimension of the Grassmannian."""
+        return 2 * self.top * self.bottom
+
+    @property
+    def angles(self) -> int:
+        """Number of principal angles."""
+        return min(self.top, self.bottom)
+
+
+def _turns(spectrum: Floats) -> list[_Turn]:
+    """Return every choice of i < j with a gap; of equal values only the outermost choices matter."""
+    ends = [i for i, (a, b) in enumerate(pairwise(spectrum), 1) if a > b]  # i values stand before the gap
+    return [_Turn(i, spectrum.size - j, float(spectrum[i - 1] - spectrum[j])) for i in ends for j in ends if j >= i]
+
+
+def packing_log_number(spectrum: Floats, distance: float) -> float:
+    """Return the logarithm of a number of points of the orbit, pairwise farther apart than a distance (theorem 2.7).
+
+    *Proof.* A largest set of subspaces that are pairwise farther apart than s is covered by balls of radius s, so it
+    has at least ``1/volume(s)`` of them; turned into points of the orbit (see ``_Turn``) they are farther apart than
+    ``sqrt 2 gap s``. The best gap is taken. ∎ The paper has an unknown constant in place of the volume.
+
+    Parameters
+    ----------
+    spectrum
+        gamma, (d,), descending.
+    distance
+        Frobenius norm.
+    """
+    found = 0.0
+    for turn in _turns(spectrum):
+        s = distance / (math.sqrt(2) * turn.gap)
+        if s <= 1:
+            found = max(found, -grassmannian_ball_log_volume(turn.top + turn.bottom, turn.top, s))
+    return found
+
+
+def ball_packing_log_number(spectrum: Floats, distance: float, radius: float) -> float:
+    """Return the logarithm of a packing number of a ball of the orbit (theorem 2.7, the first inequality).
+
+    *Proof.* The smallest rotation U to a subspace at angles t_1, t_2, ... has ``|U - 1|_F² = 8 sum sin²(t/2)``, and
+    ``|U G U* - G|_F <= (gamma_1 - gamma_d) |U - 1|_F``. So subspaces within a chordal distance r <= 1/2 of the first
+    give points within ``sqrt 2 (gamma_1 - gamma_d) r / cos 15°``. A largest packing of their ball at distance s has at
+    least as many as the quotient of the volumes, ``(r/s)^(2i(d-j+1))``: the constant of the volume cancels. ∎
+
+    Parameters
+    ----------
+    spectrum
+        gamma, (d,), descending.
+    distance, radius
+        Frobenius norm; the ball is about a point of the orbit, which one does not matter.
+    """
+    spread = float(spectrum[0] - spectrum[-1])
+    found = 0.0
+    for turn in _turns(spectrum):
+        r = min(0.5, radius / (math.sqrt(2) * spread * _BEND))
+        found = max(found, turn.freedom * math.log(r * math.sqrt(2) * turn.gap / distance))
+    return found
+
+
+def _covered_loss(levels: Floats, rank: int, largest: float, exponent: float, failure: float) -> float:
+    """Return the bound of :func:`utility_bound` at the best t, which solves a quadratic equation."""
+    trace = float(levels.sum())
+    freedom, b = 2 * levels.size * rank / exponent, 8 * largest * trace
+    t = 2 * freedom * b / (b + math.sqrt(b * b + 4 * freedom * b))
+    return t + (covering_log_number(levels.size, rank, largest, t / trace) - math.log(failure)) / exponent
+
+
+def utility_bound(levels: Floats, spectrum: Floats, exponent: float, failure: float) -> float:
+    """Bound what algorithm 1 loses, ``sum lambda_i gamma_i - tr(M H)``, but with a probability (theorem 2.2).
+
+    For H of density ``exp(c tr(M H))`` on the orbit of gamma the loss is, but with probability beta, below
+
+        t + (2 d k log(1 + 8 gamma_1 tr(M) / t) + log(1/beta)) / c        for every t > 0.
+
+    *Proof.* Points within t / tr(M) of the best one in spectral norm lose at most t (Hölder), and have at least the
+    measure ``1/N``, N the covering number, because all balls of one radius have the same (lemma 6.4). So
+    ``P(loss >= t + s) <= exp(-c s) N``. ∎ No loss exceeds that of the worst order, which is returned where it is
+    smaller.
+
+    Parameters
+    ----------
+    levels
+        lambda, (d,), descending, not negative, not all 0.
+    spectrum
+        gamma, (d,), descending, not negative, not all 0.
+    exponent
+        c.
+    failure
+        beta.
+    """
+    rank = int(np.count_nonzero(spectrum))
+    worst = float(levels @ spectrum - levels @ spectrum[::-1])
+    return min(worst, _covered_loss(levels, rank, float(spectrum[0]), exponent, failure))
+
+
+def low_rank_bound(levels: Floats, rank: int, scale: float, rate: float, failure: float) -> float:
+    """Bound the Frobenius error of algorithm 2, but with a probability (theorem 2.3).
+
+    ``|M - H|_F² = sum_(i>k) lambda_i² + sum_(i<=k) (lambda_i - gamma_i)² + 2 (loss of algorithm 1)``. All k Laplace
+    variables stay below ``x = scale log(2k/beta)`` but with probability beta/2; sorting and clipping bring no
+    eigenvalue farther from its own. Both bounds of the loss grow with every gamma_i, so they are taken at
+    ``lambda_i + x``: that of the covering, and ``sum gamma_i max(0, lambda_i - lambda_(d+1-i))``.
+
+    Parameters
+    ----------
+    levels
+        lambda, (d,), descending, not negative, not all 0.
+    rank
+        k.
+    scale
+        Of the Laplace noise.
+    rate
+        c times the largest value of the spectrum.
+    failure
+        beta.
+    """
+    x = scale * math.log(2 * rank / failure)
+    raised = np.where(np.arange(levels.size) < rank, levels + x, 0.0)
+    worst = float(raised @ np.maximum(levels - levels[::-1], 0))
+    highest = float(raised[0])
+    loss = min(worst, _covered_loss(levels, rank, highest, rate / highest, failure / 2))
+    return math.sqrt(float(levels[rank:] @ levels[rank:]) + rank * x * x + 2 * loss)
+
+
+def lower_bound(levels: Floats, spectrum: Floats, epsilon: float) -> float:
+    """Return an error that every private algorithm exceeds with probability 1/2 for some M (theorem 2.4).
+
+    For every epsilon-private algorithm (replace-one, rows of norm at most 1) there is an M with eigenvalues lambda for
+    which, with probability at least 1/2, the matrix it returns is farther than this in Frobenius norm from the matrix
+    with the eigenvectors of M and the eigenvalues gamma. With gamma = lambda that is M itself: theorem 2.4, and
+    corollary 2.5, because the matrix returned need not lie in the orbit; other gamma are corollary 2.6. Tables have
+    enough rows, some of them zero.
+
+    *Proof.* Take subspaces within a chordal distance r <= 1/2 of the first, pairwise farther apart than s: at least
+    ``(r/s)^f`` of them, f = 2i(d-j+1). Their matrices of spectrum gamma are more than ``sqrt 2 gap s`` apart, gap =
+    gamma_i - gamma_j, so balls of half of that are disjoint. If the algorithm failed on none of the M, each ball would
+    get probability 1/2 from its own M and so ``exp(-epsilon n)/2`` from the first, n the number of rows exchanged on
+    the way: impossible once ``f log(r/s) >= epsilon n + log 2``. An algorithm sees M only, so every exchange may start
+    from whatever table of this M has the row to exchange.
+
+    For n: the change ``U L U* - L`` has nuclear norm at most ``(lambda_1 - lambda_d) |U - 1|_*``, where ``|U - 1|_* =
+    4 sum sin(t/2) <= 2 sum sin(t) / cos 15°``, and half of it has to move from its negative to its positive
+    eigenvectors, at most 4q of them; ``sum sin(t) <= sqrt(q) r`` for q principal angles. Walk through the convex
+    combinations of both ends, a row at a time, each eigenvector never more than one row ahead or behind (Tijdeman
+    1980), 4q rows more for what is left over. While both ends are at least 2 along these eigenvectors, there always is
+    a row to exchange. Where they are not, zero rows are exchanged for unit rows before: two along every eigenvector of
+    M below 2 (the first matrix is then that of the higher eigenvalues, the same for all), or two along each of the 4q,
+    and removed after. If all lambda are 0 or one value of at least 2, both ends consist of q blocks lambda u u*,
+    lambda w w* of two dimensions: exchange one row u of a block for one orthogonal to it, walk between matrices of
+    eigenvalues lambda - 1 and 1, and exchange the row back: 3q rows besides those that carry the change. ∎
+
+    The best r is ``f cos 15° / (epsilon (lambda_1 - lambda_d) sqrt q)``.
+
+    Parameters
+    ----------
+    levels
+        lambda, (d,), descending, not negative.
+    spectrum
+        gamma, (d,), descending.
+    epsilon
+        Of the algorithm.
+    """
+    spread = float(levels[0] - levels[-1])
+    found = 0.0
+    for turn in _turns(spectrum):
+        weight = epsilon * spread * math.sqrt(turn.angles) * _BEND
+        r = min(0.5, turn.freedom / weight) if weight else 0.5
+        spent = weight * r + epsilon * _other_rows(levels, turn) + math.log(2)
+        found = max(found, turn.gap * r / math.sqrt(2) * math.exp(-spent / turn.freedom))
+    return found
+
+
+def _other_rows(levels: Floats, turn: _Turn) -> int:
+    """Return how many rows are exchanged besides those that carry the change itself (see lower_bound)."""
+    highest = levels[0]
+    if highest >= 2 and np.all((levels == 0) | (levels == highest)):
+        return 3 * turn.angles
+    chosen = np.concatenate([levels[: turn.top], levels[levels.size - turn.bottom :]])
+    raised = 2 * int(np.count_nonzero(chosen < 2)) if highest >= 4 else 16 * turn.angles
+    return 4 * turn.angles + min(16 * turn.angles, raised)
+
+
+def low_rank_rate(levels: Floats, rank: int, epsilon: float) -> float:
+    """Return the rate of theorem 2.3, ``sqrt(k d lambda_1/epsilon) + sqrt(k)/epsilon + |tail|``.
+
+    Without constants and logarithms, unlike :func:`low_rank_bound`.
+    """
+    tail = math.sqrt(float(levels[rank:] @ levels[rank:]))
+    return math.sqrt(rank * levels.size * float(levels[0]) / epsilon) + math.sqrt(rank) / epsilon + tail
+
+
+def amin_rate(levels: Floats, rank: int, epsilon: float) -> float:
+    """Return the rate of Amin et al. (theorem 3.1), ``sqrt(d)/e_0 + sqrt(sum_i d lambda_i/e_i) + |tail|``.
+
+    Without constants and logarithms. At the best split with ``e_0 = epsilon/2``:
+    ``e_i`` proportional to ``sqrt(lambda_i)``.
+    """
+    tail = math.sqrt(float(levels[rank:] @ levels[rank:]))
+    vectors = math.sqrt(2 * levels.size / epsilon) * float(np.sqrt(levels[:rank]).sum())
+    return 2 * math.sqrt(levels.size) / epsilon + vectors + tail
+
+
+def first_order_error(levels: Floats, spectrum: Floats, exponent: float, eigenvalue_variance: float = 0.0) -> float:
+    """Return the root mean square error that strong signals tend to: one ``2/c`` per pair of eigenvalues apart.
+
+    Near the optimum the loss is a sum of independent quadratic forms, one complex coordinate for every pair i < j with
+    ``gamma_i > gamma_j`` and ``lambda_i > lambda_j``, each of mean 1/c. It is capped at the loss of a uniform rotation.
+
+    Parameters
+    ----------
+    levels, spectrum
+        lambda and gamma, (d,), descending.
+    exponent
+        c.
+    eigenvalue_variance
+        Of every nonzero eigenvalue that is released, 0 if they are public.
+    """
+    apart = (levels[:, None] > levels) & (spectrum[:, None] > spectrum)
+    uniform = float(levels @ spectrum - levels.sum() * spectrum.sum() / levels.size)
+    loss = min(float(np.count_nonzero(apart)) / exponent, uniform)
+    noise = eigenvalue_variance * int(np.count_nonzero(spectrum))
+    return math.sqrt(float(np.sum((levels - spectrum) ** 2)) + noise + 2 * loss)
