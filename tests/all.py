@@ -12,7 +12,7 @@ CHECKS = (
     ("ruff", "format", "--check", "."),
     ("mypy",),
     ("lint-imports",),
-    ("pytest", "-q"),
+    ("pytest", "-q", "--numprocesses", "2", "--dist", "loadfile"),
 )
 
 

@@ -9,39 +9,48 @@ At POINT the driver writes MARKER, the proof that the fault landed, and then act
 
 ``kill``       dies by SIGKILL: no handler, no ``finally``, no flush
 ``interrupt``  interrupts itself as Ctrl-C does
-``linger``     waits there to be interrupted from outside
+``stop``       stops itself until somebody lets it continue
+``linger``     waits there for what is done from outside, until MARKER.go exists
 ``meet-N``     waits until N processes have come to this point (MARKER is a folder then)
 ``note``       goes on
 
-CLUSTER ``inline`` computes in this process instead of starting a cluster, ``processes`` is the real thing.
+CLUSTER ``inline`` computes in this process instead of starting a cluster, ``bands`` does so in bands of two rows, and
+``processes`` is the real thing.
 
-``serve`` imports everything once and then runs each command line it is sent in a process of its own, forked from
-there: the same as above, a second faster.
+``serve`` imports everything once and then runs whatever it is asked for in processes of their own, forked from there:
+the same as above, a second faster. :mod:`forks` asks. A Dask process that is started like this lives on, so its faults
+are armed later: a file in the folder ``arms`` names point, action and marker, and the next time it strikes, once.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
-import inspect
 import json
 import os
+import select
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crash_points import points
+
 if TYPE_CHECKING:
     from dpdist.privacy.places import Place
 
 PATIENCE = 300.0
+AT_THE_END = "at the end"
+"""The point after the last line of a command, with all that it held still in its memory."""
 
 
 # --- reserving in several processes -----------------------------------------------------------------------------------
@@ -89,6 +98,7 @@ class InlineEngine:
     """What :class:`dpdist.engine.Engine` does, at once and in this process."""
 
     workers = ("inline-0", "inline-1")
+    memory = 1 << 34
 
     def require_path(self, path: Path) -> None:
         """Check that a path is there."""
@@ -99,15 +109,45 @@ class InlineEngine:
         function: Callable[[Any], Any],
         add: Callable[[Sequence[Any]], Any],
         groups: Sequence[Sequence[Any]],
-        label: str,
+        label: str | None,
     ) -> list[Any]:
         """Run the tasks and add up each group."""
-        assert label
+        assert label is None or label
         return [add([function(task) for task in group]) for group in groups]
+
+    def reduce_each(
+        self,
+        function: Callable[[Any], Any],
+        add: Callable[[Sequence[Any]], Any],
+        passes: Sequence[Sequence[Sequence[Any]]],
+        label: str,
+        *,
+        under_way: int,
+    ) -> Iterator[list[Any]]:
+        """Reduce one set of groups after the other, each when it is asked for."""
+        assert under_way >= 1
+        for groups in passes:
+            yield self.reduce(function, add, groups, label)
 
     def trusted(self, function: Callable[..., Any], *arguments: Any, sums: Sequence[Any] = ()) -> Any:
         """Run a function here."""
         return function(*arguments, *sums)
+
+
+def in_bands(height: int, patch: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Let every moment be summed in bands of so many rows, and stored in tiles of that side."""
+    from dpdist import pipeline, triangle
+
+    laid_out = pipeline.layout_of  # type: ignore[attr-defined]
+
+    def cut(*arguments: Any, **options: Any) -> Any:
+        layout = laid_out(*arguments, **options)
+        size = layout.bound.width
+        bands = (triangle.Band(i, min(i + height, size), size) for i in range(0, size, height))
+        return replace(layout, bands=tuple(bands)) if options["divisible"] else layout
+
+    patch(triangle, "TILE", height)
+    patch(pipeline, "layout_of", cut)
 
 
 @contextmanager
@@ -116,89 +156,7 @@ def inline(*_: Any, **__: Any) -> Iterator[InlineEngine]:
     yield InlineEngine()
 
 
-# --- faults -----------------------------------------------------------------------------------------------------------
-
-
-def _always(*_: Any) -> bool:
-    return True
-
-
-def _nothing(*_: Any) -> None:
-    pass
-
-
-@dataclass(frozen=True)
-class Point:
-    """A moment in a release: just before or just after a call of ``owner.name`` whose arguments satisfy ``which``."""
-
-    owner: Any
-    name: str
-    after: bool
-    which: Callable[..., bool] = _always
-    first: Callable[..., None] = _nothing
-    """What has happened by then that no call marks."""
-
-    def patch(self, act: Callable[[], None]) -> None:
-        """Let something happen at this point."""
-        original = getattr(self.owner, self.name)
-
-        @functools.wraps(original)
-        def wrapper(*arguments: Any, **options: Any) -> Any:
-            if not self.which(*arguments):
-                return original(*arguments, **options)
-            if not self.after:
-                self.first(*arguments)
-                act()
-            result = original(*arguments, **options)
-            if self.after:
-                self.first(*arguments)
-                act()
-            return result
-
-        static = isinstance(inspect.getattr_static(self.owner, self.name), staticmethod)
-        setattr(self.owner, self.name, staticmethod(wrapper) if static else wrapper)
-
-
-def _appends(event: str) -> Callable[..., bool]:
-    def which(_: Any, entry: dict[str, Any], *__: Any) -> bool:
-        return bool(entry["event"] == event)
-
-    return which
-
-
-def _half_written(path: Path, content: bytes) -> None:
-    path.write_bytes(content[: len(content) // 2])
-
-
-def points() -> dict[str, Point]:
-    """Return the moments of a release at which something can be made to happen, in their order."""
-    from dpdist import engine, pipeline, staging
-    from dpdist.privacy.folder import FolderStorage
-    from dpdist.privacy.journal import Transaction
-    from dpdist.privacy.ledger import Ledger
-    from dpdist.release import artefact, trusted
-    from dpdist.rows.dataset import ChunkReader
-
-    return {
-        "inside the reservation": Point(Transaction, "append", after=True, which=_appends("reserved")),
-        "after the reservation": Point(trusted, "reserve", after=True),
-        "before reading": Point(ChunkReader, "read", after=False),
-        "with the cluster at work": Point(engine.Engine, "_watch", after=False),
-        "after the sum": Point(pipeline, "partition_moment", after=True),
-        "before the attempt": Point(Ledger, "begin", after=False),
-        "inside the beginning": Point(Transaction, "append", after=True, which=_appends("begun")),
-        "after the beginning": Point(Ledger, "begin", after=True),
-        "after the draw": Point(trusted, "_drawn", after=True),
-        "with half a draft": Point(FolderStorage, "_write", after=False, first=_half_written),
-        "after the draft": Point(FolderStorage, "_write", after=True),
-        "inside the commit": Point(Transaction, "append", after=True, which=_appends("committed")),
-        "after the commit": Point(Ledger, "commit", after=True),
-        "before publication": Point(trusted, "publish", after=False),
-        "before the rename": Point(staging, "sync_tree", after=True),
-        "after the rename": Point(artefact, "publish", after=True),
-        "inside the record": Point(Transaction, "append", after=True, which=_appends("published")),
-        "after publication": Point(trusted, "publish", after=True),
-    }
+# --- faults --------------------------------------------------------------------------------------------------------
 
 
 def _act(action: str, marker: Path) -> None:
@@ -216,8 +174,12 @@ def _act(action: str, marker: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "interrupt":
         os.kill(os.getpid(), signal.SIGINT)
+    elif action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     elif action == "linger":
-        time.sleep(PATIENCE)
+        deadline = time.monotonic() + PATIENCE
+        while not marker.with_name(f"{marker.name}.go").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -227,34 +189,114 @@ def run(arguments: Sequence[str]) -> None:
     action, point, marker, cluster, *rest = arguments
     # a test run in the background of a shell ignores interrupts, and so would this process
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if point:
-        points()[point].patch(functools.partial(_act, action, Path(marker)))
-    if cluster == "inline":
+    if point and point != AT_THE_END:
+        strikes = iter([True])  # once: a point may be passed again, by an attempt that begins anew
+        points()[point].patch(functools.partial(_act, action, Path(marker)), lambda: next(strikes, False))
+    if cluster != "processes":
         engine.connected = inline  # type: ignore[assignment]
+    if cluster == "bands":
+        in_bands(2)
     sys.argv[1:] = rest
-    cli.main()
+    try:
+        cli.main()
+    finally:
+        if point == AT_THE_END:
+            _act(action, Path(marker))
+
+
+def _strike(armed: Path) -> None:
+    """Act as a file says; whoever takes it away is the one to act."""
+    with suppress(FileNotFoundError):
+        taken = armed.rename(armed.with_suffix(f".{os.getpid()}-{threading.get_ident()}"))
+        action, marker = json.loads(taken.read_text())
+        _act(action, Path(marker))
+
+
+def run_dask(tool: str, arms: Path, arguments: Sequence[str]) -> None:
+    """Run a Dask process in which faults can be armed at every point."""
+    for name, point in points().items():
+        # tasks travel by name: a function that was imported elsewhere must stay the one its module has
+        if name != "after the sum":
+            point.patch(functools.partial(_strike, arms / name), (arms / name).exists)
+    main = importlib.import_module(f"distributed.cli.dask_{tool}").main
+    main(list(arguments), standalone_mode=False)
+
+
+def enter(namespace: str) -> None:
+    """Move this thread, and those it starts, to a network namespace of that name."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/run/netns", namespace).open() as file:
+        if libc.setns(file.fileno(), 0):
+            raise OSError(ctypes.get_errno(), "setns")
+
+
+def _child(asked: dict[str, Any]) -> None:
+    os.setsid()
+    words = os.open(asked["words"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(words, 1)
+    os.dup2(words, 2)
+    if asked["namespace"]:
+        enter(asked["namespace"])
+    for name, value in asked["settings"].items():
+        module, _, constant = name.rpartition(".")
+        setattr(importlib.import_module(module), constant, value)
+    if asked["program"] == "dpdist":
+        run(asked["arguments"])
+    else:
+        os.chdir(asked["folder"])
+        run_dask(asked["program"], Path(asked["folder"]), asked["arguments"])
 
 
 def serve() -> None:
-    """Run what is asked for, one JSON line after the other, and answer each with an exit code."""
-    importlib.import_module("dpdist.cli")
+    """Run what is asked for, one JSON line after the other; tell the id of each process, and its exit code at its end.
+
+    Who asks is gone when standard input ends; then whatever still runs is killed.
+    """
+    for module in ("dpdist.cli", "distributed.cli.dask_scheduler", "distributed.cli.dask_worker"):
+        importlib.import_module(module)
     points()
     assert threading.active_count() == 1  # so that a fork is whole
-    for line in sys.stdin:
-        asked = json.loads(line)
+    running: dict[int, int] = {}
+    while True:
+        ready, _, _ = select.select([0, *running], [], [])
+        for handle in set(ready) & running.keys():
+            pid = running.pop(handle)
+            os.close(handle)
+            _, status = os.waitpid(pid, 0)
+            print(json.dumps({"pid": pid, "code": os.waitstatus_to_exitcode(status)}), flush=True)  # noqa: T201
+        if 0 not in ready:
+            continue
+        line = _line()
+        if not line:
+            break
         child = os.fork()
         if child == 0:
-            words = os.open(asked["words"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(words, 1)
-            os.dup2(words, 2)
             try:
-                run(asked["arguments"])
+                _child(json.loads(line))
+                os._exit(0)
             except SystemExit as end:  # without the tidying up of an interpreter that has everything imported
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(end.code if isinstance(end.code, int) else 70)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)  # noqa: T201 - the answer
+            except BaseException:  # noqa: BLE001 - a child must not go on as its parent
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(71)
+        running[os.pidfd_open(child)] = child
+        print(json.dumps({"started": child}), flush=True)  # noqa: T201
+    for pid in running.values():
+        os.kill(pid, signal.SIGKILL)
+
+
+def _line() -> bytes:
+    """Read one line and no more: what was read ahead, nobody would be told of."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            return b""
+        line += byte
+    return line
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -22,15 +21,16 @@ from pathlib import Path
 import crash_driver
 import numpy as np
 import pytest
+from crash_points import FAULTS, Left
+from forks import PATIENCE, forking, until
 
-from dpdist import pipeline
+from dpdist import accounts
 from dpdist.privacy.books import Record, State
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.release.artefact import Release, open_release
 from dpdist.rows.dataset import created
 
-PATIENCE = 300.0
 BUDGET, COST = PrivacyLoss.parse("3"), PrivacyLoss.parse("1")
 DRIVER = [sys.executable, crash_driver.__file__]
 
@@ -59,7 +59,7 @@ class Place:
     @property
     def ledger(self) -> Ledger:
         """The ledger, opened anew."""
-        return Ledger(pipeline.default_ledger(self.rows))
+        return Ledger(accounts.default_ledger(self.rows))
 
     @property
     def record(self) -> Record | None:
@@ -71,7 +71,7 @@ class Place:
     @property
     def blobs(self) -> list[str]:
         """What lies in the private folder of the ledger."""
-        return sorted(path.name for path in (pipeline.default_ledger(self.rows) / "blobs").iterdir())
+        return sorted(path.name for path in (accounts.default_ledger(self.rows) / "blobs").iterdir())
 
     def command(self, *more: str, epsilon: str = "1") -> list[str]:
         """Return the command line of the release."""
@@ -84,7 +84,7 @@ class Place:
 
     def events(self) -> Counter[str]:
         """Count the journal's entries by what happened."""
-        with closing(sqlite3.connect(pipeline.default_ledger(self.rows) / "ledger.sqlite")) as connection:
+        with closing(sqlite3.connect(accounts.default_ledger(self.rows) / "ledger.sqlite")) as connection:
             return Counter(json.loads(entry)["event"] for (entry,) in connection.execute("SELECT entry FROM journal"))
 
 
@@ -95,7 +95,7 @@ def place(tmp_path: Path) -> Place:
     values = np.random.default_rng(1).integers(0, 32, (500, 4), dtype=np.uint8)
     with created(made.rows, rows=500, dtype="uint8", names=("a", "b", "c", "d"), budget=BUDGET) as writer:
         writer.append(values)
-    pipeline.create_ledger(pipeline.default_ledger(made.rows), made.rows)
+    accounts.create_ledger(accounts.default_ledger(made.rows), made.rows)
     return made
 
 
@@ -124,24 +124,18 @@ Run = Callable[..., int]
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
     """Give a function that runs one command line in a process of its own, computing inline, and returns its code."""
-    with subprocess.Popen([*DRIVER, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    with forking() as forks:
 
-        def run(place: Place, command: Sequence[str], action: str = "note", point: str = "") -> int:
+        def run(
+            place: Place, command: Sequence[str], action: str = "note", point: str = "", cluster: str = "inline"
+        ) -> int:
             words = place.folder / "words"
-            arguments = [action, point, str(place.marker), "inline", *command]
-            assert server.stdin is not None
-            assert server.stdout is not None
-            server.stdin.write(json.dumps({"words": str(words), "arguments": arguments}) + "\n")
-            server.stdin.flush()
-            code = int(server.stdout.readline())
+            code = forks.start(words, [action, point, str(place.marker), cluster, *command]).wait()
             sys.stdout.write(words.read_text())  # pytest shows it if the test fails
             assert "Traceback" not in words.read_text()
             return code
 
         yield run
-        assert server.stdin is not None
-        server.stdin.close()
-        assert server.wait(PATIENCE) == 0
 
 
 @contextmanager
@@ -175,46 +169,7 @@ def session(leader: int) -> list[int]:
     return members
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Wait for something that must happen."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-
-
 # --- death ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Left:
-    """What a fault leaves: where the release stands, the attempts begun, files in the private folder, a publication."""
-
-    state: State | None
-    fence: int = 0
-    blobs: int = 0
-    published: bool = False
-
-
-FAULTS = {
-    "inside the reservation": Left(None),
-    "after the reservation": Left(State.RESERVED),
-    "before reading": Left(State.RESERVED),
-    "after the sum": Left(State.RESERVED),
-    "before the attempt": Left(State.RESERVED),
-    "inside the beginning": Left(State.RESERVED),
-    "after the beginning": Left(State.RESERVED, 1),
-    "after the draw": Left(State.RESERVED, 1),
-    "with half a draft": Left(State.RESERVED, 1, 1),
-    "after the draft": Left(State.RESERVED, 1, 1),
-    "inside the commit": Left(State.RESERVED, 1, 1),
-    "after the commit": Left(State.COMMITTED, 1, 1),
-    "before publication": Left(State.COMMITTED, 1, 1),
-    "before the rename": Left(State.COMMITTED, 1, 1),
-    "after the rename": Left(State.COMMITTED, 1, 1, published=True),
-    "inside the record": Left(State.COMMITTED, 1, 1, published=True),
-    "after publication": Left(State.PUBLISHED, 1, 1, published=True),
-}
 
 
 def what_is_left(place: Place) -> Left:
@@ -263,6 +218,24 @@ def test_a_release_killed_again_and_again_is_charged_once(run: Run, place: Place
         assert place.ledger.spent() == COST
     assert run(place, place.command()) == 0
     require_one_release(place)
+
+
+@pytest.mark.parametrize("action", ["kill", "interrupt"])
+def test_a_release_in_bands_struck_between_two_of_them_is_drawn_anew_as_a_whole(
+    run: Run, place: Place, action: str
+) -> None:
+    command = place.command("--mechanism", "laplace")
+    code = run(place, command, action, "in the second band", "bands")
+    assert code == (-signal.SIGKILL if action == "kill" else 5)
+    assert place.marker.exists()
+    left = Left(State.RESERVED, 1, 1 if action == "kill" else 0)  # a band was drawn, and is seen by nobody
+    assert what_is_left(place) == left
+    assert place.ledger.spent() == COST
+    assert run(place, command, cluster="bands") == 0
+    require_one_release(place)
+    first = place.published()
+    assert run(place, command, cluster="bands") == 0
+    assert place.published() == first
 
 
 def test_a_killed_release_may_be_published_elsewhere(run: Run, place: Place) -> None:

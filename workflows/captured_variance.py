@@ -4,7 +4,7 @@ The exact second moment of a rows.zarr is computed once on the cluster; every me
 and its components are scored against the exact ones. Nothing is charged to a ledger and nothing is published, because
 the score is a function of the exact data. Run it on public data only::
 
-    python workflows/captured_variance.py rows.zarr --clip 2500 --components 50 --output mnist
+    python -m workflows.captured_variance rows.zarr --clip 2500 --components 50 --output mnist
 
 It writes ``mnist.json`` and ``mnist.md``, a table of mechanisms and epsilons. Finished cells are kept, so the same
 command goes on where it was stopped.
@@ -15,39 +15,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dpdist.engine import Engine, connected
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import DeltaUse
 from dpdist.mechanisms.registry import MECHANISMS
-from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import add_partials, complete, partition_moment, plan
-from dpdist.noise.entropy import SYSTEM
-from dpdist.pca.spectrum import captured_variance, top_eigenpairs
+from dpdist.pca.spectrum import captured_variance
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import RowsTable, open_rows
-from dpdist.triangle import Triangle, unpacked
+from workflows.papers.common.answers import NOTICE, PublicMoment, private_components, request_for
 
 ITERATIONS = 4
 SKETCH = 8000
-
-
-@dataclass(frozen=True)
-class Draw:
-    """One answer to score; it travels to a worker with the public moment."""
-
-    request: ReleaseRequest
-    columns: int
-    triangle: Triangle
-    components: int
 
 
 def options_for(name: str, components: int, rows: int) -> dict[str, Any]:
@@ -60,39 +44,10 @@ def options_for(name: str, components: int, rows: int) -> dict[str, Any]:
     return {option: values[option] for option in needed}
 
 
-def score(draw: Draw) -> npt.NDArray[np.float64]:
-    """Return the captured variance of one answer, shape (1,)."""
-    request, width = draw.request, draw.request.bound(draw.columns).width
-    calibrated = request.calibrated(draw.columns)
-    answer = calibrated.answer(MomentMatrix(draw.triangle, width), SYSTEM)
-    if answer.ndim == 1:
-        noisy = unpacked(answer.astype(np.int64, copy=False), width).astype(np.float64)
-        answer = top_eigenpairs(noisy, draw.components)[1]
-    exact = unpacked(draw.triangle, width).astype(np.float64)
-    return np.array([captured_variance(answer.astype(np.float64, copy=False), exact)])
-
-
-def joined(parts: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
-    """Put scores one after the other."""
-    return np.concatenate(parts)
-
-
-def request_for(name: str, epsilon: str, chosen: argparse.Namespace, table: RowsTable) -> ReleaseRequest:
-    """Return the request, as a reproduction where the mechanism is not private as claimed."""
-    takes_delta = MECHANISMS[name].statement.delta is not DeltaUse.NONE
-    common: dict[str, Any] = {
-        "mechanism": name, "loss": PrivacyLoss.parse(epsilon, chosen.delta if takes_delta else "0"),
-        "clip_norm": chosen.clip, "neighbours": Neighbours(chosen.neighbours),
-        "options": options_for(name, chosen.components, table.rows),
-    }  # fmt: skip
-    request = ReleaseRequest(**common, for_reproduction=True)
-    try:
-        request.calibrated(table.columns)
-    except UsageError as error:
-        if "private as claimed" not in str(error):
-            raise
-        request = ReleaseRequest(**common)
-    return request
+def score(draw: tuple[ReleaseRequest, int], moment: PublicMoment) -> float:
+    """Return the captured variance of one answer."""
+    request, components = draw
+    return captured_variance(private_components(request, moment, components), moment.matrix)
 
 
 def evaluate(found: Engine, table: RowsTable, chosen: argparse.Namespace) -> dict[str, Any]:
@@ -101,21 +56,22 @@ def evaluate(found: Engine, table: RowsTable, chosen: argparse.Namespace) -> dic
     results: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     moment = plan(table, ReleaseRequest("none", PrivacyLoss.parse("1"), chosen.clip).bound(table.columns), 2)
     sums = found.reduce(partition_moment, add_partials, moment.groups, "Summing rows")
-    total = found.trusted(lambda *parts: complete(table, parts), sums=sums)
+    total = found.trusted(lambda *parts: complete(table, *parts), sums=sums)
+    public = PublicMoment(total.values, moment.bound, total.rows)
     for name in chosen.mechanisms:
         for epsilon in chosen.epsilons:
             key = f"{name}@{epsilon}"
             if key in results:
                 continue
             try:
-                request = request_for(name, epsilon, chosen, table)
+                options = options_for(name, chosen.components, table.rows)
+                neighbours = Neighbours(chosen.neighbours)
+                request = request_for(name, (epsilon, chosen.delta), moment.bound, options, neighbours)
             except UsageError as error:
                 results[key] = {"refused": str(error)}
                 continue
-            draw = Draw(request, table.columns, total.values, chosen.components)
-            count = len(found.workers)
-            groups = [[draw] * len(range(i, chosen.draws, count)) for i in range(min(count, chosen.draws))]
-            scores = found.trusted(lambda *parts: joined(parts), sums=found.reduce(score, joined, groups, key))
+            draws = [(request, chosen.components)] * chosen.draws
+            scores = np.array([one for _, one in found.results(score, draws, public, key)])
             results[key] = {
                 "mean": round(float(scores.mean()), 4),
                 "standard_deviation": round(float(scores.std()), 4),
@@ -164,7 +120,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int)
     parser.add_argument("--scheduler")
     chosen = parser.parse_args()
-    print("evaluation on public data: not private", file=sys.stderr)
+    print(NOTICE, file=sys.stderr)
     table = open_rows(chosen.rows)
     with connected(chosen.scheduler, chosen.workers) as found:
         results = evaluate(found, table, chosen)

@@ -1,0 +1,145 @@
+"""The moments of a release at which something can be made to happen, and what a death there leaves behind."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Point:
+    """A moment in a release: just before or just after a call of ``owner.name`` whose arguments satisfy ``which``."""
+
+    owner: Any
+    name: str
+    after: bool
+    which: Callable[..., bool] = _always
+    first: Callable[..., None] = _nothing
+    """What has happened by then that no call marks."""
+
+    def patch(self, act: Callable[[], None], armed: Callable[[], bool] = _always) -> None:
+        """Let something happen at this point, whenever it is armed."""
+        original = getattr(self.owner, self.name)
+
+        @functools.wraps(original)
+        def wrapper(*arguments: Any, **options: Any) -> Any:
+            if not (self.which(*arguments, **options) and armed()):
+                return original(*arguments, **options)
+            if not self.after:
+                self.first(*arguments)
+                act()
+            result = original(*arguments, **options)
+            if self.after:
+                self.first(*arguments)
+                act()
+            return result
+
+        static = isinstance(inspect.getattr_static(self.owner, self.name), staticmethod)
+        setattr(self.owner, self.name, staticmethod(wrapper) if static else wrapper)
+
+
+def _appends(event: str) -> Callable[..., bool]:
+    def which(_: Any, entry: dict[str, Any], *__: Any, **___: Any) -> bool:
+        return bool(entry["event"] == event)
+
+    return which
+
+
+def _continues(_: Any, band: Any, *__: Any, **___: Any) -> bool:
+    return bool(band.start > 0)
+
+
+def _fetches(*_: Any, sums: Sequence[Any] = (), **__: Any) -> bool:
+    return bool(sums)
+
+
+def _half_written(path: Path, pieces: Iterable[bytes]) -> None:
+    content = b"".join(pieces)
+    path.write_bytes(content[: len(content) // 2])
+
+
+def points() -> dict[str, Point]:
+    """Return the moments of a release at which something can be made to happen, in their order."""
+    from dpdist import engine, pipeline, staging
+    from dpdist.mechanisms.base import IndependentEntries
+    from dpdist.moment import total
+    from dpdist.privacy.folder import FolderStorage
+    from dpdist.privacy.journal import Transaction
+    from dpdist.privacy.ledger import Ledger
+    from dpdist.privacy.postgres import PostgresStorage, PostgresTransaction
+    from dpdist.release import archive, trusted
+    from dpdist.rows import intake
+    from dpdist.rows.reading import ChunkReader
+
+    return {
+        "before sealing": Point(intake, "seal_rows", after=False),
+        "after sealing": Point(intake, "seal_rows", after=True),
+        "inside the closing": Point(Transaction, "append", after=True, which=_appends("closed")),
+        "after the closing": Point(Ledger, "close_period", after=True),
+        "inside the reservation": Point(Transaction, "append", after=True, which=_appends("reserved")),
+        "after the reservation": Point(trusted, "reserve", after=True),
+        "before reading": Point(ChunkReader, "read", after=False),
+        "with the cluster at work": Point(engine.Engine, "_watch", after=False),
+        "after the sum": Point(pipeline, "partition_moment", after=True),
+        "after a partial": Point(total, "partition_moment", after=True),
+        "before the sums are fetched": Point(engine.Engine, "trusted", after=False, which=_fetches),
+        "before the attempt": Point(Ledger, "begin", after=False),
+        "inside the beginning": Point(Transaction, "append", after=True, which=_appends("begun")),
+        "after the beginning": Point(Ledger, "begin", after=True),
+        "in the second band": Point(IndependentEntries, "answer_band", after=True, which=_continues),
+        "after the draw": Point(trusted, "_noisy", after=True),
+        "with half a draft": Point(FolderStorage, "_write", after=False, first=_half_written),
+        "after the draft": Point(FolderStorage, "_write", after=True),
+        "with the draft staged": Point(PostgresStorage, "stage", after=True),
+        "with the draft sent": Point(PostgresTransaction, "keep", after=True),
+        "inside the commit": Point(Transaction, "append", after=True, which=_appends("committed")),
+        "after the commit": Point(Ledger, "commit", after=True),
+        "before publication": Point(trusted, "publish", after=False),
+        "before the rename": Point(staging, "sync_tree", after=True),
+        "after the rename": Point(archive, "publish", after=True),
+        "inside the record": Point(Transaction, "append", after=True, which=_appends("published")),
+        "after publication": Point(trusted, "publish", after=True),
+    }
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a fault leaves: where the release stands, the attempts begun, files in the private folder, a publication."""
+
+    state: str | None
+    fence: int = 0
+    blobs: int = 0
+    published: bool = False
+
+
+FAULTS = {
+    "inside the reservation": Left(None),
+    "after the reservation": Left("reserved"),
+    "before reading": Left("reserved"),
+    "after the sum": Left("reserved"),
+    "before the attempt": Left("reserved"),
+    "inside the beginning": Left("reserved"),
+    "after the beginning": Left("reserved", 1),
+    "after the draw": Left("reserved", 1),
+    "with half a draft": Left("reserved", 1, 1),
+    "after the draft": Left("reserved", 1, 1),
+    "inside the commit": Left("reserved", 1, 1),
+    "after the commit": Left("committed", 1, 1),
+    "before publication": Left("committed", 1, 1),
+    "before the rename": Left("committed", 1, 1),
+    "after the rename": Left("committed", 1, 1, published=True),
+    "inside the record": Left("committed", 1, 1, published=True),
+    "after publication": Left("published", 1, 1, published=True),
+}

@@ -1,0 +1,297 @@
+"""How far the exact, private moment is from what the hardware allows, case by case, on this machine.
+
+The floor of a case is the time all cores need for float64 symmetric rank-k updates of the same rows in memory; it is
+measured in turns with dpdist, so both see the same machine. The rows come from chunks in the page cache, and reading,
+checksum, clip, grid, verification, sums and their way through Dask are part of the time; starting workers is not.
+Other libraries do what is nearest to it on the same rows, each in a process of its own with a time limit::
+
+    python -m workflows.benchmark --cases f32-784 u8-784 --output workflows/results/benchmark
+
+Wall times mean something on a quiet machine only; the load before each case is recorded. The processor seconds of one
+core are given beside them, for one partition and the floor of its rows in turns: they bear other processes better.
+
+Cases are added to the JSON file that is there. Rows are synthetic; nothing here is private.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+PINNED = {name: os.environ.pop(name, None) for name in ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")}
+"""A core type pinned from outside can halve the speed; it is taken away, for floor and product alike, and recorded."""
+
+import numpy as np  # noqa: E402 - OpenBLAS reads the environment when it is loaded
+import numpy.typing as npt  # noqa: E402
+import threadpoolctl  # noqa: E402
+
+from dpdist.engine import Engine, connected  # noqa: E402
+from dpdist.moment.layout import PROCESS_BYTES, Layout  # noqa: E402
+from dpdist.moment.total import add_partials, complete, partition_moment, plan  # noqa: E402
+from dpdist.rows import bounding  # noqa: E402
+from dpdist.rows.bounding import RowBound  # noqa: E402
+from dpdist.rows.dataset import RowsTable, created, open_rows  # noqa: E402
+from dpdist.rows.reading import ChunkReader  # noqa: E402
+from dpdist.triangle import Band  # noqa: E402
+
+Rows = npt.NDArray[Any]
+CORES = len(os.sched_getaffinity(0))
+BLOCK = 4096
+LIMIT_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Case:
+    """One table: type and number of its rows and columns, and how many times the floor may be reached."""
+
+    dtype: str
+    rows: int
+    columns: int
+    target: float
+    compress: bool = False
+
+    @property
+    def clip(self) -> float:
+        """The clip norm; about half of the rows are longer."""
+        return float(np.sqrt(self.columns)) * (1.0 if self.dtype == "float32" else 147.0)
+
+
+CASES = {
+    "f32-784": Case("float32", 120_000, 784, 1.15),
+    "u8-784": Case("uint8", 120_000, 784, 1.15),
+    "f32-784-lz4": Case("float32", 120_000, 784, 1.5, compress=True),
+    "f32-100": Case("float32", 5_000_000, 100, 1.3),
+    "u8-100": Case("uint8", 5_000_000, 100, 1.3),
+    "f32-54": Case("float32", 9_000_000, 54, 1.3),
+    "u8-54": Case("uint8", 9_000_000, 54, 1.3),
+    "f32-54-lz4": Case("float32", 9_000_000, 54, 1.5, compress=True),
+}
+
+
+def write_rows(case: Case, path: Path) -> RowsTable:
+    """Write independent rows, normal or uniform; a block of random rows, over and over, shifted by its number."""
+    rng = np.random.default_rng(0)
+    size = (50_000, case.columns)
+    block = rng.standard_normal(size) if case.dtype == "float32" else rng.integers(0, 256, size)
+    block = block.astype(case.dtype)
+    names = tuple(f"c{i}" for i in range(case.columns))
+    with created(path, rows=case.rows, dtype=case.dtype, names=names, budget=None, compress=case.compress) as writer:
+        for start in range(0, case.rows, len(block)):
+            writer.append(np.roll(block, start // len(block), axis=1)[: case.rows - start])
+    return open_rows(path)
+
+
+def in_memory(table: RowsTable) -> Rows:
+    """Return all rows as float64."""
+    rows = np.empty((table.rows, table.columns))
+    reader, start = ChunkReader(table, table.chunk_rows), 0
+    for index in range(table.chunks):
+        for piece in reader.read(index):
+            rows[start : start + len(piece)] = piece
+            start += len(piece)
+    return rows
+
+
+def share_of_floor(rows: Rows) -> Rows:
+    """Add X^T X of rows on one core."""
+    total = np.zeros((rows.shape[1], rows.shape[1]))
+    product = np.empty_like(total)
+    for start in range(0, len(rows), BLOCK):
+        block = rows[start : start + BLOCK]
+        total += np.matmul(block.T, block, out=product)
+    return total
+
+
+def floor(rows: Rows) -> None:
+    """Add X^T X of all rows on all cores: a thread per core, each with its share and one BLAS thread."""
+    with threadpoolctl.threadpool_limits(1), ThreadPoolExecutor(CORES) as pool:
+        sum(pool.map(share_of_floor, np.array_split(rows, CORES)))
+
+
+def threaded_floor(rows: Rows) -> None:
+    """Do the same with the threads of BLAS."""
+    with threadpoolctl.threadpool_limits(CORES):
+        _ = rows.T @ rows
+
+
+def moment(found: Engine, table: RowsTable, bound: RowBound) -> int:
+    """Sum the table on the workers and fetch the total; return the number of tasks."""
+    groups = plan(table, bound, len(found.workers)).groups
+    sums = found.reduce(partition_moment, add_partials, groups, "Summing rows")
+    found.trusted(lambda *parts: complete(table, *parts), sums=sums)
+    return sum(len(group) + (len(group) > 1) for group in groups)
+
+
+def seconds_of(work: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return how long it takes."""
+    started = clock()
+    work()
+    return clock() - started
+
+
+def processor_seconds(table: RowsTable, bound: RowBound, rows: Rows, repeats: int) -> dict[str, Any]:
+    """Return the seconds of one core, for the first rows: of the floor, and of dpdist with and without the kernel."""
+    task = plan(table, bound, CORES, 4).groups[0][0]
+    part = rows[: min(table.rows, len(task.chunks) * table.chunk_rows)]
+    times: dict[str, list[float]] = {"floor": [], "moment": [], "moment_without_kernel": []}
+    with threadpoolctl.threadpool_limits(1):
+        for _ in range(repeats):
+            times["floor"].append(seconds_of(partial(share_of_floor, part), time.thread_time))
+            times["moment"].append(seconds_of(partial(partition_moment, task), time.thread_time))
+            with without_kernel():
+                times["moment_without_kernel"].append(seconds_of(partial(partition_moment, task), time.thread_time))
+    found = {name: summary(each) for name, each in times.items()}
+    for name in ("moment", "moment_without_kernel"):
+        found[f"{name}_ratio_min"] = found[name]["min"] / found["floor"]["min"]
+        found[f"{name}_ratio_median"] = found[name]["median"] / found["floor"]["median"]
+    return found
+
+
+@contextmanager
+def without_kernel() -> Iterator[None]:
+    """Bound rows by NumPy alone."""
+    kept, bounding.compiled_kernel = bounding.compiled_kernel, lambda: None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        bounding.compiled_kernel = kept
+
+
+def peak_mib() -> float:
+    """Return the peak memory of this process so far; ru_maxrss would begin with that of the process's parent."""
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+
+
+def loaded(bound: RowBound, dtype: str) -> float:
+    """Load libraries and compiled code, and return the peak memory."""
+    bound.apply(np.zeros((2, bound.columns), dtype=dtype), np.empty((2, bound.width)))
+    return peak_mib()
+
+
+def summary(seconds: list[float]) -> dict[str, Any]:
+    """Return minimum, median and all."""
+    return {"min": min(seconds), "median": median(seconds), "all": [round(s, 4) for s in seconds]}
+
+
+def rival(name: str, table: RowsTable, case: Case, pythons: list[str]) -> dict[str, Any]:
+    """Run another library, by the first interpreter that has it."""
+    found: dict[str, Any] = {}
+    for python in pythons:
+        found = rival_by(python, name, table, case)
+        if "missing" not in found:
+            break
+    return found
+
+
+def rival_by(python: str, name: str, table: RowsTable, case: Case) -> dict[str, Any]:
+    """Run another library in its own process until it is done or its time is up."""
+    command = [python, str(Path(__file__).with_name("rivals.py")), name, str(table.path), str(case.clip), str(CORES)]
+    threads = {"OMP_NUM_THREADS": str(CORES)}
+    try:
+        run = subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False, env={**os.environ, **threads}
+        )
+        text, failed = run.stdout, run.stderr.strip().splitlines()[-1:] if run.returncode else []
+    except subprocess.TimeoutExpired as late:
+        text, failed = (late.stdout or b"").decode(), [f"more than {LIMIT_SECONDS} s"]
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    times = [line["seconds"] for line in lines if "seconds" in line]
+    if not times:
+        return next(iter(lines), {"failed": " ".join(failed)})
+    return {**summary(times), "peak_mib": max(line["peak_mib"] for line in lines)}
+
+
+def measured(case: Case, folder: Path, repeats: int, rivals: list[str], pythons: list[str]) -> dict[str, Any]:
+    """Measure one case: floor, dpdist and copying in turns, then the others."""
+    table = write_rows(case, folder / "rows.zarr")
+    bound = RowBound(case.columns, case.clip)
+    rows = in_memory(table)
+    times: dict[str, list[float]] = {"floor_threads": [], "floor_blas": [], "moment": []}
+    with connected(workers=CORES) as found:
+        base = found._client.run(loaded, bound, case.dtype)  # noqa: SLF001 - memory is looked at from outside, once
+        tasks = moment(found, table, bound)
+        for _ in range(repeats):
+            times["floor_threads"].append(seconds_of(partial(floor, rows)))
+            times["floor_blas"].append(seconds_of(partial(threaded_floor, rows)))
+            times["moment"].append(seconds_of(partial(moment, found, table, bound)))
+        peaks = found._client.run(peak_mib)  # noqa: SLF001
+    processor = processor_seconds(table, bound, rows, repeats)
+    del rows
+    record: dict[str, Any] = {name: summary(each) for name, each in times.items()}
+    best = min(("floor_threads", "floor_blas"), key=lambda name: record[name]["median"])
+    layout = Layout(table, bound, CORES, (Band.whole(bound.width),))
+    record |= {
+        "rows": case.rows, "columns": case.columns, "dtype": case.dtype, "compressed": case.compress,
+        "fused_kernel": bounding.compiled_kernel() is not None, "target": case.target, "tasks": tasks,
+        "ratio_median": record["moment"]["median"] / record[best]["median"],
+        "ratio_min": record["moment"]["min"] / min(record[name]["min"] for name in ("floor_threads", "floor_blas")),
+        "worker_mib_added": max(peaks[address] - base[address] for address in peaks),
+        "worker_mib_computed": (layout.worker_bytes - PROCESS_BYTES) / 2**20,
+        "processor": processor,
+        "rivals": {name: rival(name, table, case, pythons) for name in rivals},
+    }  # fmt: skip
+    return record
+
+
+def machine() -> dict[str, Any]:
+    """Describe what it runs on."""
+    model = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    blas = [
+        f"{lib['internal_api']} {lib['version']} {lib.get('architecture')}" for lib in threadpoolctl.threadpool_info()
+    ]
+    return {
+        "cores": CORES, "processor": model[0] if model else platform.machine(), "load_before": os.getloadavg()[0],
+        "blas": sorted(set(blas)), "taken_from_environment": {k: v for k, v in PINNED.items() if v},
+        "python": platform.python_version(), "numpy": np.__version__,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Measure the chosen cases and add them to the results."""
+    from workflows.rivals import RIVALS  # noqa: PLC0415 - after the environment is set
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--rivals", nargs="*", choices=list(RIVALS), default=list(RIVALS))
+    parser.add_argument(
+        "--python", nargs="+", default=[sys.executable], help="Interpreters of environments that have the rivals."
+    )
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--folder", help="Where to put the rows; a temporary folder by default.")
+    parser.add_argument("--output", required=True, help="Names the results: OUTPUT.json.")
+    chosen = parser.parse_args()
+    place = Path(f"{chosen.output}.json")
+    results: dict[str, Any] = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
+    for name in chosen.cases:
+        with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
+            results[name] = {
+                "machine": machine(),
+                **measured(CASES[name], Path(folder), chosen.repeats, chosen.rivals, chosen.python),
+            }
+        place.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        found = results[name]
+        print(
+            f"{name}: floor {found['floor_threads']['median']:.3f} / {found['floor_blas']['median']:.3f} s, moment "
+            f"{found['moment']['median']:.3f} s, ratio {found['ratio_median']:.3f} (min {found['ratio_min']:.3f}), "
+            f"memory {found['worker_mib_added']:.0f} of {found['worker_mib_computed']:.0f} MiB, {found['tasks']} tasks"
+        )
+
+
+if __name__ == "__main__":
+    main()
