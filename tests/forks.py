@@ -16,15 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import crash_driver
+import worker_environment
 
 PATIENCE = crash_driver.PATIENCE
-WORKER_ENV = Path(__file__).parents[1] / "cluster" / "worker.env"
-
-
-def worker_environment() -> dict[str, str]:
-    """Return what cluster/worker.env declares."""
-    lines = WORKER_ENV.read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 @dataclass
@@ -132,7 +126,7 @@ class Forks:
 def forking(more: Mapping[str, str] | None = None) -> Iterator[Forks]:
     """Start a process to fork from, with more in its environment; whatever was started is gone at the end."""
     command = [sys.executable, crash_driver.__file__, "serve"]
-    environment = {**os.environ, **worker_environment(), **(more or {})}
+    environment = {**os.environ, **worker_environment.without_tls(), **(more or {})}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:
             yield Forks(server)

@@ -11,6 +11,7 @@ from typing import Any
 
 import nightly
 import pytest
+import worker_environment
 import yaml
 from nightly import CLUSTER, until
 from packages import missing, need
@@ -32,16 +33,11 @@ def checked(*command: str | Path, text: str | None = None, **environment: str) -
     return run.stdout + run.stderr
 
 
-def worker_environment() -> dict[str, str]:
-    lines = (CLUSTER / "worker.env").read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-
-
 # The one environment
 
 
 def test_the_environment_of_workers_is_the_engine_s_own_and_no_more_than_safe() -> None:
-    found = worker_environment()
+    found = worker_environment.declared()
     assert {name: value for name, value in found.items() if not name.startswith(PRIVATE)} == WORKER_ENVIRONMENT
     assert {name.removeprefix(PRIVATE): value for name, value in found.items() if name.startswith(PRIVATE)} == {
         "WORKER__MEMORY__TARGET": "False",
@@ -55,7 +51,7 @@ def test_no_other_file_sets_what_it_sets() -> None:
     for path in CLUSTER.rglob("*"):
         if path.is_file() and path.name != "worker.env" and path.suffix != ".pyc":
             text = path.read_text()
-            assert not any(f"{name}=" in text or f"{name}:" in text for name in worker_environment()), path
+            assert not any(f"{name}=" in text or f"{name}:" in text for name in worker_environment.declared()), path
 
 
 def test_all_ways_are_told_alike() -> None:
@@ -168,7 +164,7 @@ def test_no_container_can_be_reached_and_only_the_trusted_one_reaches_the_ledger
         service = services[name]
         assert service["read_only"]
         assert service["cap_drop"] == ["ALL"]
-        assert worker_environment().items() <= {k: str(v) for k, v in service["environment"].items()}.items()
+        assert worker_environment.declared().items() <= {k: str(v) for k, v in service["environment"].items()}.items()
         keys = {secret["source"] for secret in service["secrets"] if secret["source"].endswith(".key")}
         assert keys == {"nightly": {"client.key"}}.get(name, {f"{name}.key"})
     holders = {
@@ -246,7 +242,12 @@ def test_the_environment_of_workers_suits_a_job_on_one_machine(tmp_path: Path) -
     job = nightly.make(tmp_path / "job")
     command = [sys.executable, "-m", "dpdist", "run", str(job.file)]
     run = subprocess.run(
-        command, check=False, env={**os.environ, **worker_environment()}, capture_output=True, text=True, timeout=120
+        command,
+        check=False,
+        env={**os.environ, **worker_environment.declared()},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert run.returncode == 0, run.stderr
     assert job.published()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import worker_environment
 import zarr
 from scipy import stats
 
@@ -55,11 +56,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     contact = folder / "scheduler.json"
     loopback = ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
     command = [sys.executable, "-m", "distributed.cli."]
-    lines = (Path(__file__).parents[1] / "cluster" / "worker.env").read_text().splitlines()
-    declared = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    # on the loopback interface of a machine that only the tests use, without TLS
-    plain = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "False"}
-    environment = {**os.environ, **declared, **plain, "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, **worker_environment.without_tls(), "PYTHONWARNINGS": "ignore"}
 
     def start(tool: str, *options: str) -> subprocess.Popen[bytes]:
         module = [*command[:-1], command[-1] + tool]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import worker_environment
 from distributed import Client
 
 from dpdist import engine, transport
@@ -33,12 +34,6 @@ RELEASE = ("--epsilon", "1", "--delta", "1e-6", "--clip", "8")
 OTHER_HOST = "192.0.2.1:8786"  # an address that no machine has
 
 
-def worker_environment() -> dict[str, str]:
-    lines = (CLUSTER / "worker.env").read_text().splitlines()
-    declared = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    return {**os.environ, **declared, "PYTHONWARNINGS": "ignore"}
-
-
 @contextmanager
 def dask(tool: str, folder: Path, role: str, log: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a Dask process as cluster/README.md starts it, with the certificate of a role from a folder."""
@@ -48,7 +43,7 @@ def dask(tool: str, folder: Path, role: str, log: Path, *options: str) -> Iterat
         process = subprocess.Popen(
             [*command, "--tls-key", str(folder / f"{role}.key")],
             stdout=file, stderr=file, cwd=log.parent,
-            env=worker_environment(),
+            env={**os.environ, **worker_environment.declared(), "PYTHONWARNINGS": "ignore"},
         )  # fmt: skip
     try:
         yield process
