@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ import crash_driver
 from distributed import Client
 from distributed.core import rpc
 from forks import Child, Forks, until
+from namespaces import Network
 
 Result = TypeVar("Result")
 
@@ -39,43 +41,43 @@ class Cluster:
     ----------
     folder
         Where its processes run, and write what they say.
-    host, namespaces
-        Address of the scheduler, and of each role the network namespace it runs in and its address there. A role not
-        named there, and what this process asks the scheduler, takes the scheduler's.
+    network
+        Machines, one for each role; without them all are on this one.
     """
 
-    def __init__(
-        self,
-        forks: Forks,
-        folder: Path,
-        host: str = "127.0.0.1",
-        namespaces: Mapping[str, tuple[str, str]] | None = None,
-    ) -> None:
-        self.forks, self.folder, self.host = forks, folder, host
-        self.namespaces = dict(namespaces or {})
+    def __init__(self, forks: Forks, folder: Path, network: Network | None = None) -> None:
+        self.forks, self.folder, self.network = forks, folder, network
         self.children: dict[str, Child] = {}
         self.past: list[Child] = []
         self._numbers = count()
         self._port = 0
         folder.mkdir(parents=True, exist_ok=True)
 
-    @property
-    def namespace(self) -> str | None:
-        """The network namespace of the scheduler."""
-        return self.namespaces.get("scheduler", (None,))[0]
+    def namespace(self, machine: str) -> str | None:
+        """Return the network namespace of a machine."""
+        return self.network.namespace(machine) if self.network else None
+
+    def host(self, machine: str) -> str:
+        """Return the address of a machine."""
+        return self.network.address(machine) if self.network else "127.0.0.1"
+
+    def cut(self, machine: str) -> AbstractContextManager[None]:
+        """Cut the cable of a machine for the time of a block."""
+        assert self.network is not None, "all on one machine: there is no cable"
+        return self.network.cut(machine)
 
     @property
     def address(self) -> str:
         """Address of the scheduler."""
-        return f"tcp://{self.host}:{self._port}"
+        return f"tcp://{self.host('scheduler')}:{self._port}"
 
     def alive(self, role: str) -> bool:
         """Say whether the process of a role runs and is not stopped."""
         child = self.children.get(role)
         return child is not None and not child.ended.is_set() and child.state != "T"
 
-    def start(self, role: str) -> Child:
-        """Start the process of a role, in place of the one that had it."""
+    def start(self, role: str, machine: str | None = None) -> Child:
+        """Start the process of a role, in place of the one that had it, on its machine or another."""
         if role in self.children:
             self.past.append(self.children[role])
         number = next(self._numbers)
@@ -84,7 +86,8 @@ class Cluster:
         for armed in folder.iterdir():
             if armed.is_file():
                 armed.unlink()
-        namespace, host = self.namespaces.get(role, (self.namespace, self.host))
+        machine = machine or role
+        host = self.host(machine)
         options = ["--host", host, "--dashboard-address", f"{host}:0"]
         words = self.folder / f"{role}-{number}.words"
         if role == "scheduler":
@@ -95,7 +98,7 @@ class Cluster:
             arguments += ["--resources", "trusted=1"] if role == "trusted" else []
         child = self.forks.start(
             words, arguments, program="scheduler" if role == "scheduler" else "worker", folder=folder,
-            namespace=namespace, settings=SETTINGS,
+            namespace=self.namespace(machine), settings=SETTINGS,
         )  # fmt: skip
         self.children[role] = child
         if role == "scheduler":
@@ -164,9 +167,10 @@ class Cluster:
 
     def _inside(self, function: Callable[[], Result]) -> Result:
         """Call a function where the scheduler can be reached."""
-        if self.namespace is None:
+        namespace = self.namespace("scheduler")
+        if namespace is None:
             return function()
-        with ThreadPoolExecutor(1, initializer=crash_driver.enter, initargs=(self.namespace,)) as pool:
+        with ThreadPoolExecutor(1, initializer=crash_driver.enter, initargs=(namespace,)) as pool:
             return pool.submit(function).result()
 
     def close(self) -> None:

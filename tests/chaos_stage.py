@@ -18,11 +18,11 @@ import postgres_server
 import pytest
 import sentinel
 from chaos import Fault
-from chaos_cluster import ENVIRONMENT, Cluster
+from chaos_cluster import ENVIRONMENT, WORKERS, Cluster
 from chaos_disks import small_disk
-from chaos_network import NETWORK, network
 from chaos_scene import Scene
 from forks import Forks, forking
+from namespaces import network
 from postgres_server import Server
 
 from dpdist.privacy.places import Address, Place
@@ -90,7 +90,7 @@ class Stage:
             cluster = self._network() if fault.needs == "network" else self.near
             place, given = self._props(fault, folder, stack)
             scene = Scene(folder, place, fault.trusted, self.forks, cluster, search_memory=search_memory)
-            scene.namespace = NETWORK["driver"][0] if fault.needs == "network" else None
+            scene.namespace = cluster.namespace("driver")
             stack.callback(scene.close)
             cluster.mend()
             scene.prepare(self.pristine)
@@ -131,8 +131,8 @@ class Stage:
 
     def _network(self) -> Cluster:
         if self._far is None:
-            self._stack.enter_context(network())
-            self._far = Cluster(self.forks, self.folder / "far", NETWORK["scheduler"][1], NETWORK)
+            machines = self._stack.enter_context(network("scheduler", *WORKERS, "driver"))
+            self._far = Cluster(self.forks, self.folder / "far", machines)
         return self._far
 
     def close(self) -> None:

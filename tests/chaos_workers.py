@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 
 from chaos_cluster import WORKERS
-from chaos_network import NETWORK, no_cable
 from chaos_scene import Scene
 from forks import until
 
@@ -74,12 +73,10 @@ def cut(scene: Scene, role: str, point: str) -> None:
     child = scene.start()
     scene.wait_for(marker, child)
     victim, name = cluster.children[role], cluster.name(role)
-    with no_cable(NETWORK[role][0]):
+    with scene.cluster.cut(role):
         if role == "trusted":  # another comes, on another machine
             until(lambda: name not in cluster.known(), every=0.2)
-            cluster.namespaces[role] = NETWORK["two"]
-            cluster.start(role)
-            cluster.namespaces[role] = NETWORK[role]
+            cluster.start(role, machine="two")
         scene.ends(child, 0)
         scene.land("given up, alive", true=not victim.ended.is_set() and name not in cluster.known())
     scene.go(marker)
@@ -90,7 +87,7 @@ def cut(scene: Scene, role: str, point: str) -> None:
 
 def _cut_driver(scene: Scene, point: str) -> None:
     child, marker = scene.held(point)
-    with no_cable(NETWORK["driver"][0]):
+    with scene.cluster.cut("driver"):
         scene.land("cut, alive", true=not child.ended.is_set())
         scene.go(marker)
         scene.ends(child, 0, 5)

@@ -32,8 +32,8 @@ def _refusal() -> str | None:
     try:
         with network("probe"):
             return None
-    except subprocess.CalledProcessError as error:
-        return f"no network namespaces here: {error.stderr.decode().strip()}"
+    except PermissionError as error:
+        return str(error)
 
 
 @dataclass(frozen=True)
@@ -76,24 +76,47 @@ class Network:
         """Cut the cable of a machine, or mend it, at the other end: the machine itself sees only silence."""
         _ip("-n", self.hub, "link", "set", f"to-{self.machines.index(machine)}", "up" if up else "down")
 
+    @contextmanager
+    def cut(self, machine: str) -> Iterator[None]:
+        """Cut the cable of a machine for the time of a block."""
+        self.set_cable(machine, up=False)
+        try:
+            yield
+        finally:
+            self.set_cable(machine, up=True)
+
+
+def _join(made: Network, names: Sequence[str]) -> None:
+    for name in names:
+        _ip("netns", "add", name)
+        _ip("-n", name, "link", "set", "lo", "up")
+    _ip("-n", made.hub, "link", "add", "bridge", "type", "bridge")
+    _ip("-n", made.hub, "link", "set", "bridge", "up")
+    for number, machine in enumerate(made.machines):
+        name, cable = made.namespace(machine), f"to-{number}"
+        _ip("-n", made.hub, "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _ip("-n", made.hub, "link", "set", cable, "master", "bridge", "up")
+        _ip("-n", name, "addr", "add", f"{made.address(machine)}/24", "dev", "eth0")
+        _ip("-n", name, "link", "set", "eth0", "up")
+
 
 @contextmanager
 def network(*machines: str) -> Iterator[Network]:
-    """Make machines for the time of a block."""
+    """Make machines for the time of a block.
+
+    Raises
+    ------
+    PermissionError
+        If that cannot be done here.
+    """
     made = Network(f"dpdist-{os.getpid()}", machines)
     names = [made.hub, *map(made.namespace, machines)]
     try:
-        for name in names:
-            _ip("netns", "add", name)
-            _ip("-n", name, "link", "set", "lo", "up")
-        _ip("-n", made.hub, "link", "add", "bridge", "type", "bridge")
-        _ip("-n", made.hub, "link", "set", "bridge", "up")
-        for number, machine in enumerate(machines):
-            name, cable = made.namespace(machine), f"to-{number}"
-            _ip("-n", made.hub, "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
-            _ip("-n", made.hub, "link", "set", cable, "master", "bridge", "up")
-            _ip("-n", name, "addr", "add", f"{made.address(machine)}/24", "dev", "eth0")
-            _ip("-n", name, "link", "set", "eth0", "up")
+        try:
+            _join(made, names)
+        except (OSError, subprocess.CalledProcessError) as error:
+            words = error.stderr.decode().strip() if isinstance(error, subprocess.CalledProcessError) else error
+            raise PermissionError(f"no network namespaces here: {words}") from error
         yield made
     finally:
         for name in names:

@@ -31,22 +31,9 @@ from dpdist.rows.dataset import open_rows
 from dpdist.rows.periods import open_periods
 from dpdist.rows.reading import ChunkReader
 from dpdist.rows.seal import SEAL, sealed_tags
+from workflows.nightly_year import JOB
 
 FALSE_ALARM = 1e-6
-JOB = """
-[rows]
-path = "visits"
-source = "incoming"
-periods = true
-budget_epsilon = 1
-budget_delta = 1e-6
-
-[release]
-path = "published"
-epsilon = 1
-delta = 1e-6
-clip = 8.0
-"""
 
 
 @dataclass

@@ -16,6 +16,7 @@ from dpdist.cli import cli
 from dpdist.engine import progress_bar
 from dpdist.errors import RefusedError
 from dpdist.privacy.ledger import Ledger
+from workflows.nightly_year import JOB
 
 PLAIN = """
 [rows]
@@ -28,21 +29,7 @@ path = "release.zarr"
 epsilon = 1
 clip = 8.0
 """
-PERIODS = """
-[rows]
-path = "visits"
-source = "incoming"
-periods = true
-budget_epsilon = 1
-budget_delta = 1e-6
-
-[release]
-path = "published"
-epsilon = 1
-delta = 1e-6
-clip = 8.0
-continual = 4
-"""
+PERIODS = JOB + "continual = 4\n"
 
 
 @pytest.fixture

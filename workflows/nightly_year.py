@@ -44,10 +44,10 @@ from dpdist.privacy.ledger import Ledger
 from dpdist.release.artefact import open_release
 from dpdist.release.continual import ended, levels_for, variance_factor
 
-_COLUMNS, _CLIP = 16, 8.0
+_COLUMNS = 16
 _RESUMABLE = 5
 """Exit code when the cluster was lost, as it may be on a busy machine."""
-_JOB = """
+JOB = """
 [rows]
 path = "visits"
 source = "incoming"
@@ -59,12 +59,9 @@ budget_delta = 1e-6
 path = "published"
 epsilon = 1
 delta = 1e-6
-clip = {clip}
-{continual}
-
-[cluster]
-{cluster}
+clip = 8.0
 """
+"""What every job file here begins with."""
 Matrix = npt.NDArray[np.int64]
 
 
@@ -267,8 +264,8 @@ def simulate(folder: Path, periods: int, horizon: int, seed: int, cluster: str) 
         The line of the job file's [cluster].
     """
     (folder / "incoming").mkdir(parents=True)
-    continual = f"continual = {horizon}" if horizon > 1 else ""
-    (folder / "job.toml").write_text(_JOB.format(clip=_CLIP, continual=continual, cluster=cluster))
+    continual = f"continual = {horizon}\n" if horizon > 1 else ""
+    (folder / "job.toml").write_text(f"{JOB}{continual}\n[cluster]\n{cluster}\n")
     year = Year(folder, np.random.default_rng(seed), levels_for(horizon))
     for number in range(periods):
         year.night(number)
