@@ -15,6 +15,7 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from replays import Recording, Replaying
 
 from dpdist import accounts, engine, pipeline, triangle
 from dpdist.errors import DataError, DpdistError, UsageError
@@ -24,7 +25,6 @@ from dpdist.moment import layout as layouts
 from dpdist.moment.layout import PROCESS_BYTES, Layout, layout_of
 from dpdist.moment.operator import MomentBands, MomentMatrix, ProductTask, partition_product
 from dpdist.moment.total import PER_WORKER, Partial, add_partials, complete, partition_moment, plan
-from dpdist.noise.entropy import SYSTEM, Words
 from dpdist.pca import lanczos
 from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
@@ -200,29 +200,6 @@ def test_several_bands_are_under_way_and_each_is_summed_by_few() -> None:
 
 
 # --- noise ------------------------------------------------------------------------------------------------------------
-
-
-class Recording:
-    """The system's entropy, and how much of it was drawn."""
-
-    def __init__(self) -> None:
-        self.drawn: list[Words] = []
-
-    def words(self, count: int) -> Words:
-        self.drawn.append(SYSTEM.words(count))
-        return self.drawn[-1]
-
-
-class Replaying:
-    """What was drawn before, in the same order."""
-
-    def __init__(self, drawn: list[Words]) -> None:
-        self.left = list(drawn)
-
-    def words(self, count: int) -> Words:
-        found = self.left.pop(0)
-        assert found.size == count
-        return found
 
 
 @pytest.mark.usefixtures("in_bands")

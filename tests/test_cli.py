@@ -9,12 +9,11 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import dask
 import numpy as np
 import pytest
 import zarr
@@ -84,24 +83,6 @@ def start(*arguments: object, folder: Path, script: Path | None = None) -> Said:
     command = [sys.executable, *program, *map(str, arguments)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     return Said(done.returncode, done.stdout, done.stderr)
-
-
-@pytest.fixture(scope="module")
-def scheduler() -> Iterator[str]:
-    """Return the address of a scheduler with one worker, a thread of this process."""
-    keeping = {"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False}
-    with (
-        dask.config.set(keeping),
-        LocalCluster(
-            n_workers=1,
-            threads_per_worker=1,
-            processes=False,
-            protocol="tcp://",
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-        ) as cluster,
-    ):
-        yield cluster.scheduler_address
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from tasks import submissions
 
 from dpdist.cli import cli
 from dpdist.engine import connected
@@ -42,14 +43,7 @@ def test_tasks_bytes_and_memory_are_what_was_said(tmp_path: Path, monkeypatch: p
     cut = tuple(Band(i, i + height, COLUMNS) for i in range(0, COLUMNS, height))
     layout = Layout(table, bound, 2, cut)
     with connected(workers=2) as engine:
-        submitted: list[Any] = []
-        submit = engine._client.submit
-
-        def counting(*arguments: Any, **options: Any) -> Any:
-            submitted.append(arguments[0])
-            return submit(*arguments, **options)
-
-        monkeypatch.setattr(engine._client, "submit", counting)
+        submitted = submissions(engine, monkeypatch)
         passes = [one.groups for one in layout.plans]
         rows = 0
         for sums in engine.reduce_each(partition_moment, add_partials, passes, "Summing", under_way=layout.under_way):

@@ -21,6 +21,7 @@ from distributed import LocalCluster
 from distributed.comm import CommClosedError
 from distributed.core import rpc
 from distributed.security import Security
+from tasks import submissions
 
 from dpdist import engine
 from dpdist.engine import Engine, connected
@@ -296,14 +297,7 @@ def test_a_worker_killed_in_mid_pass_changes_no_bit(table: RowsTable, monkeypatc
 
 def test_the_graph_has_at_most_ten_tasks_per_worker(table: RowsTable, monkeypatch: pytest.MonkeyPatch) -> None:
     with connected(workers=2) as started:
-        submitted: list[Any] = []
-        submit = started._client.submit
-
-        def counting(*arguments: Any, **options: Any) -> Any:
-            submitted.append(arguments[0])
-            return submit(*arguments, **options)
-
-        monkeypatch.setattr(started._client, "submit", counting)
+        submitted = submissions(started, monkeypatch)
         groups = plan(table, RowBound(600, 3000.0), 2).groups
         started.reduce(partition_moment, add_partials, groups, "Summing")
     assert len(submitted) <= 10 * 2

@@ -8,7 +8,7 @@ import re
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from releases import content_of
+from replays import Recording, Replaying
 
 from dpdist import accounts, engine, pipeline
 from dpdist.errors import DataError, DpdistError, RefusedError
 from dpdist.mechanisms.base import Additive
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete, partition_moment, plan
-from dpdist.noise.entropy import Words
 from dpdist.privacy import ledger as ledgers
 from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
@@ -126,31 +126,6 @@ def tree(root: Path) -> dict[str, tuple[bytes, int]]:
     """Return every file under root: content and inode."""
     files = [path for path in root.rglob("*") if path.is_file()]
     return {str(path.relative_to(root)): (path.read_bytes(), path.stat().st_ino) for path in files}
-
-
-class Recording:
-    """Entropy that can be replayed; the product has no such thing, on purpose."""
-
-    def __init__(self) -> None:
-        self.drawn: list[Words] = []
-
-    def words(self, count: int) -> Words:
-        """Return random words and remember them."""
-        self.drawn.append(np.random.default_rng().integers(0, 2**64, count, dtype=np.uint64))
-        return self.drawn[-1]
-
-
-class Replaying:
-    """The same words again."""
-
-    def __init__(self, drawn: Sequence[Words]) -> None:
-        self.left = list(drawn)
-
-    def words(self, count: int) -> Words:
-        """Return what was recorded."""
-        words = self.left.pop(0)
-        assert words.shape == (count,)
-        return words
 
 
 # --- the sum and the noise --------------------------------------------------------------------------------------------

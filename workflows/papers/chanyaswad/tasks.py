@@ -152,8 +152,7 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
             cells = [{"task": task.name, "method": method, "runs": times} for method in wanted]
             found += runs.run(engine, store, measured, cells, shared=rows[task.name], label=task.name.capitalize())
             facts[task.name] = {"measure": task.measure} | task.facts(rows[task.name], wanted)
-    runs.write_csv(folder / f"{NAME}.csv", found)
-    runs.write_json(folder / f"{NAME}.json", settings | {"tasks": facts, "means": found})
+    runs.write(folder / NAME, found, settings | {"tasks": facts, "means": found})
     picture(folder / f"{NAME}.png", found)
     click.echo(f"{len(found)} means: {folder / NAME}.json, .csv, .png", err=True)
 

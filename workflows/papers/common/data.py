@@ -83,11 +83,7 @@ def mnist(folder: Path | None) -> Table:
     DataError
         If it is neither in the folder nor to be had through scikit-learn.
     """
-    found = arrays(folder, "mnist")
-    if found is not None:
-        return Table(found["X"], found["y"].astype(np.int64), "mnist.npz")
-    rows, labels = _fetched("mnist", folder)
-    return Table(rows, labels, "scikit-learn: fetch_openml('mnist_784')")
+    return _table("mnist", "y", folder, "fetch_openml('mnist_784')")
 
 
 def covertype(folder: Path | None) -> Table:
@@ -98,11 +94,14 @@ def covertype(folder: Path | None) -> Table:
     DataError
         If it is neither in the folder nor to be had through scikit-learn.
     """
-    found = arrays(folder, "covertype")
+    return _table("covertype", "y7", folder, "fetch_covtype()")
+
+
+def _table(name: str, labels: str, folder: Path | None, fetcher: str) -> Table:
+    found = arrays(folder, name)
     if found is not None:
-        return Table(found["X"], found["y7"].astype(np.int64), "covertype.npz")
-    rows, labels = _fetched("covertype", folder)
-    return Table(rows, labels, "scikit-learn: fetch_covtype()")
+        return Table(found["X"], found[labels].astype(np.int64), f"{name}.npz")
+    return Table(*_fetched(name, folder), f"scikit-learn: {fetcher}")
 
 
 def _fetched(name: str, folder: Path | None) -> tuple[npt.NDArray[Any], Labels]:

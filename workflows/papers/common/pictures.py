@@ -39,6 +39,20 @@ def mark(ax: Axes, values: Sequence[float]) -> None:
     ax.set_xticks([], minor=True)
 
 
+def legend_below(figure: Figure, ax: Axes, columns: int) -> None:
+    """Put the legend of one of several panels below all of them."""
+    handles, labels = ax.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+
+
+def finish_single(figure: Figure, ax: Axes, values: Sequence[float], path: Path) -> None:
+    """Mark the points of the only panel of a figure, put the legend beside it, and write it."""
+    mark(ax, values)
+    ax.grid(alpha=0.3, which="both")
+    figure.legend(loc="outside right upper", frameon=False, fontsize=9)
+    save(figure, path)
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG."""
     content = io.BytesIO()

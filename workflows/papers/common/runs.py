@@ -135,16 +135,12 @@ def averaged(rows: Sequence[Json], by: Sequence[str], value: str) -> list[Json]:
     ]
 
 
-def write_csv(path: Path, rows: Sequence[Json]) -> None:
-    """Write rows as CSV, one column per name that occurs, in the order of their first occurrence."""
+def write(stem: Path, rows: Sequence[Json], facts: Json) -> None:
+    """Write the rows as CSV, a column for each name in the order of first occurrence, and the facts as JSON."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    replace_file(path, text.getvalue().encode(), "results")
-
-
-def write_json(path: Path, value: Json) -> None:
-    """Write one JSON object."""
-    replace_file(path, (json.dumps(value, indent=1) + "\n").encode(), "results")
+    replace_file(stem.with_name(f"{stem.name}.csv"), text.getvalue().encode(), "results")
+    replace_file(stem.with_name(f"{stem.name}.json"), (json.dumps(facts, indent=1) + "\n").encode(), "results")

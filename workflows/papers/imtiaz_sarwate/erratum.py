@@ -131,9 +131,8 @@ def main(
     found = [summary(rows, label, epsilon) for label in labels for epsilon in epsilons]
     grid = [round(float(e), 4) for e in np.linspace(0, 2, 3 if quick else 21)]
     profiles = {label: [profile(label, "1", e) for e in grid] for label in labels}
-    runs.write_csv(folder / f"{NAME}.csv", rows)
     facts = {"confidence": 1 - ERROR, "attacks": found, "profiles at claimed epsilon 1": {"epsilon": grid} | profiles}
-    runs.write_json(folder / f"{NAME}.json", settings | facts)
+    runs.write(folder / NAME, rows, settings | facts)
     picture(folder / f"{NAME}.png", found, grid, profiles)
     for row in found:
         low = row["delta at least"]

@@ -143,8 +143,7 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
             )
     means = runs.averaged(found, ("figure", "data", "n", "epsilon", "method"), "energy")
     truths = {label: method.truth for label, method in METHODS.items()}
-    runs.write_csv(folder / f"{NAME}.csv", found)
-    runs.write_json(folder / f"{NAME}.json", settings | {"facts": facts, "methods": truths, "means": means})
+    runs.write(folder / NAME, found, settings | {"facts": facts, "methods": truths, "means": means})
     picture(folder / f"{NAME}.png", panels, means)
     click.echo(f"{len(found)} runs: {folder / NAME}.json, .csv, .png", err=True)
 
@@ -171,8 +170,7 @@ def picture(path: Path, panels: tuple[Panel, ...], means: list[Json]) -> None:
     figure.suptitle(
         "Dashed: as published (SN is not epsilon-private). Solid: what is proved. Delta 0.01 where one is taken."
     )
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=9)
+    pictures.legend_below(figure, axes[0], 6)
     pictures.save(figure, path)
 
 

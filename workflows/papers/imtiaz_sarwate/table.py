@@ -256,8 +256,7 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster, 
     for mean, other in zip(means, plain, strict=True):
         mean["mean, not standardised"] = other["mean"]
     facts = {column.name: asdict(column) for column in columns}
-    runs.write_csv(folder / f"{NAME}.csv", rows)
-    runs.write_json(folder / f"{NAME}.json", settings | {"facts": facts, "table": compared(means), "means": means})
+    runs.write(folder / NAME, rows, settings | {"facts": facts, "table": compared(means), "means": means})
     picture(folder / f"{NAME}.png", columns, means, SPLITS[2] if quick else SPLITS[1])
     click.echo(f"{len(rows)} errors: {folder / NAME}.json, .csv, .png", err=True)
 
@@ -285,8 +284,7 @@ def picture(path: Path, columns: tuple[Column, ...], means: list[Json], split: s
     figure.suptitle(
         "Dotted: as printed, epsilon unknown. Dashed: published methods, measured. Solid: ours, and random."
     )
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    pictures.legend_below(figure, axes[0], 5)
     pictures.save(figure, path)
 
 

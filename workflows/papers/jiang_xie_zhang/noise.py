@@ -104,8 +104,7 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
         }
         for name, noise in NOISES.items()
     }
-    runs.write_csv(folder / f"{NAME}.csv", rows)
-    runs.write_json(folder / f"{NAME}.json", settings | {"table": table})
+    runs.write(folder / NAME, rows, settings | {"table": table})
     picture(folder / f"{NAME}.png", table)
     for name, row in table.items():
         click.echo(f"{name}: d^{row['exponent about the mean']:.2f} (about its mean)", err=True)
@@ -127,10 +126,7 @@ def picture(path: Path, table: Json) -> None:
         )
     ax.set(yscale="log", xlabel="d", ylabel="spectral norm of the noise about its mean, units of C²")
     ax.set_title("Dashed: as published. Solid: ours, proved.\nEpsilon 1, delta 1e-6 where one is taken.", fontsize=9)
-    pictures.mark(ax, list(points))
-    ax.grid(alpha=0.3, which="both")
-    figure.legend(loc="outside right upper", frameon=False, fontsize=9)
-    pictures.save(figure, path)
+    pictures.finish_single(figure, ax, list(points), path)
 
 
 if __name__ == "__main__":

@@ -126,8 +126,7 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
     for name in COLOURS:
         needed = {d: [r["rows"] for r in rows if (r["mechanism"], r["d"]) == (name, d)] for d in sizes}
         table[name] = {d: float(np.quantile(found, 1 - ETA, method="higher")) for d, found in needed.items()}
-    runs.write_csv(folder / f"{NAME}.csv", rows)
-    runs.write_json(folder / f"{NAME}.json", settings | {"rows needed": table})
+    runs.write(folder / NAME, rows, settings | {"rows needed": table})
     picture(folder / f"{NAME}.png", table)
     for name, found in table.items():
         click.echo(f"{name}: {', '.join(f'{n:.0f} at d = {d}' for d, n in found.items())}", err=True)
@@ -143,10 +142,7 @@ def picture(path: Path, table: Json) -> None:
     ax.set(yscale="log", xlabel="d", ylabel="rows n")
     words = f"Rows for an inner product of {RHO} with the top eigenvector (probability {1 - ETA:g}, epsilon {EPSILON})"
     ax.set_title(f"{words}.\nDotted: bounds in the paper. Dashed: its mechanisms. Solid: ours.", fontsize=8)
-    pictures.mark(ax, list(found))
-    ax.grid(alpha=0.3, which="both")
-    figure.legend(loc="outside right upper", frameon=False, fontsize=9)
-    pictures.save(figure, path)
+    pictures.finish_single(figure, ax, list(found), path)
 
 
 if __name__ == "__main__":

@@ -215,9 +215,8 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
     with cluster.connected() as engine, runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store:
         found = runs.run(engine, store, measure, cells, label="Orbits")
     stated = [{"family": m.family, "d": m.size, "k": m.rank, "epsilon": e} | compared(m, e) for m, e in cases]
-    runs.write_csv(folder / f"{NAME}.csv", found)
     described = [asdict(m) | {"eigenvalues": [float(f"{v:.6g}") for v in m.levels()]} for m in matrices]
-    runs.write_json(folder / f"{NAME}.json", settings | {"matrices": described, "bounds": stated})
+    runs.write(folder / NAME, found, settings | {"matrices": described, "bounds": stated})
     picture(folder / f"{NAME}.png", found, stated)
     click.echo(f"{len(found)} cases: {folder / NAME}.json, .csv, .png", err=True)
 
@@ -277,10 +276,9 @@ def picture(path: Path, found: list[Json], stated: list[Json]) -> None:
     figure, axes = pictures.panels(3, 2)
     for ax, (at, along) in zip(axes, wanted, strict=False):
         _panel(ax, found, stated, at, along)
-    handles, labels = axes[0].get_legend_handles_labels()
     for ax in axes[len(wanted) :]:
         ax.axis("off")
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    pictures.legend_below(figure, axes[0], 4)
     figure.suptitle("Frobenius error of private approximations; largest eigenvalue 1000, rows of norm at most 1")
     pictures.save(figure, path)
 
