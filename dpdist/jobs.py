@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,13 @@ from dpdist.config import Job
 from dpdist.errors import UsageError
 from dpdist.store import attributes_at
 
-Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
-
 
 def scores_words(scores: Path) -> str:
     """Say that scores were written, and what they are."""
     return f"{scores}: written. PRIVATE: scores are private rows in fewer dimensions; do not publish them."
 
 
-def run(job: Job, *, say: Callable[[str], None], progress: Progress) -> dict[str, Any]:
+def run(job: Job, *, say: Callable[[str], None], progress: nightly.Progress) -> dict[str, Any]:
     """Run a job: ingest, release, components, scores.
 
     Parameters

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dpdist.mechanisms.base import Statement
 from dpdist.moment.cost import ClusterCost
 from dpdist.pca.forecast import GOOD, Forecast
+from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.pca.scree import Scree
 
 _HEADS = ("mechanism", "output", "claimed", "proved", "arithmetic")
@@ -66,7 +67,7 @@ def forecast(found: Forecast) -> str:
         f"{request.mechanism}, {request.loss} under {request.neighbours}, n = {found.rows}, d = {found.columns}.",
         f"Per row, in squared units of the rows (the clip norm's square is {found.largest:g}):",
         f"  noise on an entry   {found.error:.4g} (standard deviation)",
-        f"  edge of the noise   {found.edge:.4g} (confidence 0.95)",
+        f"  edge of the noise   {found.edge:.4g} (confidence {CONFIDENCE})",
         f"  seen at all         components of variance above {found.threshold:.4g}",
         "",
     ]

@@ -148,7 +148,7 @@ def compose() -> dict[str, Any]:
     need("docker-compose", "docker-compose")
     file = CLUSTER / "containers" / "compose.yaml"
     told = checked("docker-compose", "--file", file, "--profile", "nightly", "config",
-                   CERTIFICATES="/certificates", SECRETS="/secrets", ROWS="/rows", WORK="/work")  # fmt: skip
+                   CERTIFICATES="/certificates", SECRETS="/secrets", ROWS="/rows", JOB="/job")  # fmt: skip
     found: dict[str, Any] = yaml.safe_load(told)
     return found
 

@@ -17,10 +17,11 @@ from dpdist.mechanisms import registry
 from dpdist.mechanisms.analyze_gauss import CalibratedPublished
 from dpdist.mechanisms.base import Additive, is_private_as_claimed
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import Arithmetic, Neighbours, PrivacyLoss
 from dpdist.release.request import ReleaseRequest
-from dpdist.triangle import Triangle, diagonal_positions
+from dpdist.triangle import diagonal_positions
 
 FALSE_ALARM = 1e-6
 """Probability with which each statistical test fails on correct code."""
@@ -207,19 +208,6 @@ def test_a_delta_that_is_all_but_one_proves_nothing() -> None:
     assert not is_private_as_claimed(found)
 
 
-class Moment:
-    """An exact moment that is known."""
-
-    def triangle(self) -> Triangle:
-        return np.arange(6, dtype=np.int64)
-
-    def matrix(self) -> npt.NDArray[np.float64]:
-        raise NotImplementedError
-
-    def times(self, vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        raise NotImplementedError
-
-
 def test_the_baseline_is_exact_and_never_called_private() -> None:
     with pytest.raises(RefusedError, match="never claimed"):
         ReleaseRequest("none", PrivacyLoss.parse("1"), 1.0).calibrated(3)
@@ -228,4 +216,4 @@ def test_the_baseline_is_exact_and_never_called_private() -> None:
     assert found.claim is None
     assert found.noise["variance_diagonal"] == found.noise["variance_off_diagonal"] == 0
     assert isinstance(found, Additive)
-    assert np.array_equal(found.answer(Moment(), SYSTEM), np.arange(6))
+    assert np.array_equal(found.answer(MomentMatrix(np.arange(6, dtype=np.int64), 3), SYSTEM), np.arange(6))

@@ -18,10 +18,11 @@ from dpdist.mechanisms import knorm, registry
 from dpdist.mechanisms.base import is_private_as_claimed
 from dpdist.mechanisms.knorm import CalibratedFrobenius, CalibratedNuclear
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.nuclear import nuclear_spectra
 from dpdist.privacy.guarantee import Arithmetic, Neighbours, PrivacyLoss
-from dpdist.triangle import Triangle, packed, unpacked
+from dpdist.triangle import packed, unpacked
 
 FALSE_ALARM = 1e-6
 """Probability with which each statistical test fails on correct code."""
@@ -29,6 +30,7 @@ BITS = 16
 ONE = PrivacyLoss.parse("1")
 BOTH = list(Neighbours)
 Floats = npt.NDArray[np.float64]
+SEVENS = MomentMatrix(packed(np.full((3, 3), 7, dtype=np.int64)), 3)
 
 
 def found(
@@ -195,19 +197,6 @@ def test_the_stated_variances_of_nuclear_noise_are_the_exact_ones(size: int, on:
     assert mechanism.noise["variance_off_diagonal"] == pytest.approx(off * mechanism.scale**2, rel=4e-4)
 
 
-class Zero:
-    """A moment of no rows."""
-
-    def triangle(self) -> Triangle:
-        return packed(np.full((3, 3), 7, dtype=np.int64))
-
-    def matrix(self) -> Floats:
-        raise NotImplementedError
-
-    def times(self, vectors: Floats) -> Floats:
-        raise NotImplementedError
-
-
 @pytest.mark.parametrize("name", ["nuclear", "frobenius"])
 def test_the_answer_is_the_moment_plus_a_fresh_draw(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mechanism = found(name, 3)
@@ -216,7 +205,7 @@ def test_the_answer_is_the_moment_plus_a_fresh_draw(name: str, monkeypatch: pyte
     assert first.shape == (6,)
     assert not np.array_equal(first, second)
     monkeypatch.setattr(type(mechanism), "draw", lambda *_: first)
-    assert np.array_equal(mechanism.answer(Zero(), SYSTEM), first + 7)
+    assert np.array_equal(mechanism.answer(SEVENS, SYSTEM), first + 7)
 
 
 def test_one_column_gets_laplace_noise() -> None:
@@ -232,6 +221,6 @@ def test_the_progress_of_a_nuclear_draw_is_told() -> None:
     tell: Callable[[int, int], None] = lambda done, expected: seen.append((done, expected))  # noqa: E731
     mechanism = found("nuclear", 3)
     assert isinstance(mechanism, CalibratedNuclear)
-    mechanism.answer(Zero(), SYSTEM, tell)
+    mechanism.answer(SEVENS, SYSTEM, tell)
     assert seen[0][0] == 1
     assert seen[-1][0] == seen[-1][1] == len(seen)

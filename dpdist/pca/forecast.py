@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import DeltaUse, is_private_as_claimed
 from dpdist.mechanisms.registry import MECHANISMS
-from dpdist.pca.noise_edge import NoiseLaw, law_of
+from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 
@@ -157,7 +157,7 @@ def forecast(request: ReleaseRequest, columns: int, rows: int, spectrum: Sequenc
         columns=columns,
         rows=rows,
         error=float(noise["variance_off_diagonal"]) ** 0.5 * unit / rows,
-        edge=law.edge_at(0.95) / rows,
+        edge=law.edge_at(CONFIDENCE) / rows,
         threshold=law.threshold / rows,
         expected=expected,
         guessed=bool(spectrum),

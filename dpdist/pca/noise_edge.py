@@ -29,6 +29,8 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 
 Values = npt.NDArray[np.float64]
+CONFIDENCE = 0.95
+"""With which whatever is said to stand above the noise does."""
 QUANTILES = {0.9: 0.4501, 0.95: 0.9793, 0.99: 2.0234, 0.999: 3.2724}
 """Quantiles of the Tracy-Widom law for beta = 1 by confidence (Bejan 2005, table of percentage points)."""
 

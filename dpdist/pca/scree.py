@@ -16,12 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import UsageError
-from dpdist.pca.noise_edge import NoiseLaw, law_of
+from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
 from dpdist.pca.spectrum import Components, components
 from dpdist.release.artefact import Release
 
 Values = npt.NDArray[np.float64]
-CONFIDENCE = 0.95
 _FIRST_LOOK = 16
 
 
