@@ -181,8 +181,7 @@ def picture(path: Path, found: list[Json], grid: list[float], profiles: dict[str
     right.set_title("Privacy profiles at claimed epsilon 1, replace-one", fontsize=9)
     left.grid(alpha=0.3)
     right.grid(alpha=0.3)
-    left.legend(frameon=False, fontsize=8)
-    right.legend(frameon=False, fontsize=8, loc="center right")
+    pictures.legend_below(figure, right, 6)
     pictures.save(figure, path)
 
 
