@@ -18,6 +18,7 @@ from scipy.sparse.linalg import ArpackError
 
 from dpdist.errors import UsageError
 from dpdist.pca import spectrum
+from dpdist.pca.lanczos import top_eigenpairs_of
 from dpdist.pca.spectrum import Components, about_mean, captured_variance, components, top_eigenpairs
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
@@ -192,6 +193,28 @@ def test_what_lanczos_cannot_or_does_not_solve_is_solved_by_lapack(monkeypatch: 
     monkeypatch.setattr(spectrum, "by_lapack", wrong)
     with pytest.raises(ArithmeticError, match="eigenvalue equation"):
         top_eigenpairs(matrix, 2)
+
+
+def test_of_products_only_pairs_that_solve_the_equation_are_components(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = symmetric(np.linspace(-3, 3, 120))
+    about = spectrum.AboutMean(np.zeros(120), 1.0, 0.0, per_row=False)
+    values, vectors = spectrum._from_products(about, lambda v: matrix @ v, 2)
+    assert matrix @ vectors.T == pytest.approx(vectors.T * values, abs=1e-11)
+    solve = top_eigenpairs_of
+
+    def wrong(*arguments: Any) -> tuple[Matrix, Matrix]:
+        values, columns = solve(*arguments)
+        return values, columns + 1e-11 * columns[::-1]
+
+    def failing(*_: Any) -> Any:
+        raise ArpackError(-9)
+
+    monkeypatch.setattr(spectrum, "top_eigenpairs_of", wrong)
+    with pytest.raises(ArithmeticError, match="eigenvalue equation"):
+        spectrum._from_products(about, lambda v: matrix @ v, 2)
+    monkeypatch.setattr(spectrum, "top_eigenpairs_of", failing)
+    with pytest.raises(UsageError, match="cannot be told apart"):
+        spectrum._from_products(about, lambda v: matrix @ v, 2)
 
 
 def test_a_matrix_of_zeros_has_components() -> None:

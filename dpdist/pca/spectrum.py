@@ -154,8 +154,11 @@ def by_lanczos(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
 def _solves(matrix: Matrix, values: Matrix, columns: Matrix) -> bool:
     """Whether every pair solves the eigenvalue equation; the norm of A is at least its longest row."""
     norm = max(float(np.einsum("ij,ij->i", matrix, matrix).max()) ** 0.5, float(np.abs(values).max()))
-    residuals = matrix @ columns - columns * values
-    return bool(np.linalg.norm(residuals, axis=0).max() <= _RESIDUAL * norm)
+    return _solve(matrix @ columns, values, columns, norm)
+
+
+def _solve(product: Matrix, values: Matrix, columns: Matrix, norm: float) -> bool:
+    return bool(np.linalg.norm(product - columns * values, axis=0).max() <= _RESIDUAL * norm)
 
 
 def top_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
@@ -224,7 +227,19 @@ def _from_products(about: AboutMean, product: Callable[[Matrix], Matrix], count:
     size = about.mean.size
     if not 1 <= count < size:
         raise UsageError(f"{count} components were asked for; of so large a release take 1 to {size - 1}.")
-    values, columns = top_eigenpairs_of(lambda vectors: about.times(product(vectors), vectors), size, count)
+
+    def times(vectors: Matrix) -> Matrix:
+        return about.times(product(vectors), vectors)
+
+    try:
+        values, columns = top_eigenpairs_of(times, size, count)
+    except ArpackError:
+        raise UsageError(
+            f"The {count} components of largest eigenvalue cannot be told apart: Lanczos does not converge. Ask for "
+            "fewer (--components), of which each stands above the noise."
+        ) from None
+    if not _solve(times(columns), values, columns, float(np.abs(values).max())):
+        raise ArithmeticError("Lanczos' eigenvectors do not solve the eigenvalue equation: the BLAS is defective.")
     order = np.argsort(-values, kind="stable")
     return values[order], _signed(columns[:, order].T)
 
