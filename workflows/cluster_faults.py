@@ -7,6 +7,7 @@ hour or more, most of which Slurm and Dask spend waiting. Writes ``results/clust
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -54,6 +55,7 @@ def main() -> None:
         "--scene", action="append", choices=SCENES, help="only this one, shown and not written; repeatable"
     )
     chosen = parser.parse_args().scene
+    os.environ["DPDIST_TEST_PACKAGES"] = "all"  # who starts this wants what tests leave out for its length
     dask = version("distributed")
     text = [
         "# A nightly job under faults of machines and schedulers\n\n",
