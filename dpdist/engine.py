@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import click
 import cloudpickle
 import dask
-from distributed import Client, Future, KilledWorker, LocalCluster, wait
+from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
 from distributed.comm import CommClosedError
 from distributed.core import rpc
 from distributed.security import Security
@@ -311,12 +311,11 @@ class Engine:
         Nor would it if those that the work was placed on are all gone and others came: Dask runs a task elsewhere when
         its worker dies, but once there was no worker at all, the task waits for the old one.
         """
-        pending, idle_since = set(futures), None
-        while pending:
-            try:
-                with self._client.as_current():
-                    found = wait(pending, timeout=_LOOK_SECONDS, return_when="FIRST_COMPLETED")
-            except TimeoutError:
+        ended, idle_since = as_completed(futures, loop=self._client.loop), None
+        while not ended.is_empty():
+            with ended.thread_condition:
+                found = ended.thread_condition.wait_for(ended.has_ready, timeout=_LOOK_SECONDS)
+            if not found:
                 known = self._known()
                 there = any(_is_trusted(worker) or not trusted for worker in known.values())
                 alive = there and not (placed and placed.isdisjoint(known))
@@ -326,11 +325,10 @@ class Engine:
                     raise ResumableError(
                         f"{who} gone for {LOST_SECONDS} seconds. See that the cluster's workers run, the trusted one "
                         "among them if there is one, and run the same command again: it resumes at no further cost."
-                    ) from None
+                    )
                 continue
             idle_since = None
-            pending = found.not_done
-            yield from found.done
+            yield from ended.next_batch(block=False)
 
     def trusted(self, function: Callable[..., Result], *arguments: Any, sums: Sequence[Future] = ()) -> Result:
         """Run a function at the trusted node, with the values of ``sums`` as its last arguments.
