@@ -54,7 +54,7 @@ def draw_forecast(found: Forecast, path: Path) -> None:
         axes.axvline(found.rows, color="black", lw=0.8, ls=":")
         axes.annotate(f" n = {found.rows}", (found.rows, 0.01), fontsize=8)
         axes.axhline(GOOD, color="tab:gray", lw=0.6, ls="--")
-        axes.set(xscale="log", xlabel="rows", ylabel="expected squared cosine with the truth", ylim=(0, 1))
+        axes.set(xscale="log", xlabel="rows", ylabel="expected squared cosine with the truth, if alone", ylim=(0, 1))
         axes.set_title(f"{found.request.mechanism}, {found.request.loss}, {found.columns} columns", fontsize=10)
         if len(expected) <= 10:
             axes.legend(frameon=False, fontsize=8)

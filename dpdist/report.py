@@ -179,7 +179,7 @@ def _promise(release: Release) -> str:
         else "adding or removing any one row (how many rows there are is private too)"
     )
     factor = math.exp(loss.epsilon)
-    chance = "" if not loss.delta_atto else f", except for a probability of {loss.delta:g}"
+    chance = "" if not loss.delta_atto else f", {loss.delta:g} added to either probability"
     formula = f"Pr[M(X) ∈ S] ≤ e<sup>{loss.epsilon:g}</sup> Pr[M(X') ∈ S]" + (
         f" + {loss.delta:g}" if loss.delta else ""
     )
@@ -195,9 +195,10 @@ def _promise(release: Release) -> str:
         rows.insert(0, ("claimed by its authors", escape(str(release.claim))))
     return (
         "<h2>What is promised</h2>\n"
-        f"<p>Whatever anybody knows or will ever know besides, {change} makes no result of this release more than "
-        f"{factor:.3g} times as likely or as unlikely{chance}. Somebody who has to tell two such tables apart from it, "
-        f"at even odds, is right in at most {100 * _accuracy(guarantee):.1f} % of all cases; guessing is right in 50 %."
+        f"<p>Whatever anybody knows or will ever know besides, {change} makes no set of results of this release "
+        f"more than {factor:.3g} times as likely or as unlikely{chance}. Somebody who has to tell two such tables "
+        "apart from it, at even odds, is right in at most "
+        f"{100 * _accuracy(guarantee):.1f} % of all cases; guessing is right in 50 %."
         "</p>\n" + _table((), rows)
     )
 
@@ -279,8 +280,10 @@ def _eigenvalues(found: Components, seen: Scree | None) -> str:
     return (
         "<h2>What stands above the noise</h2>\n"
         f"<p>{seen.above} of {len(rows)} components stand above the edge of the noise, {seen.edge:.5g}, which it "
-        f"passes by itself with probability {1 - seen.confidence:.2g} in the limit of many columns. The intervals hold "
-        "for all eigenvalues at once. The squared cosine is expected between a component and the true one.</p>\n"
+        f"passes by itself with probability {1 - seen.confidence:.2g} in the limit of many columns. Each end "
+        "of the intervals holds for all eigenvalues at once with that confidence. The squared cosine is expected "
+        "between a component and the true one if no other is about as strong: two of nearly equal strength turn into "
+        "one another.</p>\n"
         + _picture(png, "Eigenvalues over the edge of the noise")
         + _table(heads, rows, numbers=True, faint=drowned)
     )

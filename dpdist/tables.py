@@ -19,6 +19,10 @@ _FIELDS = ("output", "law", "sensitivity", "claimed", "proved", "arithmetic", "c
 _GAP = "  "
 _UNLIMITED = 10**6
 _SHOWN = 25
+_ALONE = (
+    "The squared cosine is expected between a component and the true one if no other is about as strong: two of nearly "
+    "equal strength turn into one another."
+)
 
 
 def comparison(statements: Sequence[Statement]) -> str:
@@ -47,7 +51,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def above_noise(found: Scree) -> str:
     """Return a table of eigenvalues beside the noise: of each component, how much is signal."""
-    heads = ("component", "eigenvalue", "without noise", "exact one between", "squared cosine with the truth")
+    heads = ("component", "eigenvalue", "without noise", "exact one between", "squared cosine if alone")
     rows = [heads]
     for i, (value, strength, cosine) in enumerate(
         zip(found.eigenvalues, found.strengths, found.squared_cosines, strict=True)
@@ -56,8 +60,9 @@ def above_noise(found: Scree) -> str:
         seen = (f"{strength:.4g}", f"{low:.4g} .. {high:.4g}", f"{cosine:.3f}") if strength else ("-", "-", "drowned")
         rows.append((str(i + 1), f"{value:.6g}", *seen))
     rows[_SHOWN + 1 :] = [("...", "", "", "", "")] if len(rows) > _SHOWN + 1 else []
-    last = f"The noise ends at {found.edge:.6g} (confidence {found.confidence:g}): {found.above} stand above it."
-    return "\n".join([*_aligned(rows), last])
+    edge = f"The noise ends at {found.edge:.6g} (confidence {found.confidence:g} for many columns)"
+    last = f"{edge}: {found.above} stand above it."
+    return "\n".join([*_aligned(rows), last, _ALONE])
 
 
 def forecast(found: Forecast) -> str:
@@ -67,17 +72,18 @@ def forecast(found: Forecast) -> str:
         f"{request.mechanism}, {request.loss} under {request.neighbours}, n = {found.rows}, d = {found.columns}.",
         f"Per row, in squared units of the rows (the clip norm's square is {found.largest:g}):",
         f"  noise on an entry   {found.error:.4g} (standard deviation)",
-        f"  edge of the noise   {found.edge:.4g} (confidence {CONFIDENCE})",
+        f"  edge of the noise   {found.edge:.4g} (confidence {CONFIDENCE} for many columns)",
         f"  seen at all         components of variance above {found.threshold:.4g}",
         "",
     ]
     heads = ("component", "variance") if found.guessed else ("share of C²", "variance")
-    rows = [(*heads, "squared cosine with the truth", "rows to see it", f"rows for {GOOD:g}")]
+    rows = [(*heads, "squared cosine if alone", "rows to see it", f"rows for {GOOD:g}")]
     for i, one in enumerate(found.expected):
         name = str(i + 1) if found.guessed else f"{100 * one.variance / found.largest:g} %"
         cosine = f"{one.squared_cosine:.3f}" if one.squared_cosine else "drowned"
         rows.append((name, f"{one.variance:.4g}", cosine, str(one.rows_to_see), str(one.rows_for_good)))
     lines += _aligned(rows)
+    lines.append(_ALONE)
     if found.guessed:
         lines.append(f"{found.seen} of {len(found.expected)} components will stand above the noise.")
     lines += ["", *_aligned([("mechanism", "seen above"), *((n, f"{v:.4g}") for n, v in found.alternatives)])]

@@ -56,6 +56,13 @@ def test_adversarial_rows_stay_inside_the_bound(bits: int) -> None:
         assert abs(abs(int(z[row, 0])) - length * 2**bits) <= 1.5
 
 
+def test_a_signalling_nan_says_nothing() -> None:
+    rows = np.ones((3, 2), dtype=np.float32)
+    rows.view(np.uint32)[1, 0] = 0x7FA00000
+    with np.errstate(all="raise"):  # a warning would tell that such a row is there
+        assert bounded(RowBound(2, 2.0), rows)[1].tolist() == [0, 0]
+
+
 @given(
     hnp.arrays(np.float64, (4, 5), elements=st.floats(allow_nan=True, allow_infinity=True, width=64)),
     st.integers(2, 20),

@@ -804,7 +804,7 @@ def test_pca_says_which_components_stand_above_the_noise(released: Path, call: C
     pytest.importorskip("matplotlib")
     said = call("pca", "release.zarr", "model.zarr", "--components", "3", "--plot", "scree.png")
     assert (said.code, said.out) == (0, "")
-    assert "squared cosine with the truth" in said.err
+    assert "squared cosine if alone" in said.err
     assert "The noise ends at" in said.err
     assert (released / "scree.png").stat().st_size > 1000
     said = call("pca", "release.zarr", "auto.zarr", "--components", "auto", "--json")

@@ -794,6 +794,9 @@ def test_a_release_without_any_chunk_is_not_a_matrix_of_zeros(release_path: Path
         (b'"grid_bits": 10', b'"grid_bits": 11'),
         (b'"columns": 3', b'"columns": 4'),
         (b"dpdist-release/1", b"dpdist-release/2"),
+        (b'"n": 7919', b'"n": "<b>7919"'),
+        (b'"n": 7919', b'"n": -7919'),
+        (b'"n": 7919', b'"n": true'),
     ],
 )
 def test_a_release_whose_description_contradicts_it_does_not_open(release_path: Path, old: bytes, new: bytes) -> None:

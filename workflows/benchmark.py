@@ -38,6 +38,7 @@ PINNED = {name: os.environ.pop(name, None) for name in ("OPENBLAS_CORETYPE", "OP
 import numpy as np  # noqa: E402 - OpenBLAS reads the environment when it is loaded
 import numpy.typing as npt  # noqa: E402
 import threadpoolctl  # noqa: E402
+from scipy.linalg.blas import dsyrk  # noqa: E402
 
 from dpdist.engine import Engine, connected  # noqa: E402
 from dpdist.moment.layout import PROCESS_BYTES, Layout  # noqa: E402
@@ -107,12 +108,10 @@ def in_memory(table: RowsTable) -> Rows:
 
 
 def share_of_floor(rows: Rows) -> Rows:
-    """Add X^T X of rows on one core."""
-    total = np.zeros((rows.shape[1], rows.shape[1]))
-    product = np.empty_like(total)
+    """Add X^T X of rows on one core, one triangle of it, in place."""
+    total = np.zeros((rows.shape[1], rows.shape[1]), order="F")
     for start in range(0, len(rows), BLOCK):
-        block = rows[start : start + BLOCK]
-        total += np.matmul(block.T, block, out=product)
+        dsyrk(1.0, rows[start : start + BLOCK].T, beta=1.0, c=total, overwrite_c=True)
     return total
 
 

@@ -83,7 +83,10 @@ def ingest(
 @click.argument("rows", type=PATH)
 @click.argument("release", type=PATH)
 @click.option("--epsilon", required=True, help="Privacy loss epsilon, in steps of a millionth.")
-@click.option("--delta", help="Probability delta of a larger loss; leave out for pure differential privacy.")
+@click.option(
+    "--delta",
+    help="What may be added to a probability besides the factor e^epsilon; leave out for pure differential privacy.",
+)
 @click.option("--clip", required=True, type=float, help="Public clip norm C; never taken from the data.")
 @click.option(
     "--mechanism",

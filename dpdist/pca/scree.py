@@ -3,11 +3,20 @@
 Two statements are made of an eigenvalue of the released matrix. A rigorous one: by Weyl's inequality every eigenvalue
 of the exact matrix lies within the largest eigenvalue of the noise of the released one, all of them at once. And an
 estimate: taken alone over the noise, a component of what strength would be seen there, and how well does it point
-(:mod:`dpdist.pca.noise_edge`)? With private centring the noise of the mean, of rank two and lower order, is left out.
+(:mod:`dpdist.pca.noise_edge`)?
+
+With private centring the components are those of ``S/m - u u^T``, and u = x + e has noise too, independent of that of
+S, with the standard deviation ``t`` an entry. So ``x e^T + e x^T + e e^T`` is taken away too much, of rank two and with
+no eigenvalue below ``x.e - |x| |e|``: what that adds is itself seen, like a component, where it is beyond the threshold
+of the noise of S. It counts as noise here: |e| and -x.e are taken to be at most ``t (sqrt(d) + 2.12)`` and ``3 t |x|``,
+which each is with probability 0.998. Under add-remove m is private as well, and its relative error h, at most 3 of its
+standard deviations, adds ``h |x|²``. Measured with a covariance of zero, for |x| from 0 to the clip norm and d of 30
+and 100: something stands above the edge in at most 7 % of releases.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +31,8 @@ from dpdist.release.artefact import Release
 
 Values = npt.NDArray[np.float64]
 _FIRST_LOOK = 16
+_FAR = 3.0
+"""Standard deviations that a normal stays below with probability 0.999."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,8 @@ class Scree:
     strengths
         (k,): each eigenvalue without what the noise adds to it; 0 where it is not beyond the noise.
     squared_cosines
-        (k,): expected squared cosine of each component with the true one, from 0 to 1.
+        (k,): expected squared cosine of each component with the true one, from 0 to 1, if no other is about as strong:
+        two of nearly equal strength turn into one another however strong they are.
     """
 
     eigenvalues: Values
@@ -89,14 +101,31 @@ def noise_law(release: Release) -> NoiseLaw | None:
     return law_of(release.noise, release.bound.columns, release.bound.unit**2 / rows) if rows > 0 else None
 
 
+def _centring_error(release: Release) -> float:
+    """Return what the noise of a private mean adds to an eigenvalue, at most, in the units of the eigenvalues."""
+    total, count = release.row_sum, release.row_count
+    if total is None or count is None:
+        return 0.0
+    d, constant, noise = release.bound.columns, release.bound.constant, release.noise
+    deviation = math.sqrt(float(noise["variance_off_diagonal"])) * release.bound.unit / (constant * count)
+    length = deviation * (math.sqrt(d) + _FAR / math.sqrt(2))
+    mean = float(np.linalg.norm(total)) / count + length
+    found = mean * (length + _FAR * deviation)
+    if release.rows is None:
+        found += mean**2 * _FAR * math.sqrt(float(noise["variance_diagonal"])) / (constant**2 * count)
+    return found
+
+
 def scree(release: Release, eigenvalues: Values, confidence: float = CONFIDENCE) -> Scree | None:
     """Put eigenvalues of a release's components beside its noise; None where the law of the noise is not known."""
     law = noise_law(release)
     if law is None:
         return None
-    strengths = np.array([law.strength(value) for value in eigenvalues])
+    noise = law.seen(_centring_error(release))
+    edge = law.edge_at(confidence) + noise - law.edge
+    strengths = np.array([law.strength(value) if value > noise else 0.0 for value in eigenvalues])
     cosines = np.array([law.squared_cosine(value) for value in strengths])
-    return Scree(eigenvalues, law.edge_at(confidence), confidence, strengths, cosines)
+    return Scree(eigenvalues, edge, confidence, strengths, cosines)
 
 
 def require_scree(release: Release, eigenvalues: Values | None) -> Scree:

@@ -2,7 +2,8 @@
 
 A private matrix is symmetric but not positive semidefinite, so components are ordered by eigen*value*: by magnitude,
 a large negative eigenvalue, which is noise, would come first. Each component's sign makes its entry of largest
-magnitude positive, so the same release gives the same components.
+magnitude positive, so the same release gives the same components, to rounding: BLAS adds
+in another order on another number of threads.
 """
 
 from __future__ import annotations

@@ -208,6 +208,19 @@ class Release(Heading):
         return (corner - float(self.noise.get("mean_diagonal", 0.0))) / self.bound.constant**2
 
 
+def _count(value: Any) -> int | None:
+    """Return a number of rows, or None; a release may come from anybody.
+
+    Raises
+    ------
+    TypeError
+        If it is neither.
+    """
+    if value is not None and (type(value) is not int or value < 0):
+        raise TypeError
+    return value
+
+
 def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:
     """Say whether the arrays of a release have the right shapes and agree with one another; it reads all of them."""
     answer, d, width = release.answer, release.bound.columns, release.bound.width
@@ -267,7 +280,7 @@ def open_release(path: Path) -> Release:
             guarantee=None if info["guarantee"] is None else Guarantee.from_json(info["guarantee"]),
             bound=bound,
             noise=dict(info["noise"]),
-            rows=info["n"],
+            rows=_count(info["n"]),
             answer=stored if stored.nbytes > _IN_MEMORY else np.asarray(stored[...]),
             ledger_head=info["ledger_head"],
             extents=tuple(Extent(**extent) for extent in info["extents"]),

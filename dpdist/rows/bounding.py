@@ -157,8 +157,8 @@ class RowBound:
     def shifted(self, rows: npt.NDArray[Any], out: Block) -> None:
         """Write ``(rows - centre) / scale`` as float64 into out, shape (r, columns)."""
         centre, scale, _ = self._affine
-        np.copyto(out, rows, casting="unsafe")
         with np.errstate(all="ignore"):  # what overflows or is not a number is dealt with, row by row
+            np.copyto(out, rows, casting="unsafe")  # a signalling NaN of float32 warns
             if centre is not None:
                 out -= centre
             if scale is not None:
