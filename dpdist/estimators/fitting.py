@@ -9,6 +9,7 @@ have no ledger. They are summed to the same integers, charged to the register of
 from __future__ import annotations
 
 import io
+import numbers
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -77,6 +78,9 @@ def in_python_words() -> Iterator[None]:
 def _without_dashes(text: str) -> str:
     if re.search(r"\bdpdist [a-z]+ [A-Z<-]", text):  # a command to type keeps its options
         return text
+    refused, cut, _ = text.partition(", or pass --for-reproduction")  # what no estimator does
+    text = refused + "." if cut else text
+    text = re.sub(r"--option (\w+)=\.\.\.", r"options={'\1': ...}", text)
     names = {"components": "n_components", "option": "options"}
     return re.sub(r"(?<!\w)--([a-z][a-z-]*)", lambda m: names.get(m[1], m[1].replace("-", "_")), text)
 
@@ -100,8 +104,10 @@ def request_of(asked: Parameters, components: int | None = None) -> ReleaseReque
     """
     centre, vectors = _centre(asked.centre)
     delta = None if asked.delta is None else str(asked.delta)
-    if isinstance(asked.clip, bool) or not isinstance(asked.clip, int | float | np.integer | np.floating):
+    if isinstance(asked.clip, bool) or not isinstance(asked.clip, numbers.Real):
         raise UsageError("The clip norm must be a positive finite number (clip), chosen from what is publicly known.")
+    if isinstance(asked.grid_bits, bool) or not isinstance(asked.grid_bits, numbers.Integral):
+        raise UsageError("Grid bits are a whole number between 2 and 24 (grid_bits).")
     options = dict(asked.options or {})
     mechanism = asked.mechanism or recommended(PrivacyLoss.parse(str(asked.epsilon), delta or "0").delta_atto)
     statement = mechanism_named(mechanism).statement
@@ -114,7 +120,7 @@ def request_of(asked: Parameters, components: int | None = None) -> ReleaseReque
         mechanism=mechanism,
         neighbours=str(asked.neighbours),
         centre=centre,
-        grid_bits=asked.grid_bits,
+        grid_bits=int(asked.grid_bits),
         period="",
         name=None,
         folder=Path(),
@@ -230,7 +236,7 @@ def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Rele
         require_new(Path(asked.release), "release")
     total = rows.total(bound, REGISTER.key)
     require_sound(total, bound)
-    _warn(total, request)
+    _warn(total)
     datasets = REGISTER.charge(total.marks, calibrated.guarantee, budget)
     moment = MomentMatrix(total.values, bound.width)
     return trusted.draw_unrecorded(request, moment, names=rows.column_names, rows=total.rows, datasets=datasets)
@@ -242,15 +248,16 @@ def _budget(asked: Parameters, loss: PrivacyLoss) -> PrivacyLoss:
         if asked.budget_delta is not None:
             raise UsageError("budget_delta needs budget_epsilon.")
         return loss
-    delta = loss.delta if asked.budget_delta is None else asked.budget_delta
-    return PrivacyLoss.parse(str(asked.budget_epsilon), str(delta))
+    if asked.budget_delta is None:
+        return replace(PrivacyLoss.parse(str(asked.budget_epsilon)), delta_atto=loss.delta_atto)
+    return PrivacyLoss.parse(str(asked.budget_epsilon), str(asked.budget_delta))
 
 
-def _warn(total: ArraySum, request: ReleaseRequest) -> None:
+def _warn(total: ArraySum) -> None:
     """Say what was evidently taken from the data; whoever fits an array holds it, so this tells him nothing new."""
-    if total.clipped_by_data(request.clip_norm):
+    if total.clipped_by_data:
         warnings.warn(
-            "clip is the largest norm of a row of X, so it seems to be taken from the data, and it is public. Choose "
+            "clip is the norm of the longest row of X, so it seems to be taken from the data, and it is public. Choose "
             "it from what is known without them.",
             PrivacyLeakWarning,
             stacklevel=2,

@@ -82,10 +82,14 @@ class Rows:
             piece = slice(start, min(start + step, self.data.shape[0]))
             yield piece, dense(self.data[piece])
 
+    def _blocks(self) -> Any:
+        """Return the Dask array with whole rows in every block."""
+        return self.data if self.data.numblocks[1] == 1 else self.data.rechunk({1: -1})
+
     def total(self, bound: RowBound, key: bytes) -> ArraySum:
         """Return the exact sum over all rows, in one pass; of a Dask array no block comes to this process."""
         if self.lazy:
-            return engine.reduce_blocks(self.data.rechunk({1: -1}), BlockSum(bound, key), add_sums)
+            return engine.reduce_blocks(self._blocks(), BlockSum(bound, key), add_sums)
         found = RowSum(bound, key)
         for _, piece in self._pieces():
             found.add(piece)
@@ -103,7 +107,7 @@ class Rows:
         """
         found: Any
         if self.lazy:
-            rows = self.data.rechunk({1: -1})
+            rows = self._blocks()
             found = rows.map_blocks(
                 of_rows, function=function, dtype=np.float64, chunks=(rows.chunks[0], (width,)), meta=np.empty((0, 0))
             )
@@ -185,16 +189,36 @@ def rows_of(estimator: BaseEstimator, given: Any, *, fitting: bool) -> Rows:
         rows = Rows(zarr.open_array(table.path, mode="r", zarr_format=3), names)
     else:
         rows = _described(given)
-    if rows.lazy or _is_stored(rows.data):
-        if len(rows.data.shape) != 2:
-            raise RowsError(_two_dimensions(len(rows.data.shape)))
-        if np.dtype(rows.data.dtype).kind not in "biuf":
-            raise RowsError(f"X holds {np.dtype(rows.data.dtype).name}, and rows are real numbers: convert it first.")
-    elif rows.names is None and rows.labelled is None:  # scikit-learn looks for the names, as in a DataFrame
-        return replace(rows, data=_checked(rows.data, partial(validate_data, estimator, reset=fitting)))
-    else:
-        rows = replace(rows, data=_checked(rows.data, partial(check_array, input_name="X")))
+    if rows.names is None and rows.labelled is None and not (rows.lazy or _is_stored(rows.data)):
+        rows = _examined(rows, partial(validate_data, estimator, reset=fitting))  # it compares the names of a DataFrame
+        return replace(rows, names=tuple(getattr(estimator, "feature_names_in_", ())) or None)
+    rows = _examined(rows, partial(check_array, input_name="X"))
     _require_columns(estimator, rows, fitting=fitting)
+    return rows
+
+
+def scores_given(given: Any, columns: int) -> Rows:
+    """Return scores, which are a table of so many columns, whatever these are called.
+
+    Raises
+    ------
+    RowsError
+        If they are no such table.
+    """
+    scores = _examined(_described(given), partial(check_array, input_name="X"))
+    if scores.columns != columns:
+        raise RowsError(f"X has {scores.columns} columns, and there are {columns} components.")
+    return scores
+
+
+def _examined(rows: Rows, check: Callable[..., Any]) -> Rows:
+    """Return rows that are a table of real numbers, finite as far as they are in memory."""
+    if not (rows.lazy or _is_stored(rows.data)):
+        return replace(rows, data=_checked(rows.data, check))
+    if len(rows.data.shape) != 2:
+        raise RowsError(_two_dimensions(len(rows.data.shape)))
+    if np.dtype(rows.data.dtype).kind not in "biuf":
+        raise RowsError(f"X holds {np.dtype(rows.data.dtype).name}, and rows are real numbers: convert it first.")
     return rows
 
 
@@ -248,6 +272,8 @@ def _checked(data: Any, check: Callable[..., Any]) -> Any:
     """Let scikit-learn check what is in memory; where its messages quote a cell they are cut short."""
     if getattr(getattr(data, "dtype", None), "kind", "") == "c":
         raise RowsError("Complex data not supported: rows are real numbers.")
+    if isinstance(data, np.ma.MaskedArray):
+        raise RowsError("X is a masked array, and a masked entry is no number: fill it by a public rule (X.filled).")
     try:
         dimensions = data.ndim if hasattr(data, "ndim") else np.asarray(data).ndim
         if dimensions == 2:

@@ -25,7 +25,7 @@ from dpdist.estimators.fitting import (
     require_private,
     tell_columns,
 )
-from dpdist.estimators.inputs import rows_of, rows_path, scores_of
+from dpdist.estimators.inputs import rows_of, rows_path, scores_given, scores_of
 from dpdist.pca.noise_edge import law_of
 from dpdist.pca.scree import above_noise
 from dpdist.pca.spectrum import Components, components, total_variance
@@ -108,6 +108,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     **The guarantee is about the rows of X.** What was computed from all rows before, such as the output of
     a ``StandardScaler`` fitted on them, is not covered; give a public centre and scale instead. Choosing parameters by
     cross-validation fits again and again, and every fit costs.
+
+    **What follows in a pipeline is not private.** A classifier that is fitted to the scores learns from private rows;
+    the guarantee covers what this estimator holds, and nothing that others compute from ``transform``.
 
     **Rows in memory have no ledger.** A register in this process knows rows again by keyed hashes of their values, in
     copies, other orders and chunkings, and as parts of other tables. It does not see what other processes released,
@@ -243,15 +246,11 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         with in_python_words():
             count = _count(self.n_components)
             release = released(self, X, partial(_require_components, count=count), count)
-            if release.in_memory:
-                self._learn(release, _taken(release, count))
-            else:
-                path = rows_path(X)
-                if path is None:
-                    raise AssertionError("only a release of a rows.zarr is on the disk")
-                self._learn(
-                    *components_of(release_path(self, path, request_of(self, count)), count, cluster=self.cluster)
-                )
+            try:
+                self._learn(*self._components_of(release, X, count))
+            except UsageError as error:
+                kept = "What was released is kept: PrivatePCA.from_release(fitted.release_, n_components=K) is free."
+                raise UsageError(f"{error} {kept}") from None
         return self
 
     def transform(self, X: Any) -> Any:  # noqa: N803
@@ -299,7 +298,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """
         check_is_fitted(self, "components_")
         with in_python_words():
-            scores = rows_of(_Scores(self.n_components_), X, fitting=False)
+            scores = scores_given(X, self.n_components_)
             names = list(getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)]))
             map_ = partial(_rows_of_scores, mean=self.mean_, scale=self.scale_, components=self.components_)
             return scores.mapped(map_, self.n_features_in_, names, "feature")
@@ -315,6 +314,12 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         tags.transformer_tags.preserves_dtype = ["float64"]
         return tags
 
+    def _components_of(self, release: Release, given: Any, count: int | None) -> tuple[Release, Components]:
+        path = rows_path(given)
+        if release.in_memory or path is None:
+            return release, _taken(release, count)
+        return components_of(release_path(self, path, request_of(self, count)), count, cluster=self.cluster)
+
     def _learn(self, release: Release, found: Components) -> None:
         self.guarantee_: Guarantee | None = release.guarantee
         self.components_ = found.components
@@ -322,8 +327,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self.mean_, self.scale_ = found.mean, found.scale
         self.explained_variance_ = found.eigenvalues if found.per_row else None
         trace = total_variance(release)
-        told = found.eigenvalues is not None and trace is not None and trace > 0
-        self.explained_variance_ratio_ = found.eigenvalues / trace if told else None  # type: ignore[operator]
+        self.explained_variance_ratio_: Matrix | None = None
+        if found.eigenvalues is not None and trace is not None and trace > 0:
+            self.explained_variance_ratio_ = found.eigenvalues / trace
 
 
 def _count(n_components: Any) -> int | None:
@@ -353,13 +359,6 @@ def _require_components(request: ReleaseRequest, columns: int, *, count: int | N
 
 def _taken(release: Release, count: int | None) -> Components:
     return above_noise(release) if count is None else components(release, count)
-
-
-class _Scores:
-    """What scores are compared with: a table of k columns without names."""
-
-    def __init__(self, columns: int) -> None:
-        self.n_features_in_ = columns
 
 
 def _rows_of_scores(scores: npt.NDArray[Any], mean: Matrix, scale: Matrix, components: Matrix) -> Matrix:

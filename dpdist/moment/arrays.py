@@ -42,8 +42,8 @@ class ArraySum:
         Keyed hashes of the rows.
     finite
         Whether every value is a finite number.
-    largest
-        Largest norm of a row after the public shift and scale, float64.
+    reaching, beyond
+        How many rows have the clip norm after the public shift and scale, to six digits, and how many a larger one.
     sums, squares
         (d,) float64, per column of the rows as they came, and of their squares.
     """
@@ -52,7 +52,8 @@ class ArraySum:
     rows: int
     marks: Marks
     finite: bool
-    largest: float
+    reaching: int
+    beyond: int
     sums: Values
     squares: Values
 
@@ -60,9 +61,10 @@ class ArraySum:
         # the scheduler asks for it: it adds sums where most of their bytes are, and watches the memory of workers
         return object.__sizeof__(self) + self.values.nbytes + self.marks.nbytes
 
-    def clipped_by_data(self, clip_norm: float) -> bool:
-        """Say whether a clip norm is the largest norm of a row."""
-        return bool(abs(self.largest - clip_norm) <= _ALIKE * clip_norm)
+    @property
+    def clipped_by_data(self) -> bool:
+        """Say whether the clip norm is that of the longest row; where many have it, it is a public rule's."""
+        return self.reaching == 1 and not self.beyond
 
     @property
     def centred_by_data(self) -> bool:
@@ -92,7 +94,7 @@ class RowSum:
         self._pending = 0
         self._rows = 0
         self._finite = True
-        self._largest = 0.0
+        self._reaching = self._beyond = 0
         self._sums = np.zeros(bound.columns)
         self._squares = np.zeros(bound.columns)
 
@@ -114,8 +116,9 @@ class RowSum:
             self._sums += values.sum(axis=0)
             self._squares += np.einsum("ij,ij->j", values, values)
             self._bound.shifted(rows, values)
-            norm = np.einsum("ij,ij->i", values, values).max(initial=0.0) ** 0.5
-        self._largest = max(self._largest, float(norm))
+            norms = np.sqrt(np.einsum("ij,ij->i", values, values)) / self._bound.clip_norm
+            self._reaching += int((np.abs(norms - 1) <= _ALIKE).sum())
+            self._beyond += int((norms > 1 + _ALIKE).sum())
 
     def _mark(self, values: Values) -> None:
         self._marks.append(marks_of(values, self._key))
@@ -130,7 +133,8 @@ class RowSum:
             rows=self._rows,
             marks=fewest(self._marks),
             finite=self._finite,
-            largest=self._largest,
+            reaching=self._reaching,
+            beyond=self._beyond,
             sums=self._sums,
             squares=self._squares,
         )
@@ -143,7 +147,14 @@ def dense(rows: Any) -> npt.NDArray[Any]:
     ----------
     rows
         (r, d), whatever NumPy makes an array of, or a sparse matrix.
+
+    Raises
+    ------
+    DataError
+        If entries are masked: NumPy would take what is stored behind the mask.
     """
+    if isinstance(rows, np.ma.MaskedArray):
+        raise DataError("A block of X is a masked array, and a masked entry is no number: fill it by a public rule.")
     found = np.ascontiguousarray(rows.toarray() if hasattr(rows, "toarray") else rows)
     usual = found.dtype.name in DTYPES and found.dtype.isnative
     return found if usual else found.astype(np.float64)
@@ -179,7 +190,8 @@ def add_sums(sums: Sequence[ArraySum]) -> ArraySum:
         rows=sum(each.rows for each in sums),
         marks=fewest([each.marks for each in sums]),
         finite=all(each.finite for each in sums),
-        largest=max(each.largest for each in sums),
+        reaching=sum(each.reaching for each in sums),
+        beyond=sum(each.beyond for each in sums),
         sums=np.sum([each.sums for each in sums], axis=0),
         squares=np.sum([each.squares for each in sums], axis=0),
     )
