@@ -25,7 +25,7 @@ from sklearn.pipeline import make_pipeline
 from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.pipeline import Cluster
-from dpdist.privacy.register import Register
+from dpdist.privacy.register import Register, marks_of
 from dpdist.rows import dataset
 
 __all__ = ["register", "silent"]
@@ -39,7 +39,7 @@ LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}
 )
 @pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
 def test_every_form_of_x_has_the_second_moment_of_its_rows_zarr(
-    tmp_path: Path, scheduler: str, centre: Any, neighbours: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, scheduler: str, register: Register, centre: Any, neighbours: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dataset, "_TARGET_CHUNK", 50 * COLUMNS * 8)  # several chunks
     asked = {**LOSS, "centre": centre, "neighbours": neighbours, "budget_epsilon": 1000}
@@ -51,6 +51,7 @@ def test_every_form_of_x_has_the_second_moment_of_its_rows_zarr(
         folder.mkdir()
         found = PrivatePCA(2, **asked).fit(formed(name, rows, folder)).release_
         assert np.array_equal(found.lattice, stored.lattice), name
+        assert np.array_equal(register._fits[-1].marks, marks_of(rows, register.key)), name
         assert (found.rows, found.bound, found.noise) == (stored.rows, stored.bound, stored.noise)
     assert stored.rows == (ROWS if neighbours == "replace-one" else None)
 

@@ -201,6 +201,24 @@ def test_a_sketch_finds_a_part_of_a_large_table(monkeypatch: pytest.MonkeyPatch)
     assert not np.intersect1d(whole, marks_of(generator.normal(size=(2000, 2)), key)).size
 
 
+def test_equal_values_have_equal_marks_whatever_their_bits() -> None:
+    rows, key = table(), Register().key
+    rows[3, 3] = np.nan
+    other = np.where(rows == 0, -0.0, rows)
+    other[3, 3] = np.copysign(np.nan, -1)
+    assert other.tobytes() != rows.tobytes()
+    marks = marks_of(rows, key)
+    assert np.array_equal(marks_of(other, key), marks)
+    assert np.array_equal(marks_of(np.asfortranarray(rows[::-1]), key), marks)
+    assert len(marks) == len(rows)
+
+
+def test_a_public_number_of_rows_is_exact_beside_a_private_mean() -> None:
+    found = pca(centre="private").fit(table()).release_
+    assert found.lattice[-1, -1] == 300 * found.bound.constant**2
+    assert found.row_count == 300
+
+
 def test_marks_say_nothing_without_the_key() -> None:
     rows = table()
     first, second = (marks_of(rows, Register().key) for _ in range(2))
