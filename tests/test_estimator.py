@@ -24,8 +24,10 @@ from sklearn.pipeline import make_pipeline
 
 from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.estimators import fitting
 from dpdist.pipeline import Cluster
 from dpdist.privacy.register import Register, marks_of
+from dpdist.release import artefact
 from dpdist.rows import dataset
 
 __all__ = ["register", "silent"]
@@ -78,16 +80,18 @@ def test_blocks_longer_than_one_exact_product_are_cut() -> None:
         assert np.array_equal(found.lattice, z.T @ z)
 
 
-def test_without_noise_to_speak_of_components_are_those_of_numpy() -> None:
+def test_without_noise_to_speak_of_components_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(1)
     rows = (
-        generator.normal(size=(50_000, 5)) @ np.diag([4, 3, 2, 1.5, 1]) @ np.linalg.qr(generator.normal(size=(5, 5)))[0]
+        generator.normal(size=(300_000, 5))
+        @ np.diag([4, 3, 2, 1.5, 1])
+        @ np.linalg.qr(generator.normal(size=(5, 5)))[0]
     )
     rows += 1
     clipped = rows * np.minimum(1, 8 / np.linalg.norm(rows, axis=1))[:, None]
     assert (clipped != rows).any()
     values, vectors = np.linalg.eigh(clipped.T @ clipped / len(rows))
-    found = PrivatePCA(3, epsilon=4 * 10**5, delta=1e-2, clip=8, grid_bits=22).fit(rows)
+    found = PrivatePCA(3, epsilon=10**6, delta=1e-2, clip=8, grid_bits=22).fit(rows)
     expected = vectors[:, ::-1].T[:3]
     signs = np.sign((expected * found.components_).sum(axis=1))
     assert np.abs(found.components_ - expected * signs[:, None]).max() < 1e-6
@@ -96,10 +100,8 @@ def test_without_noise_to_speak_of_components_are_those_of_numpy() -> None:
     assert np.allclose(found.explained_variance_, values[::-1][:3], rtol=1e-5)
     assert np.allclose(found.explained_variance_ratio_, values[::-1][:3] / values.sum(), rtol=1e-5)
     assert not found.mean_.any()
-    covariance = PrivateCovariance(
-        epsilon=4 * 10**5, delta=1e-2, clip=8, grid_bits=22, budget_epsilon=10**6, budget_delta=0.1
-    )
-    covariance.fit(rows)
+    monkeypatch.setattr(fitting, "REGISTER", Register())  # twice that loss is refused
+    covariance = PrivateCovariance(epsilon=10**6, delta=1e-2, clip=8, grid_bits=22).fit(rows)
     assert np.abs(covariance.covariance_ - np.cov(clipped, rowvar=False, bias=True)).max() < 1e-4
     assert np.abs(covariance.location_ - clipped.mean(axis=0)).max() < 1e-5
 
@@ -243,6 +245,7 @@ def test_columns_without_names_leave_none_behind() -> None:
     assert not hasattr(found.fit(da.from_array(table(), chunks=60)), "feature_names_in_")
 
 
+@pytest.mark.usefixtures("silent")  # of noise one in twenty draws reaches beyond its edge
 def test_auto_takes_what_stands_above_the_noise_and_keeps_the_release_if_nothing_does() -> None:
     generator = np.random.default_rng(3)
     rows = generator.normal(size=(4000, 8)) * [9, 5, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]
@@ -373,6 +376,35 @@ def test_a_release_of_rows_in_memory_can_be_kept_and_taken_up_again(tmp_path: Pa
             PrivateCovariance(
                 **LOSS, mechanism=mechanism, centre="none", options={"components": 2, "iterations": 3}
             ).fit(table(2))
+
+
+@pytest.mark.usefixtures("silent")
+def test_huge_numbers_are_clipped_without_a_word() -> None:
+    rows = table()
+    rows[::2] *= 1e200
+    rows[7::50] = 1.7e308
+    asked = PrivatePCA(2, **LOSS, budget_epsilon=100)
+    found = asked.fit(rows).release_.lattice  # a warning would be an error here
+    assert np.array_equal(asked.fit(da.from_array(rows, chunks=(40, 3))).release_.lattice, found)
+
+
+def test_a_release_too_large_for_memory_is_multiplied_from_the_disk(
+    tmp_path: Path, scheduler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = ingested(table(), tmp_path)
+    asked = PrivatePCA(2, **LOSS, release=tmp_path / "release.zarr", cluster=Cluster(scheduler))
+    found = clone(asked).fit(path)
+    assert found.release_.in_memory
+    monkeypatch.setattr(artefact, "_IN_MEMORY", 0)
+    again = clone(asked).fit(path)
+    assert not again.release_.in_memory
+    for other in (again, PrivatePCA.from_release(tmp_path / "release.zarr", 2)):
+        assert np.allclose(other.components_, found.components_, atol=1e-9)
+        assert np.allclose(other.explained_variance_ratio_, found.explained_variance_ratio_)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="too large for memory: pass the path"):
+        PrivatePCA.from_release(again.release_, 2)
+    with pytest.raises(DataError, match="too large for memory: read"):
+        PrivateCovariance.from_release(tmp_path / "release.zarr")
 
 
 def test_the_package_is_imported_fast_and_does_without_what_is_optional() -> None:

@@ -120,6 +120,17 @@ def test_the_joint_cost_is_told_and_can_be_accepted(register: Register) -> None:
     assert len({fit.dataset for fit in register._fits}) == 1
 
 
+def test_a_joint_cost_beyond_reason_is_refused_in_words() -> None:
+    asked = pca(epsilon=6 * 10**5)
+    asked.fit(table())
+    with pytest.raises(RefusedError, match=r"more than a million together.*from_release"):
+        asked.fit(table())
+    with pytest.raises(
+        RefusedError, match=r"This release costs epsilon 1, delta 1e-06, and the budget is epsilon 0\.5"
+    ):
+        pca(budget_epsilon="0.5").fit(table(1))
+
+
 def test_a_loss_under_another_relation_is_not_added() -> None:
     pca().fit(table())
     with pytest.raises(RefusedError, match="neighbours='replace-one'"):

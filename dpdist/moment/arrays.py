@@ -70,7 +70,10 @@ class ArraySum:
     def centred_by_data(self) -> bool:
         """Whether every column that is not zero has mean zero, as only their own mean subtracted makes it."""
         used = self.squares > 0
-        return bool(used.any() and (np.abs(self.sums) <= _ROUNDING * np.sqrt(self.rows * self.squares))[used].all())
+        sums, squares = self.sums[used], self.squares[used]
+        if not (used.any() and np.isfinite(squares).all()):
+            return False
+        return bool((np.abs(sums) <= _ROUNDING * np.sqrt(squares) * self.rows**0.5).all())
 
 
 class RowSum:
@@ -111,7 +114,7 @@ class RowSum:
         self._rows += count
         values = rows.astype(np.float64)
         self._mark(values)
-        with np.errstate(all="ignore"):  # what is no number, or overflows, is refused by whoever takes the sum
+        with np.errstate(all="ignore"):  # a word on what overflows would be one on the data
             self._finite &= bool(np.isfinite(values).all())
             self._sums += values.sum(axis=0)
             self._squares += np.einsum("ij,ij->j", values, values)
@@ -185,6 +188,8 @@ def add_sums(sums: Sequence[ArraySum]) -> ArraySum:
     total = sums[0].values.copy()
     for each in sums[1:]:
         total += each.values
+    with np.errstate(all="ignore"):  # as in one sum
+        columns = np.sum([[each.sums, each.squares] for each in sums], axis=0)
     return ArraySum(
         values=total,
         rows=sum(each.rows for each in sums),
@@ -192,8 +197,8 @@ def add_sums(sums: Sequence[ArraySum]) -> ArraySum:
         finite=all(each.finite for each in sums),
         reaching=sum(each.reaching for each in sums),
         beyond=sum(each.beyond for each in sums),
-        sums=np.sum([each.sums for each in sums], axis=0),
-        squares=np.sum([each.squares for each in sums], axis=0),
+        sums=columns[0],
+        squares=columns[1],
     )
 
 

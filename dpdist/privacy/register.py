@@ -21,12 +21,13 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.errors import RefusedError, UsageError
+from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.noise.entropy import random_token
 from dpdist.privacy import accounting
 from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, PrivacyLoss
@@ -129,25 +130,28 @@ def _require_affordable(before: list[Guarantee], guarantee: Guarantee, budget: P
         return
     joint = _joint(together, budget)
     if not before:
-        raise RefusedError(f"This release costs {joint}, and the budget is {budget}. Ask for a smaller loss.")
+        raise RefusedError(f"This release costs {guarantee.loss}, and the budget is {budget}. Ask for a smaller loss.")
     times = "once" if len(before) == 1 else f"{len(before)} times"
+    cost, cure = "epsilon of more than a million", ""
+    if joint is not None:
+        cost = _written(joint)
+        cure = (
+            f" To accept the joint cost, pass budget_epsilon={joint.epsilon_micro / MICRO!r}, "
+            f"budget_delta={joint.delta_atto / ATTO!r}."
+        )
     raise RefusedError(
         f"These rows, or some of them, were released {times} before in this process. With this release they would have "
-        f"cost {_written(joint)} together; the budget is {_written(budget)}. Nothing was drawn. To use what is "
-        "released already costs nothing (from_release(fitted.release_)). To accept the joint cost, pass "
-        f"budget_epsilon={joint.epsilon_micro / MICRO!r}, budget_delta={joint.delta_atto / ATTO!r}."
+        f"cost {cost} together; the budget is {_written(budget)}. Nothing was drawn. To use what is released already "
+        f"costs nothing (from_release(fitted.release_)).{cure}"
     )
 
 
-def _joint(together: list[Guarantee], budget: PrivacyLoss) -> PrivacyLoss:
-    """Return what releases cost together: at the delta of the budget or, where none holds there, at a larger one."""
-    larger = sum(each.loss.delta_atto for each in together)
-    for delta in (budget.delta_atto, larger):
-        try:
+def _joint(together: list[Guarantee], budget: PrivacyLoss) -> PrivacyLoss | None:
+    """Return what releases cost together, at a larger delta than the budget's where none holds there; None: a lot."""
+    for delta in (budget.delta_atto, sum(each.loss.delta_atto for each in together)):
+        with suppress(UsageError, DataError):
             return PrivacyLoss(accounting.spent_epsilon_micro(together, delta), delta)
-        except UsageError:
-            continue
-    return PrivacyLoss(sum(each.loss.epsilon_micro for each in together), larger)
+    return None
 
 
 def _written(loss: PrivacyLoss) -> str:
