@@ -350,6 +350,44 @@ class Engine:
             return result
 
 
+def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[Sequence[Result]], Result]) -> Result:
+    """Apply a function to every block of rows of a Dask array, and add up the results, where its owner computes.
+
+    That is the current client's cluster, where the last sums are fetched from the workers directly; or else the threads
+    of this process, or whatever scheduler is configured. The blocks, and what is computed to have them, are the
+    owner's; what is made of them obeys the same rules as everywhere.
+
+    Parameters
+    ----------
+    array
+        A Dask array of one chunk of columns.
+    function, add
+        Make a result of a block, and one of several results.
+
+    Raises
+    ------
+    RefusedError
+        If a worker is on the network and not encrypted.
+    DataError
+        If a worker runs another version, or may spill sums to its disk.
+    ResumableError
+        If the cluster is lost.
+    """
+    forbid_core_dumps()
+    blocks = [block for row in array.to_delayed() for block in row]
+    sums = [dask.delayed(_guarded, pure=False, traverse=False)(function, block) for block in blocks]
+    for level in levels(len(sums)):
+        sums = [dask.delayed(_added, pure=False)(add, *sums[part.start : part.stop]) for part in level]
+    client = getattr(dask.base.get_scheduler(collections=sums), "__self__", None)
+    if not isinstance(client, Client):
+        return add(dask.compute(*sums))
+    here = Engine(client, trusted_worker=False, insecure=False, sharing=1)
+    here.require_path(Path(os.sep))  # any path will do: it is about versions and spilling
+    with _translated():
+        futures = client.compute(sums)
+    return here.trusted(lambda *values: add(values), sums=futures)
+
+
 def _is_trusted(worker: dict[str, Any]) -> bool:
     return "trusted" in worker["resources"]
 

@@ -43,3 +43,7 @@ class ResumableError(DpdistError):
     """Work stopped half-way; nothing is lost and the same command resumes it."""
 
     exit_code = 5
+
+
+class PrivacyLeakWarning(UserWarning):
+    """A parameter was taken from private data: the guarantee does not cover what it tells of them."""

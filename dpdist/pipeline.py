@@ -29,7 +29,7 @@ from dpdist.moment.total import (
 from dpdist.pca import lanczos, projection
 from dpdist.pca import model as models
 from dpdist.pca.scree import above_noise
-from dpdist.pca.spectrum import components
+from dpdist.pca.spectrum import Components, components
 from dpdist.privacy.books import State
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
@@ -331,16 +331,21 @@ def fit_components(
         If there are not so many components, the release is drowned in noise, or none stands above it.
     """
     require_new(target, "model")
+    opened, taken = components_of(release, count, cluster=cluster)
+    found = models.Model(opened.release_id, opened.names, taken)
+    models.save(found, opened, target)
+    return found, opened
+
+
+def components_of(release: Path, count: int | None, *, cluster: Cluster | None = None) -> tuple[Release, Components]:
+    """Take the top components of a release.zarr, as :func:`fit_components`, and write nothing."""
     opened = open_release(release)
     with ExitStack() as stack:
         product = None
         if not opened.in_memory:
             nodes = stack.enter_context(cluster.connected()) if cluster is not None and cluster.named else None
             product = _release_product(release.absolute(), opened.bound.columns, nodes)
-        taken = above_noise(opened, product) if count is None else components(opened, count, product)
-    found = models.Model(opened.release_id, opened.names, taken)
-    models.save(found, opened, target)
-    return found, opened
+        return opened, above_noise(opened, product) if count is None else components(opened, count, product)
 
 
 def _release_product(release: Path, size: int, nodes: engine.Engine | None) -> Callable[[Matrix], Matrix]:

@@ -138,7 +138,8 @@ def require_safe_workers(addresses: Iterable[str]) -> None:
     """
     for address in addresses:
         protocol, place = parse_address(address)
-        if protocol != "tls" and not (protocol == "tcp" and _on_this_machine(place)):
+        # inproc: threads of this process, which nothing outside can speak to
+        if protocol not in {"tls", "inproc"} and not (protocol == "tcp" and _on_this_machine(place)):
             raise RefusedError(
                 f"The worker {address} is on the network and not encrypted: whoever listens there reads un-noised "
                 "sums. Start workers of an unencrypted cluster with --host 127.0.0.1, or the cluster with TLS "

@@ -319,7 +319,7 @@ def test_all_others_do(scheduler: str) -> None:
 
 
 def test_workers_must_be_encrypted_or_on_this_machine_too() -> None:
-    require_safe_workers(["tls://192.0.2.1:4711", "tcp://127.0.0.1:4711", "tcp://[::1]:4711"])
+    require_safe_workers(["tls://192.0.2.1:4711", "tcp://127.0.0.1:4711", "tcp://[::1]:4711", "inproc://192.0.2.1/7/1"])
     for address in ("tcp://192.0.2.1:4711", "tcp://node7:4711", "ws://127.0.0.1:4711"):
         with pytest.raises(RefusedError, match="--insecure"):
             require_safe_workers(["tcp://127.0.0.1:1", address])

@@ -185,7 +185,7 @@ def _worker_bytes(table: RowsTable, bound: RowBound, band: Band, several: bool) 
     waiting = 8 * band.entries * (1 if several else PER_WORKER)
     piece = min(piece_rows(bound), table.chunk_rows)
     reading = ChunkReader.buffer_bytes(table, piece)
-    reading += 8 * bound.width * (block_rows(table, bound) + _BOUNDING * piece)
+    reading += 8 * bound.width * (block_rows(table.rows, bound) + _BOUNDING * piece)
     return PROCESS_BYTES + at_work + waiting + reading
 
 

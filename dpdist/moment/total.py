@@ -145,9 +145,9 @@ def piece_rows(bound: RowBound) -> int:
     return max(1, _PIECE_BYTES // (8 * bound.width))
 
 
-def block_rows(table: RowsTable, bound: RowBound) -> int:
+def block_rows(rows: int, bound: RowBound) -> int:
     """Return the most rows whose Gram matrix is added at once: no more than float64 adds exactly, or than there are."""
-    return min(max(_BLOCK_ROWS, piece_rows(bound)), bound.exact_rows, table.rows)
+    return min(max(_BLOCK_ROWS, piece_rows(bound)), bound.exact_rows, rows)
 
 
 class BoundedBlocks:
@@ -174,7 +174,7 @@ class BoundedBlocks:
 
     def __iter__(self) -> Iterator[npt.NDArray[np.float64]]:
         table, bound = self._task.table, self._task.bound
-        buffer = np.empty((block_rows(table, bound), bound.width))
+        buffer = np.empty((block_rows(table.rows, bound), bound.width))
         reader = ChunkReader(table, piece_rows(bound))
         filled = 0
         for index in self._task.chunks:

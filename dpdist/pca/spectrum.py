@@ -18,6 +18,7 @@ from scipy.linalg import eigh
 from scipy.linalg.blas import dsymv
 from scipy.sparse.linalg import ArpackError
 
+from dpdist import triangle
 from dpdist.errors import UsageError
 from dpdist.pca.lanczos import top_eigenpairs_of
 from dpdist.release.artefact import Release
@@ -288,6 +289,20 @@ def components(release: Release, count: int, product: Callable[[Matrix], Matrix]
     scale = np.ones(d) if release.bound.scale is None else np.array(release.bound.scale)
     centre = np.zeros(d) if release.bound.centre is None else np.array(release.bound.centre)
     return Components(vectors, eigenvalues, per_row, centre + scale * mean, scale)
+
+
+def total_variance(release: Release) -> float | None:
+    """Return the trace of the matrix whose eigenvectors are the components; None where a subspace was released.
+
+    It is the sum of all eigenvalues, which the noise leaves as they are on average. It need not be positive.
+    """
+    if release.subspace is not None:
+        return None
+    about, d, trace = about_mean(release), release.bound.columns, 0.0
+    for start in range(0, d, triangle.TILE):
+        rows = release.moment_rows(start, start + triangle.TILE)
+        trace += float(np.trace(rows, offset=start))
+    return trace / about.divisor - float(about.mean @ about.mean) + d * about.diagonal
 
 
 def captured_variance(vectors: Matrix, matrix: Matrix) -> float:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import numpy as np
 
@@ -23,20 +24,20 @@ from dpdist.errors import RefusedError, ResumableError, UsageError
 from dpdist.mechanisms.base import BandedMoment, Calibrated, IndependentEntries, Matrix
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete
-from dpdist.noise.entropy import SYSTEM, Progress
+from dpdist.noise.entropy import SYSTEM, Progress, random_token
 from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.privacy.journal import written
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
 from dpdist.release import archive
-from dpdist.release.artefact import Heading, open_release
+from dpdist.release.artefact import Heading, Release, open_release
 from dpdist.release.extent import Extent
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import RowsTable
 from dpdist.staging import require_new
 from dpdist.store import attributes_at
-from dpdist.triangle import Band, Triangle
+from dpdist.triangle import Band, Triangle, unpacked
 
 _WINNER_SECONDS = 60.0
 _WINNER_DRAWS = 3
@@ -191,21 +192,84 @@ def _drawn(
     """Yield the archive of one fresh noisy release, drawn on the way; nothing of the exact moment is in it."""
     request, table = transaction.request, transaction.table
     calibrated = request.calibrated(table.columns, table.max_rows)
-    heading = Heading(
+    heading = _heading(
+        request,
+        calibrated,
         release_id=transaction.release_id,
-        mechanism=request.mechanism,
         names=table.names,
-        neighbours=request.neighbours,
-        claim=calibrated.claim,
-        guarantee=calibrated.guarantee,
-        bound=request.bound(table.columns),
-        noise=calibrated.noise,
-        rows=table.rows if request.neighbours is Neighbours.REPLACE_ONE else None,
+        rows=table.rows,
         ledger_head=ledger_head,
         extents=(Extent.of(table),),
         unit=table.unit,
     )
     return archive.archived(heading, _noisy(calibrated, heading.bound.width, moment, progress))
+
+
+def _heading(
+    request: ReleaseRequest, calibrated: Calibrated, *, names: tuple[str, ...], rows: int, **known: Any
+) -> Heading:
+    """Return what is told of a release: of what was asked for, what is proved, and n only where it is public."""
+    return Heading(
+        mechanism=request.mechanism,
+        names=names,
+        neighbours=request.neighbours,
+        claim=calibrated.claim,
+        guarantee=calibrated.guarantee,
+        bound=request.bound(len(names)),
+        noise=calibrated.noise,
+        rows=rows if request.neighbours is Neighbours.REPLACE_ONE else None,
+        **known,
+    )
+
+
+def draw_unrecorded(
+    request: ReleaseRequest,
+    moment: MomentMatrix,
+    *,
+    names: tuple[str, ...],
+    rows: int,
+    datasets: tuple[str, ...],
+) -> Release:
+    """Draw the noise once over rows that no ledger knows, and keep the release in memory: called twice, it costs twice.
+
+    There is no id by which a second call could be told from the first. Whoever calls this has charged
+    the draw before, to the register of this process (:mod:`dpdist.privacy.register`), and calls it once.
+
+    Parameters
+    ----------
+    request
+        What was asked for; for reproduction it is refused.
+    moment
+        The exact total. Private.
+    names, rows
+        Columns, and n.
+    datasets
+        Random identities under which the register knows these rows.
+
+    Raises
+    ------
+    RefusedError
+        If what is proved falls short of what is claimed.
+    """
+    calibrated = request.calibrated(len(names))
+    if request.for_reproduction:
+        raise RefusedError("Rows in memory are not released for reproduction: ingest them, and use the command line.")
+    heading = _heading(
+        request,
+        calibrated,
+        release_id=f"m-{random_token()}",
+        names=names,
+        rows=rows,
+        extents=tuple(Extent(dataset) for dataset in datasets),
+    )
+    answer = _noisy(calibrated, heading.bound.width, moment, None)
+    known = {each.name: getattr(heading, each.name) for each in fields(heading)}
+    if isinstance(answer, np.ndarray):
+        return Release(answer=answer, **known)
+    ((_, values),) = answer
+    if heading.corner is not None:
+        values[-1] = heading.corner  # n is public: as in the archive of a release
+    return Release(answer=unpacked(values, heading.bound.width), **known)
 
 
 def _noisy(

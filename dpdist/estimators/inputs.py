@@ -1,0 +1,290 @@
+"""What an estimator takes for X, and gives back for it: one small description of every kind of table.
+
+Rows are only ever asked for in pieces: those of a NumPy array or sparse matrix that is there, those that a Zarr array
+or a backed AnnData reads from the disk, or the blocks of a Dask array, each in a task of its own. pandas, xarray and
+anndata are recognised by the names of their classes and imported by nobody who does not use them.
+
+NaN and infinity are refused here, as ``dpdist ingest`` refuses them, before anything is charged: whoever fits an array
+holds it, and a row that silently counted as zero would be a wrong answer to him. That the fit failed tells as much of
+the rows; a job whose failure others see should ingest first and fit the rows.zarr, which never fails for their values.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_array, validate_data
+
+from dpdist import engine
+from dpdist.errors import DataError
+from dpdist.moment.arrays import ArraySum, BlockSum, RowSum, add_sums, dense
+from dpdist.rows.bounding import RowBound
+from dpdist.rows.dataset import FORMAT, open_rows
+from dpdist.rows.readers.base import numbered
+
+Matrix = npt.NDArray[np.float64]
+_PIECE_BYTES = 8 << 20
+"""float64 bytes of the rows that are read from a disk at once."""
+
+
+class RowsError(DataError, ValueError):
+    """X cannot be used as rows; a ValueError too, because scikit-learn's tools expect one."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one X.
+
+    Attributes
+    ----------
+    data
+        (n, d): a NumPy array, a sparse matrix or what gives one of these when it is sliced by rows; or a Dask array.
+    names
+        Names of the columns, or None.
+    labelled
+        The xarray.DataArray they came in, or None.
+    """
+
+    data: Any
+    names: tuple[str, ...] | None = None
+    labelled: Any = None
+
+    @property
+    def lazy(self) -> bool:
+        """Whether the rows are a Dask array, which is not computed before its owner says so."""
+        return _is_a(self.data, "dask", "Array")
+
+    @property
+    def columns(self) -> int:
+        """Return d."""
+        return int(self.data.shape[1])
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of the columns; numbers, where they have none."""
+        return self.names or numbered(self.columns)
+
+    def _pieces(self) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
+        chunk = getattr(self.data, "chunks", None)
+        step = max(1, _PIECE_BYTES // (8 * self.columns))
+        if chunk:  # whole chunks of a Zarr array or of an HDF5 file, so that none is read twice
+            step = max(1, step // chunk[0]) * chunk[0]
+        for start in range(0, self.data.shape[0], step):
+            piece = slice(start, min(start + step, self.data.shape[0]))
+            yield piece, dense(self.data[piece])
+
+    def _blocks(self) -> Any:
+        """Return the Dask array with whole rows in every block."""
+        return self.data if self.data.numblocks[1] == 1 else self.data.rechunk({1: -1})
+
+    def total(self, bound: RowBound, key: bytes) -> ArraySum:
+        """Return the exact sum over all rows, in one pass; of a Dask array no block comes to this process."""
+        if self.lazy:
+            return engine.reduce_blocks(self._blocks(), BlockSum(bound, key), add_sums)
+        found = RowSum(bound, key)
+        for _, piece in self._pieces():
+            found.add(piece)
+        return found.total()
+
+    def mapped(self, function: Callable[[npt.NDArray[Any]], Matrix], width: int, names: Sequence[str], dim: str) -> Any:
+        """Return what a function makes of the rows, each of which it takes alone: lazy where they are.
+
+        Parameters
+        ----------
+        function
+            Takes (r, d) and returns (r, width) float64.
+        width, names, dim
+            Number of columns of the result and, where these are labelled, their names and that of their dimension.
+        """
+        found: Any
+        if self.lazy:
+            rows = self._blocks()
+            found = rows.map_blocks(
+                of_rows, function=function, dtype=np.float64, chunks=(rows.chunks[0], (width,)), meta=np.empty((0, 0))
+            )
+        else:
+            found = np.empty((self.data.shape[0], width))
+            for place, piece in self._pieces():
+                found[place] = function(piece)
+        return found if self.labelled is None else _labelled(self.labelled, found, names, dim)
+
+
+def scores_of(rows: npt.NDArray[Any], mean: Matrix, scale: Matrix, components: Matrix) -> Matrix:
+    """Return ``((rows - mean) / scale) @ components.T``, (r, k) float64."""
+    shifted = rows - mean
+    shifted /= scale
+    found: Matrix = shifted @ components.T
+    return found
+
+
+def of_rows(block: Any, function: Callable[[npt.NDArray[Any]], Matrix]) -> Matrix:
+    """Apply a function of rows to a block, which may be sparse; Dask calls its tasks by this name."""
+    return function(dense(block))
+
+
+def _is_a(value: Any, package: str, name: str) -> bool:
+    """Say whether a value is of a class of a package, which need not be installed."""
+    return any(each.__module__.split(".")[0] == package and each.__name__ == name for each in type(value).__mro__)
+
+
+def _labelled(source: Any, data: Any, names: Sequence[str], dim: str) -> Any:
+    """Return an xarray.DataArray with the rows' own labels."""
+    row = source.dims[0]
+    coords = {name: each for name, each in source.coords.items() if set(each.dims) <= {row}}
+    return type(source)(data, dims=(row, dim), coords={**coords, dim: np.array(names, dtype=object).astype(str)})
+
+
+def rows_path(given: Any) -> Path | None:
+    """Return the path of a rows.zarr, if X is one.
+
+    Raises
+    ------
+    RowsError
+        If X is a rows.zarr that was opened: its ledger would be passed over.
+    """
+    if isinstance(given, str | os.PathLike):
+        return Path(given)
+    if isinstance(given, zarr.Array) and _format(given) == FORMAT:
+        raise RowsError(
+            "X is the array of a rows.zarr, which has a ledger: pass the path of the folder, so that the release is "
+            "charged to it."
+        )
+    return None
+
+
+def _format(array: Any) -> Any:
+    info = dict(array.attrs).get("dpdist")
+    return info.get("format") if isinstance(info, dict) else None
+
+
+def rows_of(estimator: BaseEstimator, given: Any, *, fitting: bool) -> Rows:
+    """Return the rows of X, and tell the estimator their number of columns and names, or hold them to what it knows.
+
+    Parameters
+    ----------
+    estimator
+        ``n_features_in_`` and ``feature_names_in_`` are set when fitting, else compared.
+    given
+        X. A path is that of a rows.zarr, which is only ever given to be mapped.
+    fitting
+        Whether the estimator is being fitted.
+
+    Raises
+    ------
+    RowsError
+        If X is no table of finite real numbers, or has other columns. What is lazy or stored elsewhere is not read.
+    """
+    if isinstance(given, str | os.PathLike):
+        table = open_rows(Path(given))
+        names = None if table.names == numbered(table.columns) else table.names
+        rows = Rows(zarr.open_array(table.path, mode="r", zarr_format=3), names)
+    else:
+        rows = _described(given)
+    if rows.names is None and rows.labelled is None and not (rows.lazy or _is_stored(rows.data)):
+        rows = _examined(rows, partial(validate_data, estimator, reset=fitting))  # it compares the names of a DataFrame
+        return replace(rows, names=tuple(getattr(estimator, "feature_names_in_", ())) or None)
+    rows = _examined(rows, partial(check_array, input_name="X"))
+    _require_columns(estimator, rows, fitting=fitting)
+    return rows
+
+
+def scores_given(given: Any, columns: int) -> Rows:
+    """Return scores, which are a table of so many columns, whatever these are called.
+
+    Raises
+    ------
+    RowsError
+        If they are no such table.
+    """
+    scores = _examined(_described(given), partial(check_array, input_name="X"))
+    if scores.columns != columns:
+        raise RowsError(f"X has {scores.columns} columns, and there are {columns} components.")
+    return scores
+
+
+def _examined(rows: Rows, check: Callable[..., Any]) -> Rows:
+    """Return rows that are a table of real numbers, finite as far as they are in memory."""
+    if not (rows.lazy or _is_stored(rows.data)):
+        return replace(rows, data=_checked(rows.data, check))
+    if len(rows.data.shape) != 2:
+        raise RowsError(_two_dimensions(len(rows.data.shape)))
+    if np.dtype(rows.data.dtype).kind not in "biuf":
+        raise RowsError(f"X holds {np.dtype(rows.data.dtype).name}, and rows are real numbers: convert it first.")
+    return rows
+
+
+def _is_stored(data: Any) -> bool:
+    """Say whether rows come from a disk when they are sliced."""
+    return (
+        isinstance(data, zarr.Array)
+        or _is_a(data, "h5py", "Dataset")
+        or _is_a(data, "anndata", "BaseCompressedSparseDataset")
+    )
+
+
+def _described(given: Any) -> Rows:
+    if _is_a(given, "anndata", "AnnData"):
+        if given.X is None:
+            raise RowsError("X is an AnnData without a matrix .X: pass the layer that you mean, adata.layers[NAME].")
+        return Rows(given.X, tuple(map(str, given.var_names)))
+    if _is_a(given, "xarray", "DataArray"):
+        if given.ndim != 2:
+            raise RowsError(f"X is a DataArray of {given.ndim} dimensions: transpose or stack it to (rows, columns).")
+        labels = given.coords.get(given.dims[1])
+        words = labels is not None and all(isinstance(each, str) for each in labels.values.tolist())
+        return Rows(given.data, tuple(labels.values.tolist()) if words else None, given)
+    if _is_a(given, "xarray", "Dataset"):
+        raise RowsError("X is an xarray Dataset: pass one DataArray of it, of dimensions (rows, columns).")
+    if _is_a(given, "dask", "DataFrame") or _is_a(given, "dask_expr", "DataFrame"):
+        raise RowsError("X is a Dask DataFrame: pass X.to_dask_array(lengths=True).")
+    return Rows(given)
+
+
+def _require_columns(estimator: Any, rows: Rows, *, fitting: bool) -> None:
+    """Do for rows that scikit-learn does not know what it does for others."""
+    if fitting:
+        estimator.n_features_in_ = rows.columns
+        if rows.names is not None:
+            estimator.feature_names_in_ = np.array(rows.names, dtype=object)
+        elif hasattr(estimator, "feature_names_in_"):
+            del estimator.feature_names_in_
+        return
+    if rows.columns != estimator.n_features_in_:
+        raise RowsError(
+            f"X has {rows.columns} features, but {type(estimator).__name__} is expecting {estimator.n_features_in_} "
+            "features as input."
+        )
+    known = getattr(estimator, "feature_names_in_", None)
+    if known is not None and rows.names is not None and list(known) != list(rows.names):
+        raise RowsError("X has other columns than were fitted, or in another order: pass the same, by name.")
+
+
+def _checked(data: Any, check: Callable[..., Any]) -> Any:
+    """Let scikit-learn check what is in memory; where its messages quote a cell they are cut short."""
+    if getattr(getattr(data, "dtype", None), "kind", "") == "c":
+        raise RowsError("Complex data not supported: rows are real numbers.")
+    if isinstance(data, np.ma.MaskedArray):
+        raise RowsError("X is a masked array, and a masked entry is no number: fill it by a public rule (X.filled).")
+    try:
+        dimensions = data.ndim if hasattr(data, "ndim") else np.asarray(data).ndim
+        if dimensions == 2:
+            return check(data, accept_sparse="csr")
+        said = _two_dimensions(dimensions)
+    except ValueError as error:
+        said = str(error)
+    if "convert string" in said:
+        said = "X holds a cell that is not a number. Encode words as numbers, by a public rule."
+    raise RowsError(said if said.startswith("The feature names") else said.split("\n")[0])
+
+
+def _two_dimensions(found: int) -> str:
+    return f"Expected 2D array, got {found}D. Reshape your data to (rows, columns)."
