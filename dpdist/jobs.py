@@ -56,6 +56,7 @@ def run(job: Job, *, say: Callable[[str], None], progress: Progress) -> dict[str
                 columns=job.columns,
                 progress=update,
                 unit=job.unit,
+                choices=job.choices,
             )
         say(f"{job.rows}: {table.rows} rows of {table.columns} columns.")
     else:
