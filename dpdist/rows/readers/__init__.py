@@ -146,6 +146,8 @@ def _kind(place: Any) -> type[Source]:
             if kind is not Store and place.name.lower().endswith(suffix):
                 return kind
         raise DataError(f"{place} is of a kind that cannot be read. Supported are {', '.join(KINDS)}.")
+    if isinstance(place, Remote):
+        raise DataError(f"{place} is not there, or the store does not give it. Check the address and your credentials.")
     raise DataError(f"{place} is not a file, or does not exist. Pass a file, or a folder of nothing but files.")
 
 

@@ -133,10 +133,13 @@ def attempt(path: Location, action: Callable[[], T]) -> T:
     except (DpdistError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - see above
-        kind = type(error).__name__
-        away = isinstance(error, OSError) and not isinstance(path, Path)
-        damaged = f"the store does not give it ({kind})" if away else f"it is damaged or of another kind ({kind})"
-        reason = getattr(error, "strerror", None) or damaged
+        kind = f"damaged or of another kind ({type(error).__name__})"
+        reason = getattr(error, "strerror", None) or f"it is {kind}"
+    if not isinstance(path, Path):
+        raise DataError(
+            f"{path} cannot be read: the store does not give it, or it is {kind}. Check the address and your "
+            "credentials for the store, or mend the file, and ingest again."
+        )
     raise DataError(f"{path} cannot be read: {reason}. Mend or replace the file and ingest again.")
 
 

@@ -49,7 +49,7 @@ class Remote:
     def __post_init__(self) -> None:
         kind = self.address.partition("://")[0]
         if kind not in _EXTRAS:
-            kinds = ", ".join(f"{known}://" for known in ("file", *_EXTRAS))
+            kinds = ", ".join(f"{known}://" for known in ("file", *_EXTRAS) if known != "memory")
             raise UsageError(f"{kind}:// is no address that can be read; these are: {kinds}.")
         try:
             parts = urlsplit(self.address)
