@@ -17,6 +17,8 @@ from dpdist.release.artefact import open_release
 from dpdist.rows.dataset import RowsTable, bind_ledger, open_rows
 from dpdist.rows.ingest import ingest
 from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, open_periods
+from dpdist.rows.readers import Choices
+from dpdist.rows.readers import Place as SourcePlace
 from dpdist.rows.units import Unit
 from dpdist.staging import locked, require_new
 
@@ -33,7 +35,7 @@ def default_ledger(rows: Path) -> Path:
 
 
 def ingest_rows(
-    source: Path,
+    source: SourcePlace,
     rows: Path,
     *,
     budget: PrivacyLoss | None = None,
@@ -42,6 +44,7 @@ def ingest_rows(
     compress: bool = False,
     progress: Callable[[int, int], None] | None = None,
     unit: Unit | None = None,
+    choices: Choices = Choices(),  # noqa: B008 - frozen
 ) -> RowsTable:
     """Write rows.zarr from files and, with a budget, its ledger.
 
@@ -53,7 +56,9 @@ def ingest_rows(
     place = ledger or default_ledger(rows)
     if budget is not None:
         _require_no_ledger(place)
-    table = ingest(source, rows, budget=budget, columns=columns, compress=compress, progress=progress, unit=unit)
+    table = ingest(
+        source, rows, budget=budget, columns=columns, compress=compress, progress=progress, unit=unit, choices=choices
+    )
     if budget is not None:
         create_ledger(place, rows, budget)
     return open_rows(rows) if budget is not None else table

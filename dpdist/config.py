@@ -4,10 +4,12 @@
 
     [rows]                       # ingested only when the rows do not exist yet
     path = "rows.zarr"
-    source = "data.csv"          # optional: file or folder
+    source = "data.csv"          # optional: file or folder, or its address, such as s3://bucket/folder
     budget_epsilon = 2           # optional, with source: declared at ingest
     budget_delta = 1e-6
     columns = ["age", "height"]  # optional
+    variable = "counts"          # optional: the array of rows, of a file that holds several
+    missing = 0                  # optional: the alleles to put where a genotype is missing
     privacy_unit = "person"      # optional: a column of whole numbers; of each only the first max_rows rows are kept
     max_rows = 3
     periods = false              # true: path is a folder of periods, source one of an entry per period
@@ -51,7 +53,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,8 @@ from dpdist.pipeline import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.places import Place, place_of
 from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.rows.readers import Choices, Remote, location_of
+from dpdist.rows.readers import Place as SourcePlace
 from dpdist.rows.units import Unit
 from dpdist.transport import Certificates
 
@@ -74,7 +78,7 @@ class Job:
     """A validated job; paths are absolute."""
 
     rows: Path
-    source: Path | None
+    source: SourcePlace | None
     budget: PrivacyLoss | None
     columns: tuple[str, ...] | None
     release: Path
@@ -87,12 +91,14 @@ class Job:
     unit: Unit | None = None
     periodic: bool = False
     continual: int = 1
+    choices: Choices = field(default_factory=Choices)
 
 
 _KEYS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "rows": {
         "path": str, "source": str, "budget_epsilon": (int, Decimal, str), "budget_delta": (int, Decimal, str),
         "columns": list, "periods": bool, "privacy_unit": str, "max_rows": int,
+        "variable": str, "missing": int,
     },
     "release": {
         "path": str, "epsilon": (int, Decimal, str), "delta": (int, Decimal, str), "clip": (int, Decimal),
@@ -333,7 +339,7 @@ def read_job(
         budget = PrivacyLoss.parse(str(rows["budget_epsilon"]), str(rows.get("budget_delta", 0)))
     return Job(
         rows=folder / rows["path"],
-        source=folder / rows["source"] if "source" in rows else None,
+        source=_source(rows["source"], folder) if "source" in rows else None,
         budget=budget,
         columns=tuple(rows["columns"]) if "columns" in rows else None,
         release=folder / release["path"],
@@ -364,7 +370,13 @@ def read_job(
         unit=unit_from(rows.get("privacy_unit"), rows.get("max_rows")),
         periodic=rows.get("periods", False),
         continual=release.get("continual", 1),
+        choices=Choices(rows.get("variable"), rows.get("missing")),
     )
+
+
+def _source(text: str, folder: Path) -> SourcePlace:
+    place = location_of(text)
+    return folder / place if isinstance(place, Path) else place
 
 
 def _check_periods(path: Path, rows: dict[str, Any], release: dict[str, Any], project: dict[str, Any] | None) -> None:
@@ -375,6 +387,12 @@ def _check_periods(path: Path, rows: dict[str, Any], release: dict[str, Any], pr
         return
     if "source" not in rows:
         raise UsageError(f"{path}: [rows] periods = true needs source, a folder of one entry per period.")
+    if isinstance(location_of(rows["source"]), Remote):
+        raise UsageError(
+            f"{path}: [rows] source is an address, and with periods = true it is a folder on this machine: what was "
+            "taken in is compared with it. Copy new entries there, each under a name that begins with a dot, and "
+            "rename it when it is complete."
+        )
     if "privacy_unit" in rows:
         raise UsageError(
             f"{path}: [rows] privacy_unit bounds the rows of one table, and cannot yet bound those of all periods "

@@ -53,6 +53,7 @@ def run(job: Job, *, say: Callable[[str], None], progress: nightly.Progress) -> 
                 columns=job.columns,
                 progress=update,
                 unit=job.unit,
+                choices=job.choices,
             )
         say(f"{job.rows}: {table.rows} rows of {table.columns} columns.")
     else:

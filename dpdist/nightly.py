@@ -144,7 +144,7 @@ def run(job: Job, *, say: Callable[[str], None], progress: Progress) -> dict[str
         As :func:`dpdist.pipeline.release_table`.
     """
     series = open_series(job)
-    sources = waiting(job.source) if job.source is not None else {}
+    sources = waiting(job.source) if isinstance(job.source, Path) else {}
     problems: list[DpdistError] = []
     fresh: list[str] = []
     for folder in (job.release, job.release / "total", *([job.model] if job.model else [])):
@@ -195,7 +195,10 @@ def _close(series: Series, period: str, entry: Path, progress: Progress, say: Ca
                 "closed in order. Move its rows to a period to come."
             )
         with progress(f"Taking in {period}") as update:
-            seal = take_in(series.table, period, entry, closed, columns=series.job.columns, progress=update)
+            seal = take_in(
+                series.table, period, entry, closed,
+                columns=series.job.columns, choices=series.job.choices, progress=update,
+            )  # fmt: skip
         series.ledger.close_period(period, seal)
     say(f"{period}: closed.")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dpdist import accounts
@@ -33,7 +34,7 @@ def _budget(job: Job, ledger: Ledger | None) -> PrivacyLoss | None:
 
 def new_periods(job: Job, closed: list[str]) -> list[str]:
     """Return the periods that wait in the source and would be closed by the next run, in order."""
-    if not job.periodic or job.source is None:
+    if not job.periodic or not isinstance(job.source, Path):
         return []
     return [period for period in waiting(job.source) if period not in closed and (not closed or period > closed[-1])]
 

@@ -87,6 +87,21 @@ def staged(target: Path, what: str, *, private: bool = False) -> Iterator[Path]:
             os.close(handle)
 
 
+@contextmanager
+def scratch(beside: Path, name: str) -> Iterator[Path]:
+    """Give an empty folder that only its owner can enter, for private rows that pass through the disk; then remove it.
+
+    As in :func:`staged`, what a killed process left of that name is recognised and removed by the next one.
+    """
+    _remove_abandoned(beside / name)
+    aside, handle = _locked_folder(beside / name, 0o700)
+    try:
+        yield aside
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        os.close(handle)
+
+
 def _locked_folder(target: Path, mode: int) -> tuple[Path, int]:
     """Make a folder beside target and lock it; again, should a cleaner take it in the instant between the two."""
     while True:

@@ -164,7 +164,7 @@ def test_a_wide_parquet_file_is_unpacked_some_columns_at_a_time(
 
     def progress(done: int, _: int) -> None:
         calls.append(done)
-        (scratch,) = tmp_path.glob(".unpacked-*")
+        (scratch,) = tmp_path.glob(".unpacked.*")
         assert scratch.stat().st_mode & 0o777 == 0o700
 
     opened = ingest(
@@ -585,7 +585,7 @@ def test_a_source_that_changes_between_the_passes_is_refused(
     monkeypatch.setattr(parquet, "_COLUMNS", 2)
     path = tmp_path / name
     WRITERS[name](path, table())
-    survey_of = KINDS[path.suffix].survey  # type: ignore[attr-defined]
+    survey_of = KINDS[path.suffix].survey
 
     def survey(self: Any, keep: tuple[int, ...]) -> Survey:
         found: Survey = survey_of(self, keep)
@@ -606,7 +606,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def full(_: object, rows: Table) -> None:
         seen.append(len(rows))
-        (scratch,) = tmp_path.glob(".unpacked-*")
+        (scratch,) = tmp_path.glob(".unpacked.*")
         assert scratch.stat().st_mode & 0o777 == 0o700
         raise OSError(28, "No space left on device")
 

@@ -18,6 +18,8 @@ import crash_driver
 import numpy as np
 import numpy.typing as npt
 import pytest
+import zarr
+from bed_reader import to_bed
 from scipy.stats import chi2
 
 from dpdist import accounts, config, engine, jobs
@@ -254,6 +256,31 @@ def test_late_changed_and_repeated_files_are_refused_and_new_periods_still_relea
     assert list(place.ledger.periods) == ["d1", "d3", "d4", "d5", "d7"]
 
 
+def test_a_period_may_be_a_store_or_files_that_belong_together(place: Place) -> None:
+    values = np.random.default_rng(5).integers(0, 3, (3, 30, 3)).astype(np.int8)
+    group = zarr.create_group(place.incoming / "d1.zarr")
+    group.create_array("a", data=values[0])
+    group.create_array("b", data=values[0] * 0)
+    place.job.write_text(JOB.replace("periods", 'columns = ["c0", "c1", "c2"]\nvariable = "a"\nperiods'))
+    place.run()
+    facts = {"sid": ["c0", "c1", "c2"], "chromosome": ["1"] * 3}
+    (place.incoming / "d3").mkdir()
+    for name, rows in (("d2", values[1]), ("d3/x", values[2])):  # .bim of the one is that of the other
+        to_bed(place.incoming / f"{name}.bed", rows, properties=facts, num_threads=1)
+    place.job.write_text(JOB)
+    place.run()
+    assert list(place.ledger.periods) == ["d1", "d2", "d3"]
+    place.run()  # and nothing has changed
+    (place.incoming / "d3" / "x.fam").write_text((place.incoming / "d3" / "x.fam").read_text().replace("0", "9"))
+    refused(place, r"d3/x.bed was changed after the period d3 was closed")
+    (place.incoming / "d3" / "x.bed").unlink()
+    (place.incoming / "d3" / "x.bim").unlink()
+    (place.incoming / "d3" / "x.fam").unlink()
+    (chunk, *_) = [path for path in (place.incoming / "d1.zarr" / "a" / "c").rglob("*") if path.is_file()]
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    refused(place, r"d1.zarr was changed after the period d1 was closed")
+
+
 def test_a_message_tells_no_digest_and_the_release_no_seal(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
     place.arrive("d1")
     place.run()
@@ -393,6 +420,9 @@ def test_two_runs_at_once_publish_once(place: Place) -> None:
     ("job", "match"),
     [
         (JOB.replace('source = "incoming"\n', ""), "needs source"),
+        (JOB.replace('"incoming"', '"s3://bucket/incoming"'), "source is an address"),
+        (JOB.replace('"incoming"', '"s3://me:word@bucket/in"'), "user name or password"),
+        (JOB.replace("periods = true", "missing = 7"), "0, 1 or 2"),
         (JOB + 'id = "x"\n', "id is told by the periods"),
         (JOB + 'period = "x"\n', "period is told by the periods"),
         (JOB + "continual = 0\n", "from 1 to"),

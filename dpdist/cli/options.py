@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from dpdist.errors import UsageError
 from dpdist.pipeline import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.places import place_of
+from dpdist.rows.readers import location_of
 from dpdist.transport import Certificates
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -44,7 +46,34 @@ class Account(Folder):
         return super().convert(value, param, ctx) if isinstance(place, Path) else place
 
 
-PATH = Folder(path_type=Path)
+class SourceFrom(Folder):
+    """A file or folder, or the address of one in a store."""
+
+    name = "source"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return a path, or an address."""
+        place = location_of(str(value))
+        return super().convert(str(place), param, ctx) if isinstance(place, Path) else place
+
+
+class LocalFolder(Folder):
+    """A path, and no address: what is written here appears at once or not at all, which stores do not offer."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path."""
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", str(value)):
+            self.fail(
+                "This is a folder on this machine, not an address: it is written aside and renamed in one step, and "
+                "an object store renames nothing in one step. Write it here, and copy a finished release to the store.",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
+SOURCE = SourceFrom(path_type=Path)
+PATH = LocalFolder(path_type=Path)
 LEDGER = Account(path_type=Path)
 
 

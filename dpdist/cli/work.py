@@ -12,6 +12,7 @@ from dpdist import accounts, config, jobs, operations, pipeline, tables
 from dpdist.cli.options import (
     LEDGER,
     PATH,
+    SOURCE,
     answer,
     budget_of,
     budget_options,
@@ -34,12 +35,14 @@ from dpdist.privacy.places import Place
 from dpdist.release.artefact import open_release
 from dpdist.release.combine import combined, write_sum
 from dpdist.release.request import Centring
+from dpdist.rows.readers import Choices
+from dpdist.rows.readers import Place as SourcePlace
 from dpdist.staging import replace_file
 from dpdist.transport import Certificates
 
 
 @click.command()
-@click.argument("source", type=PATH)
+@click.argument("source", type=SOURCE)
 @click.argument("rows", type=PATH)
 @budget_options
 @click.option("--columns", help="Comma-separated names of the columns to keep, in this order.")
@@ -48,9 +51,11 @@ from dpdist.transport import Certificates
 )
 @click.option("--privacy-unit", help="Column that says whose row it is: a whole number; it is not stored.")
 @click.option("--max-rows", type=int, help="Rows kept of each privacy unit at most, the first ones.")
+@click.option("--variable", help="The array of rows, where .nc, .zarr or .h5ad hold several.")
+@click.option("--missing", type=int, help="Alleles to put where a genotype is missing: 0, 1 or 2 [default: refused].")
 @json_option
 def ingest(
-    source: Path,
+    source: SourcePlace,
     rows: Path,
     budget_epsilon: str | None,
     budget_delta: str | None,
@@ -58,16 +63,24 @@ def ingest(
     compress: bool,
     privacy_unit: str | None,
     max_rows: int | None,
+    variable: str | None,
+    missing: int | None,
     as_json: bool,
 ) -> None:
-    """Write ROWS, a Zarr array, from SOURCE: .npy, .npz, .csv, .csv.gz, .parquet, or a folder of them."""
+    """Write ROWS, a Zarr array, from SOURCE: a file, a folder of files, or the address of one (s3://, gs://, https://).
+
+    Read are .npy, .npz, .csv, .csv.gz, .parquet (also in folders KEY=VALUE), .h5ad, .nc, .zarr, .bed with .bim and
+    .fam, .vcf and .vcf.gz. Of genotypes the rows are the samples.
+    """
+    choices = Choices(variable, missing)
     budget = budget_of(budget_epsilon, budget_delta)
     names = [name.strip() for name in columns.split(",")] if columns is not None else None
     unit = config.unit_from(privacy_unit, max_rows)
     with progress_bar("Ingesting") as progress:
         table = accounts.ingest_rows(
-            source, rows, budget=budget, columns=names, compress=compress, progress=progress, unit=unit
-        )
+            source, rows, budget=budget, columns=names, compress=compress, progress=progress, unit=unit,
+            choices=choices,
+        )  # fmt: skip
     answer(
         as_json,
         {

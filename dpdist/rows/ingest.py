@@ -16,7 +16,7 @@ import numpy as np
 from dpdist.errors import DataError, UsageError
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, created, open_rows
-from dpdist.rows.readers import Source, Survey, listed, sources_at
+from dpdist.rows.readers import Choices, Place, Source, Survey, listed, opened_sources
 from dpdist.rows.readers.base import Rows
 from dpdist.rows.units import Numbers, Unit, first_rows, whole_numbers
 from dpdist.staging import require_new
@@ -25,7 +25,7 @@ _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 
 
 def ingest(
-    source: Path,
+    source: Place,
     target: Path,
     *,
     budget: PrivacyLoss | None = None,
@@ -35,16 +35,18 @@ def ingest(
     ledger_id: str | None = None,
     period: str | None = None,
     unit: Unit | None = None,
+    choices: Choices = Choices(),  # noqa: B008 - frozen
 ) -> RowsTable:
     """Write files of rows into a new rows.zarr.
 
     Parameters
     ----------
     source
-        A .npy, .npz, .csv, .csv.gz or .parquet file, or a folder of them, read in the order of their names and all
-        with the same columns. Integers and floats up to 64 bits keep their type (bool becomes uint8, float16
-        becomes float32, big-endian native). Whole numbers in CSV take the narrowest integer type that holds all of
-        them, other numbers in CSV float64. Several types together take the one NumPy promotes them to.
+        A file or Zarr store of a kind in :data:`dpdist.rows.readers.KINDS`, or a folder of them, read in the order of
+        their names and all with the same columns; or the address of one in an object store. Integers and floats up to
+        64 bits keep their type (bool becomes uint8, float16 becomes float32, big-endian native). Whole numbers in CSV
+        take the narrowest integer type that holds all of them, other numbers in CSV float64. Several types together
+        take the one NumPy promotes them to.
     target
         Where the table of shape (n, d), n >= 1 and d >= 2, shall appear; must not exist.
     budget
@@ -59,6 +61,8 @@ def ingest(
         For rows of one period: the ledger of all periods, and the name.
     unit
         The privacy unit: of each, only the first rows are kept, as many as it says. Its column is not stored.
+    choices
+        Which array of a file that holds several, and what to put where a genotype is missing.
 
     Returns
     -------
@@ -68,55 +72,68 @@ def ingest(
     Raises
     ------
     UsageError
-        If columns names one that is not there, or one twice.
+        If columns names one that is not there, or one twice; if a choice is for other kinds of files; if the
+        package that reads a kind of file is not installed.
+    RefusedError
+        If the source is a table of dpdist: its budget would be doubled.
     DataError
         If target exists or cannot be written; if a file is missing, damaged, of another kind or with other columns
         than the first; if a value is missing, NaN, infinite or not a number. The message names the file and the
         row, never a value, and nothing is left behind.
     """
     require_new(target, "rows")
-    sources = sources_at(source, target.absolute().parent)
-    names = _common_names(sources)
-    keep = _kept(names, columns, unit)
-    if len(keep) < 2:
-        raise DataError(
-            f"{source} gives {len(keep)} column(s), and a table needs two or more. Are the cells of a CSV file "
-            "separated by commas, and enough columns kept?"
-        )
-    surveys = [each.survey(keep) for each in sources]
-    dtype = _common_dtype(surveys)
-    kept_names = tuple(names[place] for place in keep)
-    kept = None
-    total = sum(survey.rows for survey in surveys)
-    if unit is not None:
-        place = names.index(unit.column)
-        kept = first_rows(_units(sources, place), total, unit.max_rows, target.absolute().parent)
-        total = kept.count
-    with created(
-        target,
-        rows=total,
-        dtype=dtype.name,
-        names=kept_names,
-        budget=budget,
-        compress=compress,
-        ledger_id=ledger_id,
-        period=period,
-        unit=unit,
-    ) as writer:
-        start = 0
-        for each in sources:
-            row = 0
-            with closing(each.blocks(keep)) as blocks:
-                for block in blocks:
-                    _require_finite(each.path, row, block, kept_names)
-                    row += block.shape[0]
-                    if not _fits(block, dtype):
-                        raise DataError(f"{each.path} changed while it was read. Ingest it when it is complete.")
-                    writer.append(block if kept is None else block[kept.among(start, block.shape[0])])
-                    start += block.shape[0]
-                    if progress is not None:
-                        progress(writer.rows, total)
+    with opened_sources(source, target.absolute().parent, choices) as sources:
+        names = _common_names(sources)
+        keep = _kept(names, columns, unit)
+        if len(keep) < 2:
+            raise DataError(
+                f"{source} gives {len(keep)} column(s), and a table needs two or more. Are the cells of a CSV file "
+                "separated by commas, and enough columns kept?"
+            )
+        dtype, total = _surveyed(sources, keep)
+        kept_names = tuple(names[place] for place in keep)
+        kept = None
+        if unit is not None:
+            place = names.index(unit.column)
+            kept = first_rows(_units(sources, place), total, unit.max_rows, target.absolute().parent)
+            total = kept.count
+        with created(
+            target,
+            rows=total,
+            dtype=dtype.name,
+            names=kept_names,
+            budget=budget,
+            compress=compress,
+            ledger_id=ledger_id,
+            period=period,
+            unit=unit,
+        ) as writer:
+            start = 0
+            for path, block in _checked(sources, keep, kept_names):
+                if not _fits(block, dtype):
+                    raise DataError(f"{path} changed while it was read. Ingest it when it is complete.")
+                writer.append(block if kept is None else block[kept.among(start, block.shape[0])])
+                start += block.shape[0]
+                if progress is not None:
+                    progress(writer.rows, total)
     return open_rows(target)
+
+
+def _surveyed(sources: Sequence[Source], keep: tuple[int, ...]) -> tuple[np.dtype[np.generic], int]:
+    """Return the type that holds all rows, and how many there are."""
+    surveys = [each.survey(keep) for each in sources]
+    return _common_dtype(surveys), sum(survey.rows for survey in surveys)
+
+
+def _checked(sources: Sequence[Source], keep: tuple[int, ...], names: tuple[str, ...]) -> Iterator[tuple[Place, Rows]]:
+    """Yield all rows in pieces, each with its file, after a look at every value."""
+    for each in sources:
+        row = 0
+        with closing(each.blocks(keep)) as blocks:
+            for block in blocks:
+                _require_finite(each.path, row, block, names)
+                row += block.shape[0]
+                yield each.path, block
 
 
 def _common_names(sources: Sequence[Source]) -> tuple[str, ...]:
@@ -170,7 +187,7 @@ def _common_dtype(surveys: Sequence[Survey]) -> np.dtype[np.generic]:
     return np.result_type(*dtypes)
 
 
-def _require_finite(path: Path, start: int, block: Rows, names: tuple[str, ...]) -> None:
+def _require_finite(path: Place, start: int, block: Rows, names: tuple[str, ...]) -> None:
     if block.dtype.kind == "f" and not np.isfinite(block).all():
         row, place = np.argwhere(~np.isfinite(block))[0]
         raise DataError(

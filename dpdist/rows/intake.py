@@ -21,7 +21,7 @@ from dpdist.privacy.ledger import PERIOD_PATTERN
 from dpdist.rows.dataset import RowsTable, created, open_rows
 from dpdist.rows.ingest import ingest
 from dpdist.rows.periods import PeriodicTable, seal_rows
-from dpdist.rows.readers import KINDS, listed
+from dpdist.rows.readers import KINDS, Choices, files_of, is_companion, is_store, listed, located
 from dpdist.rows.seal import key_of
 from dpdist.staging import replace_file
 
@@ -54,7 +54,7 @@ def waiting(source: Path) -> dict[str, Path]:
         raise DataError(f"{source} is not a folder. With periods = true the source is a folder, one entry per period.")
     found: dict[str, Path] = {}
     for entry in sorted(source.iterdir(), key=lambda entry: entry.name):
-        if entry.name.startswith((".", "_")):
+        if entry.name.startswith((".", "_")) or is_companion(entry):
             continue
         suffix = next((kind for kind in KINDS if entry.name.lower().endswith(kind)), "")
         period = entry.name[: len(entry.name) - len(suffix)]
@@ -76,6 +76,7 @@ def take_in(
     closed: Sequence[str],
     *,
     columns: Sequence[str] | None = None,
+    choices: Choices = Choices(),  # noqa: B008 - frozen
     progress: Callable[[int, int], None] | None = None,
 ) -> str:
     """Ingest the rows of a period that is not closed yet, and seal them; hold ``locked(table.path)`` meanwhile.
@@ -91,7 +92,7 @@ def take_in(
         Its name, and its source.
     closed
         The periods that are closed, in order.
-    columns, progress
+    columns, choices, progress
         As :func:`dpdist.rows.ingest.ingest`.
 
     Returns
@@ -108,11 +109,11 @@ def take_in(
     """
     target = table.rows_of(period)
     names = open_rows(table.rows_of(closed[-1])).names if closed else None
-    read = [_remembered(path, key_of(table.path)) for path in _files(entry)]
+    read = [_remembered(name, files, key_of(table.path)) for name, files in _sources(entry).items()]
     _require_fresh(table, period, entry, read, closed)
     shutil.rmtree(target, ignore_errors=True)
     try:
-        made = _stored(table, period, entry, names, columns, progress)
+        made = _stored(table, period, entry, names, columns, choices, progress)
         _require_same(entry, read, made, names)
         replace_file(target / _SOURCES, json.dumps([asdict(each) for each in read]).encode(), "rows")
         return seal_rows(made)
@@ -127,11 +128,14 @@ def _stored(
     entry: Path,
     names: tuple[str, ...] | None,
     columns: Sequence[str] | None,
+    choices: Choices,
     progress: Callable[[int, int], None] | None,
 ) -> RowsTable:
     target = table.rows_of(period)
-    if _files(entry):
-        return ingest(entry, target, columns=columns, progress=progress, ledger_id=table.ledger_id, period=period)
+    if _sources(entry):
+        return ingest(
+            entry, target, columns=columns, choices=choices, progress=progress, ledger_id=table.ledger_id, period=period
+        )
     if names is None:
         raise DataError(f"{entry} holds no files, and the first period must have rows: they name the columns.")
     with created(target, rows=0, dtype="uint8", names=names, budget=None, ledger_id=table.ledger_id, period=period):
@@ -143,31 +147,40 @@ def _require_same(entry: Path, read: Sequence[SourceFile], made: RowsTable, name
     """Check that the columns are those of earlier periods, and that the files are still those that were read."""
     if names is not None and made.names != names:
         raise DataError(f"{entry} has the columns {listed(made.names)}; earlier periods have {listed(names)}.")
-    if [_stat(path) for path in _files(entry)] != [(each.name, each.size, each.mtime_ns) for each in read]:
+    if [_stat(name, files) for name, files in _sources(entry).items()] != [
+        (each.name, each.size, each.mtime_ns) for each in read
+    ]:
         raise DataError(f"{entry} changed while it was read. Rename it into the source when it is complete.")
 
 
-def _files(entry: Path) -> list[Path]:
-    if not entry.is_dir():
-        return [entry]
-    return sorted((path for path in entry.iterdir() if not path.name.startswith((".", "_"))), key=lambda p: p.name)
+def _sources(entry: Path) -> dict[str, list[Path]]:
+    """Return the files of every source of an entry by its name there; none for an empty folder."""
+    if entry.is_dir() and all(path.name.startswith((".", "_")) for path in entry.iterdir()) and not is_store(entry):
+        return {}
+    places = [place for place, _ in located(entry)]
+    return {entry.name if place == entry else place.relative_to(entry).as_posix(): files_of(place) for place in places}
 
 
-def _stat(path: Path) -> tuple[str, int, int]:
+def _stat(name: str, files: Sequence[Path]) -> tuple[str, int, int]:
+    path = files[0]
     try:
-        found = path.stat()
+        found = [path.stat() for path in files]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
-    return path.name, found.st_size, found.st_mtime_ns
+    return name, sum(each.st_size for each in found), max(each.st_mtime_ns for each in found)
 
 
-def _remembered(path: Path, key: bytes) -> SourceFile:
-    name, size, mtime_ns = _stat(path)
+def _remembered(name: str, files: Sequence[Path], key: bytes) -> SourceFile:
+    _, size, mtime_ns = _stat(name, files)
     digest = hmac.new(key, digestmod=hashlib.sha256)
+    path = files[0]
     try:
-        with path.open("rb") as file:
-            while piece := file.read(_PIECE):
-                digest.update(piece)
+        for path in files:
+            if len(files) > 1:  # where one ends and the next begins
+                digest.update(f"{path.stat().st_size}:".encode())
+            with path.open("rb") as file:
+                while piece := file.read(_PIECE):
+                    digest.update(piece)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     return SourceFile(name, size, mtime_ns, digest.hexdigest())
@@ -200,15 +213,16 @@ def changes(table: PeriodicTable, period: str, entry: Path) -> str | None:
     Files that are gone do not matter: their rows are stored.
     """
     known = {each.name: each for each in _sources_of(table, period)}
-    for path in _files(entry):
-        name, size, mtime_ns = _stat(path)
+    for path, files in _sources(entry).items():
+        name, size, mtime_ns = _stat(path, files)
         before = known.get(name)
+        where = entry if path == entry.name else entry / path
         if before is None:
-            return f"{path} came late: the period {period} is closed. Move its rows to a period to come."
+            return f"{where} came late: the period {period} is closed. Move its rows to a period to come."
         if (size, mtime_ns) == (before.size, before.mtime_ns):
             continue
-        if _remembered(path, key_of(table.path)).digest != before.digest:
+        if _remembered(path, files, key_of(table.path)).digest != before.digest:
             return (
-                f"{path} was changed after the period {period} was closed: the change is not in any release. Undo it."
+                f"{where} was changed after the period {period} was closed: the change is not in any release. Undo it."
             )
     return None

@@ -6,15 +6,27 @@ import math
 import zipfile
 from collections.abc import Generator, Iterator
 from functools import cached_property, partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from dpdist.errors import DataError
-from dpdist.rows.dataset import DTYPES
-from dpdist.rows.readers.base import PIECE, STORED, Places, Rows, Source, Survey, attempt, each, listed, numbered
+from dpdist.rows.readers.base import (
+    PIECE,
+    STORED,
+    Location,
+    Places,
+    Rows,
+    Source,
+    Survey,
+    attempt,
+    each,
+    listed,
+    numbered,
+    require_table,
+    unbuffered,
+)
+from dpdist.staging import scratch
 
 
 class Header(NamedTuple):
@@ -32,26 +44,20 @@ class Header(NamedTuple):
         shape, fortran, dtype = versions[np.lib.format.read_magic(file)](file)
         return cls(shape, fortran, dtype, file.tell(), size)
 
-    def checked(self, path: Path) -> Header:
-        if len(self.shape) != 2 or self.shape[0] < 1 or self.shape[1] < 2:
-            raise DataError(
-                f"{path} holds an array of shape {self.shape}, not a table of at least one row and two columns. "
-                "Save it as one 2-D array with a record per row."
-            )
-        if self.dtype.name not in STORED:
-            raise DataError(f"{path} holds values of type {self.dtype.name}. Save it as {', '.join(DTYPES)}.")
+    def checked(self, path: Location) -> Header:
+        require_table(path, self.shape, self.dtype)
         if self.size < self.offset + math.prod(self.shape) * self.dtype.itemsize:
             raise DataError(f"{path} is truncated: shorter than its header announces. Restore the file.")
         return self
 
-    def blocks(self, path: Path, keep: Places) -> Iterator[Rows]:
+    def blocks(self, path: Location, keep: Places) -> Iterator[Rows]:
         """Read the rows of the .npy file at path.
 
         Plain reads, no memory map: its pages would count as our memory, and a failing disk would kill the process.
         """
         n, d = self.shape
         step = max(1, PIECE // (d * self.dtype.itemsize))
-        with path.open("rb", buffering=0) as file:
+        with unbuffered(path) as file:
 
             def fill(out: Rows, first: int) -> Rows:
                 file.seek(self.offset + first * self.dtype.itemsize)
@@ -100,6 +106,8 @@ class Npz(Npy):
     is spread over all of it.
     """
 
+    needs_file = True
+
     @cached_property
     def _members(self) -> dict[str, tuple[zipfile.ZipInfo, Header]]:
         def read() -> dict[str, tuple[zipfile.ZipInfo, Header]]:
@@ -142,8 +150,8 @@ class Npz(Npy):
                 yield piece
 
     def blocks(self, keep: Places) -> Generator[Rows]:
-        with TemporaryDirectory(prefix=".unpacked-", dir=self.beside) as folder:  # only its owner can enter
-            plain = Path(folder, "X.npy")
+        with scratch(self.beside, "unpacked") as folder:
+            plain = folder / "X.npy"
             with plain.open("wb") as out:
                 for piece in each(self.path, self._unpacked(self._member)):
                     out.write(piece)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from functools import cached_property, partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ import pyarrow.parquet as pq
 from dpdist.errors import DataError
 from dpdist.rows.readers.arrays import Header
 from dpdist.rows.readers.base import CURE, PIECE, STORED, Places, Rows, Source, Survey, attempt, each, matrix
+from dpdist.staging import scratch
 
 _ROW_GROUP = 64 << 20  # a larger row group is unpacked, as many columns at a time as the next line says
 _COLUMNS = 16
@@ -25,11 +24,15 @@ class Parquet(Source):
 
     @cached_property
     def _metadata(self) -> Any:
-        return attempt(self.path, partial(pq.read_metadata, self.path))
+        return attempt(self.path, self._read_metadata)
 
     @cached_property
     def _schema(self) -> Any:
-        return attempt(self.path, partial(pq.read_schema, self.path))
+        return attempt(self.path, self._metadata.schema.to_arrow_schema)
+
+    def _read_metadata(self) -> Any:
+        with self.path.open("rb") as file:
+            return pq.read_metadata(file)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -45,7 +48,7 @@ class Parquet(Source):
                 where = f"{self.path}, column {self.names[place]!r}"
                 raise DataError(f"{where}: values of type {kind} are no numbers. Convert the column or leave it out.")
             stored.append(STORED[np.dtype(kind.to_pandas_dtype()).name])
-        return Survey(self._metadata.num_rows, np.result_type(*stored))
+        return Survey(self._metadata.num_rows, np.result_type(*(stored or ["uint8"])))
 
     def blocks(self, keep: Places) -> Generator[Rows]:
         groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
@@ -55,8 +58,8 @@ class Parquet(Source):
         # Arrow holds a page or two of every column it reads, about 2 MiB each: more than the table, if that is wide
         found = self.survey(keep)
         header = Header((found.rows, len(keep)), True, found.dtype, 0, 0)
-        with TemporaryDirectory(prefix=".unpacked-", dir=self.beside) as folder:  # only its owner can enter
-            plain = Path(folder, "X")
+        with scratch(self.beside, "unpacked") as folder:
+            plain = folder / "X"
             with plain.open("wb") as out:
                 for first in range(0, len(keep), _COLUMNS):
                     start = 0
@@ -70,11 +73,11 @@ class Parquet(Source):
     def _batches(self, keep: Places) -> Iterator[Rows]:
         dtype = self.survey(keep).dtype
         fields = [self.names[place] for place in keep]
-        step = max(1, PIECE // (16 * len(keep)))  # eight bytes as decoded, and as much again on the way
+        step = max(1, PIECE // (16 * max(1, len(keep))))  # eight bytes as decoded, and as much again on the way
         start = 0
         # small buffers, no pre-buffering: else whole columns of a row group are in memory as they lie in the file;
         # no threads: they are hardly faster, and each keeps memory of its own
-        with pq.ParquetFile(self.path, buffer_size=1 << 14, pre_buffer=False) as file:
+        with self.path.open("rb") as raw, pq.ParquetFile(raw, buffer_size=1 << 14, pre_buffer=False) as file:
             if file.metadata.num_rows != self._metadata.num_rows:
                 raise DataError(f"{self.path} changed while it was read. Ingest it when it is complete.")
             for batch in file.iter_batches(batch_size=step, columns=fields, use_threads=False):

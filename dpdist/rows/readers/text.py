@@ -9,6 +9,7 @@ import re
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ class Csv(Source):
 
     def _stream(self) -> Any:
         packed = self.path.suffix.lower() == ".gz"
-        return pa.input_stream(str(self.path), compression="gzip" if packed else None)
+        source = str(self.path) if isinstance(self.path, Path) else self.path.open("rb")
+        return pa.input_stream(source, compression="gzip" if packed else None)
 
     def _lines(self) -> Iterator[tuple[int, str]]:
         """Yield the lines that are not empty, with their numbers from 1."""
