@@ -118,11 +118,18 @@ def plan(
     """
     require_summable(table, bound)
     wanted = band or Band.whole(bound.width)
-    groups = []
-    for run in partitions(table.chunks, workers):
-        cut = partitions(len(run), per_worker)
-        groups.append(tuple(MomentTask(table, bound, run[part.start : part.stop], wanted) for part in cut))
+    groups = (
+        tuple(MomentTask(table, bound, run, wanted) for run in runs) for runs in runs_of(table, workers, per_worker)
+    )
     return MomentPlan(table, bound, tuple(groups))
+
+
+def runs_of(table: RowsTable, workers: int, per_worker: int = PER_WORKER) -> list[list[range]]:
+    """Cut the chunks of a table into runs, grouped by the worker that should read them; nothing is read."""
+    return [
+        [run[part.start : part.stop] for part in partitions(len(run), per_worker)]
+        for run in partitions(table.chunks, workers)
+    ]
 
 
 def partition_moment(task: MomentTask) -> Partial:
