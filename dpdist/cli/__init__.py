@@ -27,6 +27,7 @@ def cli() -> None:
 for command in (
     work.ingest,
     rows.bound,
+    rows.inspect,
     work.release_command,
     work.pca,
     work.project,

@@ -1,13 +1,14 @@
-"""The commands about one table: bound, which chooses a clip norm privately."""
+"""The commands that look at one table: bound chooses its clip norm privately, inspect says what it is."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from dpdist import clipping, config
+from dpdist import clipping, config, inspection
 from dpdist.cli.options import (
     PATH,
     answer,
@@ -17,6 +18,7 @@ from dpdist.cli.options import (
     neighbours_option,
     trusted_option,
 )
+from dpdist.engine import progress_bar
 from dpdist.errors import DataError
 from dpdist.pipeline import Cluster
 from dpdist.privacy.places import Place
@@ -72,4 +74,21 @@ def bound(
         as_json, {**choice.to_json(), "next": following}, words if following is None else f"{words}\nNext: {following}"
     )
     if following is None:
+        click.get_current_context().exit(DataError.exit_code)
+
+
+@click.command()
+@click.argument("path", type=PATH, metavar="ROWS")
+@ledger_option
+@click.option("--verify", is_flag=True, help="Read every chunk and check it against its checksum, and its seal.")
+@json_option
+def inspect(path: Path, ledger: Place | None, verify: bool, as_json: bool) -> None:
+    """Say what ROWS are and how their budget stands, or what a release, a model or scores are.
+
+    No value and no statistic of a row is told. Exit code 4 if something is damaged.
+    """
+    with progress_bar("Checking chunks") as progress:
+        facts = inspection.inspected(path, ledger=ledger, verify=verify, progress=progress)
+    click.echo(json.dumps(facts) if as_json else inspection.words(facts))
+    if facts["damaged"]:
         click.get_current_context().exit(DataError.exit_code)

@@ -27,6 +27,8 @@ from dpdist.errors import UsageError
 from dpdist.rows.bounding import RowBound
 
 Counts = npt.NDArray[np.int64]
+_MOST = 1024
+"""Edges of a grid: noise grows with their number, and more than a handful to an octave choose no better."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class NormGrid:
     Raises
     ------
     UsageError
-        If these make no grid.
+        If these make no grid, or one of more than 1024 edges.
 
     Examples
     --------
@@ -64,6 +66,8 @@ class NormGrid:
             raise UsageError("The grid of norms goes from a positive norm to a larger one, such as 1:1000:4 (--grid).")
         if not 1 <= self.per_octave <= 64:
             raise UsageError("The grid of norms has 1 to 64 edges from a norm to its double, as in 1:1000:4 (--grid).")
+        if self._count > _MOST:
+            raise UsageError(f"The grid has {self._count} norms, more than {_MOST}: take a shorter one (--grid).")
 
     @classmethod
     def parse(cls, text: str) -> NormGrid:
@@ -89,9 +93,12 @@ class NormGrid:
     @property
     def edges(self) -> tuple[float, ...]:
         """The edges, rising."""
-        # a power that is off by its last bits must not add an edge
-        count = math.ceil(self.per_octave * math.log2(self.high / self.low) - 1e-9) + 1
-        return tuple(float(f"{self.low * 2 ** (i / self.per_octave):.4g}") for i in range(count))
+        return tuple(float(f"{self.low * 2 ** (i / self.per_octave):.4g}") for i in range(self._count))
+
+    @property
+    def _count(self) -> int:
+        # a logarithm that is off by its last bits must not add an edge
+        return math.ceil(self.per_octave * (math.log2(self.high) - math.log2(self.low)) - 1e-9) + 1
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
