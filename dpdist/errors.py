@@ -8,6 +8,8 @@ Hierarchy::
     ├── DataError          exit 4   rows, files, cluster, or the value of a number cannot be used
     └── ResumableError     exit 5   stopped half-way; the same command resumes
 
+Beside them :class:`PrivacyLeakWarning`, for what goes on although it gives private data away.
+
 A message says what happened, where, and how to mend it, in one paragraph. It never carries a value computed
 from private rows, because messages travel: to logs, dashboards and other people's terminals.
 """
@@ -37,6 +39,14 @@ class DataError(DpdistError):
     """The rows, a file, a folder, the cluster, or the value of a number cannot be used as they are."""
 
     exit_code = 4
+
+
+class PrivacyLeakWarning(UserWarning):
+    """A parameter was computed from the rows without spending budget: on private data its value is a leak.
+
+    It is raised where such a computation stands, and names the parameter. No command of dpdist does that; the
+    published experiments that are repeated on public data do.
+    """
 
 
 class ResumableError(DpdistError):

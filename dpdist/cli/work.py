@@ -86,7 +86,7 @@ def ingest(
 @click.argument("release", type=PATH)
 @click.option("--epsilon", required=True, help="Privacy loss epsilon, in steps of a millionth.")
 @click.option("--delta", help="Probability delta of a larger loss; leave out for pure differential privacy.")
-@click.option("--clip", required=True, type=float, help="Public clip norm C; never taken from the data.")
+@click.option("--clip", required=True, type=float, help="Public clip norm C; never taken from the data but with dpdist bound.")
 @click.option(
     "--mechanism",
     type=click.Choice(list(MECHANISMS)),
@@ -97,7 +97,7 @@ def ingest(
     "--centre",
     default=Centring.NONE.value,
     show_default=True,
-    help="none, private, or a file with a public centre and scale.",
+    help="none, private, or a file (.npz, .npy, .json) with a public centre and scale per column.",
 )
 @click.option("--grid-bits", type=int, default=16, show_default=True, help="The clip norm is 2^B grid steps.")
 @mechanism_options
