@@ -286,7 +286,7 @@ def test_errors_in_rows_hold_at_their_confidence_and_standard_errors_are_right(r
     for draw in errors:
         added = noise.answer(EXACT, SYSTEM) - EXACT
         above = added.sum() - added.cumsum()[:-1]
-        draw[:] = above - np.array([kind.w for kind in kinds]) * added.sum()
+        draw[:] = above - np.array([float(kind.w) for kind in kinds]) * added.sum()
     wrong = (np.abs(errors) > bounds).any(axis=1).sum()
     most = stats.binom.isf(FALSE_ALARM, draws, 0.05)
     assert wrong <= most
@@ -312,9 +312,36 @@ def test_the_true_quantile_lies_between_the_edges_that_are_told(quantile: str, r
         assert found.above_edge < true <= found.up_to_edge
 
 
+@pytest.mark.parametrize("rows", [1000, None])
+def test_what_is_told_of_a_quantile_holds_at_its_confidence_and_its_standard_error_is_right(rows: int | None) -> None:
+    """The 0.95-quantile is exactly at edge 5, where a claim that it lies above is as easily wrong as can be."""
+    noise, draws, wrong, errors = calibrated(PrivacyLoss.parse("0.5"), Neighbours.REPLACE_ONE), 500, 0, []
+    for _ in range(draws):
+        noisy = noise.answer(EXACT, SYSTEM).tolist()
+        found = quantile_of(noisy, noise.scale, Fraction("0.95"), rows=rows)
+        above, up_to = found.above_edge, found.up_to_edge
+        wrong += (above is not None and above >= 5) or (up_to is not None and up_to < 5)
+        if found.edge == 6:
+            errors.append(found.tail_error)
+    assert wrong <= stats.binom.isf(FALSE_ALARM, draws, 0.05)
+    assert len(errors) > 50
+    one = 0.5 / math.sinh(0.5 / noise.scale) ** 2
+    # above edge 6 are 5 of 12 bins, and a hundredth of the rows
+    expected = 5 * 7 / 12 if rows else 5 * 0.99**2 + 7 * 0.01**2
+    assert np.mean(np.array(errors, dtype=float)) == pytest.approx(math.sqrt(one * expected) / 1000, rel=0.1)
+
+
+def test_where_n_is_public_no_other_weight_has_less_variance() -> None:
+    for edge in range(11):
+        best = weights(12, edge, HALF, rows_known=True)
+        for w in (0, 1, 0.3, 0.5, 0.8):
+            other = replace(best, w=Fraction(w))
+            assert best.standard_deviation(20) <= other.standard_deviation(20) + 1e-9
+
+
 def test_a_bound_is_that_of_the_exact_law() -> None:
     """One bin above the edge, weight 1: the error is one discrete Laplace, whose tail is known."""
-    kind, scale = Weights(1, 0, 0.0), 10
+    kind, scale = Weights(1, 0, Fraction(0)), 10
     for beta in (0.05, 1e-3, 1e-6):
         bound = kind.bound(scale, beta)
         ratio = math.exp(-1 / scale)
@@ -363,6 +390,7 @@ def test_the_same_again_is_the_same_answer_from_the_ledger_and_so_is_another_qua
     assert other.clip > first.clip
     assert ledger_of(table).spent() == PrivacyLoss(10**6)
     ledger_of(table).verify()
+    assert ledger_of(table).remembers(first.histogram.release_id, first.histogram.ledger_head)
 
 
 CHANGES: dict[str, Callable[[NormsRequest], NormsRequest]] = {
@@ -442,6 +470,17 @@ def test_a_table_without_a_ledger_is_refused(tmp_path: Path) -> None:
         writer.append(some_rows())
     with pytest.raises(RefusedError, match="No budget is declared"):
         clipping.choose_clip(tmp_path / "rows.zarr", REQUEST, HALF, cluster=Cluster(workers=1))
+
+
+def test_an_answer_from_a_ledger_that_is_not_of_these_rows_is_not_taken(table: RowsTable, tmp_path: Path) -> None:
+    other = Ledger.create(tmp_path / "other.ledger", dataset_id=table.dataset_id, budget=BUDGET)
+    transaction = NormsTransaction(REQUEST, table, tmp_path / "other.ledger")
+    guarantee = REQUEST.calibrated(table).guarantee
+    asked = REQUEST.parameters(table)
+    other.reserve(transaction.release_id, dataset_id=table.dataset_id, parameters=asked, guarantee=guarantee)
+    assert other.commit(transaction.release_id, other.begin(transaction.release_id) or 0, [b"{}"])
+    with pytest.raises(RefusedError, match="is not the ledger of"):
+        clipping.choose_clip(table.path, REQUEST, HALF, ledger=tmp_path / "other.ledger")
 
 
 def test_rows_in_periods_are_refused_with_the_reason(tmp_path: Path) -> None:

@@ -86,7 +86,9 @@ def ingest(
 @click.argument("release", type=PATH)
 @click.option("--epsilon", required=True, help="Privacy loss epsilon, in steps of a millionth.")
 @click.option("--delta", help="Probability delta of a larger loss; leave out for pure differential privacy.")
-@click.option("--clip", required=True, type=float, help="Public clip norm C; never taken from the data but with dpdist bound.")
+@click.option(
+    "--clip", required=True, type=float, help="Public clip norm C: from dpdist bound, or else never from the data."
+)
 @click.option(
     "--mechanism",
     type=click.Choice(list(MECHANISMS)),

@@ -54,7 +54,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -110,22 +110,23 @@ class Weights:
 
     above: int
     below: int
-    w: float
+    w: Fraction
 
     def standard_deviation(self, scale: int) -> float:
         """Return that of the estimate, in rows."""
-        one = 0.5 / math.sinh(0.5 / scale) ** 2
-        return math.sqrt(one * (self.above * (1 - self.w) ** 2 + self.below * self.w**2))
+        one, w = 0.5 / math.sinh(0.5 / scale) ** 2, float(self.w)
+        return math.sqrt(one * (self.above * (1 - w) ** 2 + self.below * w**2))
 
     def bound(self, scale: int, beta: float) -> float:
         """Return what the error exceeds with probability at most beta, on one side, in rows (see the module)."""
-        largest = max(1 - self.w if self.above else 0.0, self.w if self.below else 0.0)
+        w = float(self.w)
+        largest = max(1 - w if self.above else 0.0, w if self.below else 0.0)
         if largest == 0:
             return 0.0
 
         def proved(log_rest: float) -> float:  # of s = (1 - rest) / (t largest), as close to its limit as need be
             s = -math.expm1(log_rest) / (scale * largest)
-            rise = self.above * _log_mgf(s * (1 - self.w), scale) + self.below * _log_mgf(s * self.w, scale)
+            rise = self.above * _log_mgf(s * (1 - w), scale) + self.below * _log_mgf(s * w, scale)
             return (rise - math.log(beta)) / s
 
         low, high = math.log(1e-9), math.log1p(-1e-9)
@@ -145,7 +146,7 @@ def _log_mgf(s: float, scale: int) -> float:
 def weights(bins: int, edge: int, quantile: Fraction, *, rows_known: bool) -> Weights:
     """Return the weights with which the rows above an edge are estimated, less ``(1 - quantile) n``."""
     above = bins - 1 - edge
-    return Weights(above, bins - above, above / bins if rows_known else float(1 - quantile))
+    return Weights(above, bins - above, Fraction(above, bins) if rows_known else 1 - quantile)
 
 
 def require_quantile(quantile: Fraction) -> None:
@@ -219,18 +220,19 @@ def quantile_of(
     beta = (1 - confidence) / (2 * len(edges))
     kinds = [weights(bins, edge, quantile, rows_known=rows is not None) for edge in edges]
     bounds = [kind.bound(scale, beta) for kind in kinds]
-    tails, tail = [], total
+    tails: list[Fraction | int] = []
+    tail = total
     for edge in edges:
         tail -= noisy[edge]
-        # n is public: of what the noise added to all counts, the part that fell on these is taken back
-        tails.append(Fraction(tail) if rows is None else tail - Fraction(bins - 1 - edge, bins) * (total - rows))
+        # where n is public, a part of what the noise added to all counts is taken back
+        tails.append(tail - (0 if rows is None else kinds[edge].w * (total - rows)))
     over = [each - (1 - quantile) * (total if rows is None else rows) for each in tails]
     found = next((edge for edge in edges if over[edge] <= 0), None)
     place = edges[-1] if found is None else found
     size, share, error = total if rows is None else rows, None, None
     if size > 0:
-        share = float(min(Fraction(1), max(Fraction(0), tails[place] / size)))
-        kind = kinds[place] if rows is not None else Weights(kinds[place].above, kinds[place].below, share)
+        share = float(min(Fraction(1), max(Fraction(0), Fraction(tails[place]) / size)))
+        kind = kinds[place] if rows is not None else replace(kinds[place], w=Fraction(share))
         error = kind.standard_deviation(scale) / size
     return QuantileFound(
         edge=found,

@@ -130,6 +130,8 @@ class NormHistogram:
         t of the noise on each count.
     rows
         n under replace-one, None under add-remove.
+    ledger_head
+        Where the ledger's journal ended before the noise was drawn, by which a ledger that forgot it is found out.
     """
 
     release_id: str
@@ -138,6 +140,7 @@ class NormHistogram:
     counts: tuple[int, ...]
     scale: int
     rows: int | None
+    ledger_head: str
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -150,6 +153,7 @@ class NormHistogram:
             "edges": list(self.edges),
             "counts": list(self.counts),
             "n": self.rows,
+            "ledger_head": self.ledger_head,
         }
 
     @classmethod
@@ -164,6 +168,7 @@ class NormHistogram:
             counts=tuple(value["counts"]),
             scale=value["noise"]["scale"],
             rows=value["n"],
+            ledger_head=value["ledger_head"],
         )
 
 
@@ -242,9 +247,9 @@ def _drawn(transaction: NormsTransaction, exact: Counts, ledger_head: str) -> It
         counts=tuple(noise.answer(exact, SYSTEM).tolist()),
         scale=noise.scale,
         rows=table.rows if request.neighbours is Neighbours.REPLACE_ONE else None,
+        ledger_head=ledger_head,
     )
-    extra = {"ledger_head": ledger_head, "library": f"dpdist {dpdist.__version__}"}
-    yield canonical(released.to_json() | extra).encode()
+    yield canonical(released.to_json() | {"library": f"dpdist {dpdist.__version__}"}).encode()
 
 
 def published(transaction: NormsTransaction) -> NormHistogram:
