@@ -93,8 +93,8 @@ class ClipChoice:
             low = "" if found.above_edge is None else f"above {edges[found.above_edge]:g} and "
             said = (
                 f"Clip norm {self.clip:g}. {longer} longer, and would be shortened to it. The {q} is {low}at most "
-                f"{edges[found.up_to_edge]:g} at confidence {found.confidence:g}, and the number of rows longer than "
-                f"the clip norm is known to within {found.rows:.0f}."
+                f"{edges[found.up_to_edge]:g} at confidence {found.confidence:g}; the noise moves the rank of the "
+                f"clip norm among the norms by at most {found.rows:.0f} rows."
             )
             if found.edge == 0:
                 said += " It is the first norm of the grid: a smaller one, with less noise, may do (--grid)."

@@ -174,7 +174,8 @@ class QuantileFound:
     up_to_edge
         Number of the first edge that surely is not below it; None: it may lie beyond the grid.
     rows
-        How many rows the number of rows above ``edge`` is off by at most; of the last edge where there is none.
+        How many rows the estimate of U at ``edge`` is off by at most, which is how far noise moves the edge's rank; at
+        the last edge where there is none.
     tail, tail_error
         Estimated share of the rows above that edge, from 0 to 1, and its standard error. None: the noise exceeds the
         number of rows.
