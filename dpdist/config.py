@@ -54,7 +54,8 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,14 @@ import numpy as np
 
 from dpdist.errors import DataError, UsageError
 from dpdist.mechanisms.base import Kind, Statement
+from dpdist.mechanisms.quantile import require_quantile
 from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.pipeline import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.places import Place, place_of
+from dpdist.release.norms import NormsRequest
 from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.rows.norms import NormGrid
 from dpdist.rows.readers import Choices, Remote, location_of
 from dpdist.rows.readers import Place as SourcePlace
 from dpdist.rows.units import Unit
@@ -171,6 +175,43 @@ def request_from(
     )
     request.bound(len(next((v for v in shift.values() if v), (0.0, 0.0))))  # range of clip norm and grid bits
     return request
+
+
+def norms_request_from(*, epsilon: str, grid: str, neighbours: str, centre: str) -> NormsRequest:
+    """Make a request for a histogram of norms from text as it stands on the command line.
+
+    Raises
+    ------
+    UsageError
+        If a value is out of range, or the centre is to be private.
+    DataError
+        If a number is out of range, or the file of the public centre cannot be read.
+    """
+    if centre == Centring.PRIVATE:
+        raise UsageError(
+            "With --centre private rows are clipped about zero, before their mean is known: choose the clip norm with "
+            "--centre none."
+        )
+    shift = {} if centre == Centring.NONE else read_public_centre(Path(centre))
+    return NormsRequest(PrivacyLoss.parse(epsilon), NormGrid.parse(grid), Neighbours(neighbours), **shift)
+
+
+def quantile_from(text: str) -> Fraction:
+    """Read a quantile exactly.
+
+    Raises
+    ------
+    UsageError
+        If it is no number between 0 and 1.
+    """
+    try:
+        value = Decimal(text)
+        # the exponent is looked at first, because 1e-999999999 has too many digits
+        found = Fraction(value) if value.is_finite() and abs(value.adjusted()) < 10 else Fraction(0)
+    except InvalidOperation:
+        found = Fraction(0)
+    require_quantile(found)
+    return found
 
 
 def unit_from(column: str | None, max_rows: int | None) -> Unit | None:

@@ -8,6 +8,8 @@ Hierarchy::
     ├── DataError          exit 4   rows, files, cluster, or the value of a number cannot be used
     └── ResumableError     exit 5   stopped half-way; the same command resumes
 
+Beside them :class:`PrivacyLeakWarning`, for what goes on although it gives private data away.
+
 A message says what happened, where, and how to mend it, in one paragraph. It never carries a value computed
 from private rows, because messages travel: to logs, dashboards and other people's terminals.
 """
@@ -39,11 +41,15 @@ class DataError(DpdistError):
     exit_code = 4
 
 
+class PrivacyLeakWarning(UserWarning):
+    """A parameter was computed from the rows without spending budget: on private data its value is a leak.
+
+    It names the parameter, and is raised where such a computation stands (in published experiments, repeated on public
+    data) and where an estimator sees that a parameter it was given can only be of its rows. No command takes one from them.
+    """
+
+
 class ResumableError(DpdistError):
     """Work stopped half-way; nothing is lost and the same command resumes it."""
 
     exit_code = 5
-
-
-class PrivacyLeakWarning(UserWarning):
-    """A parameter was taken from private data: the guarantee does not cover what it tells of them."""

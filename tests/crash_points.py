@@ -74,6 +74,7 @@ def points() -> dict[str, Point]:
     """Return the moments of a release at which something can be made to happen, in their order."""
     from dpdist import engine, pipeline, staging
     from dpdist.mechanisms.base import IndependentEntries
+    from dpdist.mechanisms.quantile import CalibratedHistogram
     from dpdist.moment import total
     from dpdist.privacy.folder import FolderStorage
     from dpdist.privacy.journal import Transaction
@@ -100,6 +101,7 @@ def points() -> dict[str, Point]:
         "after the beginning": Point(Ledger, "begin", after=True),
         "in the second band": Point(IndependentEntries, "answer_band", after=True, which=_continues),
         "after the draw": Point(trusted, "_noisy", after=True),
+        "after the counts are drawn": Point(CalibratedHistogram, "answer", after=True),
         "with half a draft": Point(FolderStorage, "_write", after=False, first=_half_written),
         "after the draft": Point(FolderStorage, "_write", after=True),
         "with the draft staged": Point(PostgresStorage, "stage", after=True),

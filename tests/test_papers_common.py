@@ -17,7 +17,7 @@ import pytest
 from distributed import Client
 
 from dpdist.engine import Engine, connected
-from dpdist.errors import DataError, UsageError
+from dpdist.errors import DataError, PrivacyLeakWarning, UsageError
 from workflows.papers.common import answers, data, runs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -123,7 +123,8 @@ def test_cells_reach_workers_that_have_dpdist_and_not_the_scripts(
 ) -> None:
     for function in (energy_there, refusing):
         monkeypatch.setattr(function, "__module__", "__main__")  # as in a script
-    moment = answers.moment_of(data.in_unit_ball(RNG.normal(size=(5000, 3)) * [3, 1, 1]))
+    with pytest.warns(PrivacyLeakWarning, match="largest norm"):
+        moment = answers.moment_of(data.in_unit_ball(RNG.normal(size=(5000, 3)) * [3, 1, 1]))
     cells = [{"k": 1, "run": run} for run in range(3)]
     with connected(bare) as found, runs.opened(tmp_path / "a", SETTINGS) as store:
         rows = runs.run(found, store, energy_there, cells, shared=moment)
@@ -134,7 +135,8 @@ def test_cells_reach_workers_that_have_dpdist_and_not_the_scripts(
 
 
 def test_moment_and_energy_are_those_of_the_rows() -> None:
-    rows = data.in_unit_ball(RNG.normal(size=(5000, 4)) * [4, 2, 1, 1] + 7)
+    with pytest.warns(PrivacyLeakWarning, match="largest norm"):
+        rows = data.in_unit_ball(RNG.normal(size=(5000, 4)) * [4, 2, 1, 1] + 7)
     assert np.linalg.norm(rows, axis=1).max() == pytest.approx(1)
     assert np.allclose(rows.mean(axis=0), 0)
     moment = answers.moment_of(rows)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from paper_runs import results, run
 
+from dpdist.errors import PrivacyLeakWarning
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import normals
@@ -31,7 +32,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_figures_run_are_recorded_and_are_not_run_again(
     scheduler: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(figures.main, scheduler, tmp_path, "--data", str(folder))
+    with pytest.warns(PrivacyLeakWarning) as named:
+        run(figures.main, scheduler, tmp_path, "--data", str(folder))
+    for leak in ("largest norm", "rounds of PPM"):
+        assert any(leak in str(warning.message) for warning in named)
     assert NOTICE in capsys.readouterr().err
     found, rows = results(tmp_path, figures.NAME)
     assert found["notice"] == NOTICE
@@ -42,13 +46,17 @@ def test_the_figures_run_are_recorded_and_are_not_run_again(
     assert mean[1, "synthetic", "10", "gaussian"] > 99  # 3000 rows against noise of about 0.4
     assert mean[1, "synthetic", "10", "random"] < 35  # 10 of 100 dimensions; the mean is near 10
     before = (tmp_path / f"{figures.NAME}.cells.jsonl").read_bytes()
-    run(figures.main, scheduler, tmp_path, "--data", str(folder))
+    with pytest.warns(PrivacyLeakWarning):
+        run(figures.main, scheduler, tmp_path, "--data", str(folder))
     assert "Captured energy" not in capsys.readouterr().err  # the progress bar: no cell was left
     assert (tmp_path / f"{figures.NAME}.cells.jsonl").read_bytes() == before
 
 
 def test_the_table_runs_and_compares_with_what_was_printed(scheduler: str, tmp_path: Path) -> None:
-    run(table.main, scheduler, tmp_path)
+    with pytest.warns(PrivacyLeakWarning) as named:
+        run(table.main, scheduler, tmp_path)
+    for leak in ("largest norm", "rounds of PPM"):
+        assert any(leak in str(warning.message) for warning in named)
     found, rows = results(tmp_path, table.NAME)
     assert {row["split"] for row in rows} == {"70%", "50%"}
     printed = {(row["method"], row["split"]): row.get("printed") for row in found["table"]}
@@ -82,7 +90,8 @@ def test_the_attack_is_certain_after_sn_releases_and_never_after_the_repairs(sch
 
 
 def test_published_rounds_follow_the_gap() -> None:
-    rows = sets.in_unit_ball(normals(40000, SYSTEM).reshape(4000, 10) * np.r_[8, 8, np.ones(8)])
+    with pytest.warns(PrivacyLeakWarning):
+        rows = sets.in_unit_ball(normals(40000, SYSTEM).reshape(4000, 10) * np.r_[8, 8, np.ones(8)])
     moment = moment_of(rows)
     assert methods.rounds_as_published(moment, 2) == 3  # 8 / (8 - 1) ln 10 = 2.63
     found = methods.subspace("random", "1", moment, 2, {})

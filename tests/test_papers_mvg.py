@@ -13,7 +13,7 @@ import pytest
 from paper_runs import results, run
 from scipy import stats
 
-from dpdist.errors import UsageError
+from dpdist.errors import PrivacyLeakWarning, UsageError
 from dpdist.mechanisms.mvg import published_norm
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.accounting import gaussian_sigma
@@ -163,7 +163,10 @@ def test_the_quick_version_writes_its_files(scheduler: str, tmp_path: Path) -> N
     for name, shape in (("liver_disorders", (345, 6)), ("movement_rss", (2000, 4)), ("cardiotocography", (500, 21))):
         np.savez(tmp_path / f"{name}.npz", X=RNG.normal(size=shape))
     output = tmp_path / "out"
-    run(tasks.main, scheduler, output, "--data", str(tmp_path))
+    with pytest.warns(PrivacyLeakWarning) as named:
+        run(tasks.main, scheduler, output, "--data", str(tmp_path))
+    for leak in ("ranges that columns", "known directions"):
+        assert any(leak in str(warning.message) for warning in named)
     found, rows = results(output, tasks.NAME)
     assert {row["task"] for row in rows} == set(tasks.TASKS)
     assert all(float(row["mean"]) >= 0 for row in rows)

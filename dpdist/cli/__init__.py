@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from dpdist import __version__
-from dpdist.cli import knowledge, work
+from dpdist.cli import knowledge, rows, work
 from dpdist.cli.ledgers import ledger
 from dpdist.cli.options import say
 from dpdist.errors import DpdistError
@@ -26,6 +26,8 @@ def cli() -> None:
 
 for command in (
     work.ingest,
+    rows.bound,
+    rows.inspect,
     work.release_command,
     work.pca,
     work.project,

@@ -124,6 +124,27 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     return collected
 
 
+def trusted_option(command: Command) -> Command:
+    """Add who is trusted; the command gets ``trusted``, a word."""
+    return click.option(
+        "--trusted",
+        type=click.Choice(["driver", "worker"]),
+        default="driver",
+        show_default=True,
+        help="Where ledger and noise live: here, or on the worker started with --resources trusted=1.",
+    )(command)
+
+
+def ledger_option(command: Command) -> Command:
+    """Add the place of the budget; the command gets ``ledger``."""
+    return click.option(
+        "--ledger",
+        type=LEDGER,
+        help="The budget's folder, or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME "
+        "[default: ROWS with the suffix .ledger].",
+    )(command)
+
+
 def neighbours_option(command: Command) -> Command:
     """Add the neighbouring relation; the command gets ``neighbours``, a word."""
     return click.option(

@@ -19,11 +19,13 @@ from dpdist.cli.options import (
     cluster_options,
     count_of,
     json_option,
+    ledger_option,
     mechanism_options,
     neighbours_option,
     options_of,
     say,
     tls_options,
+    trusted_option,
 )
 from dpdist.engine import progress_bar
 from dpdist.mechanisms.registry import MECHANISMS
@@ -100,7 +102,9 @@ def ingest(
     "--delta",
     help="What may be added to a probability besides the factor e^epsilon; leave out for pure differential privacy.",
 )
-@click.option("--clip", required=True, type=float, help="Public clip norm C; never taken from the data.")
+@click.option(
+    "--clip", required=True, type=float, help="Public clip norm C: from dpdist bound, or else never from the data."
+)
 @click.option(
     "--mechanism",
     type=click.Choice(list(MECHANISMS)),
@@ -111,26 +115,15 @@ def ingest(
     "--centre",
     default=Centring.NONE.value,
     show_default=True,
-    help="none, private, or a file with a public centre and scale.",
+    help="none, private, or a file (.npz, .npy, .json) with a public centre and scale per column.",
 )
 @click.option("--grid-bits", type=int, default=16, show_default=True, help="The clip norm is 2^B grid steps.")
 @mechanism_options
 @click.option("--for-reproduction", is_flag=True, help="Allow a mechanism that is not private as claimed; no ledger.")
 @click.option("--id", "name", help="Release id [default: follows from data set and parameters].")
-@click.option(
-    "--ledger",
-    type=LEDGER,
-    help="The budget's folder, or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME "
-    "[default: ROWS with the suffix .ledger].",
-)
+@ledger_option
 @cluster_options
-@click.option(
-    "--trusted",
-    type=click.Choice(["driver", "worker"]),
-    default="driver",
-    show_default=True,
-    help="Where ledger and noise live: here, or on the worker started with --resources trusted=1.",
-)
+@trusted_option
 @json_option
 def release_command(
     rows: Path, release: Path, epsilon: str, delta: str | None, clip: float, mechanism: str | None, neighbours: str,

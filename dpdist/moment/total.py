@@ -42,13 +42,14 @@ class Partial:
     Attributes
     ----------
     values
-        Packed ``sum z z^T``, int64, exact; or, in a pass that only multiplies, ``sum z (z^T V)``, (d, k) float64.
+        Packed ``sum z z^T``, int64, exact; in a pass that only multiplies ``sum z (z^T V)``, (d, k) float64; in one
+        that counts norms the counts of the bins, int64.
     rows
         Number of rows in it.
     covered
         Sorted, disjoint, non-adjacent half-open runs of chunk indices.
     band
-        The rows of the triangle that ``values`` holds; None in a pass that only multiplies.
+        The rows of the triangle that ``values`` holds; None in a pass that only multiplies or counts.
     fingerprint
         Sum over the chunks of a hash of index and checksum: two passes that read the same have the same. Private.
     """
@@ -118,11 +119,18 @@ def plan(
     """
     require_summable(table, bound)
     wanted = band or Band.whole(bound.width)
-    groups = []
-    for run in partitions(table.chunks, workers):
-        cut = partitions(len(run), per_worker)
-        groups.append(tuple(MomentTask(table, bound, run[part.start : part.stop], wanted) for part in cut))
+    groups = (
+        tuple(MomentTask(table, bound, run, wanted) for run in runs) for runs in runs_of(table, workers, per_worker)
+    )
     return MomentPlan(table, bound, tuple(groups))
+
+
+def runs_of(table: RowsTable, workers: int, per_worker: int = PER_WORKER) -> list[list[range]]:
+    """Cut the chunks of a table into runs, grouped by the worker that should read them; nothing is read."""
+    return [
+        [run[part.start : part.stop] for part in partitions(len(run), per_worker)]
+        for run in partitions(table.chunks, workers)
+    ]
 
 
 def partition_moment(task: MomentTask) -> Partial:
@@ -189,12 +197,13 @@ class BoundedBlocks:
                         yield buffer
                         filled = 0
                 self.rows += piece.shape[0]
-            self.fingerprint += _hash_of(index, reader.checksum)
+            self.fingerprint += hash_of(index, reader.checksum)
         if filled:
             yield buffer[:filled]
 
 
-def _hash_of(index: int, checksum: int) -> int:
+def hash_of(index: int, checksum: int) -> int:
+    """Return the part of a chunk in the fingerprint of a :class:`Partial`."""
     return int.from_bytes(hashlib.sha256(f"{index} {checksum}".encode()).digest(), "big")
 
 

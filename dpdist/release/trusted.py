@@ -12,7 +12,7 @@ process's memory before this module is called.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -73,24 +73,10 @@ def reserve(transaction: Transaction) -> State:
     """
     request, table = transaction.request, transaction.table
     stands = require_place(transaction)
-    if table.ledger_id is None:
-        raise RefusedError(
-            f"No budget is declared for {table.path}. Declare one with dpdist ledger create {transaction.ledger} "
-            f"--rows {table.path} --budget-epsilon E --budget-delta D."
-        )
-    if not Ledger.stands_at(transaction.ledger):
-        raise RefusedError(
-            f"The ledger of {table.path} is not at {transaction.ledger}. If it was moved, pass --ledger; if it is "
-            "lost, restore it from a copy: what was spent is known nowhere else."
-        )
+    ledger = charged_ledger(table, transaction.ledger)
     guarantee = request.calibrated(table.columns, table.max_rows).guarantee
     if request.for_reproduction or guarantee is None:
         raise UsageError("A release for reproduction has no guarantee that a ledger could charge.")
-    ledger = Ledger(transaction.ledger)
-    if ledger.ledger_id != table.ledger_id:
-        raise RefusedError(
-            f"{transaction.ledger} is not the ledger of {table.path}. Pass the one that was created for it (--ledger)."
-        )
     if stands:
         require_remembered(ledger, transaction.target)
     return ledger.reserve(
@@ -100,6 +86,32 @@ def reserve(transaction: Transaction) -> State:
         guarantee=guarantee,
         periods=table.seals,
     )
+
+
+def charged_ledger(table: RowsTable, place: Place) -> Ledger:
+    """Open the one ledger that may be charged for a table.
+
+    Raises
+    ------
+    RefusedError
+        If no budget is declared for the table, or its ledger is not at the place.
+    """
+    if table.ledger_id is None:
+        raise RefusedError(
+            f"No budget is declared for {table.path}. Declare one with dpdist ledger create {place} "
+            f"--rows {table.path} --budget-epsilon E --budget-delta D."
+        )
+    if not Ledger.stands_at(place):
+        raise RefusedError(
+            f"The ledger of {table.path} is not at {place}. If it was moved, pass --ledger; if it is "
+            "lost, restore it from a copy: what was spent is known nowhere else."
+        )
+    ledger = Ledger(place)
+    if ledger.ledger_id != table.ledger_id:
+        raise RefusedError(
+            f"{place} is not the ledger of {table.path}. Pass the one that was created for it (--ledger)."
+        )
+    return ledger
 
 
 def require_remembered(ledger: Ledger, target: Path) -> None:
@@ -171,13 +183,37 @@ def conclude(transaction: Transaction, moment: BandedMoment, progress: Progress 
             written(file, _drawn(transaction, moment, progress))
             archive.publish(file, transaction.target)
         return
-    ledger, release_id = Ledger(transaction.ledger), transaction.release_id
+    commit_once(
+        Ledger(transaction.ledger),
+        transaction.release_id,
+        lambda head: _drawn(transaction, moment, progress, head),
+    )
+
+
+def commit_once(ledger: Ledger, release_id: str, drawn: Callable[[str], Iterable[bytes]]) -> None:
+    """Draw and commit what was reserved under an id, unless it was committed already; whoever else does the same.
+
+    Parameters
+    ----------
+    ledger, release_id
+        Where it is reserved.
+    drawn
+        Draws fresh noise at every call and returns what is to be committed; it is given the head of the ledger's
+        journal, after the attempt was recorded there.
+
+    Raises
+    ------
+    RefusedError
+        If it was aborted meanwhile.
+    ResumableError
+        If the ledger cannot be written, or others overtake this attempt again and again and die.
+    """
     for _ in range(_ATTEMPTS):
         fence = ledger.begin(release_id)
         if fence is None:
             return
         begun = time.monotonic()
-        if ledger.commit(release_id, fence, _drawn(transaction, moment, progress, ledger.head)):
+        if ledger.commit(release_id, fence, drawn(ledger.head)):
             return
         took = time.monotonic() - begun
         ledger.wait(release_id, fence, max(_WINNER_SECONDS, _WINNER_DRAWS * took))

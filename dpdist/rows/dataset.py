@@ -262,8 +262,15 @@ def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str) -> RowsTa
     return replace(table, budget=budget, ledger_id=ledger_id)
 
 
-def open_rows(path: Path) -> RowsTable:
+def open_rows(path: Path, *, whole: bool = True) -> RowsTable:
     """Open and validate a rows.zarr, the presence and size of every chunk included.
+
+    Parameters
+    ----------
+    path
+        Its folder.
+    whole
+        Whether every chunk must be there; else see :func:`incomplete`.
 
     Raises
     ------
@@ -294,7 +301,23 @@ def open_rows(path: Path) -> RowsTable:
     if table is None:
         raise DataError(otherwise)
     _validate(table, array)
+    if whole:
+        for _, wrong in incomplete(table):
+            raise DataError(f"{table.path} cannot be used: {wrong}. Ingest the source again with dpdist ingest.")
     return table
+
+
+def incomplete(table: RowsTable) -> Iterator[tuple[int, str]]:
+    """Yield number and fault of every chunk that is missing or has the wrong size; nothing is read."""
+    for index in range(table.chunks):
+        what = f"chunk {index} of {table.chunks}"
+        try:
+            size = table.chunk_path(index).stat().st_size
+        except OSError:
+            yield index, f"{what} is missing"
+            continue
+        if size > table.chunk_bytes if table.compressed else size != table.chunk_bytes:
+            yield index, f"{what} is truncated or too long"
 
 
 def _validate(table: RowsTable, array: Array) -> None:
@@ -317,10 +340,3 @@ def _validate(table: RowsTable, array: Array) -> None:
             f"{where} its chunks must be little-endian bytes, plain or compressed with Blosc, and a CRC32C checksum. "
             f"{cure}"
         )
-    for index in range(table.chunks):
-        try:
-            size = table.chunk_path(index).stat().st_size
-        except OSError:
-            raise DataError(f"{where} chunk {index} of {table.chunks} is missing. {cure}") from None
-        if size > table.chunk_bytes if table.compressed else size != table.chunk_bytes:
-            raise DataError(f"{where} chunk {index} of {table.chunks} is truncated or too long. {cure}")

@@ -202,6 +202,11 @@ def bind_periods(table: PeriodicTable, ledger_id: str) -> PeriodicTable:
     return bound
 
 
+def is_periodic(path: Path) -> bool:
+    """Say whether what stands at a path claims to be a folder of periods."""
+    return (path / _FILE).is_file()
+
+
 def open_periods(path: Path) -> PeriodicTable:
     """Open a folder of periods; what is in the periods is looked at by whoever reads them.
 

@@ -108,6 +108,7 @@ def scaled(rows: Floats) -> Floats:
 
 def rows_of(task: Task, folder: Path | None) -> Floats:
     """Return the scaled rows of a task, (n, d); for the regression, the informative columns first."""
+    sets.leaks("The ranges that columns are scaled by", "Give public ranges with --centre FILE.")
     rows = sets.required(folder, task.data)["X"].astype(np.float64)
     return scaled(rows[:, regression.ORDER] if task.name == "regression" else rows)
 
@@ -144,6 +145,10 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
             for task in TASKS.values()
         },
     }
+    sets.leaks(
+        "The directions of the noise, in the methods with known directions",
+        "Pay for directions, as the methods with private directions do.",
+    )
     found: list[Json] = []
     facts: Json = {}
     with cluster.connected() as engine, runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store:

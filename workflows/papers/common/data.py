@@ -2,11 +2,13 @@
 
 Nothing that is computed here is private: centring by the exact mean and dividing by the largest norm of the data, as
 the papers do, are functions of every row. A release bounds rows by a public clip norm instead.
+Wherever a parameter is taken from the rows like that, :func:`leaks` names it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.errors import DataError
+from dpdist.errors import DataError, PrivacyLeakWarning
 
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
@@ -135,8 +137,39 @@ def chosen(table: Table, count: int, seed: int) -> Floats:
     return table.rows[np.sort(picked)].astype(np.float64)
 
 
+def leaks(parameter: str, instead: str, level: int = 1) -> None:
+    """Warn that a parameter is taken from the rows.
+
+    Parameters
+    ----------
+    parameter
+        What it is.
+    instead
+        What to take where the rows are private.
+    level
+        Who does it: 1 the caller, 2 whoever called it.
+    """
+    warnings.warn(
+        f"{parameter}: computed from the rows, at no cost to any budget. These rows are public; of private ones it "
+        f"would be a leak. {instead}",
+        PrivacyLeakWarning,
+        stacklevel=1 + level,
+    )
+
+
 def in_unit_ball(rows: Floats) -> Floats:
-    """Subtract the mean and divide by the largest norm: the papers' preprocessing, which is not private."""
+    """Subtract the mean and divide by the largest norm: the papers' preprocessing, which is not private.
+
+    Warns
+    -----
+    PrivacyLeakWarning
+        Always.
+    """
+    leaks(
+        "The mean and the largest norm that rows are centred and scaled by",
+        "Choose a clip norm with dpdist bound, and release the mean with --centre private.",
+        level=2,
+    )
     centred = rows - rows.mean(axis=0)
     norms: Floats = np.linalg.norm(centred, axis=1)
     out: Floats = centred / norms.max()

@@ -29,6 +29,7 @@ from workflows.papers.imtiaz_sarwate.methods import (
     FREE_OF_EPSILON,
     METHODS,
     ROUNDS,
+    ROUNDS_LEAK,
     rounds_as_published,
     subspace,
 )
@@ -121,6 +122,7 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
             name: {"seed": SEED, "source": source, "sha256": sets.digest(x)} for name, (x, source) in rows.items()
         },
     }
+    sets.leaks(*ROUNDS_LEAK)
     found: list[Json] = []
     facts: Json = {}
     with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as engine:

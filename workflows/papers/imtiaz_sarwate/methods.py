@@ -80,6 +80,13 @@ METHODS = {
 FREE_OF_EPSILON = ("SVD", "random")
 
 
+ROUNDS_LEAK = (
+    "The number of rounds of PPM, which follows from the gap of the eigenvalues",
+    "Give a public number of rounds: dpdist's power takes no other.",
+)
+"""What the published number of rounds gives away, and what to take instead."""
+
+
 def rounds_as_published(moment: PublicMoment, components: int) -> int:
     """Return ``L = s_k / (s_k - s_(k+1)) ln d`` for the singular values s of the rows; a leak, as in the paper."""
     values = np.sqrt(np.maximum(np.linalg.eigvalsh(moment.matrix)[::-1], 0))

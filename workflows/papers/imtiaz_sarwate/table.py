@@ -36,6 +36,7 @@ from workflows.papers.imtiaz_sarwate.methods import (
     FREE_OF_EPSILON,
     METHODS,
     ROUNDS,
+    ROUNDS_LEAK,
     rounds_as_published,
     subspace,
 )
@@ -244,6 +245,7 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster, 
         "components": {column.name: column.components for column in columns},
         "sweeps of PPCA": {column.name: column.sweeps for column in columns},
     }
+    sets.leaks(*ROUNDS_LEAK)
     found: list[Json] = []
     with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as engine:
         for column in columns:

@@ -1,0 +1,272 @@
+"""A private histogram of the rows' norms, by which a clip norm is chosen: requested, charged, drawn and committed once.
+
+It goes through the same transaction as a release of a moment (:mod:`dpdist.release.trusted`), and its functions may
+run any number of times as well. What is committed is the noisy histogram, as JSON; it stands in the ledger and
+nowhere else, and whoever asks again is given it at no cost. A quantile of it is post-processing: asking for another one
+of the same histogram costs nothing. The exact counts are a local variable of :func:`finalise`.
+
+The id follows from the data set's identity and public parameters, as that of a release does, and not from the quantile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import dpdist
+from dpdist.errors import DataError, RefusedError
+from dpdist.mechanisms.quantile import NAME, CalibratedHistogram, Counts, calibrated, weights
+from dpdist.moment.total import Partial, complete
+from dpdist.noise.entropy import SYSTEM
+from dpdist.privacy.books import State
+from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.journal import canonical
+from dpdist.privacy.ledger import Ledger
+from dpdist.privacy.places import Place
+from dpdist.release.trusted import charged_ledger, commit_once
+from dpdist.rows.bounding import RowBound
+from dpdist.rows.dataset import RowsTable
+from dpdist.rows.norms import NormGrid
+
+FORMAT = "dpdist-norms/1"
+
+
+@dataclass(frozen=True)
+class NormsRequest:
+    """A request for one private histogram of the norms of rows.
+
+    Parameters
+    ----------
+    loss
+        What it may cost; delta is 0.
+    grid
+        The public grid.
+    neighbours
+        The neighbouring relation.
+    centre, scale
+        Public shift and divisor per column, as of the release whose clip norm is chosen, or None.
+    """
+
+    loss: PrivacyLoss
+    grid: NormGrid
+    neighbours: Neighbours = Neighbours.REPLACE_ONE
+    centre: tuple[float, ...] | None = None
+    scale: tuple[float, ...] | None = None
+
+    def bound(self, columns: int) -> RowBound:
+        """Return the public shift and scale of rows of so many columns.
+
+        Raises
+        ------
+        UsageError
+            If the public vectors have another number of entries.
+        """
+        return RowBound(columns, self.grid.edges[-1], 2, self.centre, self.scale)
+
+    def calibrated(self, table: RowsTable) -> CalibratedHistogram:
+        """Return the noise for a table.
+
+        Raises
+        ------
+        UsageError
+            If a delta is asked for.
+        """
+        return calibrated(self.loss, self.neighbours, table.max_rows)
+
+    def parameters(self, table: RowsTable) -> dict[str, Any]:
+        """Return everything the histogram depends on besides the rows, as JSON values."""
+        vectors = {"centre": self.centre, "scale": self.scale}
+        return {
+            "dataset_id": table.dataset_id,
+            "columns": list(table.names),
+            "mechanism": NAME,
+            "epsilon_micro": self.loss.epsilon_micro,
+            "delta_atto": self.loss.delta_atto,
+            "neighbours": self.neighbours.value,
+            "grid": self.grid.to_json(),
+            **{name: None if vector is None else list(vector) for name, vector in vectors.items()},
+            **({} if table.unit is None else {"unit": table.unit.to_json()}),
+        }
+
+    def release_id(self, table: RowsTable) -> str:
+        """Return the id, which follows from the parameters."""
+        digest = hashlib.sha256(canonical(self.parameters(table)).encode()).hexdigest()
+        return f"n-{digest[:32]}"
+
+
+@dataclass(frozen=True)
+class NormsTransaction:
+    """One histogram: the request, the table, and the ledger that is charged."""
+
+    request: NormsRequest
+    table: RowsTable
+    ledger: Place
+
+    @property
+    def release_id(self) -> str:
+        """The id under which all of this happens once."""
+        return self.request.release_id(self.table)
+
+
+@dataclass(frozen=True)
+class NormHistogram:
+    """A released histogram of norms. Public.
+
+    Attributes
+    ----------
+    release_id
+        Its id in the ledger.
+    guarantee
+        What is proved of it.
+    edges
+        The grid, rising.
+    counts
+        Noisy counts: of the norms up to each edge, and beyond the last.
+    scale
+        t of the noise on each count.
+    rows
+        n under replace-one, None under add-remove.
+    ledger_head
+        Where the ledger's journal ended before the noise was drawn, by which a ledger that forgot it is found out.
+    """
+
+    release_id: str
+    guarantee: Guarantee
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    scale: int
+    rows: int | None
+    ledger_head: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "format": FORMAT,
+            "release_id": self.release_id,
+            "mechanism": NAME,
+            "guarantee": self.guarantee.to_json(),
+            "noise": {"law": "discrete-laplace", "scale": self.scale},
+            "edges": list(self.edges),
+            "counts": list(self.counts),
+            "n": self.rows,
+            "ledger_head": self.ledger_head,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> NormHistogram:
+        """Read what :meth:`to_json` wrote."""
+        if value["format"] != FORMAT:
+            raise DataError(f"The histogram has format {value['format']!r}; this version reads {FORMAT!r}.")
+        return cls(
+            release_id=value["release_id"],
+            guarantee=Guarantee.from_json(value["guarantee"]),
+            edges=tuple(value["edges"]),
+            counts=tuple(value["counts"]),
+            scale=value["noise"]["scale"],
+            rows=value["n"],
+            ledger_head=value["ledger_head"],
+        )
+
+
+def require_telling(request: NormsRequest, table: RowsTable, quantile: Fraction, confidence: float = 0.95) -> None:
+    """Refuse a histogram whose noise hides the quantile, before anything is spent; n must be public to know.
+
+    Where no row at all lies beyond the grid, the rows above the quantile must still outweigh the noise on the last
+    edge; else even the best case ends with a quantile that may lie beyond the grid.
+
+    Raises
+    ------
+    RefusedError
+        If they do not, naming an epsilon that does.
+    """
+    if request.neighbours is not Neighbours.REPLACE_ONE:
+        return
+    scale, edges = request.calibrated(table).scale, len(request.grid.edges)
+    last = weights(edges + 1, edges - 1, quantile, rows_known=True)
+    error = last.bound(scale, (1 - confidence) / (2 * edges))
+    above = float((1 - quantile) * table.rows)
+    if error <= above:
+        return
+    enough = request.loss.epsilon * error / above * 1.1  # the error falls as 1 / epsilon, or a little slower
+    raise RefusedError(
+        f"At epsilon {request.loss.epsilon:g} the noise is up to {error:.0f} rows at confidence {confidence:g}, and "
+        f"only {above:.0f} of {table.rows} rows lie above the {float(quantile):g}-quantile: it would tell nothing. "
+        f"Nothing was read or spent. Take --epsilon {enough:.2g} or more, or a smaller --quantile, or choose the clip "
+        "norm from what is publicly known."
+    )
+
+
+def reserve(transaction: NormsTransaction) -> State:
+    """Charge the histogram before any row is read; free when it is charged already.
+
+    Raises
+    ------
+    RefusedError
+        If the budget does not suffice, or the ledger is not the table's.
+    """
+    request, table = transaction.request, transaction.table
+    return charged_ledger(table, transaction.ledger).reserve(
+        transaction.release_id,
+        dataset_id=table.dataset_id,
+        parameters=request.parameters(table),
+        guarantee=request.calibrated(table).guarantee,
+        periods=table.seals,
+    )
+
+
+def finalise(transaction: NormsTransaction, *partials: Partial) -> None:
+    """Add the last partials, draw the noise and commit; idempotent, and once whoever else runs it.
+
+    Raises
+    ------
+    DpdistError
+        If the partials do not cover the table exactly once. Nothing is drawn then.
+    RefusedError
+        If the histogram was aborted meanwhile.
+    ResumableError
+        If the ledger cannot be written, or others overtake this attempt again and again and die.
+    """
+    exact: Counts = complete(transaction.table, *partials).values
+    commit_once(
+        Ledger(transaction.ledger), transaction.release_id, lambda head: _drawn(transaction, exact, ledger_head=head)
+    )
+
+
+def _drawn(transaction: NormsTransaction, exact: Counts, ledger_head: str) -> Iterator[bytes]:
+    """Yield what is committed: one fresh noisy histogram; nothing of the exact one is in it."""
+    request, table = transaction.request, transaction.table
+    noise = request.calibrated(table)
+    released = NormHistogram(
+        release_id=transaction.release_id,
+        guarantee=noise.guarantee,
+        edges=request.grid.edges,
+        counts=tuple(noise.answer(exact, SYSTEM).tolist()),
+        scale=noise.scale,
+        rows=table.rows if request.neighbours is Neighbours.REPLACE_ONE else None,
+        ledger_head=ledger_head,
+    )
+    yield canonical(released.to_json() | {"library": f"dpdist {dpdist.__version__}"}).encode()
+
+
+def published(transaction: NormsTransaction) -> NormHistogram:
+    """Read the committed histogram back, checked, and record that it was given out; idempotent.
+
+    Raises
+    ------
+    DataError
+        If the committed bytes are missing or were altered.
+    """
+    ledger = Ledger(transaction.ledger)
+    with ledger.opened(transaction.release_id) as content:
+        found = NormHistogram.from_json(json.loads(content.read()))
+    ledger.published(transaction.release_id)
+    return found
+
+
+def abort(transaction: NormsTransaction) -> None:
+    """Refund the reservation, if nothing was committed."""
+    Ledger(transaction.ledger).abort(transaction.release_id)
