@@ -45,7 +45,8 @@ class PrivacyLeakWarning(UserWarning):
     """A parameter was computed from the rows without spending budget: on private data its value is a leak.
 
     It names the parameter, and is raised where such a computation stands (in published experiments, repeated on public
-    data) and where an estimator sees that a parameter it was given can only be of its rows. No command takes one from them.
+    data) and where an estimator sees that a parameter it was given can only be of its rows. No command takes one from
+    them.
     """
 
 
