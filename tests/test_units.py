@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import crash_driver
 import numpy as np
@@ -20,11 +22,12 @@ from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
+from dpdist.rows import ingest as ingesting
 from dpdist.rows import units
 from dpdist.rows.dataset import open_rows
 from dpdist.rows.ingest import ingest
 from dpdist.rows.reading import ChunkReader
-from dpdist.rows.units import Unit, first_rows
+from dpdist.rows.units import KeptRows, Unit, first_rows
 
 Numbers = npt.NDArray[np.int64]
 BUDGET = PrivacyLoss.parse("2", "1e-5")
@@ -191,6 +194,66 @@ def test_units_that_may_be_taken_for_one_another_are_refused(tmp_path: Path, ids
     with pytest.raises(DataError, match=what):
         ingest(table(tmp_path, ids), tmp_path / "rows.zarr", unit=Unit("person", 2))
     assert not (tmp_path / "rows.zarr").exists()
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("float16", 11), ("float32", 24), ("float64", 53)])
+@pytest.mark.parametrize("suffix", ["npy", "parquet"])
+def test_units_are_refused_from_where_their_type_rounds(tmp_path: Path, kind: str, bits: int, suffix: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    assert np.array([2**bits + 1]).astype(kind)[0] == 2**bits  # the next unit is taken for this one
+
+    def written(name: str, *ids: int) -> Path:
+        source = tmp_path / f"{name}.{suffix}"
+        columns = [np.array(ids).astype(kind), *(np.arange(len(ids)).astype(kind) for _ in range(2))]
+        if suffix == "npy":
+            np.save(source, np.stack(columns, axis=1))
+        else:
+            pq.write_table(pa.table({f"c{i}": column for i, column in enumerate(columns)}), source)
+        return source
+
+    sound = written("sound", 2**bits - 1, 2**bits - 2, 2**bits - 1, 2 - 2**bits)
+    ingest(sound, tmp_path / "sound.zarr", unit=Unit("c0", 1))
+    assert stored(tmp_path / "sound.zarr") == [0, 1, 3]
+    for sign in (1, -1):
+        with pytest.raises(DataError, match="row 1 "):
+            ingest(written("rounded", 1, sign * 2**bits), tmp_path / "rounded.zarr", unit=Unit("c0", 1))
+    assert not (tmp_path / "rounded.zarr").exists()
+
+
+def test_a_source_that_changes_between_the_passes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a unit that were chosen in the first pass would be another unit's in the second."""
+    source = tmp_path / "x.npy"
+    rows = np.array([[1, 10, 10], [1, 11, 11], [2, 20, 20], [3, 30, 30]])
+    np.save(source, rows)
+    os.utime(source, (1, 1))
+    original = ingesting.first_rows
+
+    def swapped(*arguments: Any) -> KeptRows:
+        found = original(*arguments)
+        np.save(source, rows[[2, 0, 3, 1]])
+        os.utime(source, (1, 1))
+        return found
+
+    monkeypatch.setattr(ingesting, "first_rows", swapped)
+    with pytest.raises(DataError, match="changed while it was read"):
+        ingest(source, tmp_path / "rows.zarr", unit=Unit("c0", 1))
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
+    monkeypatch.undo()
+    ingest(source, tmp_path / "rows.zarr", unit=Unit("c0", 1))
+
+
+def test_a_process_that_is_killed_leaves_no_units_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, seen = units._first, []
+
+    def looked_at(file: Any, most: int) -> Any:
+        seen.append([path.name for path in tmp_path.iterdir()])
+        return original(file, most)
+
+    monkeypatch.setattr(units, "_first", looked_at)
+    ingest(table(tmp_path, [7, 8, 7]), tmp_path / "rows.zarr", unit=Unit("person", 1))
+    assert seen == [["source.csv"]] * 256  # whatever dies here, there is no name to find the numbers under
 
 
 def test_integers_of_64_bits_are_told_apart(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from dpdist.errors import DataError, UsageError
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, created, open_rows
-from dpdist.rows.readers import Source, Survey, listed, sources_at
+from dpdist.rows.readers import Source, Survey, attempt, listed, sources_at
 from dpdist.rows.readers.base import Rows
 from dpdist.rows.units import Numbers, Unit, first_rows, whole_numbers
 from dpdist.staging import require_new
@@ -83,6 +83,7 @@ def ingest(
             f"{source} gives {len(keep)} column(s), and a table needs two or more. Are the cells of a CSV file "
             "separated by commas, and enough columns kept?"
         )
+    before = [_state(each.path) for each in sources]
     surveys = [each.survey(keep) for each in sources]
     dtype = _common_dtype(surveys)
     kept_names = tuple(names[place] for place in keep)
@@ -116,7 +117,21 @@ def ingest(
                     start += block.shape[0]
                     if progress is not None:
                         progress(writer.rows, total)
+        # which rows of a unit come first was found in an earlier pass: other files would break the bound M
+        for each, state in zip(sources, before, strict=True):
+            if _state(each.path) != state:
+                raise DataError(f"{each.path} changed while it was read. Ingest it when it is complete.")
     return open_rows(target)
+
+
+def _state(path: Path) -> list[tuple[int, int, int]]:
+    """Return size and times of a file, or of all files of a folder; no write leaves all of them as they were."""
+
+    def found() -> list[tuple[int, int, int]]:
+        files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+        return [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in (each.stat() for each in files)]
+
+    return attempt(path, found)
 
 
 def _common_names(sources: Sequence[Source]) -> tuple[str, ...]:
@@ -136,7 +151,7 @@ def _units(sources: Sequence[Source], place: int) -> Iterator[Numbers]:
         row = 0
         with closing(each.blocks((place,))) as blocks:
             for block in blocks:
-                yield whole_numbers(each.path, row, block[:, 0])
+                yield whole_numbers(each.path, row, block[:, 0], each.kept_as(place))
                 row += block.shape[0]
 
 

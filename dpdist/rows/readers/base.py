@@ -70,6 +70,10 @@ class Source(ABC):
     def survey(self, keep: Places) -> Survey:
         """Return the number of rows and the type of some columns."""
 
+    def kept_as(self, place: int) -> np.dtype[Any] | None:  # noqa: ARG002 - for readers that widen
+        """Return the type of a column in the file where :meth:`blocks` yields a wider one, or None."""
+        return None
+
     @abstractmethod
     def blocks(self, keep: Places) -> Generator[Rows]:
         """Yield all rows in order, in arrays of shape (r, len(keep)); close it to drop what it opened."""

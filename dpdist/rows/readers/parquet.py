@@ -47,6 +47,9 @@ class Parquet(Source):
             stored.append(STORED[np.dtype(kind.to_pandas_dtype()).name])
         return Survey(self._metadata.num_rows, np.result_type(*stored))
 
+    def kept_as(self, place: int) -> np.dtype[Any] | None:
+        return np.dtype(np.float16) if pa.types.is_float16(self._schema.types[place]) else None
+
     def blocks(self, keep: Places) -> Generator[Rows]:
         groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
         if len(keep) <= _COLUMNS or max(group.total_byte_size for group in groups) <= _ROW_GROUP:
