@@ -35,7 +35,8 @@ def new_periods(job: Job, closed: list[str]) -> list[str]:
     """Return the periods that wait in the source and would be closed by the next run, in order."""
     if not job.periodic or job.source is None:
         return []
-    return [period for period in waiting(job.source) if period not in closed and (not closed or period > closed[-1])]
+    entries, _ = waiting(job.source, closed)
+    return [period for period in entries if period not in closed and (not closed or period > closed[-1])]
 
 
 def _columns(job: Job) -> int:

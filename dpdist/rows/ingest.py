@@ -16,7 +16,7 @@ import numpy as np
 from dpdist.errors import DataError, UsageError
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, created, open_rows
-from dpdist.rows.readers import Source, Survey, attempt, listed, sources_at
+from dpdist.rows.readers import NoRowsError, Source, Survey, attempt, listed, sources_at
 from dpdist.rows.readers.base import Rows
 from dpdist.rows.units import Numbers, Unit, first_rows, whole_numbers
 from dpdist.staging import require_new
@@ -56,7 +56,8 @@ def ingest(
     progress
         Called with the rows done and the rows in all, after every piece.
     ledger_id, period
-        For rows of one period: the ledger of all periods, and the name.
+        For rows of one period: the ledger of all periods, and the name. Such files, and so the table, may be without
+        rows.
     unit
         The privacy unit: of each, only the first rows are kept, as many as it says. Its column is not stored.
 
@@ -84,14 +85,15 @@ def ingest(
             "separated by commas, and enough columns kept?"
         )
     before = [_state(each.path) for each in sources]
-    surveys = [each.survey(keep) for each in sources]
-    dtype = _common_dtype(surveys)
+    found = [(each, survey) for each in sources if (survey := _survey(each, keep, period)) is not None]
+    surveys = [survey for _, survey in found]
+    dtype = _common_dtype(surveys) if surveys else np.dtype(np.uint8)
     kept_names = tuple(names[place] for place in keep)
     kept = None
     total = sum(survey.rows for survey in surveys)
     if unit is not None:
         place = names.index(unit.column)
-        kept = first_rows(_units(sources, place), total, unit.max_rows, target.absolute().parent)
+        kept = first_rows(_units([each for each, _ in found], place), total, unit.max_rows, target.absolute().parent)
         total = kept.count
     with created(
         target,
@@ -105,7 +107,7 @@ def ingest(
         unit=unit,
     ) as writer:
         start = 0
-        for each in sources:
+        for each, _ in found:
             row = 0
             with closing(each.blocks(keep)) as blocks:
                 for block in blocks:
@@ -132,6 +134,16 @@ def _state(path: Path) -> list[tuple[int, int, int]]:
         return [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in (each.stat() for each in files)]
 
     return attempt(path, found)
+
+
+def _survey(source: Source, keep: tuple[int, ...], period: str | None) -> Survey | None:
+    """Return what a file holds, or None for one without rows: of a period, whether it had one row may be private."""
+    try:
+        return source.survey(keep)
+    except NoRowsError:
+        if period is None:
+            raise
+    return None
 
 
 def _common_names(sources: Sequence[Source]) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ class Unit:
         return asdict(self)
 
 
-def whole_numbers(path: Path, start: int, values: npt.NDArray[Any], kept_as: npt.DTypeLike = None) -> Numbers:
+def whole_numbers(path: Path, start: int, values: npt.NDArray[Any], kept_as: np.dtype[Any] | None = None) -> Numbers:
     """Return units as int64, exactly.
 
     Parameters
@@ -86,7 +86,7 @@ def whole_numbers(path: Path, start: int, values: npt.NDArray[Any], kept_as: npt
     DataError
         If one is not a whole number, or so large that it may have been rounded when it was read.
     """
-    kind = values.dtype if kept_as is None else np.dtype(kept_as)
+    kind = values.dtype if kept_as is None else kept_as
     if kind.kind == "f":
         # from here on, two whole numbers that differ may be one float of this type: 2^53, 2^24 or 2^11
         exact = 2.0 ** (np.finfo(kind).nmant + 1)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from dpdist.errors import DataError
 from dpdist.rows.readers.arrays import Npy, Npz
-from dpdist.rows.readers.base import Places, Source, Survey, attempt, listed
+from dpdist.rows.readers.base import NoRowsError, Places, Source, Survey, attempt, listed
 from dpdist.rows.readers.parquet import Parquet
 from dpdist.rows.readers.text import Csv
 
-__all__ = ["KINDS", "Places", "Source", "Survey", "attempt", "listed", "sources_at"]
+__all__ = ["KINDS", "NoRowsError", "Places", "Source", "Survey", "attempt", "listed", "sources_at"]
 
 KINDS: dict[str, Callable[[Path, Path], Source]] = {
     ".npy": Npy,

@@ -14,7 +14,19 @@ import numpy as np
 
 from dpdist.errors import DataError
 from dpdist.rows.dataset import DTYPES
-from dpdist.rows.readers.base import PIECE, STORED, Places, Rows, Source, Survey, attempt, each, listed, numbered
+from dpdist.rows.readers.base import (
+    PIECE,
+    STORED,
+    NoRowsError,
+    Places,
+    Rows,
+    Source,
+    Survey,
+    attempt,
+    each,
+    listed,
+    numbered,
+)
 
 
 class Header(NamedTuple):
@@ -33,16 +45,24 @@ class Header(NamedTuple):
         return cls(shape, fortran, dtype, file.tell(), size)
 
     def checked(self, path: Path) -> Header:
-        if len(self.shape) != 2 or self.shape[0] < 1 or self.shape[1] < 2:
-            raise DataError(
-                f"{path} holds an array of shape {self.shape}, not a table of at least one row and two columns. "
-                "Save it as one 2-D array with a record per row."
-            )
+        if len(self.shape) != 2 or self.shape[1] < 2:
+            raise DataError(self._no_table(path))
         if self.dtype.name not in STORED:
             raise DataError(f"{path} holds values of type {self.dtype.name}. Save it as {', '.join(DTYPES)}.")
         if self.size < self.offset + math.prod(self.shape) * self.dtype.itemsize:
             raise DataError(f"{path} is truncated: shorter than its header announces. Restore the file.")
         return self
+
+    def surveyed(self, path: Path) -> Survey:
+        if not self.shape[0]:
+            raise NoRowsError(self._no_table(path))
+        return Survey(self.shape[0], np.dtype(STORED[self.dtype.name]))
+
+    def _no_table(self, path: Path) -> str:
+        return (
+            f"{path} holds an array of shape {self.shape}, not a table of at least one row and two columns. "
+            "Save it as one 2-D array with a record per row."
+        )
 
     def blocks(self, path: Path, keep: Places) -> Iterator[Rows]:
         """Read the rows of the .npy file at path.
@@ -87,7 +107,7 @@ class Npy(Source):
         return numbered(self._header.shape[1])
 
     def survey(self, keep: Places) -> Survey:  # noqa: ARG002 - an array has one type for all columns
-        return Survey(self._header.shape[0], np.dtype(STORED[self._header.dtype.name]))
+        return self._header.surveyed(self.path)
 
     def blocks(self, keep: Places) -> Generator[Rows]:
         return each(self.path, self._header.blocks(self.path, keep))

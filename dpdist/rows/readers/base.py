@@ -27,6 +27,10 @@ STORED = {"bool": "uint8", "float16": "float32"} | {name: name for name in DTYPE
 CURE = "Mend it in the file and ingest again."
 
 
+class NoRowsError(DataError):
+    """A file has no rows and is sound otherwise: for a table a mistake, for a period like any other content."""
+
+
 @dataclass(frozen=True)
 class Survey:
     """What a file holds.
@@ -68,7 +72,7 @@ class Source(ABC):
 
     @abstractmethod
     def survey(self, keep: Places) -> Survey:
-        """Return the number of rows and the type of some columns."""
+        """Return the number of rows and the type of some columns; NoRowsError where there are none."""
 
     def kept_as(self, place: int) -> np.dtype[Any] | None:  # noqa: ARG002 - for readers that widen
         """Return the type of a column in the file where :meth:`blocks` yields a wider one, or None."""

@@ -14,7 +14,19 @@ import pyarrow.parquet as pq
 
 from dpdist.errors import DataError
 from dpdist.rows.readers.arrays import Header
-from dpdist.rows.readers.base import CURE, PIECE, STORED, Places, Rows, Source, Survey, attempt, each, matrix
+from dpdist.rows.readers.base import (
+    CURE,
+    PIECE,
+    STORED,
+    NoRowsError,
+    Places,
+    Rows,
+    Source,
+    Survey,
+    attempt,
+    each,
+    matrix,
+)
 
 _ROW_GROUP = 64 << 20  # a larger row group is unpacked, as many columns at a time as the next line says
 _COLUMNS = 16
@@ -37,7 +49,7 @@ class Parquet(Source):
 
     def survey(self, keep: Places) -> Survey:
         if not self._metadata.num_rows:
-            raise DataError(f"{self.path} has no rows. Remove it, or add rows.")
+            raise NoRowsError(f"{self.path} has no rows. Remove it, or add rows.")
         stored = []
         for place in keep:
             kind = self._schema.types[place]
