@@ -11,6 +11,7 @@ from typing import Any
 
 from dpdist import accounts
 from dpdist.config import Job
+from dpdist.jobs import require_same_rows
 from dpdist.nightly import share_of
 from dpdist.privacy import parallel
 from dpdist.privacy.books import State
@@ -53,6 +54,7 @@ def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
     if not job.periodic:
         if job.rows.exists():
             table = open_rows(job.rows)
+            require_same_rows(job, table)
             known = ledger.record(job.request.release_id(table)) if ledger else None
             if known is not None and known.state is not State.ABORTED:
                 return []

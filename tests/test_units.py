@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpdist import accounts, config, engine, jobs, pipeline
+from dpdist import accounts, config, engine, jobs, operations, pipeline
 from dpdist.engine import progress_bar
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.mechanisms.registry import MECHANISMS, calibrated
@@ -311,3 +311,62 @@ def test_a_job_file_may_name_the_unit(tmp_path: Path, monkeypatch: pytest.Monkey
     job.write_text(text.replace('source = "source.csv"\n', 'source = "."\nperiods = true\n'))
     with pytest.raises(UsageError, match="cannot yet bound"):
         config.read_job(job)
+
+
+ROWS = 'source = "source.csv"\nbudget_epsilon = 2\nbudget_delta = 1e-5\n'
+INGESTED = {
+    "alone": 'columns = ["a", "b"]\n',
+    "unit": 'privacy_unit = "person"\nmax_rows = 3\n',
+}
+
+
+@pytest.mark.parametrize(
+    ("ingested", "asked", "match"),
+    [
+        ("alone", ROWS + INGESTED["unit"], r"protects each row alone, .* asks for the rows of one person, 3 at most"),
+        ("alone", INGESTED["unit"], r"protects each row alone, .* asks for the rows of one person, 3 at most"),
+        ("unit", ROWS, r"protects the rows of one person, 3 at most, .* asks for each row alone"),
+        ("unit", ROWS + INGESTED["unit"].replace("3", "4"), r"3 at most, and the job asks for .* 4 at most"),
+        ("alone", ROWS + 'columns = ["b", "a"]\n', "has the columns a, b, and the job asks for b, a"),
+        ("alone", ROWS + 'columns = ["a", "b", "person"]\n', "asks for a, b, person"),
+        (
+            "alone",
+            ROWS.replace("= 2", "= 3") + INGESTED["alone"],
+            "declares a budget of epsilon 2, .* the job one of epsilon 3",
+        ),
+    ],
+)
+def test_a_job_refuses_rows_that_were_ingested_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ingested: str, asked: str, match: str
+) -> None:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    table(tmp_path, [5, 5, 6])
+
+    def job(rows: str, release: str) -> config.Job:
+        text = f'[rows]\npath = "rows.zarr"\n{rows}[release]\npath = "{release}"\nepsilon = 1\nclip = 4.0\n'
+        (tmp_path / "job.toml").write_text(text)
+        return config.read_job(tmp_path / "job.toml")
+
+    first = job(ROWS + INGESTED[ingested], "r.zarr")
+    for _ in range(2):  # the second time there are rows already
+        jobs.run(first, say=print, progress=progress_bar)
+    other = job(asked, "s.zarr")
+    for attempt in (lambda: jobs.run(other, say=print, progress=progress_bar), lambda: operations.preview(other)):
+        with pytest.raises(RefusedError, match=match):
+            attempt()
+    assert not (tmp_path / "s.zarr").exists()
+    jobs.run(job("", "t.zarr"), say=print, progress=progress_bar)  # takes them as they are
+    assert (tmp_path / "t.zarr").exists()
+
+
+def test_what_a_job_says_tells_no_number_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    table(tmp_path, list(range(4321)))
+    (tmp_path / "job.toml").write_text(
+        f'[rows]\npath = "rows.zarr"\n{ROWS}columns = ["a", "b"]\n'
+        '[release]\npath = "r.zarr"\nepsilon = 1\nclip = 4.0\nneighbours = "add-remove"\n'
+    )
+    said: list[str] = []
+    outcome = jobs.run(config.read_job(tmp_path / "job.toml"), say=said.append, progress=progress_bar)
+    assert said
+    assert "4321" not in " ".join(said) + str(outcome)
