@@ -42,7 +42,7 @@
     tls_cert = "certificates/client.pem"
     tls_key = "certificates/client.key"
     insecure = false                   # true: tcp:// over the network
-    trusted = "driver"
+    trusted = "driver"                 # or "worker", not with periods
 
 With ``periods = true`` every run takes in and releases the periods that are new (:mod:`dpdist.nightly`); [release] and
 [pca] then name folders. Paths are relative to the file. Decimal numbers are read exactly.
@@ -374,6 +374,11 @@ def read_job(
     if continual is not None:
         release["continual"] = continual
     _check_periods(path, rows, release, project)
+    if rows.get("periods", False) and cluster.get("trusted") == "worker":
+        raise UsageError(
+            f'{path}: [cluster] trusted = "worker" cannot be kept with periods = true: the process that is started '
+            "takes in the rows and closes periods in the ledger itself. Start it where it may, and leave trusted out."
+        )
     files = [folder / cluster[key] if key in cluster else None for key in ("tls_ca", "tls_cert", "tls_key")]
     budget = None
     if "budget_epsilon" in rows:

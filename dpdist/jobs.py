@@ -8,13 +8,46 @@ from typing import Any
 
 from dpdist import accounts, nightly, pipeline
 from dpdist.config import Job
-from dpdist.errors import UsageError
+from dpdist.errors import RefusedError, UsageError
+from dpdist.rows.dataset import RowsTable, open_rows
+from dpdist.rows.readers import listed
+from dpdist.rows.units import Unit
 from dpdist.store import attributes_at
 
 
 def scores_words(scores: Path) -> str:
     """Say that scores were written, and what they are."""
     return f"{scores}: written. PRIVATE: scores are private rows in fewer dimensions; do not publish them."
+
+
+def require_same_rows(job: Job, table: RowsTable) -> None:
+    """Refuse rows that were ingested otherwise than a job says, because what it asks for would be ignored.
+
+    A job without a source takes rows as they are, and says of them only what it likes.
+
+    Raises
+    ------
+    RefusedError
+        If they have another privacy unit, other columns or another budget; both are named.
+    """
+    cure = "Change the job file, or name another place for rows that are ingested so ([rows] path)."
+    if job.unit != table.unit and (job.unit is not None or job.source is not None):
+        raise RefusedError(
+            f"{job.rows} protects {_unit_words(table.unit)}, and the job asks for {_unit_words(job.unit)}. {cure}"
+        )
+    if job.columns is not None and job.columns != table.names:
+        raise RefusedError(
+            f"{job.rows} has the columns {listed(table.names)}, and the job asks for {listed(job.columns)}. {cure}"
+        )
+    if job.budget not in {None, table.budget}:
+        raise RefusedError(
+            f"{job.rows} declares {f'a budget of {table.budget}' if table.budget else 'no budget'}, and the job one of "
+            f"{job.budget}. A budget is declared once. {cure}"
+        )
+
+
+def _unit_words(unit: Unit | None) -> str:
+    return "each row alone" if unit is None else f"the rows of one {unit.column}, {unit.max_rows} at most"
 
 
 def run(job: Job, *, say: Callable[[str], None], progress: nightly.Progress) -> dict[str, Any]:
@@ -38,6 +71,8 @@ def run(job: Job, *, say: Callable[[str], None], progress: nightly.Progress) -> 
     ------
     UsageError
         If more components are asked for than there are columns; nothing is spent then.
+    RefusedError
+        If there are rows already that were ingested otherwise than the job says.
     DpdistError
         As the steps of :mod:`dpdist.pipeline`.
     """
@@ -55,8 +90,9 @@ def run(job: Job, *, say: Callable[[str], None], progress: nightly.Progress) -> 
                 unit=job.unit,
                 choices=job.choices,
             )
-        say(f"{job.rows}: {table.rows} rows of {table.columns} columns.")
+        say(f"{job.rows}: ingested, {table.columns} columns.")  # how many rows may be private
     else:
+        require_same_rows(job, open_rows(job.rows))
         table = accounts.complete_ingest(job.rows, job.ledger)
     if job.components is not None and job.components > table.columns:
         raise UsageError(f"{job.components} components were asked for; {job.rows} has {table.columns} columns.")

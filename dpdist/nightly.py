@@ -11,8 +11,9 @@ names and released in that order; a release that is there is left alone, one tha
 The clock plays no part: a period is new when its entry is in the source and the ledger has not closed it. The work of a
 run is the rows of the new periods; with ``continual`` also, on nights that end a larger node, the rows of that node.
 
-What is wrong with old periods (files that came late, or changed) does not keep new ones from being released; it is told
-at the end, and the run counts as refused. A new period that cannot be taken in keeps those after it waiting.
+What is wrong with old periods (files that came late, or changed), an entry that repeats another, and one whose name is
+no period's do not keep new ones from being released; it is told at the end, and the run counts as refused. A new period
+whose files cannot be used keeps those after it waiting: mended, it is closed before them.
 """
 
 from __future__ import annotations
@@ -37,16 +38,12 @@ from dpdist.release.combine import combined, write_sum
 from dpdist.release.continual import Node, ended, levels_for, total_of
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import open_rows
-from dpdist.rows.intake import changes, take_in, waiting
+from dpdist.rows.intake import changes, discard, take_in, waiting
 from dpdist.rows.periods import PeriodicTable, Span
 from dpdist.staging import locked
 from dpdist.store import attributes_at
 
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
-
-
-class LateError(RefusedError):
-    """A period comes before one that is closed; those after it need not wait for it."""
 
 
 @dataclass(frozen=True)
@@ -137,15 +134,19 @@ def run(job: Job, *, say: Callable[[str], None], progress: Progress) -> dict[str
     Raises
     ------
     RefusedError
-        If the budget does not suffice, or when all else is done and files of closed periods came late or changed.
+        If the budget does not suffice; when all else is done, if files of closed periods came late or changed, an
+        entry repeats another, or is of no period.
     DataError
         If rows, cluster or folders cannot be used; when all else is done, if a new period cannot.
     DpdistError
         As :func:`dpdist.pipeline.release_table`.
     """
     series = open_series(job)
-    sources = waiting(job.source) if isinstance(job.source, Path) else {}
     problems: list[DpdistError] = []
+    sources: dict[str, Path] = {}
+    strays: list[DpdistError] = []
+    if isinstance(job.source, Path):
+        sources, strays = waiting(job.source, list(series.ledger.periods))
     fresh: list[str] = []
     for folder in (job.release, job.release / "total", *([job.model] if job.model else [])):
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +155,7 @@ def run(job: Job, *, say: Callable[[str], None], progress: Progress) -> dict[str
         for count in _counts(series, sources, progress, say, problems):
             fresh += _release(series, count, cluster, say)
     made = _conclude(series, list(series.ledger.periods)[:count], say)
-    problems = _changed(series, sources) + problems
+    problems = _changed(series, sources) + problems + strays
     if problems:
         raise type(problems[0])(" ".join(map(str, problems)))
     spent = series.ledger.spent()
@@ -175,10 +176,11 @@ def _counts(
         if close is not None:
             try:
                 _close(series, *close, progress, say)
-            except (DataError, RefusedError) as error:
+            except RefusedError as error:  # late, or a repetition: mended or not, those after it need not wait
                 problems.append(error)
-                if not isinstance(error, LateError):
-                    return
+            except DataError as error:
+                problems.append(error)
+                return
         while count < len(series.ledger.periods):  # another run may have closed some too
             count += 1
             yield count
@@ -186,20 +188,26 @@ def _counts(
 
 def _close(series: Series, period: str, entry: Path, progress: Progress, say: Callable[[str], None]) -> None:
     with locked(series.table.path):
-        closed = list(series.ledger.periods)
+        closed = series.ledger.periods
         if period in closed:
             return
-        if closed and period < closed[-1]:
-            raise LateError(
-                f"{entry} came late: the period {period} comes before {closed[-1]}, which is closed, and periods are "
-                "closed in order. Move its rows to a period to come."
+        last = next(reversed(closed), "")
+        if period < last:
+            raise RefusedError(
+                f"{entry} came late: the period {period} comes before {last}, which is closed, and periods are closed "
+                "in order. Move its rows to a period to come."
             )
         with progress(f"Taking in {period}") as update:
             seal = take_in(
                 series.table, period, entry, closed,
                 columns=series.job.columns, choices=series.job.choices, progress=update,
             )  # fmt: skip
-        series.ledger.close_period(period, seal)
+        try:
+            series.ledger.close_period(period, seal)
+        except RefusedError:
+            if period not in series.ledger.periods:
+                discard(series.table, period)
+            raise
     say(f"{period}: closed.")
 
 

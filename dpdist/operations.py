@@ -12,6 +12,7 @@ from typing import Any
 
 from dpdist import accounts
 from dpdist.config import Job
+from dpdist.jobs import require_same_rows
 from dpdist.nightly import share_of
 from dpdist.privacy import parallel
 from dpdist.privacy.books import State
@@ -36,7 +37,8 @@ def new_periods(job: Job, closed: list[str]) -> list[str]:
     """Return the periods that wait in the source and would be closed by the next run, in order."""
     if not job.periodic or not isinstance(job.source, Path):
         return []
-    return [period for period in waiting(job.source) if period not in closed and (not closed or period > closed[-1])]
+    entries, _ = waiting(job.source, closed)
+    return [period for period in entries if period not in closed and (not closed or period > closed[-1])]
 
 
 def _columns(job: Job) -> int:
@@ -53,6 +55,7 @@ def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
     if not job.periodic:
         if job.rows.exists():
             table = open_rows(job.rows)
+            require_same_rows(job, table)
             known = ledger.record(job.request.release_id(table)) if ledger else None
             if known is not None and known.state is not State.ABORTED:
                 return []

@@ -129,8 +129,8 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def replace_file(path: Path, content: bytes, what: str) -> None:
-    """Replace the content of a file in one step, flushed.
+def replace_file(path: Path, content: bytes, what: str, *, private: bool = False) -> None:
+    """Replace the content of a file in one step, flushed; a private one nobody but its owner can read.
 
     Raises
     ------
@@ -139,7 +139,8 @@ def replace_file(path: Path, content: bytes, what: str) -> None:
     """
     aside = path.with_name(f".{path.name}.{random_token()[:8]}.partial")
     try:
-        aside.write_bytes(content)
+        with open(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666), "wb") as file:  # noqa: PTH123 - of a handle
+            file.write(content)
         sync(aside)
         aside.replace(path)
         sync(path.parent)

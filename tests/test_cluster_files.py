@@ -153,13 +153,25 @@ def compose() -> dict[str, Any]:
     return found
 
 
+def mounted(volume: Any) -> tuple[str, str]:
+    """Return source and target, whichever version of docker-compose tells them."""
+    source, target = volume.split(":")[:2] if isinstance(volume, str) else (volume["source"], volume["target"])
+    return source, target
+
+
 def test_no_container_can_be_reached_and_only_the_trusted_one_reaches_the_ledger() -> None:
     found = compose()
     services = found["services"]
     assert set(services) == {"scheduler", "worker", "nightly", "ledger"}
-    assert not any("ports" in service or "network_mode" in service for service in services.values())
+    assert not any("ports" in service for service in services.values())
     assert all(network["internal"] for network in found["networks"].values())
-    assert {name for name, service in services.items() if "ledger" in service["networks"]} == {"nightly", "ledger"}
+    assert {name: service.get("network_mode") for name, service in services.items()} == {
+        "scheduler": None, "worker": None, "nightly": None, "ledger": "none"
+    }  # fmt: skip
+    assert "listen_addresses=" in services["ledger"]["command"]
+    mounts = [(name, *mounted(volume)) for name, service in services.items() for volume in service.get("volumes", [])]
+    sockets = {name: target for name, source, target in mounts if source == "socket"}
+    assert sockets == {"nightly": "/run/postgresql", "ledger": "/var/run/postgresql"}
     for name in ("scheduler", "worker", "nightly"):
         service = services[name]
         assert service["read_only"]
@@ -251,3 +263,21 @@ def test_the_environment_of_workers_suits_a_job_on_one_machine(tmp_path: Path) -
     )
     assert run.returncode == 0, run.stderr
     assert job.published()
+
+
+# the ledger's address
+
+
+ADDRESSES = re.compile(r"postgresql\+psycopg://[^\s\"'`]*ledger=[^\s\"'`]*")
+
+
+def test_every_address_of_a_ledger_that_is_shown_would_be_taken() -> None:
+    from dpdist.privacy.places import Address
+    from dpdist.privacy.postgres import PostgresStorage
+
+    pages = [CLUSTER.parent / "README.md", *(path for path in CLUSTER.rglob("*") if path.is_file())]
+    shown = [found for page in pages for found in ADDRESSES.findall(page.read_text(errors="ignore"))]
+    real = [address for address in shown if "USER@" not in address]  # the others say what an address looks like
+    assert len(real) >= 5
+    for address in real:
+        PostgresStorage(Address(address))

@@ -110,6 +110,43 @@ def test_tables_compose_as_if_a_row_were_in_each_unless_their_owners_say_otherwi
     assert accounting.gaussian_delta(epsilon - Fraction(1, 10**6), 2 * MU_SQUARED) > 2e-6
 
 
+def test_a_release_of_unknown_rows_is_not_taken_to_be_of_the_same_table() -> None:
+    for other in (release(2, extents=()), release(3, extents=())):
+        for parts in ([release(1), other], [other, release(1)]):
+            found = combined(parts).guarantee
+            assert found is not None
+            assert found.mu_squared == 2 * MU_SQUARED
+
+
+def test_of_units_their_owners_must_say_that_no_unit_is_in_two_tables() -> None:
+    """A unit with rows in each table changes each release: neither tables, nor periods, nor rows tell it apart."""
+    unit = Unit("person", 3)
+
+    def joint(*parts: Release, disjoint: bool = False) -> Fraction:
+        found = combined(parts, disjoint=disjoint).guarantee
+        assert found is not None
+        assert found.mu_squared is not None
+        return found.mu_squared / MU_SQUARED
+
+    d, e = (release(i, Extent(name), unit=unit) for i, name in enumerate("de", 1))
+    assert joint(d, e) == 2
+    assert joint(d, e, disjoint=True) == 1
+    assert joint(release(1, unit=unit), release(2, unit=unit)) == 2  # periods of one table
+    assert joint(release(1, unit=unit), release(2, unit=unit), disjoint=True) == 2
+    assert joint(d, release(3, unit=unit, extents=()), disjoint=True) == 2
+
+
+@pytest.mark.parametrize(("unit", "word"), [(None, "row"), (Unit("person", 3), "person")])
+def test_the_command_says_what_was_taken_on_trust(tmp_path: Path, unit: Unit | None, word: str) -> None:
+    for number, dataset in ((1, "d"), (2, "e")):
+        write_sum(release(number, Extent(dataset), unit=unit), tmp_path / f"{number}.zarr")
+    parts = [str(tmp_path / "1.zarr"), str(tmp_path / "2.zarr")]
+    said = CliRunner().invoke(cli, ["combine", str(tmp_path / "s.zarr"), *parts, "--disjoint"], catch_exceptions=False)
+    assert f"provided that, as you say, no {word} is in two of the tables" in said.stderr
+    said = CliRunner().invoke(cli, ["combine", str(tmp_path / "t.zarr"), *parts], catch_exceptions=False)
+    assert "provided" not in said.stderr
+
+
 def test_pure_guarantees() -> None:
     one, two = guarantee("1", "0", gaussian=False), guarantee("2", "0", gaussian=False)
     assert parallel([one, two]).loss == PrivacyLoss.parse("2")

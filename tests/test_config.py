@@ -299,6 +299,15 @@ def test_the_trusted_node_is_the_driver_or_a_worker(refused: Callable[..., str],
     assert "driver or worker" in message
 
 
+def test_a_trusted_worker_is_refused_where_it_would_not_be_kept(
+    job: Callable[[str], Job], refused: Callable[..., str]
+) -> None:
+    rows = {"periods": "true", "source": '"incoming"'}
+    assert "cannot be kept with periods" in refused(minimal(rows=rows, cluster={"trusted": '"worker"'}))
+    assert job(minimal(rows=rows, cluster={"trusted": '"driver"'})).periodic
+    assert job(minimal(cluster={"trusted": '"worker"'})).cluster.trusted_worker
+
+
 def test_the_driver_is_trusted_unless_told_otherwise(job: Callable[[str], Job]) -> None:
     assert not job(minimal()).cluster.trusted_worker
     assert not job(minimal(cluster={"trusted": '"driver"'})).cluster.trusted_worker

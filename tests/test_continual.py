@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import combinations
 
 import pytest
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
@@ -16,7 +17,7 @@ from dpdist.mechanisms.gaussian import Gaussian
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy import accounting
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release.continual import ended, levels_for, total_of, variance_factor
+from dpdist.release.continual import ended, levels_for, person_factor, total_of, variance_factor
 
 WHOLE = PrivacyLoss.parse("1", "1e-6")
 
@@ -88,3 +89,30 @@ def test_the_mu_of_a_row_is_what_the_tree_promises() -> None:
     levels = levels_for(365)
     sigma = Fraction(accounting.gaussian_sigma(accounting.share(WHOLE, levels, gaussian=True)))
     assert levels / sigma**2 <= 1 / Fraction(accounting.gaussian_sigma(WHOLE)) ** 2
+
+
+# --- somebody with rows in several periods ----------------------------------------------------------------------------
+
+
+def squared_change(periods: tuple[int, ...], count: int, levels: int) -> int:
+    """Return the sum, over all nodes of so many periods, of the square of the rows that somebody has in it."""
+    nodes = [node for last in range(1, count + 1) for node in ended(last, levels)]
+    return sum(sum(node.start <= p < node.stop for p in periods) ** 2 for node in nodes)
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3, 4])
+def test_the_factor_of_a_person_is_the_worst_there_is(levels: int) -> None:
+    """Every choice of periods, out of so many that all their nodes are released."""
+    count = 12 if levels < 4 else 16
+    for k in (1, 2, 3, 5, 7):
+        worst = max(squared_change(chosen, count, levels) for chosen in combinations(range(count), k))
+        assert person_factor(k, levels) == pytest.approx(math.sqrt(worst / levels))
+
+
+@pytest.mark.parametrize("levels", [2, 5, 9])
+def test_a_person_with_several_rows_is_not_protected_by_a_square_root(levels: int) -> None:
+    top = 1 << (levels - 1)
+    for k in (2, 3, 10, 100, 365):
+        assert person_factor(k, 1) == pytest.approx(math.sqrt(k))
+        assert math.sqrt(k) < person_factor(k, levels) <= k
+    assert person_factor(top, levels) > top / math.sqrt(levels)  # all of them are in the largest node

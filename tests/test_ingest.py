@@ -377,7 +377,7 @@ def test_a_number_that_is_not_finite_is_refused_by_row(
 @pytest.mark.parametrize("shape", [(5,), (5, 3, 2), (0, 4), (5, 1), (5, 0), ()])
 def test_an_array_that_is_no_table_is_refused_by_shape(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
     (np.save if name == "t.npy" else np.savez)(tmp_path / name, np.full(shape, SECRET))
-    refused(tmp_path / name, name, f"shape {shape}")
+    refused(tmp_path / name, name, "has no rows" if shape == (0, 4) else f"shape {shape}")
 
 
 @pytest.mark.parametrize("name", ["t.npy", "t.npz"])

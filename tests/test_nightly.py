@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -10,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -243,17 +244,21 @@ def test_late_changed_and_repeated_files_are_refused_and_new_periods_still_relea
     shutil.copy(place.incoming / "d1.npy", place.incoming / "d6.npy")
     place.arrive("d7")
     refused(place, r"d6.npy of the period d6 .* is the same, byte for byte, as d1.npy of the period d1")
-    assert "d7" not in place.ledger.periods  # or d6, mended, would come late
+    assert list(place.ledger.periods) == ["d1", "d3", "d4", "d5", "d7"]
+    assert (place.published / "d7.zarr").exists()
+    refused(place, r"d6.npy came late")
     (place.incoming / "d6.npy").unlink()
 
     place.run()
     np.savetxt(place.incoming / "d8.csv", place.rows["d5"], delimiter=",", fmt="%.17g", header="c0,c1,c2", comments="")
+    place.arrive("d9")
     refused(place, "The rows of the period d8 are those of d5")
     (place.incoming / "d8.csv").unlink()
+    assert not (place.folder / "visits" / "d8.zarr").exists()
     for path in place.incoming.glob("*.npy"):
         path.unlink()  # archived: nothing is missed
     place.run()
-    assert list(place.ledger.periods) == ["d1", "d3", "d4", "d5", "d7"]
+    assert list(place.ledger.periods) == ["d1", "d3", "d4", "d5", "d7", "d9"]
 
 
 def test_a_period_may_be_a_store_or_files_that_belong_together(place: Place) -> None:
@@ -288,7 +293,7 @@ def test_a_message_tells_no_digest_and_the_release_no_seal(place: Place, capfd: 
     with pytest.raises(RefusedError) as caught:
         place.run()
     seal = place.ledger.periods["d1"]
-    tags = sealed_tags(place.folder / "visits" / "d1.zarr", seal)
+    tags = sealed_tags(replace(open_rows(place.folder / "visits" / "d1.zarr"), seal=seal))
     sources = json.loads((place.folder / "visits" / "d1.zarr" / "sources.json").read_text())
     words = capfd.readouterr()
     public = b"".join(place.files().values()) + (str(caught.value) + words.out + words.err).encode()
@@ -305,15 +310,124 @@ def test_columns_must_stay_the_same(place: Place) -> None:
     assert not (place.folder / "visits" / "d2.zarr").exists()
 
 
-def test_names_that_are_no_periods_are_refused(place: Place) -> None:
-    (place.incoming / "notes.txt").touch()
-    with pytest.raises(DataError, match=r"notes.txt names no period"):
+def test_a_new_period_that_cannot_be_used_keeps_those_after_it_waiting(place: Place) -> None:
+    place.arrive("d1", "d3")
+    (place.incoming / "d2.csv").write_text("c0,c1,c2\n1,2,x\n")
+    with pytest.raises(DataError, match="not a number"):
         place.run()
-    (place.incoming / "notes.txt").rename(place.incoming / "_notes.txt")
+    assert list(place.ledger.periods) == ["d1"]
+    (place.incoming / "d2.csv").write_text("c0,c1,c2\n1,2,3\n")
+    place.run()
+    assert list(place.ledger.periods) == ["d1", "d2", "d3"]
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "test.npy", "d10.npy", "d_2.npy", "2d.npy", "dd.npy", "a b.npy"])
+def test_a_wrong_name_is_told_and_ends_no_series(place: Place, name: str) -> None:
     place.arrive("d1")
-    (place.incoming / "d1").mkdir()
-    with pytest.raises(DataError, match="are both of the period d1"):
+    place.run()
+    place.arrive("d2")
+    np.save(place.folder / "x.npy", np.ones((4, 3)))
+    (place.folder / "x.npy").rename(place.incoming / name)
+    refused(place, rf"{name} (names no period|is not named like the periods that are closed, such as d1)")
+    assert list(place.ledger.periods) == ["d1", "d2"]
+    assert (place.published / "d2.zarr").exists()
+    (place.incoming / name).rename(place.incoming / f"_{name}")
+    place.arrive("d3")
+    assert place.run()["periods"] == 3
+
+
+def test_a_wrong_name_keeps_no_half_done_release_waiting(place: Place) -> None:
+    place.arrive("d1")
+    place.run()
+    shutil.rmtree(place.published)
+    (place.incoming / "notes.txt").touch()
+    refused(place, r"notes.txt names no period")
+    assert (place.published / "d1.zarr").exists()
+
+
+def test_the_first_names_must_agree(place: Place) -> None:
+    """The name that is closed first is the pattern of all others, so it is not guessed."""
+    np.save(place.incoming / "test.npy", np.ones((4, 3)))
+    place.arrive("d1")
+    with pytest.raises(DataError, match=r"d1.npy and test.npy in .* have letters, digits and marks at other places"):
         place.run()
+    assert place.ledger.periods == {}
+    (place.incoming / "test.npy").unlink()
+    place.run()
+
+
+def test_two_entries_of_one_period_keep_those_after_it_waiting(place: Place) -> None:
+    place.arrive("d1", "d2", "d3")
+    (place.incoming / "d2").mkdir()
+    with pytest.raises(DataError, match="are both of the period d2"):
+        place.run()
+    assert list(place.ledger.periods) == ["d1"]
+    (place.incoming / "d2.npy").rename(place.incoming / "d2" / "a.npy")
+    place.run()
+    assert list(place.ledger.periods) == ["d1", "d2", "d3"]
+
+
+def link(path: Path, target: Path) -> None:
+    path.symlink_to(target)
+
+
+def pipe(path: Path, _: Path) -> None:
+    os.mkfifo(path)  # whoever opens it waits for ever
+
+
+@pytest.mark.parametrize("make", [link, pipe])
+@pytest.mark.parametrize("where", ["d2.npy", "d2/a.npy"])
+def test_links_and_pipes_are_not_followed(place: Place, make: Callable[[Path, Path], None], where: str) -> None:
+    place.arrive("d1", "d3")
+    np.save(place.folder / "elsewhere.npy", np.ones((4, 3)))
+    (place.incoming / where).parent.mkdir(exist_ok=True)
+    make(place.incoming / where, place.folder / "elsewhere.npy")
+    refused(place, rf"{where} is a link, pipe or device")
+    assert list(place.ledger.periods) == ["d1", "d3"]
+
+
+# --- nights without rows ----------------------------------------------------------------------------------------------
+
+
+def header_only(path: Path) -> None:
+    path.with_suffix(".csv").write_text("c0,c1,c2\n")
+
+
+def no_rows_of_an_array(path: Path) -> None:
+    np.save(path.with_suffix(".npy"), np.empty((0, 3)))
+
+
+def no_rows_of_a_table(path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({f"c{i}": pa.array([], pa.float64()) for i in range(3)}), path.with_suffix(".parquet"))
+
+
+@pytest.mark.parametrize("write", [header_only, no_rows_of_an_array, no_rows_of_a_table])
+def test_a_file_without_rows_is_a_night_like_any_other(place: Place, write: Callable[[Path], None]) -> None:
+    """Under add-remove nobody may see whether it had one row: not by an exit code, nor by a missing release."""
+    place.job.write_text(JOB + 'neighbours = "add-remove"\n')
+    write(place.incoming / "d1")  # the first night too: its columns are known
+    write(place.incoming / "d2")  # the same bytes again repeat no row
+    (place.incoming / "d3").mkdir()
+    write(place.incoming / "d3" / "a")
+    write(place.incoming / "d3" / "b")
+    place.arrive("d3/c", count=5)
+    place.arrive("d4")
+    outcome = place.run()
+    assert len(outcome["released"]) == 4
+    assert [open_rows(place.folder / "visits" / f"d{i}.zarr").rows for i in (1, 2, 3, 4)] == [0, 0, 5, 30]
+    assert open_rows(place.folder / "visits" / "d3.zarr").dtype == "float64"
+    assert place.run()["released"] == []
+
+
+def test_a_table_without_rows_is_none(place: Place) -> None:
+    from dpdist.rows.ingest import ingest
+
+    header_only(place.incoming / "d1")
+    with pytest.raises(DataError, match="has a header and no rows"):
+        ingest(place.incoming, place.folder / "rows.zarr")
 
 
 # --- rows that were altered -------------------------------------------------------------------------------------------
@@ -350,8 +464,95 @@ def test_altered_rows_of_a_closed_period_are_never_released(place: Place, alter:
     with pytest.raises(DataError, match=r"is not what was sealed|holds other rows"):
         place.run(continual=4)
     assert not (place.published / "d1--d4.zarr").exists()
-    if alter is not other_rows:  # which is seen before anything is read
+    if alter is altered_chunk:  # the others are seen before anything is read
         assert (place.published / "d3--d4.zarr").exists()
+
+
+def other_type(content: dict[str, Any]) -> None:
+    content["data_type"] = "int8"
+
+
+def fewer_columns(content: dict[str, Any]) -> None:
+    """Read the same bytes as twice as many rows of half the columns."""
+    content["shape"] = [16, 2]
+    content["chunk_grid"]["configuration"]["chunk_shape"] = [16, 2]
+    content["attributes"]["dpdist"]["columns"] = ["c0", "c1"]
+
+
+def no_rows(content: dict[str, Any]) -> None:
+    content["shape"][0] = 0
+    content["chunk_grid"]["configuration"]["chunk_shape"][0] = 1
+
+
+def other_names(content: dict[str, Any]) -> None:
+    content["attributes"]["dpdist"]["columns"].reverse()
+
+
+def smaller_chunks(content: dict[str, Any]) -> None:
+    content["chunk_grid"]["configuration"]["chunk_shape"][0] = 4
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [other_type, fewer_columns, no_rows, other_names, smaller_chunks],
+)
+def test_what_is_sealed_is_also_how_its_bytes_are_read(place: Place, edit: Callable[[dict[str, Any]], None]) -> None:
+    place.job.write_text(JOB.replace("clip = 8.0", "clip = 400.0"))
+    rows = np.arange(32, dtype=np.uint8).reshape(8, 4)
+    np.save(place.incoming / "d1.npy", rows)
+    place.run(continual=2)
+    whole = place.folder / "visits" / "d1.zarr" / "zarr.json"
+    content = json.loads(whole.read_text())
+    edit(content)
+    whole.write_text(json.dumps(content))
+    if edit is smaller_chunks:  # with a chunk for each half, each with a checksum that is right
+        halve(whole.parent, rows)
+    before = place.files()
+    np.save(place.incoming / "d2.npy", rows + 1)
+    with pytest.raises(DataError, match="is not what was sealed") as caught:
+        place.run(continual=2)
+    assert str(whole.parent) in str(caught.value)
+    assert list(place.ledger.periods) == ["d1"]
+    assert place.files() == before
+
+
+def halve(folder: Path, rows: npt.NDArray[np.uint8]) -> None:
+    import zarr
+
+    shutil.rmtree(folder / "c")
+    zarr.open_array(folder, mode="r+")[...] = rows
+
+
+def test_a_period_read_beside_others_must_be_as_it_was_sealed(place: Place) -> None:
+    """A period that is said to have no rows has no chunk to be found out by."""
+    place.arrive("d1", "d2", "d3")
+    place.run(continual=4)
+    whole = place.folder / "visits" / "d2.zarr" / "zarr.json"
+    content = json.loads(whole.read_text())
+    no_rows(content)
+    whole.write_text(json.dumps(content))
+    place.arrive("d4")
+    with pytest.raises(DataError, match=r"d2.zarr is not what was sealed"):
+        place.run(continual=4)
+    assert (place.published / "d3--d4.zarr").exists()
+    assert not (place.published / "d1--d4.zarr").exists()
+
+
+def test_the_folder_of_periods_is_its_owner_s_only(place: Place) -> None:
+    before = os.umask(0)
+    try:
+        place.arrive("d1")
+        place.run()
+    finally:
+        os.umask(before)
+    folder = place.folder / "visits"
+
+    def mode(path: Path) -> int:
+        return path.stat().st_mode & 0o777
+
+    assert mode(folder) == 0o700
+    for name in ("key", "periods.json", "d1.zarr/seal.json", "d1.zarr/sources.json"):
+        assert mode(folder / name) == 0o600, name
 
 
 def test_a_period_cannot_be_charged_to_another_ledger_or_as_a_table_of_its_own(place: Place) -> None:

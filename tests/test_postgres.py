@@ -26,6 +26,7 @@ from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Address
+from dpdist.privacy.postgres import PostgresStorage
 
 MODULE = "dpdist.privacy.postgres"
 DATASET = "0" * 32
@@ -141,6 +142,45 @@ def test_a_wrong_password_is_refused_and_never_repeated(
     )  # fmt: skip
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
     assert "wrong horse" not in done.stdout + done.stderr
+
+
+ADDRESS = "postgresql+psycopg://me@{}/db?ledger=books{}"
+
+
+@pytest.mark.parametrize(
+    "host", ["db.example", "10.0.0.7", "[2001:db8::1]", "127.0.0.1.evil.example", "localhost.evil"]
+)
+@pytest.mark.parametrize("mode", ["", "disable", "allow", "prefer"])
+def test_an_address_on_the_network_insists_on_encryption(host: str, mode: str) -> None:
+    """Libpq would fall back to plain text as soon as somebody on the way says that the server speaks no TLS."""
+    address = Address(ADDRESS.format(host, f"&sslmode={mode}" if mode else ""))
+    for use in (lambda: Ledger(address), lambda: created(address), lambda: Ledger.stands_at(address)):
+        assert "sslmode=verify-full" in failure_of(RefusedError, use)
+
+
+@pytest.mark.parametrize("mode", ["require", "verify-ca", "verify-full"])
+def test_an_address_that_insists_is_taken(mode: str) -> None:
+    PostgresStorage(Address(ADDRESS.format("db.example", f"&sslmode={mode}")))
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.1", "[::1]"])
+def test_this_machine_needs_no_encryption(host: str) -> None:
+    PostgresStorage(Address(ADDRESS.format(host, "")))
+    PostgresStorage(Address(ADDRESS.format("", "&host=/run/postgresql")))
+
+
+def test_one_host_of_several_or_a_variable_of_libpq_may_lead_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = Address(ADDRESS.format("", "&host=127.0.0.1,db.example"))
+    failure_of(RefusedError, lambda: PostgresStorage(several))
+    nowhere, here = Address(ADDRESS.format("", "")), Address(ADDRESS.format("127.0.0.1", ""))
+    PostgresStorage(nowhere)
+    for name, value in (("PGHOST", "db.example"), ("PGHOSTADDR", "10.0.0.7"), ("PGSERVICE", "books")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            failure_of(RefusedError, lambda: PostgresStorage(nowhere))
+            if name != "PGHOST":
+                failure_of(RefusedError, lambda: PostgresStorage(here))
+            PostgresStorage(Address(ADDRESS.format("127.0.0.1", "&sslmode=verify-full")))
 
 
 def test_a_server_that_is_away_is_waited_for_by_running_again(own_server: Server) -> None:

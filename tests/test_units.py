@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import crash_driver
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpdist import accounts, config, engine, jobs, pipeline
+from dpdist import accounts, config, engine, jobs, operations, pipeline
 from dpdist.engine import progress_bar
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.mechanisms.registry import MECHANISMS, calibrated
@@ -20,11 +22,12 @@ from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
+from dpdist.rows import ingest as ingesting
 from dpdist.rows import units
 from dpdist.rows.dataset import open_rows
 from dpdist.rows.ingest import ingest
 from dpdist.rows.reading import ChunkReader
-from dpdist.rows.units import Unit, first_rows
+from dpdist.rows.units import KeptRows, Unit, first_rows
 
 Numbers = npt.NDArray[np.int64]
 BUDGET = PrivacyLoss.parse("2", "1e-5")
@@ -193,6 +196,66 @@ def test_units_that_may_be_taken_for_one_another_are_refused(tmp_path: Path, ids
     assert not (tmp_path / "rows.zarr").exists()
 
 
+@pytest.mark.parametrize(("kind", "bits"), [("float16", 11), ("float32", 24), ("float64", 53)])
+@pytest.mark.parametrize("suffix", ["npy", "parquet"])
+def test_units_are_refused_from_where_their_type_rounds(tmp_path: Path, kind: str, bits: int, suffix: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    assert np.array([2**bits + 1]).astype(kind)[0] == 2**bits  # the next unit is taken for this one
+
+    def written(name: str, *ids: int) -> Path:
+        source = tmp_path / f"{name}.{suffix}"
+        columns = [np.array(ids).astype(kind), *(np.arange(len(ids)).astype(kind) for _ in range(2))]
+        if suffix == "npy":
+            np.save(source, np.stack(columns, axis=1))
+        else:
+            pq.write_table(pa.table({f"c{i}": column for i, column in enumerate(columns)}), source)
+        return source
+
+    sound = written("sound", 2**bits - 1, 2**bits - 2, 2**bits - 1, 2 - 2**bits)
+    ingest(sound, tmp_path / "sound.zarr", unit=Unit("c0", 1))
+    assert stored(tmp_path / "sound.zarr") == [0, 1, 3]
+    for sign in (1, -1):
+        with pytest.raises(DataError, match="row 1 "):
+            ingest(written("rounded", 1, sign * 2**bits), tmp_path / "rounded.zarr", unit=Unit("c0", 1))
+    assert not (tmp_path / "rounded.zarr").exists()
+
+
+def test_a_source_that_changes_between_the_passes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a unit that were chosen in the first pass would be another unit's in the second."""
+    source = tmp_path / "x.npy"
+    rows = np.array([[1, 10, 10], [1, 11, 11], [2, 20, 20], [3, 30, 30]])
+    np.save(source, rows)
+    os.utime(source, (1, 1))
+    original = first_rows
+
+    def swapped(*arguments: Any) -> KeptRows:
+        found = original(*arguments)
+        np.save(source, rows[[2, 0, 3, 1]])
+        os.utime(source, (1, 1))
+        return found
+
+    monkeypatch.setattr(ingesting, "first_rows", swapped)
+    with pytest.raises(DataError, match="changed while it was read"):
+        ingest(source, tmp_path / "rows.zarr", unit=Unit("c0", 1))
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
+    monkeypatch.undo()
+    ingest(source, tmp_path / "rows.zarr", unit=Unit("c0", 1))
+
+
+def test_a_process_that_is_killed_leaves_no_units_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, seen = units._first, []
+
+    def looked_at(file: Any, most: int) -> Any:
+        seen.append([path.name for path in tmp_path.iterdir()])
+        return original(file, most)
+
+    monkeypatch.setattr(units, "_first", looked_at)
+    ingest(table(tmp_path, [7, 8, 7]), tmp_path / "rows.zarr", unit=Unit("person", 1))
+    assert seen == [["source.csv"]] * 256  # whatever dies here, there is no name to find the numbers under
+
+
 def test_integers_of_64_bits_are_told_apart(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -248,3 +311,63 @@ def test_a_job_file_may_name_the_unit(tmp_path: Path, monkeypatch: pytest.Monkey
     job.write_text(text.replace('source = "source.csv"\n', 'source = "."\nperiods = true\n'))
     with pytest.raises(UsageError, match="cannot yet bound"):
         config.read_job(job)
+
+
+ROWS = 'source = "source.csv"\nbudget_epsilon = 2\nbudget_delta = 1e-5\n'
+INGESTED = {
+    "alone": 'columns = ["a", "b"]\n',
+    "unit": 'privacy_unit = "person"\nmax_rows = 3\n',
+}
+
+
+@pytest.mark.parametrize(
+    ("ingested", "asked", "match"),
+    [
+        ("alone", ROWS + INGESTED["unit"], r"protects each row alone, .* asks for the rows of one person, 3 at most"),
+        ("alone", INGESTED["unit"], r"protects each row alone, .* asks for the rows of one person, 3 at most"),
+        ("unit", ROWS, r"protects the rows of one person, 3 at most, .* asks for each row alone"),
+        ("unit", ROWS + INGESTED["unit"].replace("3", "4"), r"3 at most, and the job asks for .* 4 at most"),
+        ("alone", ROWS + 'columns = ["b", "a"]\n', "has the columns a, b, and the job asks for b, a"),
+        ("alone", ROWS + 'columns = ["a", "b", "person"]\n', "asks for a, b, person"),
+        (
+            "alone",
+            ROWS.replace("= 2", "= 3") + INGESTED["alone"],
+            "declares a budget of epsilon 2, .* the job one of epsilon 3",
+        ),
+    ],
+)
+def test_a_job_refuses_rows_that_were_ingested_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ingested: str, asked: str, match: str
+) -> None:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    table(tmp_path, [5, 5, 6])
+
+    def job(rows: str, release: str) -> config.Job:
+        text = f'[rows]\npath = "rows.zarr"\n{rows}[release]\npath = "{release}"\nepsilon = 1\nclip = 4.0\n'
+        (tmp_path / "job.toml").write_text(text)
+        return config.read_job(tmp_path / "job.toml")
+
+    first = job(ROWS + INGESTED[ingested], "r.zarr")
+    for _ in range(2):  # the second time there are rows already
+        jobs.run(first, say=print, progress=progress_bar)
+    other = job(asked, "s.zarr")
+    with pytest.raises(RefusedError, match=match):
+        jobs.run(other, say=print, progress=progress_bar)
+    with pytest.raises(RefusedError, match=match):
+        operations.preview(other)
+    assert not (tmp_path / "s.zarr").exists()
+    jobs.run(job("", "t.zarr"), say=print, progress=progress_bar)  # takes them as they are
+    assert (tmp_path / "t.zarr").exists()
+
+
+def test_what_a_job_says_tells_no_number_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    table(tmp_path, list(range(4321)))
+    (tmp_path / "job.toml").write_text(
+        f'[rows]\npath = "rows.zarr"\n{ROWS}columns = ["a", "b"]\n'
+        '[release]\npath = "r.zarr"\nepsilon = 1\nclip = 4.0\nneighbours = "add-remove"\n'
+    )
+    said: list[str] = []
+    outcome = jobs.run(config.read_job(tmp_path / "job.toml"), say=said.append, progress=progress_bar)
+    assert said
+    assert "4321" not in " ".join(said) + str(outcome)

@@ -34,7 +34,7 @@ from dpdist.pictures import draw_scree
 from dpdist.pipeline import Cluster
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
-from dpdist.release.artefact import open_release
+from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, write_sum
 from dpdist.release.request import Centring
 from dpdist.rows.readers import Choices
@@ -257,7 +257,11 @@ def status(job: Path, textfile: Path | None, as_json: bool) -> None:
 @click.command()
 @click.argument("target", type=PATH, metavar="SUM")
 @click.argument("releases", type=PATH, nargs=-1, required=True)
-@click.option("--disjoint", is_flag=True, help="No row stands in two of the tables: their owners say so.")
+@click.option(
+    "--disjoint",
+    is_flag=True,
+    help="No row, or no privacy unit where there is one, is in two of the tables: their owners say so.",
+)
 @json_option
 def combine(target: Path, releases: tuple[Path, ...], disjoint: bool, as_json: bool) -> None:
     """Write SUM, the sum of RELEASES of disjoint rows, with their joint guarantee. Free post-processing."""
@@ -268,8 +272,15 @@ def combine(target: Path, releases: tuple[Path, ...], disjoint: bool, as_json: b
         as_json,
         value,
         f"{target}: {made.release_id}, the sum of {len(made.releases)} releases. {made.mechanism}, "
-        f"{made.guarantee_words()}. This file is public.",
+        f"{made.guarantee_words()}{_condition(made, disjoint=disjoint)}. This file is public.",
     )
+
+
+def _condition(made: Release, *, disjoint: bool) -> str:
+    """Say what the guarantee of a sum rests on, as part of a sentence."""
+    if not disjoint or len({extent.dataset for extent in made.extents}) == 1:
+        return ""
+    return f", provided that, as you say, no {made.unit.column if made.unit else 'row'} is in two of the tables"
 
 
 @click.command("demo")

@@ -25,8 +25,17 @@ Under add-remove, a row that moves from p to q is one removed and one added: two
 and of q compose to sqrt 2 times the GDP mu, or twice a pure epsilon; a release of both changes by ``w w^T - v v^T``,
 whose squared Frobenius norm is at most the sum of the two squares, so sqrt 2 mu holds for any set of periods.
 
-A budget is per row. Somebody with a row in each of k periods is protected, as a person, k times less for a pure
-epsilon, and at sqrt k times the mu for a Gaussian one.
+A budget is per row. Somebody with a row in each of k periods is protected, as a person, k times less: k times the
+epsilon, and up to k times the GDP mu. Release i, which reads m_i of the k periods, changes by the rows of all of them,
+so it has m_i times its mu_i, and all have ``sqrt(sum (m_i mu_i)^2)``. Where no release reads two of these periods every
+m_i is 1, and that is at most sqrt k times the mu of a row; where one reads all of them it is k times. Nothing is worse,
+because a norm of a sum over k rows is at most the sum of k norms. :func:`dpdist.release.continual.person_factor` has
+the numbers of a tree of periods.
+
+**What is taken for granted.** The theorem is of tables whose periods are all accepted. A file that repeats another byte
+for byte, or rows that repeat those of another period, are refused, because they would be charged and counted twice; so
+whoever may put files among the sources and sees which periods are published can test whether rows are equal to a guess
+of all of them. The right to put files there is for those who may see the rows.
 """
 
 from __future__ import annotations

@@ -10,16 +10,21 @@ Until then it is in a nameless file of the trusted process (in ``TMPDIR``), whic
 rolled-back transaction wrote stays in the server's own files until it is vacuumed: whoever administers the server
 is trusted with what the owner of a ledger folder sees.
 
+libpq encrypts only if the server agrees, unless told otherwise, and whoever is between the two can make it disagree. So
+an address that leads off this machine says which ``sslmode`` it insists on.
+
 No message repeats what a driver says of a statement; only the server's own sentence is quoted.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from ipaddress import ip_address
 from tempfile import TemporaryFile, gettempdir
 from typing import BinaryIO
 
@@ -82,6 +87,41 @@ _BLOBS = Table(
 )
 
 
+_ENCRYPTED = ("verify-full", "verify-ca", "require")
+
+
+def _require_encrypted(address: Address) -> None:
+    """Refuse a connection that others could read: the budget is written over it, and releases before they are out.
+
+    A socket's folder and the loopback interface are on this machine. Names are not looked up, because what they mean
+    may change until the connection is made; what libpq takes from its own variables counts as if the address said it.
+
+    Raises
+    ------
+    RefusedError
+        If it may go over a network and does not insist on encryption.
+    """
+    given = dict(address.connection)
+    hosts = ",".join([given.get("host", os.environ.get("PGHOST", "")), os.environ.get("PGHOSTADDR", "")]).split(",")
+    elsewhere = [host for host in hosts if host and not _on_this_machine(host)]
+    if (elsewhere or "PGSERVICE" in os.environ) and given.get("sslmode") not in _ENCRYPTED:
+        raise RefusedError(
+            f"The server of the ledger {address} is not on this machine, and its address does not insist on "
+            "encryption: whoever listens on the way reads the ledger, and could speak in the server's place. Add "
+            "&sslmode=verify-full (and &sslrootcert=FILE for a CA of your own); or, where nobody can be between, "
+            "&sslmode=require, which encrypts and does not ask who answers."
+        )
+
+
+def _on_this_machine(host: str) -> bool:
+    if host == "localhost" or host.startswith(("/", "@")):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def _lock_key(name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"dpdist ledger\n{name}".encode()).digest()[:8], "big", signed=True)
 
@@ -125,9 +165,16 @@ class PostgresTransaction(Transaction):
 
 
 class PostgresStorage:
-    """One ledger of a database; every transaction has a connection of its own, so a fork shares none."""
+    """One ledger of a database; every transaction has a connection of its own, so a fork shares none.
+
+    Raises
+    ------
+    RefusedError
+        If its server is reached over a network, and the address does not insist on encryption.
+    """
 
     def __init__(self, address: Address) -> None:
+        _require_encrypted(address)
         self._address = address
         self._drafts: dict[str, BinaryIO] = {}
 

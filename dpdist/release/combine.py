@@ -3,7 +3,9 @@
 Releases of different periods of one table are disjoint by construction: the ledger closed each period once. Then the
 joint guarantee is the weakest of theirs (:mod:`dpdist.privacy.parallel`), under the relation that changes one row, and
 under replace-one one row *within its period*. Of different tables nobody but their owners knows whether the same record
-stands in two; unless they say that none does, the guarantees are composed as if every row were in each.
+stands in two; unless they say that none does, the guarantees are composed as if every row were in each. Where releases
+protect a privacy unit (:mod:`dpdist.rows.units`), what must be in one table only is the unit, with all its rows: that
+no *row* is in two says nothing of that, and neither do the periods of one table.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
     releases
         Of one mechanism, with the same columns, bound and neighbouring relation; some may be sums already.
     disjoint
-        Whether the owners of different tables say that no row stands in two of them.
+        Whether the owners of different tables say that no row stands in two of them; of releases with a privacy unit,
+        that no unit does.
 
     Returns
     -------
@@ -63,8 +66,7 @@ def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
         raise RefusedError("A release is named twice: added up, its rows would count twice. Name it once.")
     extents = merged(extent for release in releases for extent in release.extents)
     guarantees = [r.guarantee for r in releases if r.guarantee is not None]
-    one_table = len({extent.dataset for extent in extents}) == 1
-    joint = parallel(guarantees) if one_table or disjoint else sequential(guarantees)
+    joint = parallel(guarantees) if _apart(releases, disjoint=disjoint) else sequential(guarantees)
     if sum(float(np.abs(r.lattice).max()) for r in releases) >= _LIMIT:
         raise DataError("The sum of these releases leaves 64-bit integers. Release with fewer grid bits (--grid-bits).")
     total = first.lattice.copy()
@@ -86,6 +88,19 @@ def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
         releases=ids,
         unit=first.unit,
     )
+
+
+def _apart(releases: Sequence[Release], *, disjoint: bool) -> bool:
+    """Say whether what neighbours differ in, a row or all rows of a unit, is read by one of the releases only.
+
+    Extents that do not overlap tell it of the rows of one table; a release without them could be of any rows.
+    """
+    tables = [{extent.dataset for extent in release.extents} for release in releases]
+    if releases[0].unit is None:
+        one_table = all(tables) and len(set().union(*tables)) == 1
+        return one_table or disjoint
+    # a unit may have rows in every period of a table, which its owner's word about other tables does not exclude
+    return disjoint and all(tables) and len(set().union(*tables)) == sum(map(len, tables))
 
 
 def write_sum(total: Release, target: Path) -> None:

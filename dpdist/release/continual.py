@@ -20,12 +20,17 @@ where the sum of t releases of single periods, each with all of the loss, has ``
 ``L = floor(log2 T) + 1`` the noise is logarithmic up to T periods; after more it grows again, by ``L v`` every
 2^(L-1) periods, and the guarantee stays the same for ever.
 
+**Somebody with a row in each of k periods** changes the release of a node by as many rows as there are in it, m, and so
+by m times the mu of a node: together by ``mu sqrt(sum of m^2 / L)`` over all nodes. That is ``sqrt k`` only for L = 1,
+where every m is 1. Otherwise it comes close to k, which it never exceeds: :func:`person_factor`.
+
 Rows are read again, once for each of their nodes: L times in all, on nights that end a node. The alternative, to keep
 un-noised partial sums or old noise from night to night, would put into a file what must never be in one.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -97,3 +102,28 @@ def variance_factor(count: int, levels: int) -> int:
     (365, 54)
     """
     return levels * len(total_of(count, levels))
+
+
+def person_factor(periods: int, levels: int) -> float:
+    """Return by how much the GDP mu of all releases grows, at most, for somebody with a row in so many periods.
+
+    Of a pure epsilon that factor is the number of periods, whatever the levels.
+
+    Notes
+    -----
+    On level l, with ``k = q 2^l + r``, the numbers m of the periods in each node add up to k and are at most 2^l. A sum
+    of squares is convex, so it is largest where as many as possible are full: ``q 4^l + r^2``. The first k periods
+    reach that on every level at once. It is at most ``k^2``, so the factor is at most k.
+
+    Examples
+    --------
+    >>> [round(person_factor(k, levels_for(365)), 1) for k in (1, 7, 30, 365)]
+    [1.0, 6.1, 22.3, 136.3]
+    >>> person_factor(9, 1)
+    3.0
+    """
+    squares = 0
+    for level in range(levels):
+        full, rest = divmod(periods, 1 << level)
+        squares += full * 4**level + rest**2
+    return math.sqrt(squares / levels)

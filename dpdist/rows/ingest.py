@@ -16,7 +16,18 @@ import numpy as np
 from dpdist.errors import DataError, UsageError
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, created, open_rows
-from dpdist.rows.readers import Choices, Place, Source, Survey, listed, opened_sources
+from dpdist.rows.readers import (
+    Choices,
+    NoRowsError,
+    Place,
+    Remote,
+    Source,
+    Survey,
+    attempt,
+    files_of,
+    listed,
+    opened_sources,
+)
 from dpdist.rows.readers.base import Rows
 from dpdist.rows.units import Numbers, Unit, first_rows, whole_numbers
 from dpdist.staging import require_new
@@ -58,7 +69,8 @@ def ingest(
     progress
         Called with the rows done and the rows in all, after every piece.
     ledger_id, period
-        For rows of one period: the ledger of all periods, and the name.
+        For rows of one period: the ledger of all periods, and the name. Such files, and so the table, may be without
+        rows.
     unit
         The privacy unit: of each, only the first rows are kept, as many as it says. Its column is not stored.
     choices
@@ -90,12 +102,16 @@ def ingest(
                 f"{source} gives {len(keep)} column(s), and a table needs two or more. Are the cells of a CSV file "
                 "separated by commas, and enough columns kept?"
             )
-        dtype, total = _surveyed(sources, keep)
+        before = [_state(each.path) for each in sources]
+        found = [(each, survey) for each in sources if (survey := _survey(each, keep, period)) is not None]
+        filled, surveys = [each for each, _ in found], [survey for _, survey in found]
+        dtype = _common_dtype(surveys) if surveys else np.dtype(np.uint8)
+        total = sum(survey.rows for survey in surveys)
         kept_names = tuple(names[place] for place in keep)
         kept = None
         if unit is not None:
             place = names.index(unit.column)
-            kept = first_rows(_units(sources, place), total, unit.max_rows, target.absolute().parent)
+            kept = first_rows(_units(filled, place), total, unit.max_rows, target.absolute().parent)
             total = kept.count
         with created(
             target,
@@ -109,20 +125,22 @@ def ingest(
             unit=unit,
         ) as writer:
             start = 0
-            for path, block in _checked(sources, keep, kept_names):
+            for path, block in _checked(filled, keep, kept_names):
                 if not _fits(block, dtype):
-                    raise DataError(f"{path} changed while it was read. Ingest it when it is complete.")
+                    raise _changed(path)
                 writer.append(block if kept is None else block[kept.among(start, block.shape[0])])
                 start += block.shape[0]
                 if progress is not None:
                     progress(writer.rows, total)
+            # which rows of a unit come first was found in an earlier pass: other files would break the bound M
+            for each, state in zip(sources, before, strict=True):
+                if _state(each.path) != state:
+                    raise _changed(each.path)
     return open_rows(target)
 
 
-def _surveyed(sources: Sequence[Source], keep: tuple[int, ...]) -> tuple[np.dtype[np.generic], int]:
-    """Return the type that holds all rows, and how many there are."""
-    surveys = [each.survey(keep) for each in sources]
-    return _common_dtype(surveys), sum(survey.rows for survey in surveys)
+def _changed(path: Place) -> DataError:
+    return DataError(f"{path} changed while it was read. Ingest it when it is complete.")
 
 
 def _checked(sources: Sequence[Source], keep: tuple[int, ...], names: tuple[str, ...]) -> Iterator[tuple[Place, Rows]]:
@@ -134,6 +152,28 @@ def _checked(sources: Sequence[Source], keep: tuple[int, ...], names: tuple[str,
                 _require_finite(each.path, row, block, names)
                 row += block.shape[0]
                 yield each.path, block
+
+
+def _state(place: Place) -> object:
+    """Return size and times of all files of a source, or what a store says of it: a write changes that."""
+
+    def found() -> object:
+        if isinstance(place, Remote):
+            return place.version()
+        stats = [path.stat() for path in files_of(place)]
+        return [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats]
+
+    return attempt(place, found)
+
+
+def _survey(source: Source, keep: tuple[int, ...], period: str | None) -> Survey | None:
+    """Return what a file holds, or None for one without rows: of a period, whether it had one row may be private."""
+    try:
+        return source.survey(keep)
+    except NoRowsError:
+        if period is None:
+            raise
+    return None
 
 
 def _common_names(sources: Sequence[Source]) -> tuple[str, ...]:
@@ -153,7 +193,7 @@ def _units(sources: Sequence[Source], place: int) -> Iterator[Numbers]:
         row = 0
         with closing(each.blocks((place,))) as blocks:
             for block in blocks:
-                yield whole_numbers(each.path, row, block[:, 0])
+                yield whole_numbers(each.path, row, block[:, 0], each.kept_as(place))
                 row += block.shape[0]
 
 

@@ -10,18 +10,31 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
-from dpdist.errors import DataError, RefusedError
+from dpdist.errors import DataError, DpdistError, RefusedError
 from dpdist.privacy.ledger import PERIOD_PATTERN
 from dpdist.rows.dataset import RowsTable, created, open_rows
 from dpdist.rows.ingest import ingest
 from dpdist.rows.periods import PeriodicTable, seal_rows
-from dpdist.rows.readers import KINDS, Choices, files_of, is_companion, is_store, listed, located
+from dpdist.rows.readers import (
+    KINDS,
+    Choices,
+    NoRowsError,
+    files_of,
+    is_companion,
+    is_store,
+    listed,
+    located,
+    opened_sources,
+)
 from dpdist.rows.seal import key_of
 from dpdist.staging import replace_file
 
@@ -39,41 +52,114 @@ class SourceFile:
     digest: str
 
 
-def waiting(source: Path) -> dict[str, Path]:
-    """Return the entries of a folder of sources by the period they are of, in order.
+def waiting(source: Path, closed: Sequence[str] = ()) -> tuple[dict[str, Path], list[DpdistError]]:
+    """Return the entries of a folder of sources by the period they are of, in order, and what is wrong with others.
 
     An entry ``2026-01-05.csv`` or ``2026-01-05`` is of the period 2026-01-05. Names that begin with ``.`` or ``_`` are
     passed over: write an entry under such a name and rename it when it is complete.
 
+    All periods have names of one shape, that of the first one that was closed: letters, digits and marks stand at the
+    same places. Otherwise one file under a wrong name, ``test.csv``, would be closed, and every later date come before
+    it.
+
     Raises
     ------
     DataError
-        If it is not a folder, an entry's name is no period's, or two entries are of one period.
+        If it is not a folder.
     """
     if not source.is_dir():
         raise DataError(f"{source} is not a folder. With periods = true the source is a folder, one entry per period.")
     found: dict[str, Path] = {}
+    wrong: list[DpdistError] = []
+    twice: list[str] = []
     for entry in sorted(source.iterdir(), key=lambda entry: entry.name):
         if entry.name.startswith((".", "_")) or is_companion(entry):
             continue
         suffix = next((kind for kind in KINDS if entry.name.lower().endswith(kind)), "")
         period = entry.name[: len(entry.name) - len(suffix)]
-        if not re.fullmatch(PERIOD_PATTERN, period) or not (suffix or entry.is_dir()):
-            raise DataError(
-                f"{entry} names no period: an entry is a folder or {', '.join(KINDS)}, named with letters and digits "
-                "and single dots, hyphens or underscores between, so that names sort in time, such as 2026-01-05.csv."
-            )
+        try:
+            _require_plain(entry)
+            _require_name(entry, period, suffix, closed)
+        except RefusedError as error:
+            wrong.append(error)
+            continue
         if period in found:
-            raise DataError(f"{found[period]} and {entry} are both of the period {period}. Put them into one folder.")
+            wrong.append(
+                DataError(f"{found[period]} and {entry} are both of the period {period}. Put them into one folder.")
+            )
+            twice.append(period)
         found[period] = entry
-    return dict(sorted(found.items()))
+    if not closed and len({_shape(period) for period in found}) > 1:
+        first, other = next((a, b) for a, b in pairwise(found) if _shape(a) != _shape(b))
+        names = (
+            f"{found[first].name} and {found[other].name} in {source} have letters, digits and marks at other places"
+        )
+        cure = "which of them is named wrongly no closed period tells yet. Give all entries names of one shape."
+        return {}, [*wrong, DataError(f"{names}: {cure}")]
+    # a new one that is doubled keeps those after it waiting: put into one folder, it is closed before them
+    new = [period for period in twice if period not in closed]
+    sound = [p for p in sorted(found) if p not in twice and (p in closed or not new or p < min(new))]
+    return {period: found[period] for period in sound}, wrong
+
+
+def _shape(period: str) -> str:
+    """Return a name with 0 for every digit and a for every letter."""
+    return re.sub("[0-9]", "0", re.sub("[A-Za-z]", "a", period))
+
+
+def _require_name(entry: Path, period: str, suffix: str, closed: Sequence[str]) -> None:
+    if not re.fullmatch(PERIOD_PATTERN, period) or not (suffix or entry.is_dir()):
+        raise RefusedError(
+            f"{entry} names no period: an entry is a folder or {', '.join(KINDS)}, named with letters and digits "
+            "and single dots, hyphens or underscores between, so that names sort in time, such as 2026-01-05.csv. "
+            "Rename it, or take it away."
+        )
+    if closed and _shape(period) != _shape(closed[0]):
+        raise RefusedError(
+            f"{entry} is not named like the periods that are closed, such as {closed[0]}: letters, digits and marks "
+            "stand at other places. Rename it, or take it away."
+        )
+
+
+def _require_plain(entry: Path) -> None:
+    """Refuse links, pipes and devices: they may lead out of the source, or never end."""
+    below = [Path(folder, name) for folder, *names in os.walk(entry) for name in (*names[0], *names[1])]
+    for path in (entry, *below):
+        if path.parent == entry and path.name.startswith((".", "_")):
+            continue
+        try:
+            mode = path.lstat().st_mode
+        except OSError as error:
+            raise RefusedError(f"{path} cannot be looked at: {error.strerror}. Mend it, or take it away.") from None
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise RefusedError(
+                f"{path} is a link, pipe or device, neither a file nor a folder. Put the file itself there."
+            )
+
+
+def has_rows(path: Path, beside: Path) -> bool:
+    """Tell whether a file holds rows; what cannot be told is taken to."""
+    try:
+        with opened_sources(path, beside) as sources:
+            for source in sources:
+                source.survey((0,))
+    except NoRowsError:
+        return False
+    except DataError:
+        return True
+    return True
+
+
+def discard(table: PeriodicTable, period: str) -> None:
+    """Remove the rows of a period that was taken in and is not closed; hold ``locked(table.path)`` meanwhile."""
+    shutil.rmtree(table.rows_of(period), ignore_errors=True)
 
 
 def take_in(
     table: PeriodicTable,
     period: str,
     entry: Path,
-    closed: Sequence[str],
+    closed: Mapping[str, str],
     *,
     columns: Sequence[str] | None = None,
     choices: Choices = Choices(),  # noqa: B008 - frozen
@@ -91,7 +177,7 @@ def take_in(
     period, entry
         Its name, and its source.
     closed
-        The periods that are closed, in order.
+        The periods that are closed, in order, each with its seal as the ledger has it.
     columns, choices, progress
         As :func:`dpdist.rows.ingest.ingest`.
 
@@ -103,19 +189,22 @@ def take_in(
     Raises
     ------
     RefusedError
-        If a file repeats another one, of this or an earlier period.
+        If a file repeats another one, of this or an earlier period, or is none.
     DataError
         If the files cannot be used, have other columns than earlier periods, or change meanwhile.
     """
     target = table.rows_of(period)
-    names = open_rows(table.rows_of(closed[-1])).names if closed else None
+    names = None
+    if closed:
+        last = list(closed)[-1]
+        names = table.span({last: closed[last]}, len(closed) - 1).names
     read = [_remembered(name, files, key_of(table.path)) for name, files in _sources(entry).items()]
     _require_fresh(table, period, entry, read, closed)
     shutil.rmtree(target, ignore_errors=True)
     try:
         made = _stored(table, period, entry, names, columns, choices, progress)
         _require_same(entry, read, made, names)
-        replace_file(target / _SOURCES, json.dumps([asdict(each) for each in read]).encode(), "rows")
+        replace_file(target / _SOURCES, json.dumps([asdict(each) for each in read]).encode(), "rows", private=True)
         return seal_rows(made)
     except DataError:
         shutil.rmtree(target, ignore_errors=True)
@@ -147,6 +236,7 @@ def _require_same(entry: Path, read: Sequence[SourceFile], made: RowsTable, name
     """Check that the columns are those of earlier periods, and that the files are still those that were read."""
     if names is not None and made.names != names:
         raise DataError(f"{entry} has the columns {listed(made.names)}; earlier periods have {listed(names)}.")
+    _require_plain(entry)
     if [_stat(name, files) for name, files in _sources(entry).items()] != [
         (each.name, each.size, each.mtime_ns) for each in read
     ]:
@@ -159,6 +249,10 @@ def _sources(entry: Path) -> dict[str, list[Path]]:
         return {}
     places = [place for place, _ in located(entry)]
     return {entry.name if place == entry else place.relative_to(entry).as_posix(): files_of(place) for place in places}
+
+
+def _path_of(entry: Path, name: str) -> Path:
+    return entry if name == entry.name else entry / name
 
 
 def _stat(name: str, files: Sequence[Path]) -> tuple[str, int, int]:
@@ -195,11 +289,11 @@ def _sources_of(table: PeriodicTable, period: str) -> list[SourceFile]:
 
 
 def _require_fresh(
-    table: PeriodicTable, period: str, entry: Path, read: Iterable[SourceFile], closed: Sequence[str]
+    table: PeriodicTable, period: str, entry: Path, read: Iterable[SourceFile], closed: Iterable[str]
 ) -> None:
     seen = {each.digest: f"{each.name} of the period {other}" for other in closed for each in _sources_of(table, other)}
     for each in read:
-        if each.digest in seen:
+        if each.digest in seen and has_rows(_path_of(entry, each.name), table.path):
             raise RefusedError(
                 f"{each.name} of the period {period} ({entry}) is the same, byte for byte, as {seen[each.digest]}: its "
                 "rows would be charged and counted twice. Remove the repetition."
@@ -216,7 +310,7 @@ def changes(table: PeriodicTable, period: str, entry: Path) -> str | None:
     for path, files in _sources(entry).items():
         name, size, mtime_ns = _stat(path, files)
         before = known.get(name)
-        where = entry if path == entry.name else entry / path
+        where = _path_of(entry, path)
         if before is None:
             return f"{where} came late: the period {period} is closed. Move its rows to a period to come."
         if (size, mtime_ns) == (before.size, before.mtime_ns):

@@ -27,7 +27,7 @@ from dpdist.noise.entropy import random_token
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, open_rows
 from dpdist.rows.reading import ChunkReader
-from dpdist.rows.seal import KEY, write_seal
+from dpdist.rows.seal import KEY, sealed_tags, write_seal
 from dpdist.staging import replace_file, staged
 
 FORMAT = "dpdist-periods/1"
@@ -72,7 +72,7 @@ class PeriodicTable:
         Raises
         ------
         DataError
-            If a period is not there, or is not of this table.
+            If a period is not there, is not of this table, or has another shape, type or columns than was sealed.
         """
         parts = []
         for period, seal in seals.items():
@@ -80,6 +80,7 @@ class PeriodicTable:
             if part.period != period or part.ledger_id != self.ledger_id:
                 raise DataError(f"{part.path} holds other rows than those of the period {period}. Restore it.")
             parts.append(replace(part, seal=seal))
+            sealed_tags(parts[-1])  # here too: of a period that is said to have no rows no chunk is ever read
         first = parts[0]
         for part in parts:
             if part.names != first.names:
@@ -170,6 +171,7 @@ def create_periods(path: Path, budget: PrivacyLoss) -> PeriodicTable:
         If something is there already, or it cannot be written.
     """
     with staged(path, "rows", private=True) as aside:
+        aside.chmod(0o700)
         handle = os.open(aside / KEY, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(handle, "w", encoding="ascii") as file:
             file.write(random_token() + random_token())
@@ -184,7 +186,7 @@ def _write(folder: Path, table: PeriodicTable) -> None:
         "budget": table.budget.to_json(),
         "ledger_id": table.ledger_id,
     }
-    replace_file(folder / _FILE, json.dumps(content, indent=2).encode(), "rows")
+    replace_file(folder / _FILE, json.dumps(content, indent=2).encode(), "rows", private=True)
 
 
 def bind_periods(table: PeriodicTable, ledger_id: str) -> PeriodicTable:
@@ -248,12 +250,4 @@ def seal_rows(table: RowsTable) -> str:
     """
     reader = ChunkReader(table, table.chunk_rows)
     tags = [reader.tag(index) for index in range(table.chunks)]
-    described = {
-        "columns": list(table.names),
-        "dtype": table.dtype,
-        "rows": table.rows,
-        "chunk_rows": table.chunk_rows,
-        # periods without rows are alike, and repeat nothing
-        **({} if table.rows else {"period": table.period}),
-    }
-    return write_seal(table.path, tags, described)
+    return write_seal(table, tags)

@@ -64,7 +64,7 @@ class ChunkReader:
             yield from self._checked(part, place, None)
             return
         if part.path not in self._tags:
-            self._tags[part.path] = sealed_tags(part.path, part.seal)
+            self._tags[part.path] = sealed_tags(part)
         digest = hashlib.sha256()
         yield from self._checked(part, place, digest)
         if self._tags[part.path][place] != digest.hexdigest():

@@ -3,7 +3,8 @@
 ``seal.json`` beside the rows holds what was sealed: shape, type, column names, and SHA-256 of every chunk. The seal is
 HMAC-SHA256 of that, under the key of the table's folder. It stands in the ledger, whose administrator, having no key,
 can test no guess at the rows with it; the key, like ``seal.json``, stays in the private folder of the rows and is in
-no release. Whoever reads a chunk first checks ``seal.json`` against the seal, then the chunk against ``seal.json``.
+no release. Whoever reads a chunk first checks ``seal.json`` against the seal, then against it what he takes the chunk
+for (shape, type, names: Zarr's own ``zarr.json`` is only believed where it says the same), and the chunk itself.
 
 Equal rows in equal order give equal seals, so a period whose rows repeat another's is found out.
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dpdist.errors import DataError
+from dpdist.rows.dataset import RowsTable
 from dpdist.staging import replace_file
 
 SEAL = "seal.json"
@@ -47,36 +49,48 @@ def _seal_of(content: dict[str, Any], folder: Path) -> str:
     return hmac.new(key_of(folder), text.encode(), hashlib.sha256).hexdigest()
 
 
-def write_seal(rows: Path, tags: list[str], described: dict[str, Any]) -> str:
+def _described(table: RowsTable) -> dict[str, Any]:
+    """Return what a seal covers besides the chunks: all that tells how their bytes are read as rows."""
+    return {
+        "columns": list(table.names),
+        "dtype": table.dtype,
+        "rows": table.rows,
+        "chunk_rows": table.chunk_rows,
+        # periods without rows are alike, and repeat nothing
+        **({} if table.rows else {"period": table.period}),
+    }
+
+
+def write_seal(table: RowsTable, tags: list[str]) -> str:
     """Write ``seal.json`` of the rows of one period and return the seal.
 
     Parameters
     ----------
-    rows
-        The folder of the rows; the key is in the folder around it.
+    table
+        The rows; the key is in the folder around theirs.
     tags
         SHA-256 of the rows of every chunk, hexadecimal.
-    described
-        What else the seal covers, JSON values.
     """
-    content = {**described, "chunks": tags}
-    replace_file(rows / SEAL, json.dumps(content).encode(), "seal")
-    return _seal_of(content, rows.parent)
+    content = {**_described(table), "chunks": tags}
+    replace_file(table.path / SEAL, json.dumps(content).encode(), "seal", private=True)
+    return _seal_of(content, table.path.parent)
 
 
-def sealed_tags(rows: Path, seal: str) -> list[str]:
-    """Return the digest of each chunk, as it was sealed.
+def sealed_tags(table: RowsTable) -> list[str]:
+    """Return the digest of each chunk of the rows of one period, as it was sealed.
 
     Raises
     ------
     DataError
-        If ``seal.json`` is missing or does not agree with the seal.
+        If ``seal.json`` is missing or does not agree with the seal, or the table is of another shape or type, or has
+        other columns, than it says.
     """
     try:
-        content = json.loads((rows / SEAL).read_text(encoding="utf-8"))
+        content = json.loads((table.path / SEAL).read_text(encoding="utf-8"))
         tags = [str(tag) for tag in content["chunks"]]
+        same = content == {**_described(table), "chunks": tags} and len(tags) == table.chunks
     except (OSError, ValueError, TypeError, KeyError):
-        content, tags = None, []
-    if content is None or not hmac.compare_digest(_seal_of(content, rows.parent), seal):
-        raise DataError(f"{rows} is not what was sealed when its period was closed. Restore it from a copy.")
+        content, tags, same = None, [], False
+    if not same or not hmac.compare_digest(_seal_of(content, table.path.parent), str(table.seal)):
+        raise DataError(f"{table.path} is not what was sealed when its period was closed. Restore it from a copy.")
     return tags

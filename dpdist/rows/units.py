@@ -13,17 +13,17 @@ rows is public, and the kept rows of one unit are exchanged for as many others.
 Two units must never be taken for one, or the rows of the one would decide which of the other are kept. So a unit is a
 whole number that is read exactly; whatever may have been rounded is refused.
 
-Memory: one bit per row of the source, and about 64 bytes for every 256th unit; the rest is in private
-temporary files of 16 bytes per row, removed at the end. The numbers of units are stored nowhere else.
+Memory: one bit per row of the source, and about 64 bytes for every 256th unit; the rest is in nameless temporary files
+of 16 bytes per row, which are gone when the process is. The numbers of units are stored nowhere else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,6 @@ _BITS = 8
 """Of the hash that deals rows out to files: 256 of them."""
 _PIECE = 1 << 17
 """Rows of a part that are looked at together: 2 MiB."""
-_EXACT = 2.0**53
 
 Numbers = npt.NDArray[np.int64]
 
@@ -70,7 +69,7 @@ class Unit:
         return asdict(self)
 
 
-def whole_numbers(path: Path, start: int, values: npt.NDArray[Any]) -> Numbers:
+def whole_numbers(path: Path, start: int, values: npt.NDArray[Any], kept_as: np.dtype[Any] | None = None) -> Numbers:
     """Return units as int64, exactly.
 
     Parameters
@@ -79,22 +78,27 @@ def whole_numbers(path: Path, start: int, values: npt.NDArray[Any]) -> Numbers:
         The file they are from, and the number of the first row, for messages.
     values
         Shape (r,).
+    kept_as
+        Their type in the file, where they were widened since; None: that of the values.
 
     Raises
     ------
     DataError
         If one is not a whole number, or so large that it may have been rounded when it was read.
     """
-    if values.dtype.kind == "f":
+    kind = values.dtype if kept_as is None else kept_as
+    if kind.kind == "f":
+        # from here on, two whole numbers that differ may be one float of this type: 2^53, 2^24 or 2^11
+        exact = 2.0 ** (np.finfo(kind).nmant + 1)
         with np.errstate(invalid="ignore"):
-            sound = (np.abs(values) < _EXACT) & (values == np.trunc(values))
+            sound = (np.abs(values) < exact) & (values == np.trunc(values))
     else:
         sound = values <= np.iinfo(np.int64).max
     if not sound.all():
         raise DataError(
             f"{path}, row {start + int(np.argmin(sound))} (counting from 0): the privacy unit must be a whole number, "
-            "below 2^53 in CSV and in columns of floats: two units that are rounded to one would not be protected "
-            "apart. Number the units and ingest again."
+            "and in CSV and columns of floats below 2^53, in columns of float32 below 2^24, of float16 below 2^11: two "
+            "units that are rounded to one would not be protected apart. Store them as integers and ingest again."
         )
     return values.astype(np.int64)
 
@@ -119,12 +123,6 @@ class KeptRows:
         return bits[start - 8 * first :][:count]
 
 
-@contextmanager
-def _parts(folder: Path) -> Iterator[list[Any]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context((folder / str(part)).open("w+b")) for part in range(1 << _BITS)]
-
-
 def first_rows(units: Iterable[Numbers], rows: int, most: int, beside: Path) -> KeptRows:
     """Find the first ``most`` rows of every unit, in order.
 
@@ -140,11 +138,12 @@ def first_rows(units: Iterable[Numbers], rows: int, most: int, beside: Path) -> 
     most
         M.
     beside
-        A private folder, for the files.
+        A folder on the disk that shall hold the files.
     """
     kept = KeptRows(rows)
     key = np.uint64(int(random_token()[:16], 16) | 1)
-    with TemporaryDirectory(prefix=".units-", dir=beside) as folder, _parts(Path(folder)) as files:
+    with ExitStack() as stack:
+        files = [stack.enter_context(TemporaryFile(dir=beside)) for _ in range(1 << _BITS)]
         row = 0
         for piece in units:
             numbered = np.stack([np.arange(row, row + piece.size), piece], axis=1)

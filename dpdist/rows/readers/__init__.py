@@ -10,7 +10,7 @@ from typing import Any
 from dpdist.errors import DataError, UsageError
 from dpdist.rows.readers.anndata import H5ad
 from dpdist.rows.readers.arrays import Npy, Npz
-from dpdist.rows.readers.base import Choices, Places, Source, Survey, attempt, listed
+from dpdist.rows.readers.base import Choices, NoRowsError, Places, Source, Survey, attempt, listed
 from dpdist.rows.readers.netcdf import NetCdf
 from dpdist.rows.readers.parquet import Parquet
 from dpdist.rows.readers.partitions import Keys, Partitioned, key_in
@@ -24,6 +24,7 @@ from dpdist.staging import scratch
 __all__ = [
     "KINDS",
     "Choices",
+    "NoRowsError",
     "Place",
     "Places",
     "Remote",

@@ -13,7 +13,6 @@ import numpy as np
 from dpdist.errors import DataError
 from dpdist.rows.readers.base import (
     PIECE,
-    STORED,
     Location,
     Places,
     Rows,
@@ -24,6 +23,7 @@ from dpdist.rows.readers.base import (
     listed,
     numbered,
     require_table,
+    surveyed,
     unbuffered,
 )
 from dpdist.staging import scratch
@@ -93,7 +93,7 @@ class Npy(Source):
         return numbered(self._header.shape[1])
 
     def survey(self, keep: Places) -> Survey:  # noqa: ARG002 - an array has one type for all columns
-        return Survey(self._header.shape[0], np.dtype(STORED[self._header.dtype.name]))
+        return surveyed(self.path, self._header.shape[0], self._header.dtype.name)
 
     def blocks(self, keep: Places) -> Generator[Rows]:
         return each(self.path, self._header.blocks(self.path, keep))

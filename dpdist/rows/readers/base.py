@@ -67,6 +67,10 @@ class Choices:
         return [name for name, value in vars(self).items() if value is not None]
 
 
+class NoRowsError(DataError):
+    """A file has no rows and is sound otherwise: for a table a mistake, for a period like any other content."""
+
+
 @dataclass(frozen=True)
 class Survey:
     """What a file holds.
@@ -115,7 +119,11 @@ class Source(ABC):
 
     @abstractmethod
     def survey(self, keep: Places) -> Survey:
-        """Return the number of rows and the type of some columns."""
+        """Return the number of rows and the type of some columns; NoRowsError where there are none."""
+
+    def kept_as(self, place: int) -> np.dtype[Any] | None:  # noqa: ARG002 - for readers that widen
+        """Return the type of a column in the file where :meth:`blocks` yields a wider one, or None."""
+        return None
 
     @abstractmethod
     def blocks(self, keep: Places) -> Generator[Rows]:
@@ -177,13 +185,26 @@ def require_table(path: Location, shape: tuple[int, ...], dtype: np.dtype[Any]) 
     DataError
         With its shape or type.
     """
-    if len(shape) != 2 or shape[0] < 1 or shape[1] < 2:
+    if len(shape) != 2 or shape[1] < 2:
         raise DataError(
             f"{path} holds an array of shape {shape}, not a table of at least one row and two columns. "
             "Save it as one 2-D array with a record per row."
         )
     if dtype.name not in STORED:
         raise DataError(f"{path} holds values of type {dtype.name}. Save it as {', '.join(DTYPES)}.")
+
+
+def surveyed(path: Location, rows: int, dtype: str) -> Survey:
+    """Return what an array is, if it has rows.
+
+    Raises
+    ------
+    NoRowsError
+        If it has none.
+    """
+    if not rows:
+        raise NoRowsError(f"{path} has no rows. Remove it, or add rows.")
+    return Survey(rows, np.dtype(STORED[dtype]))
 
 
 def numbered(columns: int) -> tuple[str, ...]:

@@ -14,7 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpdist.errors import DataError
-from dpdist.rows.readers.base import PIECE, STORED, Places, Rows, Source, Survey, each, numbered, require_table
+from dpdist.rows.readers.base import (
+    PIECE,
+    Places,
+    Rows,
+    Source,
+    Survey,
+    each,
+    numbered,
+    require_table,
+    surveyed,
+)
 from dpdist.rows.readers.turned import WINDOW, turned
 
 _LARGEST = 1 << 30
@@ -66,7 +76,7 @@ class Chunked(Source):
 
     def survey(self, keep: Places) -> Survey:  # noqa: ARG002 - an array has one type for all columns
         found = self._checked
-        return Survey(found.shape[0], np.dtype(STORED[found.dtype.name]))
+        return surveyed(self.path, found.shape[0], found.dtype.name)
 
     def blocks(self, keep: Places) -> Generator[Rows]:
         found = self._checked

@@ -12,7 +12,19 @@ import pyarrow.parquet as pq
 
 from dpdist.errors import DataError
 from dpdist.rows.readers.arrays import Header
-from dpdist.rows.readers.base import CURE, PIECE, STORED, Places, Rows, Source, Survey, attempt, each, matrix
+from dpdist.rows.readers.base import (
+    CURE,
+    PIECE,
+    STORED,
+    NoRowsError,
+    Places,
+    Rows,
+    Source,
+    Survey,
+    attempt,
+    each,
+    matrix,
+)
 from dpdist.staging import scratch
 
 _ROW_GROUP = 64 << 20  # a larger row group is unpacked, as many columns at a time as the next line says
@@ -40,7 +52,7 @@ class Parquet(Source):
 
     def survey(self, keep: Places) -> Survey:
         if not self._metadata.num_rows:
-            raise DataError(f"{self.path} has no rows. Remove it, or add rows.")
+            raise NoRowsError(f"{self.path} has no rows. Remove it, or add rows.")
         stored = []
         for place in keep:
             kind = self._schema.types[place]
@@ -49,6 +61,9 @@ class Parquet(Source):
                 raise DataError(f"{where}: values of type {kind} are no numbers. Convert the column or leave it out.")
             stored.append(STORED[np.dtype(kind.to_pandas_dtype()).name])
         return Survey(self._metadata.num_rows, np.result_type(*(stored or ["uint8"])))
+
+    def kept_as(self, place: int) -> np.dtype[Any] | None:
+        return np.dtype(np.float16) if pa.types.is_float16(self._schema.types[place]) else None
 
     def blocks(self, keep: Places) -> Generator[Rows]:
         groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpdist.errors import DataError
-from dpdist.rows.readers.base import Places, Rows, Source, Survey, attempt, require_table, required
+from dpdist.rows.readers.base import Places, Rows, Source, Survey, attempt, require_table, required, surveyed
 from dpdist.rows.readers.turned import turned, width_for
 
 _MISSING = -127
@@ -70,7 +70,7 @@ class Plink(Source):
         return self._facts[1]
 
     def survey(self, keep: Places) -> Survey:  # noqa: ARG002 - all are counts
-        return Survey(self._facts[0], _DTYPE)
+        return surveyed(self.path, self._facts[0], _DTYPE.name)
 
     def blocks(self, keep: Places) -> Generator[Rows]:
         shape = (self._facts[0], len(keep))

@@ -120,6 +120,11 @@ class Remote:
         """Return its size; nothing else is known of it."""
         return os.stat_result((0, 0, 0, 0, 0, 0, int(self._system.size(self._key)), 0, 0, 0))
 
+    def version(self) -> str:
+        """Return what changes when the object does, as far as the store tells: its size, time or tag, asked anew."""
+        self._system.invalidate_cache()
+        return str(self._system.ukey(self._key))
+
     def is_dir(self) -> bool:
         """Whether it is a folder; a web server has none."""
         return not self.web and bool(self._system.isdir(self._key))

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from dpdist.errors import DataError
-from dpdist.rows.readers.base import CURE, Places, Rows, Source, Survey, attempt, matrix, numbered
+from dpdist.rows.readers.base import CURE, NoRowsError, Places, Rows, Source, Survey, attempt, matrix, numbered
 
 _LINE = 1 << 20  # longest line, and the block Arrow parses: "0," is two bytes of text and eight of float64
 _MISSING = frozenset(pacsv.ConvertOptions().null_values)
@@ -136,7 +136,7 @@ class Csv(Source):
                 if fault := _fault(cells[place]):
                     return DataError(f"{self.path}, line {number}, column {names[place]!r}: {fault}. {CURE}")
         if number <= skip:
-            return DataError(f"{self.path} has a header and no rows. Remove it, or add rows.")
+            return NoRowsError(f"{self.path} has a header and no rows. Remove it, or add rows.")
         return DataError(f"{self.path} cannot be read as comma-separated numbers, a row per line. Export it again.")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dpdist.errors import DataError
-from dpdist.rows.readers.base import CURE, Places, Rows, Source, Survey, attempt, require_table
+from dpdist.rows.readers.base import CURE, Places, Rows, Source, Survey, attempt, require_table, surveyed
 from dpdist.rows.readers.plink import missing
 from dpdist.rows.readers.turned import turned, width_for
 
@@ -118,7 +118,7 @@ class Vcf(Source):
         return self._facts[1]
 
     def survey(self, keep: Places) -> Survey:  # noqa: ARG002 - all are counts
-        return Survey(self._facts[0], _DTYPE)
+        return surveyed(self.path, self._facts[0], _DTYPE.name)
 
     def blocks(self, keep: Places) -> Generator[Rows]:
         # columns come as they are in the file, and are put in order when they are rows
