@@ -228,7 +228,7 @@ def test_a_source_that_changes_between_the_passes_is_refused(tmp_path: Path, mon
     rows = np.array([[1, 10, 10], [1, 11, 11], [2, 20, 20], [3, 30, 30]])
     np.save(source, rows)
     os.utime(source, (1, 1))
-    original = ingesting.first_rows
+    original = units.first_rows
 
     def swapped(*arguments: Any) -> KeptRows:
         found = original(*arguments)
@@ -351,9 +351,10 @@ def test_a_job_refuses_rows_that_were_ingested_otherwise(
     for _ in range(2):  # the second time there are rows already
         jobs.run(first, say=print, progress=progress_bar)
     other = job(asked, "s.zarr")
-    for attempt in (lambda: jobs.run(other, say=print, progress=progress_bar), lambda: operations.preview(other)):
-        with pytest.raises(RefusedError, match=match):
-            attempt()
+    with pytest.raises(RefusedError, match=match):
+        jobs.run(other, say=print, progress=progress_bar)
+    with pytest.raises(RefusedError, match=match):
+        operations.preview(other)
     assert not (tmp_path / "s.zarr").exists()
     jobs.run(job("", "t.zarr"), say=print, progress=progress_bar)  # takes them as they are
     assert (tmp_path / "t.zarr").exists()
