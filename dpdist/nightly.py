@@ -252,7 +252,9 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
         return {"total": None, "model": None}
     total = series.total_path(periods[-1])
     _write_total(series, periods, total)
-    say(f"{total}: the total of {len(periods)} periods, {open_release(total).guarantee_words()}. This file is public.")
+    alone = " for this sum alone, of rows that other releases are of too" if series.levels > 1 else ""
+    words = f"{open_release(total).guarantee_words()}{alone}"
+    say(f"{total}: the total of {len(periods)} periods, {words}. This file is public.")
     model = None
     if job.model is not None:
         model = job.model / f"{periods[-1]}.zarr"

@@ -947,7 +947,7 @@ def done(tmp_path: Path, call: Call, scheduler: str) -> Path:
 
 def test_a_job_says_every_step_in_words(tmp_path: Path, call: Call, scheduler: str) -> None:
     said = call("run", job_here(tmp_path, scheduler))
-    for words in ("40 rows of 3 columns", "released now", "2 components", "PRIVATE"):
+    for words in ("ingested, 3 columns", "released now", "2 components", "PRIVATE"):
         assert words in said.err
 
 
