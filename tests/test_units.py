@@ -197,7 +197,7 @@ def test_units_that_may_be_taken_for_one_another_are_refused(tmp_path: Path, ids
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("float16", 11), ("float32", 24), ("float64", 53)])
-@pytest.mark.parametrize("suffix", ["npy", "parquet"])
+@pytest.mark.parametrize("suffix", ["npy", "parquet", "year=2026/0.parquet"])
 def test_units_are_refused_from_where_their_type_rounds(tmp_path: Path, kind: str, bits: int, suffix: str) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -205,12 +205,14 @@ def test_units_are_refused_from_where_their_type_rounds(tmp_path: Path, kind: st
     assert np.array([2**bits + 1]).astype(kind)[0] == 2**bits  # the next unit is taken for this one
 
     def written(name: str, *ids: int) -> Path:
-        source = tmp_path / f"{name}.{suffix}"
+        source = tmp_path / (name if "/" in suffix else f"{name}.{suffix}")
+        file = source / suffix if "/" in suffix else source
+        file.parent.mkdir(parents=True, exist_ok=True)
         columns = [np.array(ids).astype(kind), *(np.arange(len(ids)).astype(kind) for _ in range(2))]
         if suffix == "npy":
-            np.save(source, np.stack(columns, axis=1))
+            np.save(file, np.stack(columns, axis=1))
         else:
-            pq.write_table(pa.table({f"c{i}": column for i, column in enumerate(columns)}), source)
+            pq.write_table(pa.table({f"c{i}": column for i, column in enumerate(columns)}), file)
         return source
 
     sound = written("sound", 2**bits - 1, 2**bits - 2, 2**bits - 1, 2 - 2**bits)

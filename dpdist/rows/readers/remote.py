@@ -18,6 +18,7 @@ from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
 import fsspec
+import numpy as np
 
 from dpdist.errors import DataError, UsageError
 from dpdist.rows.readers.base import Places, Rows, Source, Survey, attempt
@@ -217,6 +218,9 @@ class Fetched(Source):
 
     def survey(self, keep: Places) -> Survey:
         return self._asked(lambda source: source.survey(keep))
+
+    def kept_as(self, place: int) -> np.dtype[Any] | None:
+        return self._asked(lambda source: source.kept_as(place))
 
     def blocks(self, keep: Places) -> Generator[Rows]:
         with closing(self._source.blocks(keep)) as blocks:
