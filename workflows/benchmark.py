@@ -28,17 +28,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import current_process
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-PINNED = {name: os.environ.pop(name, None) for name in ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")}
-"""A core type pinned from outside can halve the speed; it is taken away, for floor and product alike, and recorded."""
+_PINS = ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+PINNED = {name: os.environ.pop(name, None) for name in _PINS if current_process().name == "MainProcess"}
+"""A core type pinned from outside can halve the speed; it is taken away, for floor and product alike, and recorded.
+
+Not in workers, which import this module too: what they find there their engine has set.
+"""
 
 import numpy as np  # noqa: E402 - OpenBLAS reads the environment when it is loaded
 import numpy.typing as npt  # noqa: E402
 import threadpoolctl  # noqa: E402
-from scipy.linalg.blas import dsyrk  # noqa: E402
 
 from dpdist.engine import Engine, connected  # noqa: E402
 from dpdist.moment.layout import PROCESS_BYTES, Layout  # noqa: E402
@@ -51,7 +55,8 @@ from dpdist.triangle import Band  # noqa: E402
 
 Rows = npt.NDArray[Any]
 CORES = len(os.sched_getaffinity(0))
-BLOCK = 4096
+BLOCK = 16384
+"""With more rows at once the floor gets no faster; with 4096 it is 2 to 4 % slower."""
 LIMIT_SECONDS = 60
 
 
@@ -72,14 +77,14 @@ class Case:
 
 
 CASES = {
-    "f32-784": Case("float32", 120_000, 784, 1.15),
-    "u8-784": Case("uint8", 120_000, 784, 1.15),
-    "f32-784-lz4": Case("float32", 120_000, 784, 1.5, compress=True),
+    "f32-784": Case("float32", 400_000, 784, 1.15),
+    "u8-784": Case("uint8", 400_000, 784, 1.15),
+    "f32-784-lz4": Case("float32", 400_000, 784, 1.5, compress=True),
     "f32-100": Case("float32", 5_000_000, 100, 1.3),
     "u8-100": Case("uint8", 5_000_000, 100, 1.3),
-    "f32-54": Case("float32", 9_000_000, 54, 1.3),
-    "u8-54": Case("uint8", 9_000_000, 54, 1.3),
-    "f32-54-lz4": Case("float32", 9_000_000, 54, 1.5, compress=True),
+    "f32-54": Case("float32", 20_000_000, 54, 1.3),
+    "u8-54": Case("uint8", 20_000_000, 54, 1.3),
+    "f32-54-lz4": Case("float32", 20_000_000, 54, 1.5, compress=True),
 }
 
 
@@ -108,10 +113,12 @@ def in_memory(table: RowsTable) -> Rows:
 
 
 def share_of_floor(rows: Rows) -> Rows:
-    """Add X^T X of rows on one core, one triangle of it, in place."""
-    total = np.zeros((rows.shape[1], rows.shape[1]), order="F")
-    for start in range(0, len(rows), BLOCK):
-        dsyrk(1.0, rows[start : start + BLOCK].T, beta=1.0, c=total, overwrite_c=True)
+    """Add X^T X of rows on one core."""
+    total = np.zeros((rows.shape[1], rows.shape[1]))
+    product = np.empty_like(total)
+    for start in range(0, len(rows), BLOCK):  # NumPy takes BLAS' syrk for this, and lets other threads run meanwhile
+        block = rows[start : start + BLOCK]
+        total += np.matmul(block.T, block, out=product)
     return total
 
 

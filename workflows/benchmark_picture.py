@@ -44,6 +44,9 @@ def lines_of(results: dict[str, Any]) -> list[str]:
         for rival, found in case["rivals"].items():
             text = f"{found['median'] / best_floor(case):.1f}" if "median" in found else next(iter(found.values()))
             lines.append(f"\n{name}, {rival}, times over the floor: {text}")
+    machine = next(iter(results.values()))["machine"]
+    blas, python, numpy = ", ".join(machine["blas"]), machine["python"], machine["numpy"]
+    lines.append(f"\n{machine['cores']} cores, {machine['processor']}; {blas}; Python {python}, NumPy {numpy}.")
     return lines
 
 
@@ -55,7 +58,9 @@ def draw(results: dict[str, Any], place: Path) -> None:
         case = results[name]
         axes.barh(i, case["ratio_median"] - 1, left=1, height=0.5, color="tab:blue")
         axes.plot([case["target"]] * 2, [i - 0.35, i + 0.35], color="black", linewidth=2)
-        axes.text(case["ratio_median"] * 1.03, i, f"{case['ratio_median']:.2f}", va="center", fontsize=8)
+        axes.text(
+            max(case["ratio_median"], case["target"]) * 1.03, i, f"{case['ratio_median']:.2f}", va="center", fontsize=8
+        )
     rivals = sorted({rival for case in results.values() for rival in case["rivals"]})
     for number, rival in enumerate(rivals):
         points = [(i, results[name]["rivals"].get(rival, {}).get("median")) for i, name in enumerate(names)]
