@@ -181,7 +181,8 @@ def top_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
     1000    100    0.09 / 0.28      0.12
     2000    10     not run / 0.13   0.71
     2000    50     not run / 0.86   0.6
-    10000   50     4.2 / not run    not run
+    5000    50     1.0 / 6.1        15
+    10000   50     4.4 / 26         not run
     ======  =====  ===============  =============
 
     Whatever solver found them, all pairs are checked. Memory beside the matrix: 3 k + 20 vectors for Lanczos, and for
