@@ -56,6 +56,18 @@ def test_adversarial_rows_stay_inside_the_bound(bits: int) -> None:
         assert abs(abs(int(z[row, 0])) - length * 2**bits) <= 1.5
 
 
+def test_the_units_of_the_input_are_told_and_cannot_change_the_bound() -> None:
+    bound = RowBound(2, 4.0, centre=(1.0, -2.0), scale=(2.0, 0.5))
+    rows = np.array([[2.0, -1.5]])
+    before = bounded(bound, rows)
+    centre, scale = bound.input_units
+    assert (centre.tolist(), scale.tolist()) == ([1, -2], [2, 0.5])
+    centre += 1
+    scale *= 2
+    assert np.array_equal(bounded(bound, rows), before)
+    assert [each.tolist() for each in RowBound(2, 4.0).input_units] == [[0, 0], [1, 1]]
+
+
 def test_a_signalling_nan_says_nothing() -> None:
     rows = np.ones((3, 2), dtype=np.float32)
     rows.view(np.uint32)[1, 0] = 0x7FA00000

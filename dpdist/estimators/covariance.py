@@ -167,9 +167,7 @@ class PrivateCovariance(BaseEstimator):  # type: ignore[misc] # no types
         about = about_mean(release)
         if not about.per_row:
             raise UsageError(_NO_ROWS)
-        bound = release.bound
-        scale = np.ones(bound.columns) if bound.scale is None else np.array(bound.scale)
-        centre = np.zeros(bound.columns) if bound.centre is None else np.array(bound.centre)
+        centre, scale = release.bound.input_units
         units = np.outer(scale, scale)
         self.covariance_: Matrix = about.matrix(release.second_moment) * units
         self.location_: Matrix = centre + scale * about.mean

@@ -287,8 +287,7 @@ def components(release: Release, count: int, product: Callable[[Matrix], Matrix]
             eigenvalues, vectors = top_eigenpairs(about.matrix(release.second_moment), count)
         else:
             eigenvalues, vectors = _from_products(about, product, count)
-    scale = np.ones(d) if release.bound.scale is None else np.array(release.bound.scale)
-    centre = np.zeros(d) if release.bound.centre is None else np.array(release.bound.centre)
+    centre, scale = release.bound.input_units
     return Components(vectors, eigenvalues, per_row, centre + scale * mean, scale)
 
 

@@ -131,6 +131,15 @@ class RowBound:
         scale = None if self.scale is None else np.array(self.scale)
         return centre, scale, float(2**self.grid_bits) / self.clip_norm
 
+    @property
+    def input_units(self) -> tuple[Block, Block]:
+        """Public centre and scale, (columns,) each, by which ``centre + scale * row`` is in the input's units.
+
+        They are made anew: whoever changes them does not change how rows are bounded.
+        """
+        centre = np.zeros(self.columns) if self.centre is None else np.array(self.centre)
+        return centre, np.ones(self.columns) if self.scale is None else np.array(self.scale)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; floats survive exactly."""
         return {
