@@ -23,7 +23,7 @@ def need() -> None:
     packages.need_time("iproute2")
     packages.need("iproute2", "ip", "nsenter")
     reason = "only root makes network namespaces" if os.getuid() else _refusal()
-    if reason is not None:
+    if reason is not None:  # no program to install helps here: it is this user, or this kernel, that may not
         pytest.skip(reason)
 
 

@@ -22,7 +22,7 @@ def missing(package: str, cure: str) -> NoReturn:
     words = f"no {package} here ({cure})"
     if _asked_for() & {package, "all"}:
         pytest.fail(words)
-    pytest.skip(words)
+    pytest.skip(words)  # who works on something else need not install it; .ci/run asks for what must run
 
 
 def need(package: str, *programs: str) -> None:
@@ -34,4 +34,5 @@ def need(package: str, *programs: str) -> None:
 def need_time(package: str) -> None:
     """Skip a test that takes a minute or more, unless its package was asked for."""
     if not _asked_for() & {package, "all"}:
+        # real timeouts of Slurm, sshd and Dask pass in these, and the suite has a quarter of an hour
         pytest.skip(f"takes minutes: set DPDIST_TEST_PACKAGES={package}, or all")

@@ -80,7 +80,7 @@ def test_the_search_finds_the_sentinel_in_the_memory_of_who_holds_it_and_in_no_o
         readable = sentinel.may_read_memory(process.pid)
         found = readable and sentinel.in_memory(process.pid)
         process.stdin.close()
-    if not readable:
+    if not readable:  # the kernel lets only root look; a search that cannot look must not pass
         pytest.skip("the memory of other processes cannot be read here: run as root")
     assert found is (what == "holding")
 
@@ -116,7 +116,7 @@ def test_every_kind_of_fault_is_played_here_and_both_ledgers_and_trusted_nodes()
 def test_the_same_command_after_a_fault_ends_with_one_release(stage: Stage, fault: Fault) -> None:
     try:
         result = stage.play(fault, search_memory=fault.kind in SEARCHED)
-    except PermissionError as error:
+    except PermissionError as error:  # small disks and networks to cut are root's to make
         pytest.skip(f"{error}: run as root")
     assert result.landed
 
@@ -131,7 +131,7 @@ def _look_into_the_workers(scene: Scene) -> None:
     scene.wait_for(marker, child)
     for role in WORKERS:
         pid = scene.cluster.children[role].pid
-        if not sentinel.may_read_memory(pid):
+        if not sentinel.may_read_memory(pid):  # as above: not seen is not absent
             pytest.skip("the memory of other processes cannot be read here: run as root")
         assert sentinel.in_memory(pid)
     assert not sentinel.in_memory(scene.cluster.children["scheduler"].pid)

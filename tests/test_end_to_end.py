@@ -227,7 +227,7 @@ REAL = {"mnist": (2500.0, 50, 60000, 784, 0.92), "covertype": (10000.0, 10, 5810
 @pytest.mark.parametrize("name", REAL)
 def test_real_data_sets_end_to_end(tmp_path: Path, name: str) -> None:
     source = DATA / f"{name}.npz"
-    if not source.exists():
+    if not source.exists():  # the data sets are not committed: they are large, and not ours
         pytest.skip(f"the data set {name}.npz is not beside this checkout (../shared/data)")
     clip, k, n, d, least = REAL[name]
     with np.load(source) as content:
