@@ -6,6 +6,7 @@ A table has one budget and one ledger for ever. Whatever dies half-way is comple
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from dpdist.errors import DataError, RefusedError, UsageError
@@ -20,7 +21,7 @@ from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, ope
 from dpdist.rows.readers import Choices
 from dpdist.rows.readers import Place as SourcePlace
 from dpdist.rows.units import Unit
-from dpdist.staging import locked, require_new
+from dpdist.staging import locked, make_once, require_new
 
 
 def default_ledger(rows: Path) -> Path:
@@ -59,9 +60,7 @@ def ingest_rows(
     table = ingest(
         source, rows, budget=budget, columns=columns, compress=compress, progress=progress, unit=unit, choices=choices
     )
-    if budget is not None:
-        create_ledger(place, rows, budget)
-    return open_rows(rows) if budget is not None else table
+    return table if budget is None else complete_ingest(rows, place)
 
 
 def _require_no_ledger(ledger: Place) -> None:
@@ -98,24 +97,27 @@ def create_ledger(ledger: Place, rows: Path, budget: PrivacyLoss | None = None) 
         If another ledger stands there, or it or the rows cannot be written.
     """
     with locked(rows):
-        table = open_rows(rows)
-        declared = budget or table.budget
-        if declared is None:
-            raise UsageError(
-                f"{rows} declares no budget: pass --budget-epsilon, and --budget-delta where one is allowed."
-            )
-        if table.ledger_id is not None:
-            raise RefusedError(
-                f"{rows} has a ledger already; a second one would spend its budget again. If it was moved, pass "
-                "--ledger where it is needed; if it is lost, restore it from a copy."
-            )
-        if table.budget not in {None, declared}:
-            raise RefusedError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
-        opened = _unused(ledger, table.dataset_id, declared)
-        if opened is None:
-            _require_no_ledger(ledger)
-            opened = Ledger.create(ledger, dataset_id=table.dataset_id, budget=declared)
-        bind_ledger(table, declared, opened.ledger_id)
+        return _create_ledger(ledger, rows, budget)
+
+
+def _create_ledger(ledger: Place, rows: Path, budget: PrivacyLoss | None = None) -> Ledger:
+    """Create the ledger of rows that are locked."""
+    table = open_rows(rows)
+    declared = budget or table.budget
+    if declared is None:
+        raise UsageError(f"{rows} declares no budget: pass --budget-epsilon, and --budget-delta where one is allowed.")
+    if table.ledger_id is not None:
+        raise RefusedError(
+            f"{rows} has a ledger already; a second one would spend its budget again. If it was moved, pass "
+            "--ledger where it is needed; if it is lost, restore it from a copy."
+        )
+    if table.budget not in {None, declared}:
+        raise RefusedError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
+    opened = _unused(ledger, table.dataset_id, declared)
+    if opened is None:
+        _require_no_ledger(ledger)
+        opened = Ledger.create(ledger, dataset_id=table.dataset_id, budget=declared)
+    bind_ledger(table, declared, opened.ledger_id)
     return opened
 
 
@@ -132,12 +134,7 @@ def periodic_table(rows: Path, budget: PrivacyLoss | None = None, ledger: Place 
         If it is damaged, or cannot be written.
     """
     place = ledger or default_ledger(rows)
-    if not rows.exists():
-        if budget is None:
-            raise UsageError(f"{rows} does not exist yet, so a budget must be declared for it (budget_epsilon).")
-        if Ledger.stands_at(place):
-            _require_no_ledger(place)
-        create_periods(rows, budget)
+    make_once(rows.exists, partial(_create_periods, rows, budget, place))
     with locked(rows):
         table = open_periods(rows)
         if budget not in {None, table.budget}:
@@ -149,6 +146,14 @@ def periodic_table(rows: Path, budget: PrivacyLoss | None = None, ledger: Place 
                 opened = Ledger.create(place, dataset_id=table.dataset_id, budget=table.budget, periodic=True)
             table = bind_periods(table, opened.ledger_id)
     return table
+
+
+def _create_periods(rows: Path, budget: PrivacyLoss | None, ledger: Place) -> None:
+    if budget is None:
+        raise UsageError(f"{rows} does not exist yet, so a budget must be declared for it (budget_epsilon).")
+    if Ledger.stands_at(ledger):
+        _require_no_ledger(ledger)
+    create_periods(rows, budget)
 
 
 def ledger_of(table: PeriodicTable, place: Place) -> Ledger:
@@ -181,9 +186,10 @@ def _unused(ledger: Place, dataset_id: str, budget: PrivacyLoss) -> Ledger | Non
 
 def complete_ingest(rows: Path, ledger: Place | None = None) -> RowsTable:
     """Open rows, and create the ledger of a declared budget if ingest died before it did."""
-    table = open_rows(rows)
-    if table.budget is not None and table.ledger_id is None:
-        create_ledger(ledger or default_ledger(rows), rows)
+    with locked(rows):
+        table = open_rows(rows)
+        if table.budget is not None and table.ledger_id is None:
+            _create_ledger(ledger or default_ledger(rows), rows)
     return open_rows(rows)
 
 

@@ -56,12 +56,13 @@ def run(directory: Path, cluster: pipeline.Cluster) -> None:
     click.echo(f"   spent so far: {Ledger(accounts.default_ledger(rows)).spent()}")
 
     _step(3, "Components: free post-processing of the release", f"dpdist pca {released} {model}")
-    if not pipeline.made_from(model, release_id=outcome.release.release_id, k=_COMPONENTS):
+    made = {"release_id": outcome.release.release_id, "k": _COMPONENTS}
+    if not pipeline.made_from(model, **made):
         pipeline.fit_components(released, model, _COMPONENTS)
     found = open_model(model).components
 
     _step(4, "Scores: every row projected, on every worker (private)", f"dpdist project {rows} {model} {scores}")
-    if not pipeline.made_from(scores, release_id=outcome.release.release_id, k=_COMPONENTS):
+    if not pipeline.made_from(scores, **made):
         pipeline.project_rows(rows, model, scores, cluster=cluster)
 
     _step(5, "What did privacy cost? (evaluation on public data: not private)", "")

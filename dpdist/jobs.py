@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from dpdist import accounts, nightly, pipeline
 from dpdist.config import Job
 from dpdist.errors import RefusedError, UsageError
 from dpdist.rows.dataset import RowsTable, open_rows
-from dpdist.rows.readers import listed
+from dpdist.rows.readers import Place, listed
 from dpdist.rows.units import Unit
+from dpdist.staging import make_once
 from dpdist.store import attributes_at
 
 
@@ -78,22 +80,10 @@ def run(job: Job, *, say: Callable[[str], None], progress: nightly.Progress) -> 
     """
     if job.periodic:
         return nightly.run(job, say=say, progress=progress)
-    if not job.rows.exists() and job.source is not None:
-        with progress("Ingesting") as update:
-            table = accounts.ingest_rows(
-                job.source,
-                job.rows,
-                budget=job.budget,
-                ledger=job.ledger,
-                columns=job.columns,
-                progress=update,
-                unit=job.unit,
-                choices=job.choices,
-            )
-        say(f"{job.rows}: ingested, {table.columns} columns.")  # how many rows may be private
-    else:
-        require_same_rows(job, open_rows(job.rows))
-        table = accounts.complete_ingest(job.rows, job.ledger)
+    if job.source is not None:
+        make_once(job.rows.exists, partial(_ingest, job, job.source, say, progress))
+    require_same_rows(job, open_rows(job.rows))
+    table = accounts.complete_ingest(job.rows, job.ledger)
     if job.components is not None and job.components > table.columns:
         raise UsageError(f"{job.components} components were asked for; {job.rows} has {table.columns} columns.")
     outcome = pipeline.release_rows(job.rows, job.release, job.request, ledger=job.ledger, cluster=job.cluster)
@@ -102,13 +92,32 @@ def run(job: Job, *, say: Callable[[str], None], progress: nightly.Progress) -> 
     if job.model is not None:
         if job.components is not None:
             made["k"] = job.components
-        if not pipeline.made_from(job.model, **made):
-            pipeline.fit_components(job.release, job.model, job.components, cluster=job.cluster)
+        make_once(
+            partial(pipeline.made_from, job.model, **made),
+            partial(pipeline.fit_components, job.release, job.model, job.components, cluster=job.cluster),
+        )
         made["k"] = (attributes_at(job.model) or {})["k"]
         say(f"{job.model}: {made['k']} components.")
     if job.scores is not None and job.model is not None:
-        if not pipeline.made_from(job.scores, dataset_id=table.dataset_id, **made):
-            pipeline.project_rows(job.rows, job.model, job.scores, cluster=job.cluster)
+        make_once(
+            partial(pipeline.made_from, job.scores, dataset_id=table.dataset_id, **made),
+            partial(pipeline.project_rows, job.rows, job.model, job.scores, cluster=job.cluster),
+        )
         say(scores_words(job.scores))
     paths = {"model": job.model, "scores": job.scores}
     return {"release": outcome.to_json(), **{name: path and str(path) for name, path in paths.items()}}
+
+
+def _ingest(job: Job, source: Place, say: Callable[[str], None], progress: nightly.Progress) -> None:
+    with progress("Ingesting") as update:
+        table = accounts.ingest_rows(
+            source,
+            job.rows,
+            budget=job.budget,
+            ledger=job.ledger,
+            columns=job.columns,
+            progress=update,
+            unit=job.unit,
+            choices=job.choices,
+        )
+    say(f"{job.rows}: ingested, {table.columns} columns.")  # how many rows may be private

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import open_rows
 from dpdist.rows.intake import changes, discard, take_in, waiting
 from dpdist.rows.periods import PeriodicTable, Span
-from dpdist.staging import locked
+from dpdist.staging import locked, make_once
 from dpdist.store import attributes_at
 
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
@@ -259,8 +259,10 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
     if job.model is not None:
         model = job.model / f"{periods[-1]}.zarr"
         wanted = {} if job.components is None else {"k": job.components}
-        if not pipeline.made_from(model, release_id=open_release(total).release_id, **wanted):
-            pipeline.fit_components(total, model, job.components, cluster=job.cluster)
+        make_once(
+            partial(pipeline.made_from, model, release_id=open_release(total).release_id, **wanted),
+            partial(pipeline.fit_components, total, model, job.components, cluster=job.cluster),
+        )
         say(f"{model}: {(attributes_at(model) or {})['k']} components.")
     return {"total": str(total), "model": model and str(model)}
 

@@ -6,7 +6,7 @@ import fcntl
 import glob
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -85,6 +85,30 @@ def staged(target: Path, what: str, *, private: bool = False) -> Iterator[Path]:
         if aside is not None and handle is not None:
             shutil.rmtree(aside, ignore_errors=True)
             os.close(handle)
+
+
+def make_once(there: Callable[[], bool], make: Callable[[], object]) -> None:
+    """Make what is not there; should another process make it meanwhile, that is taken.
+
+    Parameters
+    ----------
+    there
+        Says whether it is there, whole, and what is wanted.
+    make
+        Makes all of it at once, as :func:`staged` does.
+
+    Raises
+    ------
+    DataError
+        If it could not be made, and still is not there.
+    """
+    if there():
+        return
+    try:
+        make()
+    except DataError:
+        if not there():
+            raise
 
 
 @contextmanager

@@ -104,6 +104,12 @@ class InlineEngine:
         """Check that a path is there."""
         assert path.exists()
 
+    def map(self, function: Callable[[Any], None], tasks: Sequence[Any], label: str) -> None:
+        """Run the tasks."""
+        assert label
+        for task in tasks:
+            function(task)
+
     def reduce(
         self,
         function: Callable[[Any], Any],

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +36,12 @@ def until(happened: Callable[[], object], seconds: float = PATIENCE, words: Call
     while not happened():
         assert time.monotonic() < deadline, f"it did not happen: {words()}"
         time.sleep(0.1)
+
+
+def events(ledger: Path) -> Counter[str]:
+    """Count the entries of each kind in the journal of an embedded ledger."""
+    with closing(sqlite3.connect(ledger / "ledger.sqlite")) as connection:
+        return Counter(json.loads(entry)["event"] for (entry,) in connection.execute("SELECT entry FROM journal"))
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,13 @@ not land proves nothing. What the fault left behind is checked as well, so each 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +21,7 @@ import numpy as np
 import pytest
 from crash_points import FAULTS, Left
 from forks import PATIENCE, forking, until
+from nightly import events
 
 from dpdist import accounts
 from dpdist.privacy.books import Record, State
@@ -84,8 +83,7 @@ class Place:
 
     def events(self) -> Counter[str]:
         """Count the journal's entries by what happened."""
-        with closing(sqlite3.connect(accounts.default_ledger(self.rows) / "ledger.sqlite")) as connection:
-            return Counter(json.loads(entry)["event"] for (entry,) in connection.execute("SELECT entry FROM journal"))
+        return events(accounts.default_ledger(self.rows))
 
 
 @pytest.fixture

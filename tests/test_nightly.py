@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import numpy.typing as npt
 import pytest
 import zarr
 from bed_reader import to_bed
+from nightly import events
 from scipy.stats import chi2
 
 from dpdist import accounts, config, engine, jobs
@@ -82,8 +81,7 @@ class Place:
         return {str(p.relative_to(self.published)): p.read_bytes() for p in self.published.rglob("*") if p.is_file()}
 
     def events(self) -> Counter[str]:
-        with closing(sqlite3.connect(self.folder / "visits.ledger" / "ledger.sqlite")) as connection:
-            return Counter(json.loads(entry)["event"] for (entry,) in connection.execute("SELECT entry FROM journal"))
+        return events(self.folder / "visits.ledger")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +22,7 @@ from zarr.storage import MemoryStore
 from dpdist import triangle
 from dpdist.errors import DataError
 from dpdist.release.artefact import Heading
-from dpdist.staging import staged
+from dpdist.staging import make_once, staged
 from dpdist.store import Array, array_options, put_array
 from dpdist.triangle import Band, Triangle
 
@@ -116,17 +117,15 @@ def publish(archive: IO[bytes], target: Path) -> None:
     DataError
         If something else stands at target, or its folder cannot be written.
     """
-    if holds(target, archive):
-        return
-    try:
-        with staged(target, "release") as aside:
-            for name, content in _members(archive):
-                path = aside / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-    except DataError:
-        if not holds(target, archive):  # another run of the same release may have been faster
-            raise
+    make_once(partial(holds, target, archive), partial(_unpack, archive, target))
+
+
+def _unpack(archive: IO[bytes], target: Path) -> None:
+    with staged(target, "release") as aside:
+        for name, content in _members(archive):
+            path = aside / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
 
 
 def holds(target: Path, archive: IO[bytes]) -> bool:

@@ -1,0 +1,126 @@
+"""Two copies of a job at once: whatever the other has made meanwhile is taken, and one release is charged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import crash_driver
+import numpy as np
+import pytest
+from nightly import events
+
+from dpdist import accounts, config, engine, jobs, nightly, pipeline
+from dpdist.engine import progress_bar
+from dpdist.errors import DataError
+from dpdist.pca import model as models
+from dpdist.privacy.ledger import Ledger
+
+PLAIN = """
+[rows]
+path = "rows.zarr"
+source = "table.npy"
+budget_epsilon = 1
+
+[release]
+path = "release.zarr"
+epsilon = 1
+clip = 8.0
+
+[pca]
+path = "model.zarr"
+components = 2
+
+[project]
+path = "scores.zarr"
+"""
+PERIODS = PLAIN.replace('"table.npy"', '"incoming"\nperiods = true').partition("[project]")[0]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    rows = np.random.default_rng(0).normal(size=(30, 3))
+    np.save(tmp_path / "table.npy", rows)
+    (tmp_path / "incoming").mkdir()
+    np.save(tmp_path / "incoming" / "d1.npy", rows)
+    (tmp_path / "plain.toml").write_text(PLAIN)
+    (tmp_path / "periods.toml").write_text(PERIODS)
+    return tmp_path
+
+
+def run(job: Path) -> dict[str, Any]:
+    return jobs.run(config.read_job(job), say=print, progress=progress_bar)
+
+
+def overtaken(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, other: Callable[[], object], *, after: bool = False
+) -> list[str]:
+    """Let another run do all its work the first time that this one comes to a call; the list tells that it did.
+
+    It does so before the call, or right after.
+    """
+    original, done = getattr(owner, name), list[str]()
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        if done:
+            return original(*arguments, **options)
+        done.append(name)
+        if not after:
+            other()
+        result = original(*arguments, **options)
+        if after:
+            other()
+        return result
+
+    monkeypatch.setattr(owner, name, late)
+    return done
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*.zarr/**/*") if path.is_file()}
+
+
+STEPS = [
+    ("plain", accounts, "ingest"),
+    ("plain", accounts, "ingest, after"),
+    ("plain", accounts, "complete_ingest"),
+    ("plain", pipeline, "release_table"),
+    ("plain", models, "save"),
+    ("plain", pipeline, "project_rows"),
+    ("periods", accounts, "create_periods"),
+    ("periods", accounts, "create_periods, after"),
+    ("periods", nightly, "locked"),
+    ("periods", pipeline, "release_table"),
+    ("periods", nightly, "write_sum"),
+    ("periods", models, "save"),
+]
+
+
+@pytest.mark.parametrize(("job", "owner", "name"), STEPS)
+def test_what_another_run_made_meanwhile_is_taken(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, job: str, owner: Any, name: str
+) -> None:
+    seen: list[dict[str, bytes]] = []
+
+    def other() -> None:
+        run(folder / f"{job}.toml")
+        seen.append(content(folder))
+
+    call, _, after = name.partition(", ")
+    done = overtaken(monkeypatch, owner, call, other, after=bool(after))
+    run(folder / f"{job}.toml")
+    assert done
+    assert content(folder) == seen[0]  # as the other left it
+    counts = events(folder / "rows.ledger")
+    assert (counts["created"], counts["reserved"], counts["committed"], counts["published"]) == (1, 1, 1, 1)
+    Ledger(folder / "rows.ledger").verify()
+
+
+def test_what_another_run_made_of_something_else_is_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = folder / "other.toml"
+    other.write_text(PLAIN.partition("[project]")[0].replace("components = 2", "components = 1"))
+    assert overtaken(monkeypatch, models, "save", lambda: run(other)) == []
+    with pytest.raises(DataError, match="was made from something else"):
+        run(folder / "plain.toml")
