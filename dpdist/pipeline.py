@@ -367,7 +367,7 @@ def _release_product(release: Path, size: int, nodes: engine.Engine | None) -> C
 
 
 def project_rows(rows: Path, model: Path, target: Path, *, cluster: Cluster | None = None) -> int:
-    """Write scores.zarr, (n, k) float64; return n. Scores are private.
+    """Write scores.zarr, (n, k) float64, or float32 of float32 rows; return n. Scores are private.
 
     Raises
     ------

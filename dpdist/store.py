@@ -73,7 +73,7 @@ def array_options(dtype: npt.DTypeLike, *, compress: bool = False) -> dict[str, 
 
 
 class ChunkWriter:
-    """Writes whole plain float64 chunks of an array made with :func:`array_options`, from one buffer.
+    """Writes whole plain chunks of an array made with :func:`array_options`, from one buffer.
 
     Zarr's own path copies a chunk several times and starts a thread for it. The bytes are the same: little-endian
     values and their CRC32C. A file appears complete or not at all, so a chunk may be written twice.
@@ -81,13 +81,14 @@ class ChunkWriter:
     Attributes
     ----------
     rows
-        The buffer to fill, of the chunk's shape.
+        The buffer to fill, of the chunk's shape and dtype.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        size = 8 * math.prod(shape)
+    def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        little = np.dtype(dtype).newbyteorder("<")
+        size = little.itemsize * math.prod(shape)
         self._file = np.empty(size + CHECKSUM_BYTES, dtype=np.uint8)
-        self.rows = self._file[:size].view("<f8").reshape(shape)
+        self.rows = self._file[:size].view(little).reshape(shape)
 
     def write(self, path: Path) -> None:
         """Write the buffer as the chunk at path."""

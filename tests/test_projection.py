@@ -34,7 +34,7 @@ VECTORS = np.array([[2.0, 2.0, 1.0], [-2.0, 1.0, 2.0]]) / 3
 
 def values(dtype: str) -> npt.NDArray[np.generic]:
     rng = np.random.default_rng(5)
-    if dtype == "float32":
+    if dtype.startswith("float"):
         return rng.normal(scale=1e3, size=(ROWS, 3)).astype(dtype)
     limits = np.iinfo(dtype)
     rows: npt.NDArray[np.generic] = rng.integers(limits.min, limits.max, size=(ROWS, 3), dtype=dtype, endpoint=True)
@@ -50,7 +50,7 @@ def write_rows(path: Path, rows: npt.NDArray[np.generic], names: tuple[str, ...]
     return open_rows(path)
 
 
-def write_model(path: Path, mean: npt.NDArray[np.float64] = MEAN) -> Model:
+def write_model(path: Path, mean: npt.NDArray[np.float64] = MEAN, scale: npt.NDArray[np.float64] = SCALE) -> Model:
     release = assemble(
         release_id="week-47",
         mechanism="two-sided-wishart",
@@ -63,7 +63,7 @@ def write_model(path: Path, mean: npt.NDArray[np.float64] = MEAN) -> Model:
         claim=PrivacyLoss.parse("1"),
         answer=packed(np.eye(3)),
     )
-    save(Model("week-47", NAMES, Components(VECTORS, np.array([2.0, 1.0]), True, mean, SCALE)), release, path)
+    save(Model("week-47", NAMES, Components(VECTORS, np.array([2.0, 1.0]), True, mean, scale)), release, path)
     return open_model(path)
 
 
@@ -92,15 +92,47 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model.zarr"
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32"])
-def test_scores_are_the_centred_and_scaled_rows_times_the_components(tmp_path: Path, model: Path, dtype: str) -> None:
-    rows = values(dtype)
-    table = write_rows(tmp_path / "rows.zarr", rows)
+def require_scores(folder: Path, rows: npt.NDArray[np.generic], stored: str, model: Model) -> None:
+    """Project rows and compare with the formula, at the precision of the type that scores must have."""
+    table = write_rows(folder / "rows.zarr", rows)
     assert table.chunks == CHUNKS
+    project(table, folder / "model.zarr", folder / "scores.zarr")
+    scores = zarr.open_array(folder / "scores.zarr", mode="r")
+    assert scores.dtype == stored
+    mean, scale = model.components.mean, model.components.scale
+    sizes = (np.abs(rows.astype(np.float64)) + np.abs(mean)) / scale @ np.abs(VECTORS.T)
+    expected = ((rows.astype(np.float64) - mean) / scale) @ VECTORS.T
+    assert (np.abs(np.asarray(scores[...]) - expected) <= 8 * np.finfo(stored).eps * sizes).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    [
+        ("uint8", "float64"),
+        ("int16", "float64"),
+        ("float32", "float32"),
+        ("int32", "float64"),
+        ("int64", "float64"),
+        ("float64", "float64"),
+    ],
+)
+def test_scores_are_the_centred_and_scaled_rows_times_the_components(tmp_path: Path, dtype: str, stored: str) -> None:
+    require_scores(tmp_path, values(dtype), stored, write_model(tmp_path / "model.zarr"))
+
+
+@pytest.mark.parametrize(("mean", "scale"), [(1e30, 1.0), (0.0, 1e-30), (0.0, 1e30)])
+def test_what_float32_has_no_room_for_is_projected_in_float64(tmp_path: Path, mean: float, scale: float) -> None:
+    model = write_model(tmp_path / "model.zarr", np.array([mean, 0, 0]), np.array([scale, 1, 1]))
+    require_scores(tmp_path, values("float32"), "float64", model)
+
+
+def test_a_row_without_numbers_has_such_scores_and_spoils_no_other(tmp_path: Path, model: Path) -> None:
+    rows = values("float32")
+    rows[3] = [np.nan, np.inf, -np.inf]
+    table = write_rows(tmp_path / "rows.zarr", rows)
     project(table, model, tmp_path / "scores.zarr")
-    scores = zarr.open_array(tmp_path / "scores.zarr", mode="r")[...]
-    expected = ((rows.astype(np.float64) - MEAN) / SCALE) @ VECTORS.T
-    assert np.asarray(scores) == pytest.approx(expected, rel=1e-12, abs=1e-9)
+    finite = np.isfinite(np.asarray(zarr.open_array(tmp_path / "scores.zarr", mode="r")[...])).all(axis=1)
+    assert np.flatnonzero(~finite).tolist() == [3]
 
 
 def test_scores_say_that_they_are_private_and_where_they_come_from(

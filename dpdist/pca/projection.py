@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import zarr
 
 from dpdist.errors import DataError
 from dpdist.pca.model import Model, open_model
+from dpdist.pca.spectrum import Components
 from dpdist.rows.dataset import RowsTable, partitions
 from dpdist.rows.reading import ChunkReader
 from dpdist.staging import staged
@@ -24,7 +26,9 @@ from dpdist.store import ChunkWriter, array_options
 
 FORMAT = "dpdist-scores/1"
 _PIECE_BYTES = 512 << 10
-"""float64 bytes of the rows that are read and multiplied at once: half of a core's second-level cache."""
+"""Bytes of the rows that are multiplied at once: half of a core's second-level cache."""
+_ORDINARY = 2.0**40
+"""Shifts and scales up to this size, and scales down to its inverse, are far from the ends of float32."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,10 @@ class ProjectionTask:
 
 
 def project_chunks(task: ProjectionTask) -> None:
-    """Write ``((x - mean) / scale) V^T`` for every row of the task's chunks.
+    """Write ``((x - mean) / scale) V^T`` for every row of the task's chunks, in :func:`scores_dtype`.
 
-    Rows are read, shifted and multiplied in pieces that stay in cache; a chunk of scores is written when the checksum
-    of its rows is known to match.
+    Rows are read, shifted and multiplied in pieces that stay in cache; the scale is divided out of the components once.
+    A chunk of scores is written when the checksum of its rows is known to match.
 
     Raises
     ------
@@ -49,21 +53,33 @@ def project_chunks(task: ProjectionTask) -> None:
         If a chunk of rows or the model cannot be read.
     """
     table, found = task.table, open_model(task.model).components
-    vectors = np.ascontiguousarray(found.components.T)
-    most = max(1, _PIECE_BYTES // (8 * table.columns))
+    dtype = scores_dtype(table, found)
+    vectors = np.ascontiguousarray((found.components / found.scale).T.astype(dtype))
+    mean = found.mean.astype(dtype)
+    most = max(1, _PIECE_BYTES // (dtype.itemsize * table.columns))
     reader = ChunkReader(table, most)
-    shifted = np.empty((min(most, table.chunk_rows), table.columns))
-    scores = ChunkWriter((table.chunk_rows, vectors.shape[1]))
+    shifted = np.empty((min(most, table.chunk_rows), table.columns), dtype)
+    scores = ChunkWriter((table.chunk_rows, vectors.shape[1]), dtype)
     for index in task.chunks:
         scores.rows[table.rows_in(index) :] = 0
         start = 0
         for piece in reader.read(index):
             block = shifted[: piece.shape[0]]
-            np.subtract(piece, found.mean, out=block)
-            block /= found.scale
-            np.matmul(block, vectors, out=scores.rows[start : start + piece.shape[0]])
+            with np.errstate(over="ignore", invalid="ignore"):  # rows with NaN or infinity have such scores
+                np.subtract(piece, mean, out=block)
+                np.matmul(block, vectors, out=scores.rows[start : start + piece.shape[0]])
             start += piece.shape[0]
         scores.write(task.scores / "c" / str(index) / "0")
+
+
+def scores_dtype(table: RowsTable, found: Components) -> np.dtype[Any]:
+    """Return float32 for float32 rows, which are no more precise themselves; else float64.
+
+    The scores of such a row are within some 1e-7 of its norm, and of the norm of what is subtracted from it. Means and
+    scales near the ends of float32 take float64.
+    """
+    ordinary = max(abs(found.mean).max(), found.scale.max(), (1 / found.scale).max()) <= _ORDINARY
+    return np.dtype(np.float32 if table.dtype == "float32" and ordinary else np.float64)
 
 
 @contextmanager
@@ -85,7 +101,7 @@ def scores_of(
             store=aside,
             shape=(table.rows, count),
             chunks=(table.chunk_rows, count),
-            **array_options(np.float64),
+            **array_options(scores_dtype(table, model.components)),
             attributes={
                 "dpdist": {
                     "format": FORMAT,
