@@ -121,15 +121,17 @@ def _create_ledger(ledger: Place, rows: Path, budget: PrivacyLoss | None = None)
     return opened
 
 
-def periodic_table(rows: Path, budget: PrivacyLoss | None = None, ledger: Place | None = None) -> PeriodicTable:
-    """Open a folder of periods, and create it and its ledger if there is none; what died half-way is completed.
+def periodic_table(
+    rows: Path, budget: PrivacyLoss | None = None, ledger: Place | None = None
+) -> tuple[PeriodicTable, Ledger]:
+    """Open a folder of periods and its ledger, and create them if there is none; what died half-way is completed.
 
     Raises
     ------
     UsageError
         If there is none and no budget to create it with.
     RefusedError
-        If it declares another budget.
+        If it declares another budget, or its ledger is not at the place.
     DataError
         If it is damaged, or cannot be written.
     """
@@ -144,8 +146,8 @@ def periodic_table(rows: Path, budget: PrivacyLoss | None = None, ledger: Place 
             if opened is None:
                 _require_no_ledger(place)
                 opened = Ledger.create(place, dataset_id=table.dataset_id, budget=table.budget, periodic=True)
-            table = bind_periods(table, opened.ledger_id)
-    return table
+            return bind_periods(table, opened.ledger_id), opened
+    return table, Ledger.charged_for(rows, table.ledger_id, place)
 
 
 def _create_periods(rows: Path, budget: PrivacyLoss | None, ledger: Place) -> None:
@@ -154,25 +156,6 @@ def _create_periods(rows: Path, budget: PrivacyLoss | None, ledger: Place) -> No
     if Ledger.stands_at(ledger):
         _require_no_ledger(ledger)
     create_periods(rows, budget)
-
-
-def ledger_of(table: PeriodicTable, place: Place) -> Ledger:
-    """Open the ledger of a folder of periods.
-
-    Raises
-    ------
-    RefusedError
-        If there is none at the place, or another one.
-    """
-    if not Ledger.stands_at(place):
-        raise RefusedError(
-            f"The ledger of {table.path} is not at {place}. If it was moved, name its place; if it is lost, restore it "
-            "from a copy: what was spent is known nowhere else."
-        )
-    opened = Ledger(place)
-    if opened.ledger_id != table.ledger_id:
-        raise RefusedError(f"{place} is not the ledger of {table.path}. Name the one that was created for it.")
-    return opened
 
 
 def _unused(ledger: Place, dataset_id: str, budget: PrivacyLoss) -> Ledger | None:

@@ -28,6 +28,7 @@ from dpdist.rows.dataset import RowsTable, incomplete, open_rows
 from dpdist.rows.periods import PeriodicTable, is_periodic, open_periods
 from dpdist.rows.reading import ChunkReader
 from dpdist.store import attributes_at
+from dpdist.words import counted
 
 Facts = dict[str, Any]
 _SHOWN = 6
@@ -266,10 +267,11 @@ def _names(columns: list[str]) -> str:
 
 def _rows_lines(facts: Facts) -> list[tuple[str, str]]:
     unit = facts["unit"]
+    chunks = f"{counted(facts['chunks'], 'chunk')} of {counted(facts['chunk_rows'], 'row')}"
     return [
         ("rows", f"{facts['n']} (private under add-remove, public under replace-one)"),
         ("columns", f"{facts['d']}: {_names(facts['columns'])}"),
-        ("stored", f"{facts['dtype']}, {facts['chunks']} chunks of {facts['chunk_rows']} rows, {facts['bytes']} bytes"),
+        ("stored", f"{facts['dtype']}, {chunks}, {facts['bytes']} bytes"),
         ("codec", f"compression {facts['codec']}, checksum {facts['checksum']} on every chunk"),
         ("data set", facts["dataset_id"]),
         *([("period", facts["period"])] if facts["period"] else []),
@@ -292,7 +294,7 @@ def _ledger_words(found: Facts) -> str:
     if found["state"] != "in use":
         return f"{found['place']} is {found['state']}; {budget}"
     spent = "nothing" if found["spent"] is None else str(PrivacyLoss.from_json(found["spent"]))
-    return f"{found['place']}: {budget}; spent {spent}, on {found['releases']} releases"
+    return f"{found['place']}: {budget}; spent {spent}, on {counted(found['releases'], 'release')}"
 
 
 def _release_lines(facts: Facts) -> list[tuple[str, str]]:
@@ -307,7 +309,7 @@ def _release_lines(facts: Facts) -> list[tuple[str, str]]:
         ("rows", "not published" if facts["n"] is None else str(facts["n"])),
         ("columns", f"{len(facts['columns'])}: {_names(facts['columns'])}"),
         ("noise", str(facts["noise"]["law"])),
-        *([("sum of", f"{len(facts['releases'])} releases")] if "releases" in facts else []),
+        *([("sum of", counted(len(facts["releases"]), "release"))] if "releases" in facts else []),
         ("made by", facts["library"]),
     ]
 
@@ -324,7 +326,7 @@ def _scores_lines(facts: Facts) -> list[tuple[str, str]]:
     return [
         ("rows", f"{facts['n']} (private under add-remove, public under replace-one)"),
         ("components", f"{facts['k']}, of release {facts['release_id']}"),
-        ("stored", f"{facts['dtype']}, {facts['chunks']} chunks"),
+        ("stored", f"{facts['dtype']}, {counted(facts['chunks'], 'chunk')}"),
         ("data set", facts["dataset_id"]),
     ]
 

@@ -11,10 +11,11 @@ from dpdist import accounts, nightly, pipeline
 from dpdist.config import Job
 from dpdist.errors import RefusedError, UsageError
 from dpdist.rows.dataset import RowsTable, open_rows
-from dpdist.rows.readers import Place, listed
+from dpdist.rows.readers import Place
 from dpdist.rows.units import Unit
 from dpdist.staging import make_once
 from dpdist.store import attributes_at
+from dpdist.words import counted, listed
 
 
 def scores_words(scores: Path) -> str:
@@ -97,7 +98,7 @@ def run(job: Job, *, say: Callable[[str], None], progress: nightly.Progress) -> 
             partial(pipeline.fit_components, job.release, job.model, job.components, cluster=job.cluster),
         )
         made["k"] = (attributes_at(job.model) or {})["k"]
-        say(f"{job.model}: {made['k']} components.")
+        say(f"{job.model}: {counted(made['k'], 'component')}.")
     if job.scores is not None and job.model is not None:
         make_once(
             partial(pipeline.made_from, job.scores, dataset_id=table.dataset_id, **made),
@@ -120,4 +121,4 @@ def _ingest(job: Job, source: Place, say: Callable[[str], None], progress: night
             unit=job.unit,
             choices=job.choices,
         )
-    say(f"{job.rows}: ingested, {table.columns} columns.")  # how many rows may be private
+    say(f"{job.rows}: ingested, {counted(table.columns, 'column')}.")  # how many rows may be private

@@ -42,6 +42,7 @@ from dpdist.rows.intake import changes, discard, take_in, waiting
 from dpdist.rows.periods import PeriodicTable, Span
 from dpdist.staging import locked, make_once
 from dpdist.store import attributes_at
+from dpdist.words import counted
 
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
@@ -111,11 +112,10 @@ def open_series(job: Job) -> Series:
     Raises
     ------
     DpdistError
-        As :func:`dpdist.accounts.periodic_table` and :func:`dpdist.accounts.ledger_of`.
+        As :func:`dpdist.accounts.periodic_table`.
     """
-    table = accounts.periodic_table(job.rows, job.budget, job.ledger)
-    place = job.ledger or accounts.default_ledger(job.rows)
-    return Series(job, table, accounts.ledger_of(table, place), place)
+    table, ledger = accounts.periodic_table(job.rows, job.budget, job.ledger)
+    return Series(job, table, ledger, job.ledger or accounts.default_ledger(job.rows))
 
 
 def run(job: Job, *, say: Callable[[str], None], progress: Progress) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
     _write_total(series, periods, total)
     alone = " for this sum alone, of rows that other releases are of too" if series.levels > 1 else ""
     words = f"{open_release(total).guarantee_words()}{alone}"
-    say(f"{total}: the total of {len(periods)} periods, {words}. This file is public.")
+    say(f"{total}: the total of {counted(len(periods), 'period')}, {words}. This file is public.")
     model = None
     if job.model is not None:
         model = job.model / f"{periods[-1]}.zarr"
@@ -263,7 +263,7 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
             partial(pipeline.made_from, model, release_id=open_release(total).release_id, **wanted),
             partial(pipeline.fit_components, total, model, job.components, cluster=job.cluster),
         )
-        say(f"{model}: {(attributes_at(model) or {})['k']} components.")
+        say(f"{model}: {counted((attributes_at(model) or {})['k'], 'component')}.")
     return {"total": str(total), "model": model and str(model)}
 
 

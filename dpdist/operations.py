@@ -22,6 +22,7 @@ from dpdist.privacy.parallel import Charge
 from dpdist.release.continual import ended, levels_for
 from dpdist.rows.dataset import open_rows
 from dpdist.rows.intake import waiting
+from dpdist.words import counted
 
 
 def _ledger(job: Job) -> Ledger | None:
@@ -120,7 +121,7 @@ def preview_words(found: dict[str, Any]) -> str:
     budget = found["budget"]
     declared = "no budget is declared" if budget is None else f"the budget is {PrivacyLoss.from_json(budget)}"
     lines.append(
-        f"{len(found['releases'])} releases to make. The most charged row has spent epsilon "
+        f"{counted(len(found['releases']), 'release')} to make. The most charged row has spent epsilon "
         f"{found['spent_epsilon_micro'] / 1e6:g}, and would have spent "
         f"{found['would_have_spent_epsilon_micro'] / 1e6:g}; {declared}"
         + ("." if found["fits"] else ": THE RUN WOULD BE REFUSED.")

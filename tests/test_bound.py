@@ -620,5 +620,5 @@ def test_the_ledger_and_the_status_of_a_job_show_the_entry(table: RowsTable, tmp
     assert told["spent_epsilon_micro"] == 10**6
     assert told["releases"]["published"] == 1
     assert told["unfinished"] == []
-    assert "1 releases to make" in call("run", job, "--dry-run").stderr
+    assert "1 release to make" in call("run", job, "--dry-run").stderr
     assert NormsTransaction(REQUEST, table, accounts.default_ledger(table.path)).release_id == REQUEST.release_id(table)

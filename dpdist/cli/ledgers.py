@@ -13,6 +13,7 @@ from dpdist.cli.options import LEDGER, PATH, answer, budget_of, budget_options, 
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
+from dpdist.words import counted
 
 
 @click.group()
@@ -61,7 +62,7 @@ def ledger_verify(ledger: Place, releases: tuple[Path, ...], as_json: bool) -> N
     """Check the journal's chain, the balance, the committed releases, and that no published RELEASE was forgotten."""
     opened = accounts.verify_ledger(ledger, releases)
     value = {"ledger": str(ledger), "intact": True, "head": opened.head, "releases": len(opened.records)}
-    answer(as_json, value, f"{ledger}: intact, {len(opened.records)} releases, head {opened.head}.")
+    answer(as_json, value, f"{ledger}: intact, {counted(len(opened.records), 'release')}, head {opened.head}.")
 
 
 @ledger.command("export")

@@ -41,6 +41,7 @@ from dpdist.rows.readers import Choices
 from dpdist.rows.readers import Place as SourcePlace
 from dpdist.staging import replace_file
 from dpdist.transport import Certificates
+from dpdist.words import counted
 
 
 @click.command()
@@ -89,7 +90,8 @@ def ingest(
             "rows": str(rows), "n": table.rows, "d": table.columns, "dtype": table.dtype, "chunks": table.chunks,
             "dataset_id": table.dataset_id, "ledger": str(accounts.default_ledger(rows)) if budget else None,
         },
-        f"{rows}: {table.rows} rows of {table.columns} columns, {table.dtype}, {table.chunks} chunks. "
+        f"{rows}: {counted(table.rows, 'row')} of {counted(table.columns, 'column')}, {table.dtype}, "
+        f"{counted(table.chunks, 'chunk')}. "
         + (f"Budget {budget} in {accounts.default_ledger(rows)}." if budget else "No budget declared yet."),
     )  # fmt: skip
 
@@ -173,7 +175,7 @@ def pca(release: Path, model: Path, components: str, plot: Path | None, cluster:
     }
     largest = "" if found.eigenvalues is None else f", largest eigenvalue {found.eigenvalues[0]:.6g}"
     warning = "" if opened.status == "private" else f" {opened.status.upper()}: do not publish it."
-    words = f"{model}: {len(found.components)} components{largest}.{warning}"
+    words = f"{model}: {counted(len(found.components), 'component')}{largest}.{warning}"
     answer(as_json, value, words if seen is None else f"{words}\n{tables.above_noise(seen)}")
 
 
@@ -271,7 +273,7 @@ def combine(target: Path, releases: tuple[Path, ...], disjoint: bool, as_json: b
     answer(
         as_json,
         value,
-        f"{target}: {made.release_id}, the sum of {len(made.releases)} releases. {made.mechanism}, "
+        f"{target}: {made.release_id}, the sum of {counted(len(made.releases), 'release')}. {made.mechanism}, "
         f"{made.guarantee_words()}{_condition(made, disjoint=disjoint)}. This file is public.",
     )
 

@@ -100,6 +100,28 @@ class Ledger:
         )
         return cls(place)
 
+    @classmethod
+    def charged_for(cls, rows: Path, ledger_id: str, place: Place) -> Ledger:
+        """Open the one ledger that may be charged for rows, by the id that they name.
+
+        Raises
+        ------
+        RefusedError
+            If there is none at the place, or another one.
+        """
+        if not cls.stands_at(place):
+            raise RefusedError(
+                f"The ledger of {rows} is not at {place}. If it was moved, name its place (--ledger, or ledger in a "
+                "job file); if it is lost, restore it from a copy: what was spent is known nowhere else."
+            )
+        found = cls(place)
+        if found.ledger_id != ledger_id:
+            raise RefusedError(
+                f"{place} is not the ledger of {rows}. Name the one that was created for it (--ledger, or ledger in a "
+                "job file)."
+            )
+        return found
+
     @staticmethod
     def stands_at(place: Place) -> bool:
         """Say whether there is a ledger at a place."""

@@ -101,17 +101,7 @@ def charged_ledger(table: RowsTable, place: Place) -> Ledger:
             f"No budget is declared for {table.path}. Declare one with dpdist ledger create {place} "
             f"--rows {table.path} --budget-epsilon E --budget-delta D."
         )
-    if not Ledger.stands_at(place):
-        raise RefusedError(
-            f"The ledger of {table.path} is not at {place}. If it was moved, pass --ledger; if it is "
-            "lost, restore it from a copy: what was spent is known nowhere else."
-        )
-    ledger = Ledger(place)
-    if ledger.ledger_id != table.ledger_id:
-        raise RefusedError(
-            f"{place} is not the ledger of {table.path}. Pass the one that was created for it (--ledger)."
-        )
-    return ledger
+    return Ledger.charged_for(table.path, table.ledger_id, place)
 
 
 def require_remembered(ledger: Ledger, target: Path) -> None:
@@ -313,11 +303,20 @@ def _noisy(
 ) -> Matrix | Iterator[tuple[Band, Triangle]]:
     """Return a noisy subspace, or the noisy bands of the moment, each drawn when it is asked for."""
     if isinstance(calibrated, IndependentEntries):
-        return ((band, calibrated.answer_band(band, exact, SYSTEM)) for band, exact in moment.bands())
+        return _noisy_bands(calibrated, moment)
     answer = calibrated.answer(moment, SYSTEM, progress)
     if answer.ndim == 1:
         return iter([(Band.whole(width), answer.astype(np.int64, copy=False))])
     return answer.astype(np.float64, copy=False)
+
+
+def _noisy_bands(calibrated: IndependentEntries, moment: BandedMoment) -> Iterator[tuple[Band, Triangle]]:
+    """Yield band after band with its noise, and hold none when the next one comes."""
+    for band, exact in moment.bands():
+        noisy = calibrated.answer_band(band, exact, SYSTEM)
+        del exact
+        yield band, noisy
+        del noisy
 
 
 def publish(transaction: Transaction) -> None:

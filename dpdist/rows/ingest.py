@@ -25,12 +25,12 @@ from dpdist.rows.readers import (
     Survey,
     attempt,
     files_of,
-    listed,
     opened_sources,
 )
 from dpdist.rows.readers.base import Rows
 from dpdist.rows.units import Numbers, Unit, first_rows, whole_numbers
 from dpdist.staging import require_new
+from dpdist.words import listed
 
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 

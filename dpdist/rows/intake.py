@@ -31,12 +31,12 @@ from dpdist.rows.readers import (
     files_of,
     is_companion,
     is_store,
-    listed,
     located,
     opened_sources,
 )
 from dpdist.rows.seal import key_of
 from dpdist.staging import replace_file
+from dpdist.words import listed
 
 _SOURCES = "sources.json"
 _PIECE = 1 << 20

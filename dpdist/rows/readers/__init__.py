@@ -10,7 +10,7 @@ from typing import Any
 from dpdist.errors import DataError, UsageError
 from dpdist.rows.readers.anndata import H5ad
 from dpdist.rows.readers.arrays import Npy, Npz
-from dpdist.rows.readers.base import Choices, NoRowsError, Places, Source, Survey, attempt, listed
+from dpdist.rows.readers.base import Choices, NoRowsError, Places, Source, Survey, attempt
 from dpdist.rows.readers.netcdf import NetCdf
 from dpdist.rows.readers.parquet import Parquet
 from dpdist.rows.readers.partitions import Keys, Partitioned, key_in
@@ -34,7 +34,6 @@ __all__ = [
     "files_of",
     "is_companion",
     "is_store",
-    "listed",
     "located",
     "location_of",
     "opened_sources",

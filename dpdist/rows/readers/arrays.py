@@ -20,13 +20,13 @@ from dpdist.rows.readers.base import (
     Survey,
     attempt,
     each,
-    listed,
     numbered,
     require_table,
     surveyed,
     unbuffered,
 )
 from dpdist.staging import scratch
+from dpdist.words import listed
 
 
 class Header(NamedTuple):

@@ -7,7 +7,7 @@ is chained to a library's error that may quote one: messages travel further than
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -210,12 +210,6 @@ def surveyed(path: Location, rows: int, dtype: str) -> Survey:
 def numbered(columns: int) -> tuple[str, ...]:
     """Name columns that have no names."""
     return tuple(f"c{i}" for i in range(columns))
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names for a message, the first twenty of many."""
-    names = list(names)
-    return ", ".join(names[:20]) + (f", ... ({len(names)} in all)" if len(names) > 20 else "")
 
 
 def matrix(batch: Any, fields: list[str], dtype: npt.DTypeLike) -> Rows:
