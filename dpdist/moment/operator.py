@@ -80,7 +80,7 @@ class MomentBands(_Elsewhere):
     sums: Callable[[], Iterator[Partial]]
 
     def bands(self) -> Iterator[tuple[Band, Triangle]]:
-        """Yield one band after the other.
+        """Yield one band after the other, and hold none when the next one comes.
 
         Raises
         ------
@@ -97,7 +97,10 @@ class MomentBands(_Elsewhere):
                 )
             if partial.band is None:
                 raise AssertionError("a sum of a moment says of which band it is")
-            yield partial.band, partial.values
+            band, values = partial.band, partial.values
+            del partial  # no band is held when the next one comes
+            yield band, values
+            del values
 
 
 @dataclass(frozen=True)
