@@ -11,7 +11,7 @@ from dpdist.errors import UsageError
 from dpdist.mechanisms.attack import Held
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.scree import above_noise, entry_errors, noise_law, scree
-from dpdist.pca.spectrum import about_mean, top_eigenpairs
+from dpdist.pca.spectrum import about_mean, components, top_eigenpairs
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.release.request import Centring, ReleaseRequest
@@ -95,17 +95,56 @@ def test_components_above_the_noise_are_those_that_are_there() -> None:
     assert "--components K" in words[0]
 
 
-def test_many_components_above_the_noise_are_all_counted() -> None:
-    """More than the first look takes."""
-    request = ReleaseRequest("gaussian", PrivacyLoss.parse("400", "1e-6"), C)
-    calibrated, bound = request.calibrated(D), request.bound(D)
-    lattice = np.rint(np.diag([N * C**2 / D] * 30 + [0] * 10) / bound.unit**2).astype(np.int64)
-    release = assemble(
-        release_id="x", mechanism="gaussian", names=tuple(map(str, range(D))), neighbours=Neighbours.REPLACE_ONE,
+def diagonal(size: int, count: int, epsilon: str) -> Release:
+    """Return a release of so many equal components in so many columns."""
+    request = ReleaseRequest("gaussian", PrivacyLoss.parse(epsilon, "1e-6"), C)
+    calibrated, bound = request.calibrated(size), request.bound(size)
+    lattice = np.rint(np.diag([N * C**2 / size] * count + [0] * (size - count)) / bound.unit**2).astype(np.int64)
+    return assemble(
+        release_id="x", mechanism="gaussian", names=tuple(map(str, range(size))), neighbours=Neighbours.REPLACE_ONE,
         claim=calibrated.claim, guarantee=calibrated.guarantee, bound=bound, noise=calibrated.noise, rows=N,
         answer=calibrated.answer(Held(lattice), SYSTEM),
     )  # fmt: skip
-    assert len(above_noise(release).components) == 30
+
+
+def test_many_components_above_the_noise_are_all_counted() -> None:
+    """More than the first look takes."""
+    assert len(above_noise(diagonal(D, 30, "400")).components) == 30
+
+
+class Multiplied:
+    """The product of a release with vectors, and how often it was asked for."""
+
+    def __init__(self, release: Release) -> None:
+        self.matrix = release.second_moment
+        self.times = 0
+
+    def __call__(self, vectors: Floats) -> Floats:
+        self.times += 1
+        found: Floats = self.matrix @ vectors
+        return found
+
+
+@pytest.mark.parametrize("count", [5, 12])
+def test_a_release_that_is_only_multiplied_has_the_same_components_above_the_noise(count: int) -> None:
+    release = diagonal(300, count, "400")
+    found, expected = above_noise(release, Multiplied(release)), above_noise(release)
+    assert len(found.components) == len(expected.components) >= count
+    assert found.eigenvalues is not None
+    assert expected.eigenvalues is not None
+    assert found.eigenvalues == pytest.approx(expected.eigenvalues, rel=1e-12)
+    drowned = Multiplied(release)
+    drowned.matrix = np.diag(np.linspace(0, 1e-9, 300))
+    with pytest.raises(UsageError, match="forecast"):
+        above_noise(release, drowned)
+
+
+def test_components_are_counted_in_fewer_products_than_it_takes_to_tell_noise_apart() -> None:
+    release = diagonal(600, 5, "400")
+    counted, told_apart = Multiplied(release), Multiplied(release)
+    above_noise(release, counted)
+    components(release, 8, told_apart)
+    assert counted.times < told_apart.times
 
 
 def test_a_subspace_has_no_edge() -> None:

@@ -83,8 +83,10 @@ def _read(release: Path, start: int, stop: int) -> Matrix:
 _kept = lru_cache(maxsize=1024)(_read)
 
 
-def top_eigenpairs_of(product: Callable[[Matrix], Matrix], size: int, count: int) -> tuple[Matrix, Matrix]:
-    """Return the eigenpairs of largest eigenvalue of a symmetric matrix that is only multiplied, to full precision.
+def top_eigenpairs_of(
+    product: Callable[[Matrix], Matrix], size: int, count: int, tolerance: float = 0.0
+) -> tuple[Matrix, Matrix]:
+    """Return the eigenpairs of largest eigenvalue of a symmetric matrix that is only multiplied.
 
     The start is fixed, so that the same release gives the same components, and has no pattern: one orthogonal to an
     eigenvector (the constant one, where columns sum to zero) would miss it.
@@ -95,6 +97,8 @@ def top_eigenpairs_of(product: Callable[[Matrix], Matrix], size: int, count: int
         Takes (d, k) vectors and returns the matrix times them.
     size, count
         d and k, k < d.
+    tolerance
+        Largest ``|A v - lambda v| / |lambda|`` of a pair: an eigenvalue of the matrix is as near. 0 is full precision.
 
     Returns
     -------
@@ -114,5 +118,5 @@ def top_eigenpairs_of(product: Callable[[Matrix], Matrix], size: int, count: int
 
     operator = LinearOperator((size, size), matvec=times, matmat=times, dtype=np.float64)
     start = np.modf(np.arange(1, size + 1) * 0.6180339887498949)[0] - 0.5  # Weyl's sequence
-    values, columns = eigsh(operator, k=count, which="LA", v0=start)
+    values, columns = eigsh(operator, k=count, which="LA", v0=start, tol=tolerance)
     return values, columns

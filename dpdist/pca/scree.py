@@ -28,11 +28,12 @@ import numpy.typing as npt
 
 from dpdist.errors import UsageError
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
-from dpdist.pca.spectrum import Components, components
+from dpdist.pca.spectrum import Components, components, highest_eigenvalues
 from dpdist.release.artefact import Release
 
 Values = npt.NDArray[np.float64]
-_FIRST_LOOK = 16
+_FIRST_LOOK = 8
+"""Components that are looked at first, to see how many stand above the noise; then four times those that do."""
 _FAR = 3.0
 """Standard deviations that a normal stays below with probability 0.999."""
 
@@ -170,7 +171,13 @@ def above_noise(release: Release, product: Callable[[Values], Values] | None = N
     count, above = 0, 0
     while above == count < most:
         count = min(max(_FIRST_LOOK, 4 * count), most)
-        found = components(release, count, product)
+        if product is None:
+            found = components(release, count)
+            above = require_scree(release, found.eigenvalues).above
+        else:
+            above = require_scree(release, highest_eigenvalues(release, count, product)).above
+    if product is not None and above:  # no more than these, which are clear of the noise or nearly: now precisely
+        found = components(release, above, product)
         above = require_scree(release, found.eigenvalues).above
     if not above:
         raise UsageError(
