@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import crash_driver
 from distributed import Client
 from distributed.core import rpc
-from forks import Child, Forks, until
+from forks import Child, Forks
 from namespaces import Network
+from waiting import until
 
 Result = TypeVar("Result")
 
@@ -102,8 +103,8 @@ class Cluster:
         )  # fmt: skip
         self.children[role] = child
         if role == "scheduler":
-            until(contact.exists, 60)
-            until(contact.read_text, 60)
+            until(contact.exists)
+            until(contact.read_text)
             self._port = int(json.loads(contact.read_text())["address"].rpartition(":")[2])
         return child
 
@@ -116,7 +117,7 @@ class Cluster:
             for role in WORKERS:
                 if role in self.children:
                     self.children[role].kill()
-                    self.children[role].wait(60)
+                    self.children[role].wait(300)
             self.start("scheduler")
         for child in self.past:
             child.kill()
@@ -126,7 +127,7 @@ class Cluster:
                 if role in self.children:
                     self.children[role].kill()
                 self.start(role)
-        until(lambda: set(self.known()) == {self.name(role) for role in WORKERS}, 120, every=0.2)
+        until(lambda: set(self.known()) == {self.name(role) for role in WORKERS}, every=0.2)
 
     def name(self, role: str) -> str:
         """Return the name of the worker that has a role."""
@@ -177,4 +178,4 @@ class Cluster:
         """Kill all of it."""
         for child in [*self.past, *self.children.values()]:
             child.kill(signal.SIGKILL)
-            child.wait(60)
+            child.wait(300)

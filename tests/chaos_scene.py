@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 import sentinel
 from chaos_cluster import SETTINGS, Cluster
-from forks import Child, Forks, until
+from forks import Child, Forks
+from waiting import until
 
 from dpdist import accounts
 from dpdist.errors import DpdistError

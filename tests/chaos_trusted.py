@@ -9,8 +9,8 @@ from typing import Any
 
 from chaos_scene import Scene, ViolationError
 from crash_points import FAULTS
-from forks import until
 from postgres_server import Server
+from waiting import until
 
 from dpdist.privacy.places import Address
 
@@ -85,7 +85,7 @@ def zombie(scene: Scene, point: str) -> None:
         marker = scene.marker("stop")
         stopped = scene.start("stop", point, marker)
         scene.wait_for(marker, stopped)
-        until(lambda: stopped.state == "T", 10)
+        until(lambda: stopped.state == "T")
         scene.ends(scene.start(), *codes)
         scene.land("stopped while another ran", true=stopped.state == "T")
         if len(codes) == 1:
@@ -97,7 +97,7 @@ def zombie(scene: Scene, point: str) -> None:
     child = scene.start()
     scene.wait_for(marker, child)
     victim = scene.cluster.children["trusted"]
-    until(lambda: victim.state == "T", 10)
+    until(lambda: victim.state == "T")
     gone = scene.cluster.name("trusted")
     scene.cluster.start("trusted")  # the task goes there when the scheduler has given the first one up
     scene.ends(child, *codes)

@@ -6,7 +6,7 @@ import signal
 
 from chaos_cluster import WORKERS
 from chaos_scene import Scene
-from forks import until
+from waiting import until
 
 
 def workers_killed(scene: Scene, point: str, roles: tuple[str, ...]) -> None:
@@ -40,7 +40,7 @@ def worker_stopped(scene: Scene, point: str, role: str) -> None:
     child = scene.start()
     scene.wait_for(marker, child)
     victim, name = scene.cluster.children[role], scene.cluster.name(role)
-    until(lambda: victim.state == "T", 10)
+    until(lambda: victim.state == "T")
     scene.ends(child, 0)
     scene.land("given up while stopped", true=victim.state == "T" and name not in scene.cluster.known())
     victim.kill(signal.SIGCONT)

@@ -16,8 +16,9 @@ import hosts
 import nightly
 import slurm_site
 from hosts import USER, Hosts
-from nightly import PATIENCE, Job, until
+from nightly import Job
 from slurm_site import Site
+from waiting import PATIENCE, until
 
 RESUMABLE = 5
 

@@ -1,4 +1,8 @@
-"""What several test files need: a PostgreSQL server and a Dask cluster in this process."""
+"""What several test files need: a PostgreSQL server, a Dask cluster in this process, and how examples are chosen.
+
+Hypothesis takes the same examples in every run, so that a change is judged by what it changed; new ones, and more of
+them, are looked for with ``pytest --hypothesis-profile explore``. None may be fast enough or not.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,13 @@ import dask
 import postgres_server
 import pytest
 from distributed import LocalCluster
+from hypothesis import settings
 from packages import missing
 from postgres_server import PASSWORD, Server
+
+settings.register_profile("same", deadline=None, derandomize=True, database=None)
+settings.register_profile("explore", deadline=None, derandomize=False, max_examples=2000)
+settings.load_profile("same")
 
 
 @pytest.fixture(scope="session")

@@ -9,16 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import crash_driver
 import worker_environment
-
-PATIENCE = crash_driver.PATIENCE
+from waiting import PATIENCE
 
 
 @dataclass
@@ -133,12 +131,4 @@ def forking(more: Mapping[str, str] | None = None) -> Iterator[Forks]:
         finally:
             assert server.stdin is not None
             server.stdin.close()
-            server.wait(60)
-
-
-def until(condition: Callable[[], object], seconds: float = PATIENCE, every: float = 0.01) -> None:
-    """Wait for something that must happen; ask again after so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(every)
+            server.wait(300)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from namespaces import Network, network
-from nightly import CLUSTER, PATIENCE, Job, until
+from nightly import CLUSTER, Job
+from waiting import PATIENCE, until
 
 PORT = 8786
 WORKERS = ("one", "two")

@@ -7,35 +7,18 @@ import os
 import sqlite3
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from waiting import PATIENCE
 
 from dpdist.privacy.ledger import Ledger
 
 CLUSTER = Path(__file__).resolve().parents[1] / "cluster"
-PATIENCE = 900.0
-"""Seconds to wait for what must happen, however busy the machine is."""
 LINGER = Path(__file__).parent / "linger"
-
-
-def until(happened: Callable[[], object], seconds: float = PATIENCE, words: Callable[[], str] = str) -> None:
-    """Wait until something has happened.
-
-    Raises
-    ------
-    AssertionError
-        If it does not, with words about what did.
-    """
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, f"it did not happen: {words()}"
-        time.sleep(0.1)
 
 
 def events(ledger: Path) -> Counter[str]:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 60.0
+from waiting import PATIENCE
+
 PASSWORD = secrets.token_hex(16)
 """Of the one role, ``dpdist``; given to the product as a user gives it, in PGPASSWORD or a file."""
 

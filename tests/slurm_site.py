@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from namespaces import Network, network
-from nightly import CLUSTER, PATIENCE, Job, until
+from nightly import CLUSTER, Job
 from packages import PATH, need, need_time
+from waiting import PATIENCE, until
 
 USUAL = 120
 """Seconds for which a credential of Slurm is valid unless told otherwise: so long a requeued job waits."""

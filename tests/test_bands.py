@@ -118,7 +118,7 @@ def test_a_band_without_rows_is_none() -> None:
 # --- exact sums -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     height=st.integers(1, 5), workers=st.integers(1, 4), bits=st.sampled_from([4, 16, 24]), constant=st.booleans(),
     seed=st.integers(0, 10**6),
@@ -161,7 +161,6 @@ def test_sums_of_different_bands_are_never_added(table: RowsTable) -> None:
 @given(
     columns=st.integers(2, 60_000), rows=st.integers(1, 10**6), workers=st.integers(1, 300), memory=st.integers(1, 64)
 )
-@settings(deadline=None)
 def test_bands_cover_the_triangle_and_keep_every_process_within_its_memory(
     columns: int, rows: int, workers: int, memory: int
 ) -> None:

@@ -13,8 +13,9 @@ import nightly
 import pytest
 import worker_environment
 import yaml
-from nightly import CLUSTER, until
+from nightly import CLUSTER
 from packages import missing, need
+from waiting import until
 
 from dpdist.config import read_job
 from dpdist.engine import WORKER_ENVIRONMENT
@@ -26,7 +27,7 @@ PRIVATE = "DASK_DISTRIBUTED__"
 def checked(*command: str | Path, text: str | None = None, **environment: str) -> str:
     """Run a program that says what is wrong with a file, and return what it prints if nothing is."""
     run = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=60, input=text, cwd=CLUSTER.parent,
+        command, check=False, capture_output=True, text=True, timeout=600, input=text, cwd=CLUSTER.parent,
         env={**os.environ, **environment},
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
@@ -94,7 +95,7 @@ def test_commands_in_readmes_are_sound(path: Path) -> None:
 def test_start_says_what_is_missing() -> None:
     for words, code in ((["nobody", "folder", "host"], 2), (["worker", "folder", "tls://host"], 2),
                         (["scheduler", "folder", "host"], 4)):  # fmt: skip
-        run = subprocess.run([CLUSTER / "start", *words], check=False, capture_output=True, text=True, timeout=60)
+        run = subprocess.run([CLUSTER / "start", *words], check=False, capture_output=True, text=True, timeout=600)
         assert run.returncode == code
         assert "make-certificates" in run.stderr if code == 4 else "cluster/start worker" in run.stderr
 
@@ -210,7 +211,7 @@ def nightly_by_cron(environment: dict[str, str], *codes: str) -> subprocess.Comp
     if codes:
         Path(environment["CODES"]).write_text("".join(f"{code}\n" for code in codes))
     command = ["bash", str(script), "/etc/dpdist/job.toml"]
-    return subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=600)
 
 
 def test_cron_hears_nothing_of_a_good_night(cron: dict[str, str]) -> None:
@@ -259,7 +260,7 @@ def test_the_environment_of_workers_suits_a_job_on_one_machine(tmp_path: Path) -
         env={**os.environ, **worker_environment.declared()},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert run.returncode == 0, run.stderr
     assert job.published()

@@ -143,7 +143,7 @@ def test_each_role_gets_its_own_key_and_the_workers_the_one_environment() -> Non
         input=b"sentinel-8351\n",
         capture_output=True,
         check=True,
-        timeout=60,
+        timeout=600,
     )
     found = list(yaml.safe_load_all(made.stdout))
     for one in found:

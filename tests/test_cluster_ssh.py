@@ -13,8 +13,9 @@ from typing import Any
 
 import nightly
 import pytest
-from nightly import CLUSTER, PATIENCE, Job, until
+from nightly import CLUSTER, Job
 from packages import PATH, need, need_time
+from waiting import PATIENCE, until
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ import crash_driver
 import numpy as np
 import pytest
 from crash_points import FAULTS, Left
-from forks import PATIENCE, forking, until
+from forks import forking
 from nightly import events
+from waiting import PATIENCE, until
 
 from dpdist import accounts
 from dpdist.privacy.books import Record, State

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import worker_environment
 import zarr
 from scipy import stats
+from waiting import until
 
 from dpdist.pca.spectrum import captured_variance, top_eigenpairs
 
@@ -69,9 +69,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     processes: list[subprocess.Popen[bytes]] = []
     try:
         processes.append(start("dask_scheduler", "--port", "0"))
-        deadline = time.monotonic() + 60
-        while not (contact.exists() and contact.stat().st_size) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: contact.exists() and contact.stat().st_size)
         processes.append(start("dask_worker", "--nthreads", "1", "--no-nanny"))
         processes.append(start("dask_worker", "--nthreads", "1", "--no-nanny", "--resources", "trusted=1"))
         yield Cluster(json.loads(contact.read_text())["address"], processes)

@@ -22,6 +22,7 @@ from distributed.comm import CommClosedError
 from distributed.core import rpc
 from distributed.security import Security
 from tasks import submissions
+from waiting import until
 
 from dpdist import engine
 from dpdist.engine import Engine, connected
@@ -185,9 +186,7 @@ def a_worker_beyond_this_machine() -> Iterator[str]:
         ) as worker,
     ):  # fmt: skip
         try:
-            deadline = time.monotonic() + 60
-            while not cluster.scheduler_info["workers"] and time.monotonic() < deadline:
-                time.sleep(0.1)
+            until(lambda: cluster.scheduler_info["workers"])
             assert list(cluster.scheduler.workers) == [f"{AWAY}:4711"]
             yield cluster.scheduler_address
         finally:
@@ -274,8 +273,7 @@ def test_a_worker_killed_in_mid_pass_changes_no_bit(table: RowsTable, monkeypatc
 
         def kill_one(futures: Any, *others: Any) -> None:
             # the kill lands only if the victim holds a finished partial while others are still to come
-            deadline = time.monotonic() + 120
-            while time.monotonic() < deadline:
+            while True:
                 held = {worker: keys for worker, keys in started._client.has_what().items() if keys}
                 pending = [future for future in futures if future.status == "pending"]
                 if held and pending:

@@ -246,7 +246,7 @@ def test_a_table_of_a_few_chunks_has_the_right_layout(tmp_path: Path) -> None:
     assert np.array_equal(stored(tmp_path / "rows.zarr"), rows)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_split_into_files_gives_the_same_rows(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -340,7 +340,7 @@ def test_an_open_quote_in_a_column_left_out_does_not_swallow_rows(tmp_path: Path
 def test_the_search_for_a_bad_line_reads_numbers_as_arrow_does() -> None:
     number = st.text(st.sampled_from("019.eE+-_xnaif \t\u0663"), max_size=5)
 
-    @settings(max_examples=500, deadline=None)
+    @settings(max_examples=500)
     @given(number)
     def check(cell: str) -> None:
         column = pa.array([cell.strip(" \t")])

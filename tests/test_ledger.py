@@ -953,7 +953,7 @@ def new_folder() -> Iterator[Path]:
         yield Path(root) / "books"
 
 
-MODEL_SETTINGS = settings(stateful_step_count=30, deadline=None, derandomize=True, database=None)
+MODEL_SETTINGS = settings(stateful_step_count=30)
 
 
 def test_any_sequence_of_calls_on_a_folder_agrees_with_a_model() -> None:

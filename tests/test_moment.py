@@ -42,7 +42,7 @@ def reference(rows: npt.NDArray[np.float64], bound: RowBound) -> npt.NDArray[np.
     return np.array([int(moment[i, j]) for i in range(bound.width) for j in range(i, bound.width)], dtype=np.int64)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=st.integers(1, 80),
     chunk_rows=st.integers(1, 90),

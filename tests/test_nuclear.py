@@ -102,7 +102,7 @@ def test_a_quantile_is_what_exact_integration_says(others: list[float], low: flo
     assert abs(exact_quantile_error(others, low, high, u, off)) > 1e-13 * width
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 7), st.floats(0.01, 30.0), st.integers(0, 2**32 - 1))
 def test_a_sweep_keeps_ordered_states_ordered(size: int, spread: float, seed: int) -> None:
     rng = np.random.default_rng(seed)

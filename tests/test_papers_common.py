@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Client
+from waiting import until
 
 from dpdist.engine import Engine, connected
 from dpdist.errors import DataError, PrivacyLeakWarning, UsageError
@@ -97,13 +97,11 @@ def bare(tmp_path: Path) -> Iterator[str]:
 
     try:
         start("scheduler", "--port", "0")
-        deadline = time.monotonic() + 60
-        while not contact.exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: contact.exists() and contact.stat().st_size)
         start("worker", "--nthreads", "1", "--no-nanny")
         address: str = json.loads(contact.read_text())["address"]
         with Client(address, set_as_default=False) as client:
-            client.wait_for_workers(1, timeout=120)  # longer than a command waits: starting may be slow here
+            client.wait_for_workers(1, timeout=600)  # longer than a command waits: starting may be slow here
         yield address
     finally:
         for process in processes:

@@ -180,7 +180,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[RowsTable, Path
     return table, folder / "model.zarr", chunks(folder / "scores.zarr")
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 @given(tasks=st.integers(1, 3 * CHUNKS))
 def test_any_number_of_tasks_writes_the_same_bytes(
     tmp_path_factory: pytest.TempPathFactory, reference: tuple[RowsTable, Path, dict[str, bytes]], tasks: int

@@ -120,7 +120,7 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     shown = subprocess.run(
         ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
          "--dump-dom", (tmp_path / "out.html").as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=600, check=True,
     )  # fmt: skip
     text = html.unescape(re.sub(r"<[^>]+>", " ", shown.stdout))
     assert "What is promised" in text

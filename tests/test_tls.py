@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import worker_environment
 from distributed import Client
+from waiting import until
 
 from dpdist import engine, transport
 from dpdist.config import read_job
@@ -62,13 +63,6 @@ def tls_scheduler(folder: Path, logs: Path) -> Iterator[str]:
         yield json.loads(contact.read_text())["address"]
 
 
-def until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.1)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the certificates of three clusters: the right one, another, and one of last week."""
@@ -109,7 +103,7 @@ def rows(tmp_path: Path) -> Path:
 
 def dpdist(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dpdist", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
 def tls(folder: Path, role: str = "client") -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def test_the_first_rows_of_every_unit_are_kept(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(units, "_PIECE", looked_at)
     monkeypatch.setattr(units, "_BITS", 2)
 
-    @settings(deadline=None, max_examples=25, derandomize=True)
+    @settings(max_examples=25)
     @given(
         st.lists(st.one_of(st.integers(0, 4), st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=60),
         st.integers(1, 4),

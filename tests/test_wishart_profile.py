@@ -151,7 +151,7 @@ def test_the_profile_is_that_of_simulated_matrices(mu: tuple[float, float]) -> N
     assert not delta_passes(loss, epsilon, delta(3.5, theta))  # one degree of freedom more
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.floats(0.05, 3),
     st.sampled_from([1.0, 1.5, 4.0, 30.0, 600.0]),
@@ -168,7 +168,7 @@ def test_no_pair_of_rows_exceeds_the_certified_bound(
     assert add_remove_delta(epsilon, kappa, theta) <= bound
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @example(0.05, 600.0, 1.0, False, (0.0, 1.0))  # delta rises along the cell
 @example(0.05, 1.5, 1.0, True, (0.0, 0.5))
 @given(
