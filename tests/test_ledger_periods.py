@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from test_ledger import DATASET, behind, gaussian, new_address, pure
+from ledgers import DATASET, behind, gaussian, new_address, pure
 
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.privacy import accounting
