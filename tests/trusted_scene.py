@@ -1,0 +1,119 @@
+"""A table, a release of it that is not begun, and what the trusted node makes of it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from releases import content_of
+
+from dpdist import accounts
+from dpdist.moment.operator import MomentMatrix
+from dpdist.moment.total import Partial, complete, partition_moment, plan
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.privacy.ledger import Ledger
+from dpdist.release import trusted
+from dpdist.release.artefact import Release, open_release
+from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.release.trusted import Transaction
+from dpdist.rows import dataset
+from dpdist.rows.dataset import RowsTable, created, open_rows
+
+ROWS = 7919
+"""Appears nowhere else by chance: neither in a scale of the noise nor in a name."""
+NAMES = ("a", "b", "c")
+CLIP = 64.0
+BITS = 10
+REQUEST = ReleaseRequest("two-sided-wishart", PrivacyLoss.parse("1"), CLIP, grid_bits=BITS, name="census")
+
+
+@pytest.fixture(scope="module")
+def values() -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(7).integers(0, 64, (ROWS, len(NAMES)), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory, values: npt.NDArray[np.uint8]) -> RowsTable:
+    """Return a table of eight chunks."""
+    path = tmp_path_factory.mktemp("rows") / "rows.zarr"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset, "_TARGET_CHUNK", 1000 * len(NAMES))
+        with created(path, rows=ROWS, dtype="uint8", names=NAMES, budget=None) as writer:
+            writer.append(values)
+    opened = open_rows(path)
+    assert opened.chunks == 8
+    return opened
+
+
+@pytest.fixture
+def transaction(table: RowsTable, tmp_path: Path) -> Transaction:
+    """Return a release, not begun, of a table whose new ledger pays for four purely private ones of epsilon 1."""
+    ledger, rows = tmp_path / "books.ledger", tmp_path / "rows.zarr"
+    shutil.copytree(table.path, rows)
+    accounts.create_ledger(ledger, rows, PrivacyLoss.parse("4"))
+    return Transaction(REQUEST, open_rows(rows), ledger, tmp_path / "release.zarr")
+
+
+def asking(transaction: Transaction, **changes: Any) -> Transaction:
+    """Return the transaction with another request."""
+    return replace(transaction, request=replace(transaction.request, **changes))
+
+
+def moment_of(transaction: Transaction) -> MomentMatrix:
+    total = complete(transaction.table, *partials_of(transaction))
+    return MomentMatrix(total.values, transaction.request.bound(transaction.table.columns).width)
+
+
+def partials_of(transaction: Transaction, per_worker: int = 1) -> list[Partial]:
+    bound = transaction.request.bound(transaction.table.columns)
+    groups = plan(transaction.table, bound, 4, per_worker).groups
+    return [partition_moment(task) for group in groups for task in group]
+
+
+def exact(transaction: Transaction, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the integer moment by plain Python-sized integers, nothing of the product's but its definition."""
+    z = np.trunc(values.astype(np.float64) * 2**BITS / CLIP).astype(np.int64)
+    squares = (z**2).sum(axis=1)
+    over = squares > 4**BITS
+    z[over] = np.trunc(z[over] * (2**BITS / np.sqrt(squares[over]))[:, None]).astype(np.int64)
+    if transaction.request.centring is Centring.PRIVATE:
+        z = np.column_stack([z, np.full(len(z), 2 ** (BITS - 1))])
+    moment: npt.NDArray[np.int64] = z.T @ z
+    return moment
+
+
+def ledger_of(transaction: Transaction) -> Ledger:
+    return Ledger(transaction.ledger)
+
+
+def books(transaction: Transaction) -> Path:
+    assert isinstance(transaction.ledger, Path)
+    return transaction.ledger
+
+
+def committed_bytes(transaction: Transaction) -> bytes:
+    return content_of(ledger_of(transaction), transaction.release_id)
+
+
+def published(transaction: Transaction) -> Release:
+    trusted.reserve(transaction)
+    trusted.finalise(transaction, *partials_of(transaction))
+    trusted.publish(transaction)
+    return open_release(transaction.target)
+
+
+def tree(root: Path) -> dict[str, tuple[bytes, int]]:
+    """Return every file under root: content and inode."""
+    files = [path for path in root.rglob("*") if path.is_file()]
+    return {str(path.relative_to(root)): (path.read_bytes(), path.stat().st_ino) for path in files}
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
