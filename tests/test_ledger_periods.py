@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from ledgers import DATASET, behind, gaussian, new_address, pure
+from ledgers import DATASET, behind, folder, gaussian, place, pure
 
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.privacy import accounting
@@ -19,21 +18,14 @@ from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.parallel import Charge, borne, fits
 from dpdist.privacy.places import Place
 
+__all__ = ["folder", "place"]
+
 BUDGET = 4
 DAYS = [f"2026-01-{day:02d}" for day in range(1, 10)]
 
 
 def seal(period: str) -> str:
     return f"seal of {period}"
-
-
-@pytest.fixture(params=["folder", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    if request.param == "folder":
-        yield tmp_path / "books"
-        return
-    with new_address(request.getfixturevalue("postgres")) as address:
-        yield address
 
 
 @pytest.fixture
