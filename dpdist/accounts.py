@@ -169,11 +169,15 @@ def _unused(ledger: Place, dataset_id: str, budget: PrivacyLoss) -> Ledger | Non
 
 def complete_ingest(rows: Path, ledger: Place | None = None) -> RowsTable:
     """Open rows, and create the ledger of a declared budget if ingest died before it did."""
-    with locked(rows):
-        table = open_rows(rows)
-        if table.budget is not None and table.ledger_id is None:
-            _create_ledger(ledger or default_ledger(rows), rows)
+    if _lacks_ledger(open_rows(rows)):
+        with locked(rows):
+            if _lacks_ledger(open_rows(rows)):  # another run may have been faster
+                _create_ledger(ledger or default_ledger(rows), rows)
     return open_rows(rows)
+
+
+def _lacks_ledger(table: RowsTable) -> bool:
+    return table.budget is not None and table.ledger_id is None
 
 
 def verify_ledger(ledger: Place, releases: Sequence[Path] = ()) -> Ledger:

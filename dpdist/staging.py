@@ -140,14 +140,26 @@ def _locked_folder(target: Path, mode: int) -> tuple[Path, int]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder against every other process that asks to hold it, waiting for it if need be."""
+    """Hold a folder against every other process that asks to hold it, waiting for it if need be.
+
+    Raises
+    ------
+    DataError
+        If its file system has no locks.
+    """
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
         yield  # whoever reads the folder says what is wrong with it
         return
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:
+            raise DataError(
+                f"{folder} cannot be locked: {error.strerror}. Its file system has no locks (flock), without which two "
+                "runs at once could each create a ledger for it: put it where there are."
+            ) from None
         yield
     finally:
         os.close(handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -436,18 +437,28 @@ def test_the_trusted_node_holds_one_band_at_a_time(
 ) -> None:
     monkeypatch.setattr(triangle, "TILE", 100)
     wide = replace(table, columns=WIDE, names=tuple(f"c{i}" for i in range(WIDE)))
-    bands = [Band(i, i + 500, WIDE) for i in range(0, WIDE, 500)]
+    bands = [Band(0, 300, WIDE), Band(300, 700, WIDE), Band(700, WIDE, WIDE)]  # about as many entries each
     request = replace(REQUEST, mechanism="none", for_reproduction=True, name=None)  # draws nothing, so it is quick
     transaction = trusted.Transaction(request, wide, accounts.default_ledger(table.path), tmp_path / "release.zarr")
 
+    held: list[weakref.ref[npt.NDArray[np.int64]]] = []
+    left: list[bool] = []
+
     def sums() -> Iterator[Partial]:
         for band in bands:
-            yield Partial(np.ones(band.entries, dtype=np.int64), ROWS, ((0, 1),), band)
+            left.extend(each() is not None for each in held)
+            exact = np.ones(band.entries, dtype=np.int64)
+            held[:] = [weakref.ref(exact)]
+            yield Partial(exact, ROWS, ((0, 1),), band)
+            del exact
+        held.clear()
 
     peak = peak_of(lambda: trusted.conclude(transaction, MomentBands(sums)))
     promised = Layout(wide, REQUEST.bound(WIDE), 1, tuple(bands)).trusted_bytes - PROCESS_BYTES - layouts._DRAWING
     promised += 1 << 20  # the objects of Zarr and of the archive
     assert peak <= promised
+    assert left
+    assert not any(left)  # nobody holds an exact band when the next one comes
     kept = replace(transaction, target=tmp_path / "kept.zarr")
     twin = peak_of(lambda: trusted.conclude(kept, MomentBands(lambda: iter(list(sums())))))
     assert twin > promised  # the twin that must fail: of bands that are all there from the beginning

@@ -122,11 +122,11 @@ def test_damage_is_found_in_every_chunk(rows: RowsTable, damage: Callable[[Path]
 def test_the_ledger_is_told_where_it_is_and_how_it_stands(rows: RowsTable, tmp_path: Path) -> None:
     asked = ("bound", rows.path, "--epsilon", "0.5", "--grid", "1:8192:1", "--quantile", "0.5")
     assert call(*asked).exit_code in {0, 4}
-    assert "spent epsilon 0.5, delta 1e-05, on 1 release" in inspected(rows.path)[1]
+    assert "spent epsilon 0.5, delta 1e-05, on 1 release\n" in inspected(rows.path)[1]
     place = accounts.default_ledger(rows.path)
     place.rename(tmp_path / "moved.ledger")
     assert f"{place} is not there; budget epsilon 2" in inspected(rows.path)[1]
-    assert "on 1 release" in inspected(rows.path, "--ledger", tmp_path / "moved.ledger")[1]
+    assert "on 1 release\n" in inspected(rows.path, "--ledger", tmp_path / "moved.ledger")[1]
     other = tmp_path / "other.zarr"
     with created(other, rows=2, dtype="uint8", names=("a", "b"), budget=None) as writer:
         writer.append(np.zeros((2, 2), dtype=np.uint8))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from dpdist import accounts, config, engine, jobs, nightly, pipeline
 from dpdist.engine import progress_bar
 from dpdist.errors import DataError
 from dpdist.pca import model as models
+from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 
 PLAIN = """
@@ -116,6 +121,45 @@ def test_what_another_run_made_meanwhile_is_taken(
     counts = events(folder / "rows.ledger")
     assert (counts["created"], counts["reserved"], counts["committed"], counts["published"]) == (1, 1, 1, 1)
     Ledger(folder / "rows.ledger").verify()
+
+
+def test_two_runs_that_find_no_ledger_create_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first waits where it creates, for the second to be there too; that one must not come so far."""
+    rows = folder / "rows.zarr"
+    with monkeypatch.context() as patch:
+        patch.setattr(accounts, "complete_ingest", lambda *_: None)  # as if it had died before
+        accounts.ingest_rows(folder / "table.npy", rows, budget=PrivacyLoss.parse("1"))
+    together, creating = threading.Barrier(2), accounts._create_ledger
+
+    def slow(*arguments: Any) -> Ledger:
+        with suppress(threading.BrokenBarrierError):
+            together.wait(2)
+        made: Ledger = creating(*arguments)
+        return made
+
+    monkeypatch.setattr(accounts, "_create_ledger", slow)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(accounts.complete_ingest, [rows, rows]))
+    assert together.broken
+    assert found[0].ledger_id == found[1].ledger_id == Ledger(folder / "rows.ledger").ledger_id
+    assert events(folder / "rows.ledger")["created"] == 1
+
+
+def test_a_folder_without_locks_gets_no_ledger_and_is_used_with_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    rows = folder / "rows.zarr"
+    accounts.ingest_rows(folder / "table.npy", rows)
+    with monkeypatch.context() as patch:
+        patch.setattr("dpdist.staging.fcntl.flock", no_locks)
+        with pytest.raises(DataError, match="cannot be locked: No locks available"):
+            accounts.create_ledger(folder / "rows.ledger", rows, PrivacyLoss.parse("1"))
+    accounts.create_ledger(folder / "rows.ledger", rows, PrivacyLoss.parse("1"))
+    monkeypatch.setattr("dpdist.staging.fcntl.flock", no_locks)
+    assert accounts.complete_ingest(rows).ledger_id is not None
 
 
 def test_what_another_run_made_of_something_else_is_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

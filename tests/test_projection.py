@@ -135,6 +135,29 @@ def test_a_row_without_numbers_has_such_scores_and_spoils_no_other(tmp_path: Pat
     assert np.flatnonzero(~finite).tolist() == [3]
 
 
+def scores_of_rows(folder: Path, rows: npt.NDArray[np.generic], model: Path) -> npt.NDArray[np.float64]:
+    project(write_rows(folder / "rows.zarr", rows), model, folder / "scores.zarr")
+    return np.asarray(zarr.open_array(folder / "scores.zarr", mode="r")[...], dtype=np.float64)
+
+
+def test_the_rounding_of_the_mean_shifts_no_score(tmp_path: Path) -> None:
+    """Float32 holds these rows exactly, and their differences; of the mean it drops a tenth."""
+    rows = (16_000_000 + np.arange(ROWS * 3).reshape(ROWS, 3) % 7).astype(np.float32)
+    mean = np.array([16_000_003.1, 16_000_002.9, 16_000_003.4])
+    write_model(tmp_path / "model.zarr", mean, np.ones(3))
+    expected = (rows.astype(np.float64) - mean) @ VECTORS.T
+    assert scores_of_rows(tmp_path, rows, tmp_path / "model.zarr") == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_score_that_float32_can_hold_does_not_overflow_on_the_way(tmp_path: Path) -> None:
+    rows = values("float32")
+    rows[3] = [3e38, -3e38, 3e38]
+    write_model(tmp_path / "model.zarr", np.array([-1e8, 1e8, 0]), np.array([2.0, 2, 2]))
+    found = scores_of_rows(tmp_path, rows, tmp_path / "model.zarr")
+    assert found[3] == pytest.approx((rows[3].astype(np.float64) / 2) @ VECTORS.T, rel=1e-6)
+    assert np.isfinite(found).all()
+
+
 def test_scores_say_that_they_are_private_and_where_they_come_from(
     tmp_path: Path, table: RowsTable, model: Path
 ) -> None:

@@ -10,6 +10,7 @@ from releases import assemble
 from dpdist.errors import UsageError
 from dpdist.mechanisms.attack import Held
 from dpdist.noise.entropy import SYSTEM
+from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.pca.scree import above_noise, entry_errors, noise_law, scree
 from dpdist.pca.spectrum import about_mean, components, top_eigenpairs
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
@@ -139,12 +140,23 @@ def test_a_release_that_is_only_multiplied_has_the_same_components_above_the_noi
         above_noise(release, drowned)
 
 
-def test_components_are_counted_in_fewer_products_than_it_takes_to_tell_noise_apart() -> None:
-    release = diagonal(600, 5, "400")
+@pytest.mark.parametrize("nearest", [0.9995, 1.0005])
+def test_components_near_the_edge_are_counted_right_and_noise_is_not_told_apart_for_it(nearest: float) -> None:
+    """Noise up to its very edge, four components far from it and one near: in a third of the products, or nearly."""
+    size = 1000
+    release = diagonal(size, 0, "1")
+    law = noise_law(release)
+    assert law is not None
+    edge = law.edge_at(CONFIDENCE)
+    noise = law.edge * np.sin(np.pi * np.linspace(-0.5, 0.5, size - 5))  # dense at its end, as noise is or denser
+    spectrum = np.concatenate([noise, edge * np.array([nearest, 2, 5, 10, 20])])
+    basis = np.linalg.qr(np.random.default_rng(0).normal(size=(size, size)))[0]
     counted, told_apart = Multiplied(release), Multiplied(release)
-    above_noise(release, counted)
+    counted.matrix = told_apart.matrix = N * (basis * spectrum) @ basis.T  # eigenvalues are told for each row
+    found = above_noise(release, counted)
+    assert len(found.components) == 4 + (nearest > 1)
     components(release, 8, told_apart)
-    assert counted.times < told_apart.times
+    assert counted.times < 0.6 * told_apart.times
 
 
 def test_a_subspace_has_no_edge() -> None:

@@ -114,7 +114,7 @@ def main() -> None:
     """Measure the chosen cases, write them as JSON, and print them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=["f32-784", "u8-784", "f32-100"])
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--output", required=True, help="Names the results: OUTPUT.json.")
     chosen = parser.parse_args()
     results: dict[str, Any] = {}

@@ -44,8 +44,9 @@ class ProjectionTask:
 def project_chunks(task: ProjectionTask) -> None:
     """Write ``((x - mean) / scale) V^T`` for every row of the task's chunks, in :func:`scores_dtype`.
 
-    Rows are read, shifted and multiplied in pieces that stay in cache; the scale is divided out of the components once.
-    A chunk of scores is written when the checksum of its rows is known to match.
+    Rows are read, shifted and multiplied in pieces that stay in cache; the scale is divided out of the components once,
+    and so is what the mean loses as float32. A chunk of scores is written when the checksum of its rows is known to
+    match.
 
     Raises
     ------
@@ -56,6 +57,7 @@ def project_chunks(task: ProjectionTask) -> None:
     dtype = scores_dtype(table, found)
     vectors = np.ascontiguousarray((found.components / found.scale).T.astype(dtype))
     mean = found.mean.astype(dtype)
+    lost = (((found.mean - mean) / found.scale) @ found.components.T).astype(dtype)
     most = max(1, _PIECE_BYTES // (dtype.itemsize * table.columns))
     reader = ChunkReader(table, most)
     shifted = np.empty((min(most, table.chunk_rows), table.columns), dtype)
@@ -64,10 +66,13 @@ def project_chunks(task: ProjectionTask) -> None:
         scores.rows[table.rows_in(index) :] = 0
         start = 0
         for piece in reader.read(index):
-            block = shifted[: piece.shape[0]]
+            block, out = shifted[: piece.shape[0]], scores.rows[start : start + piece.shape[0]]
             with np.errstate(over="ignore", invalid="ignore"):  # rows with NaN or infinity have such scores
                 np.subtract(piece, mean, out=block)
-                np.matmul(block, vectors, out=scores.rows[start : start + piece.shape[0]])
+                np.matmul(block, vectors, out=out)
+                out -= lost
+                if not np.isfinite(out).all():  # float32 may have overflowed on the way
+                    out[:] = ((piece.astype(np.float64) - found.mean) / found.scale) @ found.components.T
             start += piece.shape[0]
         scores.write(task.scores / "c" / str(index) / "0")
 
@@ -75,8 +80,8 @@ def project_chunks(task: ProjectionTask) -> None:
 def scores_dtype(table: RowsTable, found: Components) -> np.dtype[Any]:
     """Return float32 for float32 rows, which are no more precise themselves; else float64.
 
-    The scores of such a row are within some 1e-7 of its norm, and of the norm of what is subtracted from it. Means and
-    scales near the ends of float32 take float64.
+    The scores of such a row are within some 1e-7 of the norm of the row, shifted and scaled; one beyond 3.4e38 is
+    infinite. Means and scales near the ends of float32 take float64.
     """
     ordinary = max(abs(found.mean).max(), found.scale.max(), (1 / found.scale).max()) <= _ORDINARY
     return np.dtype(np.float32 if table.dtype == "float32" and ordinary else np.float64)

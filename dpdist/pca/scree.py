@@ -176,7 +176,7 @@ def above_noise(release: Release, product: Callable[[Values], Values] | None = N
             above = require_scree(release, found.eigenvalues).above
         else:
             above = require_scree(release, highest_eigenvalues(release, count, product)).above
-    if product is not None and above:  # no more than these, which are clear of the noise or nearly: now precisely
+    if product is not None and above:  # these stand clear of the noise, so that precision is cheap
         found = components(release, above, product)
         above = require_scree(release, found.eigenvalues).above
     if not above:

@@ -75,7 +75,7 @@ def _matrices(heading: Heading, bands: Bands, store: MemoryStore, group: zarr.Gr
                 sums = tile[: max(0, bound.columns - rows.start), -1]
                 row_sum[rows.start : rows.start + sums.size] = sums * heading.row_sum_step
             yield from _files(store)
-        del values, tile  # no band is held when the next one comes
+        del values  # no band is held when the next one comes
     if drawn != bound.width:
         raise AssertionError("a band is missing")
     if bound.constant:
