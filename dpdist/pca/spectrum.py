@@ -302,7 +302,8 @@ def highest_eigenvalues(release: Release, count: int, product: Callable[[Matrix]
     """Return how large the eigenvalues of the components may be, (k,), of a release that is only multiplied.
 
     Lanczos stops sooner: an error of a vector counts squared in its value. Where components are drowned in noise, whose
-    eigenvalues lie close, it takes a third of the products that :func:`components` takes to tell them apart.
+    eigenvalues lie close, it takes a third of the products that :func:`components` takes to tell them apart, as
+    measured of 20000 columns.
 
     Raises
     ------
