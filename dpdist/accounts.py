@@ -169,11 +169,13 @@ def _unused(ledger: Place, dataset_id: str, budget: PrivacyLoss) -> Ledger | Non
 
 def complete_ingest(rows: Path, ledger: Place | None = None) -> RowsTable:
     """Open rows, and create the ledger of a declared budget if ingest died before it did."""
-    if _lacks_ledger(open_rows(rows)):
+    table = open_rows(rows)
+    if _lacks_ledger(table):
         with locked(rows):
             if _lacks_ledger(open_rows(rows)):  # another run may have been faster
                 _create_ledger(ledger or default_ledger(rows), rows)
-    return open_rows(rows)
+        table = open_rows(rows)
+    return table
 
 
 def _lacks_ledger(table: RowsTable) -> bool:

@@ -253,14 +253,15 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
     total = series.total_path(periods[-1])
     _write_total(series, periods, total)
     alone = " for this sum alone, of rows that other releases are of too" if series.levels > 1 else ""
-    words = f"{open_release(total).guarantee_words()}{alone}"
+    released = open_release(total)
+    words = f"{released.guarantee_words()}{alone}"
     say(f"{total}: the total of {counted(len(periods), 'period')}, {words}. This file is public.")
     model = None
     if job.model is not None:
         model = job.model / f"{periods[-1]}.zarr"
         wanted = {} if job.components is None else {"k": job.components}
         make_once(
-            partial(pipeline.made_from, model, release_id=open_release(total).release_id, **wanted),
+            partial(pipeline.made_from, model, release_id=released.release_id, **wanted),
             partial(pipeline.fit_components, total, model, job.components, cluster=job.cluster),
         )
         say(f"{model}: {counted((attributes_at(model) or {})['k'], 'component')}.")

@@ -38,10 +38,16 @@ def reserve(ledger: Ledger, release_id: str, epsilon: int = 1, **parameters: Any
     return ledger.reserve(release_id, dataset_id=DATASET, parameters=parameters, guarantee=pure(epsilon))
 
 
-def committed(ledger: Ledger, release_id: str, content: bytes) -> Ledger:
+def begun(ledger: Ledger, release_id: str) -> int:
+    """Reserve, begin, and return the attempt's fence."""
     reserve(ledger, release_id)
     fence = ledger.begin(release_id)
     assert fence is not None
+    return fence
+
+
+def committed(ledger: Ledger, release_id: str, content: bytes) -> Ledger:
+    fence = begun(ledger, release_id)
     assert ledger.commit(release_id, fence, [content])
     return ledger
 

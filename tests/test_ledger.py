@@ -23,6 +23,7 @@ import crash_driver as driver
 import pytest
 from ledgers import (
     DATASET,
+    begun,
     blobs,
     committed,
     epsilon_spent,
@@ -294,9 +295,7 @@ def test_a_committed_release_cannot_be_aborted(ledger: Ledger, place: Place) -> 
 
 
 def test_an_attempt_that_was_aborted_cannot_commit(ledger: Ledger, place: Place) -> None:
-    reserve(ledger, "a")
-    fence = ledger.begin("a")
-    assert fence is not None
+    fence = begun(ledger, "a")
     ledger.abort("a")
     assert not ledger.commit("a", fence, [b"late"])
     # not even after somebody else reserved it again
@@ -374,9 +373,7 @@ def test_abort_and_publication_delete_drafts_but_not_what_was_committed(folder_l
 def test_a_draft_swept_by_an_attempt_that_then_died_cannot_be_committed(
     folder_ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve(folder_ledger, "a")
-    fence = folder_ledger.begin("a")
-    assert fence is not None
+    fence = begun(folder_ledger, "a")
     write = FolderStorage._write
 
     class DiedError(Exception):

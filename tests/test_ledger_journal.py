@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from ledgers import (
     Alteration,
+    begun,
     behind,
     blobs,
     committed,
@@ -60,9 +61,7 @@ def test_what_is_acknowledged_was_flushed_first(
             assert flushed == [folder / "blobs" / entry["blob"], folder / "blobs"]
         append(self, entry, after, head)
 
-    reserve(folder_ledger, "a")
-    fence = folder_ledger.begin("a")
-    assert fence is not None
+    fence = begun(folder_ledger, "a")
     monkeypatch.setattr(os, "fsync", seen)
     monkeypatch.setattr(Transaction, "append", appended)
     assert folder_ledger.commit("a", fence, [b"bytes"])
@@ -72,9 +71,7 @@ def test_what_is_acknowledged_was_flushed_first(
 def test_a_disk_full_of_drafts_stops_the_commit_and_keeps_the_reservation(
     folder_ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve(folder_ledger, "a")
-    fence = folder_ledger.begin("a")
-    assert fence is not None
+    fence = begun(folder_ledger, "a")
     write = FolderStorage._write
 
     def full(path: Path, pieces: Iterable[bytes]) -> None:
@@ -94,9 +91,7 @@ def test_a_disk_full_of_drafts_stops_the_commit_and_keeps_the_reservation(
 def test_a_disk_full_for_the_journal_changes_nothing(
     folder_ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve(folder_ledger, "a")
-    fence = folder_ledger.begin("a")
-    assert fence is not None
+    fence = begun(folder_ledger, "a")
     head, connect = folder_ledger.head, FolderStorage._connect
 
     def full(self: FolderStorage) -> sqlite3.Connection:

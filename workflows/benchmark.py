@@ -179,9 +179,9 @@ def without_kernel() -> Iterator[None]:
         bounding.compiled_kernel = kept
 
 
-def peak_mib() -> float:
-    """Return the peak memory of this process so far; ru_maxrss would begin with that of the process's parent."""
-    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+def peak_mib(process: int | str = "self") -> float:
+    """Return the peak memory of a process so far; ru_maxrss would begin with that of the process's parent."""
+    return int(Path(f"/proc/{process}/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
 
 
 def loaded(bound: RowBound, dtype: str) -> float:

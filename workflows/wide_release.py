@@ -4,7 +4,7 @@ Rows are noise about five directions of different strength, so what is found can
 with what ``dpdist pca`` says that it found. Of every command its time is recorded, and the most memory that the process
 and any of its workers held::
 
-    python workflows/wide_release.py --folder /scratch --output workflows/results/wide_release
+    python -m workflows.wide_release --folder /scratch --output workflows/results/wide_release
 
 It takes minutes, and three times the room of the rows and of the matrix on the disk. Nothing here is private.
 """
@@ -27,6 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
+from workflows.benchmark import peak_mib
+
 STRENGTHS = np.array([60.0, 50.0, 40.0, 30.0, 20.0], dtype=np.float32)
 """Standard deviation of the rows in each direction; in every column they have 0.3 besides."""
 CLIP = 150
@@ -48,7 +50,7 @@ def peaks(process: int) -> list[float]:
     """Return the most memory, MiB, that a process held so far, and every one that it started; none if it has ended."""
     place, found = Path(f"/proc/{process}"), list[float]()
     with suppress(OSError, IndexError):  # it ends while it is looked at
-        found.append(int((place / "status").read_text(encoding="ascii").split("VmHWM:")[1].split()[0]) / 1024)
+        found.append(peak_mib(process))
         for thread in (place / "task").iterdir():
             for child in (thread / "children").read_text(encoding="ascii").split():
                 found += peaks(int(child))

@@ -71,8 +71,9 @@ def project_chunks(task: ProjectionTask) -> None:
                 np.subtract(piece, mean, out=block)
                 np.matmul(block, vectors, out=out)
                 out -= lost
-                if not np.isfinite(out).all():  # float32 may have overflowed on the way
-                    out[:] = ((piece.astype(np.float64) - found.mean) / found.scale) @ found.components.T
+                wrong = ~np.isfinite(out).all(axis=1)
+                if wrong.any():  # float32 may have overflowed on the way; the other rows stay as they are
+                    out[wrong] = ((piece[wrong].astype(np.float64) - found.mean) / found.scale) @ found.components.T
             start += piece.shape[0]
         scores.write(task.scores / "c" / str(index) / "0")
 
