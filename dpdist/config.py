@@ -7,6 +7,8 @@
     source = "data.csv"          # optional: file or folder, or its address, such as s3://bucket/folder
     budget_epsilon = 2           # optional, with source: declared at ingest
     budget_delta = 1e-6
+    budget_pure = 0.5            # optional: part of epsilon for releases that are not Gaussian, beside Gaussian ones
+    budget_delta_reserve = 1e-7  # optional: part of delta for them
     columns = ["age", "height"]  # optional
     variable = "counts"          # optional: the array of rows, of a file that holds several
     missing = 0                  # optional: the alleles to put where a genotype is missing
@@ -101,6 +103,7 @@ class Job:
 _KEYS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "rows": {
         "path": str, "source": str, "budget_epsilon": (int, Decimal, str), "budget_delta": (int, Decimal, str),
+        "budget_pure": (int, Decimal, str), "budget_delta_reserve": (int, Decimal, str),
         "columns": list, "periods": bool, "privacy_unit": str, "max_rows": int,
         "variable": str, "missing": int,
     },
@@ -369,8 +372,9 @@ def read_job(
         raise UsageError(f"{path}: [project] needs [pca].")
     if cluster.get("trusted", "driver") not in {"driver", "worker"}:
         raise UsageError(f"{path}: [cluster] trusted must be driver or worker.")
-    if "budget_epsilon" not in rows and "budget_delta" in rows:
-        raise UsageError(f"{path}: [rows] budget_delta needs budget_epsilon.")
+    for key in ("budget_delta", "budget_pure", "budget_delta_reserve"):
+        if key in rows and "budget_epsilon" not in rows:
+            raise UsageError(f"{path}: [rows] {key} needs budget_epsilon.")
     if continual is not None:
         release["continual"] = continual
     _check_periods(path, rows, release, project)
@@ -382,7 +386,8 @@ def read_job(
     files = [folder / cluster[key] if key in cluster else None for key in ("tls_ca", "tls_cert", "tls_key")]
     budget = None
     if "budget_epsilon" in rows:
-        budget = PrivacyLoss.parse(str(rows["budget_epsilon"]), str(rows.get("budget_delta", 0)))
+        parts = (str(rows.get(key, 0)) for key in ("budget_delta", "budget_pure", "budget_delta_reserve"))
+        budget = PrivacyLoss.declared(str(rows["budget_epsilon"]), *parts)
     return Job(
         rows=folder / rows["path"],
         source=_source(rows["source"], folder) if "source" in rows else None,

@@ -53,7 +53,7 @@ def run(directory: Path, cluster: pipeline.Cluster) -> None:
     outcome = pipeline.release_rows(rows, released, request, cluster=cluster)
     how = "computed now" if outcome.fresh else "published before: the same bytes, nothing spent"
     click.echo(f"   {outcome.release.mechanism}, {_LOSS} under {outcome.release.neighbours} ({how})")
-    click.echo(f"   spent so far: {Ledger(accounts.default_ledger(rows)).spent()}")
+    click.echo(f"   {Ledger(accounts.default_ledger(rows)).balance()}")
 
     _step(3, "Components: free post-processing of the release", f"dpdist pca {released} {model}")
     made = {"release_id": outcome.release.release_id, "k": _COMPONENTS}

@@ -18,6 +18,7 @@ from dpdist.errors import DataError, RefusedError
 from dpdist.noise.entropy import Progress
 from dpdist.pca import model as models
 from dpdist.pca import projection
+from dpdist.privacy.balance import Balance
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
@@ -162,8 +163,7 @@ def _ledger(place: Place, ledger_id: str | None, declared: PrivacyLoss | None) -
         "place": str(place),
         "state": "not created",
         "budget": None if declared is None else declared.to_json(),
-        "spent": None,
-        "releases": 0,
+        "balance": None,
     }
     if ledger_id is None:
         return facts
@@ -172,12 +172,7 @@ def _ledger(place: Place, ledger_id: str | None, declared: PrivacyLoss | None) -
     opened = Ledger(place)
     if opened.ledger_id != ledger_id:
         return facts | {"state": "of other rows"}
-    spent = opened.spent()
-    return facts | {
-        "state": "in use",
-        "spent": None if spent is None else spent.to_json(),
-        "releases": len(opened.records),
-    }
+    return facts | {"state": "in use", "balance": opened.balance().to_json()}
 
 
 def _release(path: Path) -> Facts:
@@ -293,8 +288,7 @@ def _ledger_words(found: Facts) -> str:
     budget = "no budget declared" if found["budget"] is None else f"budget {PrivacyLoss.from_json(found['budget'])}"
     if found["state"] != "in use":
         return f"{found['place']} is {found['state']}; {budget}"
-    spent = "nothing" if found["spent"] is None else str(PrivacyLoss.from_json(found["spent"]))
-    return f"{found['place']}: {budget}; spent {spent}, on {counted(found['releases'], 'release')}"
+    return f"{found['place']}: {budget}; {Balance.from_json(found['balance'])}"
 
 
 def _release_lines(facts: Facts) -> list[tuple[str, str]]:

@@ -158,9 +158,9 @@ def run(job: Job, *, say: Callable[[str], None], progress: Progress) -> dict[str
     problems = _changed(series, sources) + problems + strays
     if problems:
         raise type(problems[0])(" ".join(map(str, problems)))
-    spent = series.ledger.spent()
-    say(f"Every row published so far has spent {spent or 'nothing'} of the budget of {series.table.budget}.")
-    return {"periods": count, "released": fresh, "spent": spent and spent.to_json(), **made}
+    balance = series.ledger.balance()
+    say(f"Every row keeps the budget of {series.table.budget}: {balance}.")
+    return {"periods": count, "released": fresh, "balance": balance.to_json(), **made}
 
 
 def _counts(

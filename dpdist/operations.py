@@ -14,11 +14,12 @@ from dpdist import accounts
 from dpdist.config import Job
 from dpdist.jobs import require_same_rows
 from dpdist.nightly import share_of
-from dpdist.privacy import parallel
+from dpdist.privacy.accounting import Left, caps_for
+from dpdist.privacy.balance import Balance
 from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.ledger import Ledger
-from dpdist.privacy.parallel import Charge
+from dpdist.privacy.parallel import Charge, PeriodFilters
 from dpdist.release.continual import ended, levels_for
 from dpdist.rows.dataset import open_rows
 from dpdist.rows.intake import waiting
@@ -93,20 +94,25 @@ def preview(job: Job) -> dict[str, Any]:
     """
     ledger = _ledger(job)
     budget, plan = _budget(job, ledger), planned(job, ledger)
-    before = ledger.charges if ledger else []
-    after = [*before, *(charge for _, charge in plan)]
-    delta = budget.delta_atto if budget else job.request.loss.delta_atto
-
-    def spent(charges: list[Charge]) -> int:
-        return parallel.spent_epsilon_micro(charges, delta) if charges else 0
-
+    fresh = new_periods(job, list(ledger.periods) if ledger else [])
+    first = plan[0][1].guarantee if plan else None
+    if ledger is not None:
+        accounts = ledger.accounts(first)
+    else:
+        accounts = None if budget is None else PeriodFilters(budget, caps_for(budget, first))
+    fits, left = accounts is not None or not plan, None
+    if accounts is not None:
+        for period in fresh:
+            accounts.close(period)
+        fits = all(accounts.book(f"planned {number}", charge) for number, (_, charge) in enumerate(plan))
+        left = accounts.left()
     return {
         "releases": [{"of": of, **charge.guarantee.loss.to_json()} for of, charge in plan],
-        "new_periods": new_periods(job, list(ledger.periods) if ledger else []),
+        "new_periods": fresh,
         "budget": None if budget is None else budget.to_json(),
-        "spent_epsilon_micro": spent(before),
-        "would_have_spent_epsilon_micro": spent(after),
-        "fits": budget is not None and parallel.fits(after, budget),
+        "charged": ledger.balance().charged if ledger else 0,
+        "left": left and left.to_json(),
+        "fits": budget is not None and fits,
     }
 
 
@@ -121,10 +127,12 @@ def preview_words(found: dict[str, Any]) -> str:
     budget = found["budget"]
     declared = "no budget is declared" if budget is None else f"the budget is {PrivacyLoss.from_json(budget)}"
     lines.append(
-        f"{counted(len(found['releases']), 'release')} to make. The most charged row has spent epsilon "
-        f"{found['spent_epsilon_micro'] / 1e6:g}, and would have spent "
-        f"{found['would_have_spent_epsilon_micro'] / 1e6:g}; {declared}"
-        + ("." if found["fits"] else ": THE RUN WOULD BE REFUSED.")
+        f"{counted(len(found['releases']), 'release')} to make, and {found['charged']} charged before; {declared}"
+        + (
+            f". Left of the whole table afterwards: {Left.from_json(found['left'])}."
+            if found["fits"]
+            else ": THE RUN WOULD BE REFUSED."
+        )
     )
     return "\n".join([*lines, "Nothing was read, charged or published."])
 
@@ -139,13 +147,13 @@ def standing(job: Job) -> dict[str, Any]:
     """
     ledger = _ledger(job)
     budget, records = _budget(job, ledger), ledger.records if ledger else []
-    closed, spent = list(ledger.periods) if ledger else [], ledger.spent() if ledger else None
+    closed, balance = list(ledger.periods) if ledger else [], ledger.balance() if ledger else None
     states = Counter(record.state for record in records)
     unfinished = [r for r in records if r.state in {State.RESERVED, State.COMMITTED}]
     return {
         "rows": str(job.rows),
         "budget": None if budget is None else budget.to_json(),
-        "spent_epsilon_micro": spent.epsilon_micro if spent else 0,
+        "balance": balance and balance.to_json(),
         "releases": {state.value: states[state] for state in State},
         "attempts": sum(record.fence for record in records),
         "unfinished": [{"id": r.release_id, "state": r.state.value, "attempts": r.fence} for r in unfinished],
@@ -162,7 +170,7 @@ def standing_words(found: dict[str, Any]) -> str:
     counts = ", ".join(f"{count} {state}" for state, count in found["releases"].items())
     lines = [
         f"budget    {'not declared yet' if budget is None else PrivacyLoss.from_json(budget)}",
-        f"spent     epsilon {found['spent_epsilon_micro'] / 1e6:g} by the most charged row",
+        f"balance   {'nothing is charged yet' if found['balance'] is None else Balance.from_json(found['balance'])}",
         f"releases  {counts}; {found['attempts']} attempts in all",
     ]
     lines += [f"          {r['id']} is {r['state']}, {r['attempts']} attempts" for r in found["unfinished"]]
@@ -176,9 +184,18 @@ def textfile(found: dict[str, Any]) -> str:
     """Return a standing in the text format of Prometheus, for node_exporter's textfile collector."""
     label = "{rows=" + '"' + found["rows"].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
     budget = found["budget"]
+    nothing = {"gaussian_epsilon_micro": 0, "pure_epsilon_micro": 0, "share_charged": 0.0}
+    left = found["balance"]["left"] if found["balance"] else nothing
     metrics: list[tuple[str, str, str, list[tuple[str, float]]]] = [
         ("budget_epsilon", "gauge", "Declared budget.", [("", budget["epsilon_micro"] / 1e6 if budget else 0.0)]),
-        ("spent_epsilon", "gauge", "Spent by the most charged row.", [("", found["spent_epsilon_micro"] / 1e6)]),
+        (
+            "left_gaussian_epsilon",
+            "gauge",
+            "Largest Gaussian release left.",
+            [("", left["gaussian_epsilon_micro"] / 1e6)],
+        ),
+        ("left_pure_epsilon", "gauge", "Largest pure release left.", [("", left["pure_epsilon_micro"] / 1e6)]),
+        ("charged_share", "gauge", "Share of the caps that is charged.", [("", left["share_charged"])]),
         (
             "releases",
             "gauge",

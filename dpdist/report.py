@@ -229,13 +229,12 @@ def _unprotected() -> str:
 
 
 def _budget(ledger: Ledger) -> str:
-    budget, spent, count = ledger.budget, ledger.spent(), len(ledger.records)
-    used = 0.0 if spent is None else spent.epsilon
-    share = min(1.0, used / budget.epsilon)
+    balance = ledger.balance()
     return (
         "<h2>Budget of this table</h2>\n"
-        f"<p>Epsilon {used:g} of {budget.epsilon:g} was spent at delta {budget.delta:g}, releases: {count}.</p>\n"
-        f"<div class='bar'><div style='width:{100 * share:.1f}%'></div></div>\n"
+        f"<p>All releases of this table together keep {escape(str(balance.budget))}, whoever chooses them and whatever "
+        f"follows from earlier answers. So far: {escape(str(balance))}.</p>\n"
+        f"<div class='bar'><div style='width:{100 * balance.left.share:.1f}%'></div></div>\n"
         f"<p class='faint'>Head of the ledger: <code>{escape(ledger.head)}</code></p>\n"
     )
 

@@ -28,7 +28,7 @@ def damaged(scene: Scene, how: str, when: str, pristine: Path) -> None:
         code = scene.ends(child, 4)
         scene.land("refunded", true=scene.events()["aborted"] == 1 and scene.left()[0] == "aborted")
     if how != "sound NaN":
-        if scene.books.spent() is not None:
+        if scene.books.charges:
             raise ViolationError("I2: charged for nothing")
         scene.restore(pristine)
 
@@ -87,7 +87,7 @@ def disk_full(scene: Scene, point: str, disk: Path) -> None:
     finally:
         ballast.remove()
     scene.land(f"exit code {code}, left {scene.left()}", true=scene.left()[0] in {"reserved", "committed"})
-    if scene.books.spent() is None:
+    if scene.books.charges == []:
         raise ViolationError("I2: the reservation was not kept")
 
 

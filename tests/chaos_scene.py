@@ -296,10 +296,9 @@ class Scene:
             raise ViolationError(f"I1: {len(self.seen)} noisy matrices were seen")
         records, events = ledger.records, self.events()
         guarantee = records[0].guarantee
-        once = accounting.spent_epsilon_micro([guarantee], BUDGET.delta_atto)
-        spent = ledger.spent()
-        if len(records) != 1 or spent is None or spent.epsilon_micro != once:
-            raise ViolationError(f"I2: {len(records)} releases, spent {spent}, one costs {once}")
+        balance, once = ledger.balance(), accounting.filter_for(BUDGET, [guarantee]).left()
+        if len(records) != 1 or balance.charged != 1 or balance.left != once:
+            raise ViolationError(f"I2: {len(records)} releases, {balance}; after one there is left {once}")
         charges = events["reserved"] - events["aborted"], events["committed"], events["published"]
         if charges != (1, 1, 1):
             raise ViolationError(f"I2: {dict(events)}")

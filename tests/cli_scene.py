@@ -111,7 +111,7 @@ def names_in(folder: Path) -> list[str]:
 def assert_nothing_spent(folder: Path, *more: str) -> None:
     """Check that a failure cost nothing and left nothing, besides what the test itself put there."""
     ledger = Ledger(folder / "rows.ledger")
-    assert ledger.spent() is None
+    assert ledger.charges == []
     assert names_in(folder) == sorted(["rows.ledger", "rows.zarr", *more])
     assert names_in(folder / "rows.ledger") == ["blobs", "ledger.sqlite"]
     assert names_in(folder / "rows.ledger" / "blobs") == []

@@ -52,9 +52,13 @@ def committed(ledger: Ledger, release_id: str, content: bytes) -> Ledger:
     return ledger
 
 
+def losses(ledger: Ledger) -> list[PrivacyLoss]:
+    """Return what was charged and not refunded, release by release."""
+    return [charge.guarantee.loss for charge in ledger.charges]
+
+
 def epsilon_spent(ledger: Ledger) -> float:
-    spent = ledger.spent()
-    return 0.0 if spent is None else spent.epsilon
+    return sum(loss.epsilon for loss in losses(ledger))
 
 
 def blobs(place: Place) -> set[str]:

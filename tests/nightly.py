@@ -80,7 +80,7 @@ class Job:
 
     def spent(self) -> str:
         """Return what was spent, in words."""
-        return f"spent {self.ledger.spent()} of {self.ledger.budget}"
+        return f"{self.ledger.balance()}; budget {self.ledger.budget}"
 
     def published(self) -> dict[str, bytes]:
         """Return the files of the release, after the ledger has confirmed it as its only one."""

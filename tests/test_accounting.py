@@ -8,20 +8,23 @@ from fractions import Fraction
 
 import pytest
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 
 from dpdist.errors import DataError, UsageError
 from dpdist.privacy.accounting import (
-    composed_delta,
+    Filter,
+    caps_for,
+    certified,
+    composed,
+    composed_epsilon_micro,
+    filter_for,
     fits,
     gaussian_delta,
     gaussian_sigma,
-    spent_epsilon_micro,
-    zcdp_delta,
+    share,
 )
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from workflows.adaptive_analyst import played, random_menu, staircase
 
 # (epsilon, delta, sigma) at sensitivity 1 and (epsilon, sigma, Delta, delta), computed independently in 50 digits
 GOLDEN_SIGMA = [
@@ -47,9 +50,16 @@ GOLDEN_DELTA = [
 
 
 def gaussian(epsilon: str, delta: str) -> Guarantee:
-    loss = PrivacyLoss.parse(epsilon, delta)
+    return gaussian_of(PrivacyLoss.parse(epsilon, delta))
+
+
+def gaussian_of(loss: PrivacyLoss) -> Guarantee:
     mu_squared = 1 / Fraction(gaussian_sigma(loss)) ** 2
     return Guarantee(Neighbours.REPLACE_ONE, loss, mu_squared, Arithmetic.INTEGER_EXACT, "test")
+
+
+def point(epsilon: str, delta: str) -> Guarantee:
+    return replace(pure(epsilon), loss=PrivacyLoss.parse(epsilon, delta))
 
 
 def pure(epsilon: str) -> Guarantee:
@@ -77,59 +87,163 @@ def test_a_gaussian_needs_a_delta() -> None:
         gaussian_sigma(PrivacyLoss.parse("1"))
 
 
-@given(st.floats(0.05, 3), st.floats(0.05, 3))
-def test_zcdp_bounds_the_exact_gaussian_profile_from_above(epsilon: float, mu: float) -> None:
-    exact = gaussian_delta(Fraction(epsilon), Fraction(mu) ** 2)
-    assert exact <= zcdp_delta(epsilon, mu**2 / 2) <= 1 + 1e-6
-
-
-def test_zcdp_agrees_with_the_published_conversion() -> None:
-    # sigma 4.531 is what zCDP needs where the exact profile needs 4.225
-    assert zcdp_delta(1, 1 / (2 * 4.531**2)) == pytest.approx(1e-6, rel=2e-3)
-
-
 @pytest.mark.parametrize("count", [2, 5, 12])
 def test_gaussian_releases_compose_exactly(count: int) -> None:
     one = gaussian("0.5", "1e-6")
     mu = math.sqrt(count) / gaussian_sigma(one.loss)
-    epsilon = 1.5
-    expected = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
-    assert composed_delta([one] * count, 1_500_000) == pytest.approx(expected, rel=1e-6)
+    epsilon = composed_epsilon_micro([one] * count, 10**12) / 1e6
+    delta = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
+    assert delta == pytest.approx(1e-6, rel=1e-4)
 
 
-def test_pure_releases_compose_by_basic_or_by_zcdp_whichever_is_smaller() -> None:
-    assert fits([pure("0.5")] * 4, PrivacyLoss.parse("2"))
-    assert not fits([pure("0.5")] * 5, PrivacyLoss.parse("2"))
-    # 200 releases of 0.05 are 10 by addition and far less with a delta
-    assert spent_epsilon_micro([pure("0.05")] * 200, 10**12) < 4_000_000
-    assert spent_epsilon_micro([pure("0.05")] * 200, 0) == 10_000_000
+def test_pure_releases_add_up_to_the_epsilon_of_the_budget_and_no_further() -> None:
+    for delta in ("0", "1e-6"):
+        assert fits([pure("0.2")] * 10, PrivacyLoss.parse("2", delta))
+        assert not fits([pure("0.2")] * 11, PrivacyLoss.parse("2", delta))
 
 
-def test_a_mixture_never_costs_more_than_the_sum_of_its_parts() -> None:
-    mixture = [gaussian("1", "1e-6"), pure("0.5"), gaussian("0.5", "1e-7")]
-    assert composed_delta(mixture, 2_000_000) <= 1.1e-6
-    assert composed_delta(mixture, 500_000) == math.inf or composed_delta(mixture, 500_000) > 1e-3
+def test_many_small_pure_releases_may_be_charged_as_gaussian_ones() -> None:
+    budget = PrivacyLoss.parse("4", "1e-6")
+    each = (2 * stats.norm.ppf(math.exp(0.05) / (1 + math.exp(0.05)))) ** 2
+    count = int(gaussian_sigma(budget) ** -2 / each)
+    assert count * 0.05 > 8  # twice what adding epsilons up would allow
+    assert fits([pure("0.05")] * count, budget)
+    assert not fits([pure("0.05")] * (count + 1), budget)
+    ranged = replace(pure("0.05"), bounded_ranges=(Fraction(5, 100),))
+    assert fits([ranged] * (4 * count - 4), budget)
+    assert not fits([ranged] * (4 * count + 4), budget)
 
 
-@given(st.lists(st.sampled_from(["g1", "g2", "p1", "p2"]), min_size=1, max_size=6), st.integers(1, 10**7))
-def test_a_further_release_never_makes_the_total_smaller(kinds: list[str], epsilon_micro: int) -> None:
-    known = {"g1": gaussian("1", "1e-6"), "g2": gaussian("0.1", "1e-9"), "p1": pure("0.3"), "p2": pure("0.01")}
-    releases = [known[kind] for kind in kinds]
-    assert composed_delta(releases[:-1], epsilon_micro) <= composed_delta(releases, epsilon_micro) * (1 + 1e-6)
+def test_two_points_without_mu_add_their_deltas() -> None:
+    assert fits([point("1", "1e-6")], PrivacyLoss.parse("2", "1e-6"))
+    assert not fits([point("1", "1e-6")] * 2, PrivacyLoss.parse("2", "1e-6"))
+    assert not fits([point("1", "1e-6")] * 2, PrivacyLoss.declared("2", "1e-6", "2", "1e-6"))
+    assert fits([point("1", "5e-7")] * 2, PrivacyLoss.declared("2", "1e-6", "2", "1e-6"))
+    assert not fits([point("1", "5e-7")] * 3, PrivacyLoss.declared("3", "1e-6", "3", "1e-6"))
 
 
-def test_a_single_release_fits_a_budget_of_its_own_size() -> None:
-    for epsilon, delta in (("1", "1e-6"), ("0.1", "1e-9"), ("8", "0.01")):
-        assert fits([gaussian(epsilon, delta)], PrivacyLoss.parse(epsilon, delta))
-    assert not fits([gaussian("1", "1e-6")], PrivacyLoss.parse("0.999999", "1e-6"))
-    assert not fits([gaussian("1", "1e-6")], PrivacyLoss(1_000_000, 10**12 - 10**6))
+def test_a_release_of_every_kind_fits_a_budget_of_its_own_size() -> None:
+    for epsilon, delta in (("1", "1e-6"), ("0.1", "1e-9"), ("8", "0.01"), ("0.000001", "1e-18"), ("40", "1e-12")):
+        for kind in (gaussian, point):
+            assert fits([kind(epsilon, delta)], PrivacyLoss.parse(epsilon, delta))
+        assert fits([pure(epsilon)], PrivacyLoss.parse(epsilon, delta))
+        assert fits([pure(epsilon)], PrivacyLoss.parse(epsilon))
+    for kind in (gaussian, point):
+        assert not fits([kind("1", "1e-6")], PrivacyLoss.parse("0.999999", "1e-6"))
+        assert not fits([kind("1", "1e-6")], PrivacyLoss(1_000_000, 10**12 - 10**6))
+        assert not fits([kind("1", "1e-6")], PrivacyLoss.parse("1"))
 
 
-def test_what_was_spent_is_the_least_epsilon_that_holds() -> None:
+@pytest.mark.parametrize("count", [1, 2, 7, 365])
+@pytest.mark.parametrize(("epsilon", "delta"), [("1", "1e-6"), ("0.5", "1e-9"), ("8", "1e-5")])
+def test_equal_gaussian_shares_fit_the_budget_that_they_share_and_one_more_does_not(
+    epsilon: str, delta: str, count: int
+) -> None:
+    whole = PrivacyLoss.parse(epsilon, delta)
+    one = share(whole, count, gaussian=True)
+    each = gaussian_of(one)
+    assert fits([each] * count, whole)
+    assert not fits([each] * (count + 1), whole)
+
+
+def test_the_attack_that_was_found_is_refused_in_one_of_its_branches() -> None:
+    budget = PrivacyLoss.parse("1.1", "1e-6")
+    first = gaussian("0.1", "1e-6")
+    assert fits([first, gaussian("1.09324", "1e-6")], budget)
+    assert not fits([first, pure("1")], budget)
+    assert fits([pure("1"), pure("0.1")], budget)
+
+
+def test_caps_follow_from_the_budget_and_the_first_release_and_keep_the_budget() -> None:
+    for budget in (
+        PrivacyLoss.parse("1"),
+        PrivacyLoss.parse("1", "1e-6"),
+        PrivacyLoss.declared("2", "1e-6", "0.5", "1e-7"),
+    ):
+        for first in (
+            None,
+            pure("0.1"),
+            gaussian("0.1", "1e-6"),
+            point("0.3", "1e-7"),
+            point("0.3", "1e-6"),
+            point("9", "0.1"),
+        ):
+            caps = caps_for(budget, first)
+            assert certified(caps, budget)
+            assert not certified([replace(c, mu_squared=c.mu_squared * 2 + Fraction(1, 10)) for c in caps], budget)
+            assert not certified([replace(c, delta_atto=c.delta_atto + 10**12) for c in caps], budget)
+    assert caps_for(PrivacyLoss.parse("2", "1e-6"), point("0.3", "1e-7"))[1].delta_atto == 10**11
+
+
+def test_a_set_that_a_charge_does_not_fit_is_closed_for_good_and_opens_when_nobody_saw_the_answer() -> None:
+    budget = PrivacyLoss.parse("1", "1e-6")
+    account = Filter(budget, caps_for(budget))
+    assert account.book("a", pure("0.1"))
+    assert account.left().pure_micro == 900_000
+    assert account.book("b", gaussian("0.5", "1e-6"))  # closes the pure set
+    assert account.left().pure_micro < 700_000
+    assert not account.book("c", pure("0.9"))
+    account.refund("b")
+    assert account.book("c", pure("0.9"))
+
+
+def test_how_a_release_is_charged_does_not_depend_on_what_comes_after_it() -> None:
+    budget = PrivacyLoss.declared("2", "1e-6", "1")
+    account = Filter(budget, caps_for(budget))
+    assert account.book("a", pure("1"))
+    assert account.book("b", pure("0.1"))  # E is used up, so M is charged
+    before = account.left().gaussian_micro
+    account.refund("a")
+    assert account.left().gaussian_micro == before
+    assert account.book("c", pure("1"))  # E is free again
+
+
+def test_what_is_said_to_be_left_can_be_had_and_a_little_more_cannot() -> None:
+    for budget in (PrivacyLoss.parse("1", "1e-6"), PrivacyLoss.declared("2", "1e-5", "0.3")):
+        for past in ([], [pure("0.1")], [gaussian("0.3", "1e-6")], [gaussian("0.3", "1e-6"), pure("0.05")]):
+            account = filter_for(budget, past)
+            left = account.left()
+            assert left.gaussian_micro
+            assert account.holds(gaussian_of(PrivacyLoss(left.gaussian_micro, budget.delta_atto)))
+            assert not account.holds(gaussian_of(PrivacyLoss(left.gaussian_micro + 2, budget.delta_atto)))
+            assert account.holds(pure(f"{left.pure_micro / 1e6:.6f}"))
+            assert not account.holds(pure(f"{(left.pure_micro + 1) / 1e6:.6f}"))
+    assert str(filter_for(PrivacyLoss.parse("1"), [pure("0.25")]).left()) == "one pure release of epsilon 0.75"
+    assert str(filter_for(PrivacyLoss.parse("1"), [pure("1")]).left()) == "nothing"
+
+
+@pytest.mark.parametrize("parts", [("1.1", "0"), ("-0.1", "0"), ("0", "2e-6"), ("0", "-1e-9"), ("nan", "0")])
+def test_a_part_larger_than_the_budget_or_negative_is_a_usage_error(parts: tuple[str, str]) -> None:
+    with pytest.raises(UsageError):
+        PrivacyLoss.declared("1", "1e-6", *parts)
+    with pytest.raises(UsageError):
+        PrivacyLoss.declared("1", "0", "0.5")
+
+
+def test_requests_fixed_beforehand_cost_the_least_epsilon_that_holds() -> None:
     releases = [gaussian("1", "1e-6"), pure("0.5")]
-    spent = spent_epsilon_micro(releases, 10**12)
-    assert composed_delta(releases, spent) <= 1e-6 < composed_delta(releases, spent - 1)
-    assert spent_epsilon_micro([], 0) == 0
+    spent = composed_epsilon_micro(releases, 10**12)
+    total = composed(releases)
+    assert total.delta(Fraction(spent, 10**6)) <= Fraction(1, 10**6) < total.delta(Fraction(spent - 1, 10**6))
+    assert composed_epsilon_micro([], 0) == 0
+    with pytest.raises(UsageError, match="at any epsilon"):
+        composed_epsilon_micro([point("1", "1e-6")], 10**11)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_analyst_gets_more_than_the_budget_from_a_random_menu(seed: int) -> None:
+    budget = PrivacyLoss.parse(*(("3", "1e-6"), ("1", "1e-6"), ("3", "1e-9"), ("2", "1e-5"), ("1.1", "1e-6"))[seed])
+    found = played(budget, random_menu(budget, seed), 4, 2001)
+    assert found["after_low"] <= 1
+    assert found["after_high"] <= 1.3  # the grid is fine enough to see an excess
+
+
+def test_an_analyst_exceeded_the_rule_before_caps_and_does_not_exceed_the_filter() -> None:
+    budget = PrivacyLoss.parse("3", "1e-6")
+    found = played(budget, staircase(budget, 5), 6, 4001)
+    assert found["before_low"] > 2
+    assert found["after_low"] <= 1
+    assert found["after_high"] <= 1.15
 
 
 @pytest.mark.parametrize(
@@ -148,7 +262,8 @@ def test_a_loss_that_is_no_number_is_a_usage_error() -> None:
 
 
 def test_a_guarantee_survives_json_exactly() -> None:
-    for guarantee in (gaussian("1", "1e-6"), pure("0.5")):
+    ranged = replace(pure("0.5"), bounded_ranges=(Fraction(1, 3), Fraction(1, 7)))
+    for guarantee in (gaussian("1", "1e-6"), pure("0.5"), ranged):
         assert Guarantee.from_json(guarantee.to_json()) == guarantee
 
 
@@ -158,11 +273,3 @@ def test_the_gaussian_profile_is_that_of_an_independent_library(sigma: float, ep
     theirs = GaussianPrivacyLoss(sigma).get_delta_for_epsilon(float(epsilon))
     ours = gaussian_delta(Fraction(epsilon), 1 / Fraction(sigma) ** 2)
     assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-15)
-
-
-def test_many_pure_releases_compose_by_what_is_known_of_their_loss() -> None:
-    # 50 releases of epsilon 0.1 at delta 1e-6: rho = 50 epsilon²/2, or epsilon²/8 where the loss has a bounded range
-    releases = [pure("0.1")] * 50
-    assert spent_epsilon_micro(releases, 10**12) == pytest.approx(3_542_292, abs=2)
-    bounded = [replace(release, bounded_range=True) for release in releases]
-    assert spent_epsilon_micro(bounded, 10**12) == pytest.approx(1_659_980, abs=20)

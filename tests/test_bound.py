@@ -21,6 +21,7 @@ from forks import forking
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from ledgers import losses
 from scipy import stats
 
 from dpdist import accounts, clipping, engine
@@ -366,7 +367,7 @@ def test_where_the_noise_exceeds_the_rows_nothing_is_claimed() -> None:
 def test_what_is_no_quantile_is_refused(quantile: Fraction, table: RowsTable) -> None:
     with pytest.raises(UsageError, match="--quantile"):
         clipping.choose_clip(table.path, REQUEST, quantile)
-    assert ledger_of(table).spent() is None
+    assert ledger_of(table).charges == []
 
 
 # --- the ledger -------------------------------------------------------------------------------------------------------
@@ -387,7 +388,7 @@ def test_the_same_again_is_the_same_answer_from_the_ledger_and_so_is_another_qua
     (record,) = ledger_of(table).records
     assert record.state is State.PUBLISHED
     assert record.release_id == first.histogram.release_id == REQUEST.release_id(table)
-    assert ledger_of(table).spent() == PrivacyLoss(10**6)
+    assert losses(ledger_of(table)) == [PrivacyLoss(10**6)]
     no_row_is_read(monkeypatch)
     again = clipping.choose_clip(table.path, REQUEST, HALF)
     assert again == replace(first, fresh=False)
@@ -396,7 +397,7 @@ def test_the_same_again_is_the_same_answer_from_the_ledger_and_so_is_another_qua
     assert other.clip is not None
     assert first.clip is not None
     assert other.clip > first.clip
-    assert ledger_of(table).spent() == PrivacyLoss(10**6)
+    assert losses(ledger_of(table)) == [PrivacyLoss(10**6)]
     ledger_of(table).verify()
     assert ledger_of(table).remembers(first.histogram.release_id, first.histogram.ledger_head)
 
@@ -422,7 +423,7 @@ def test_over_budget_nothing_is_read(table: RowsTable, monkeypatch: pytest.Monke
     no_row_is_read(monkeypatch)
     with pytest.raises(RefusedError, match="the budget of"):
         clipping.choose_clip(table.path, replace(REQUEST, loss=PrivacyLoss.parse("3.000001")), HALF)
-    assert ledger_of(table).spent() is None
+    assert ledger_of(table).charges == []
 
 
 def test_noise_that_would_hide_the_quantile_is_refused_before_anything_is_spent(table: RowsTable) -> None:
@@ -445,7 +446,7 @@ def test_a_damaged_chunk_is_refunded(table: RowsTable) -> None:
     chunk.write_bytes(content[:-9] + bytes(9))
     with pytest.raises(DataError, match="Chunk 2"):
         clipping.choose_clip(table.path, REQUEST, HALF)
-    assert ledger_of(table).spent() is None
+    assert ledger_of(table).charges == []
     chunk.write_bytes(content)
     assert clipping.choose_clip(table.path, REQUEST, HALF).fresh
 
@@ -557,7 +558,7 @@ def test_killed_at_any_moment_it_is_charged_once_and_answered_once(
     (record,) = ledger_of(table).records
     assert record.state is State.PUBLISHED
     assert committed in {None, record.digest}
-    assert ledger_of(table).spent() == PrivacyLoss(10**6)
+    assert losses(ledger_of(table)) == [PrivacyLoss(10**6)]
     assert [path.name for path in (accounts.default_ledger(table.path) / "blobs").iterdir()] == [record.blob]
     ledger_of(table).verify()
     answered = clipping.choose_clip(table.path, REQUEST, HALF)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_scene import LOSS, Call, assert_nothing_spent, call, here, made, names_in, start, tree
+from ledgers import losses
 
 from dpdist import __version__, pipeline
 from dpdist.mechanisms.registry import MECHANISMS
@@ -198,11 +199,11 @@ def test_a_job_whose_scores_are_of_other_rows_is_refused(done: Path, call: Call,
 def test_a_job_run_again_makes_what_is_missing_and_spends_nothing(
     done: Path, call: Call, scheduler: str, lost: str
 ) -> None:
-    before, spent = tree(done / lost), Ledger(done / "rows.ledger").spent()
+    before, spent = tree(done / lost), losses(Ledger(done / "rows.ledger"))
     shutil.rmtree(done / lost)
     assert call("run", job_here(done, scheduler)).code == 0
     assert tree(done / lost) == before
-    assert Ledger(done / "rows.ledger").spent() == spent
+    assert losses(Ledger(done / "rows.ledger")) == spent
 
 
 def test_a_job_without_rows_and_without_a_source_is_refused(tmp_path: Path, call: Call, scheduler: str) -> None:

@@ -161,10 +161,10 @@ def test_pure_guarantees() -> None:
 def test_ideal_arithmetic_and_bounded_range_are_claimed_only_where_all_have_them() -> None:
     exact, ideal = guarantee(), replace(guarantee(), arithmetic=Arithmetic.IDEAL_REAL)
     assert parallel([exact, ideal]).arithmetic is Arithmetic.IDEAL_REAL
-    ranged = replace(guarantee("1", "0", gaussian=False), bounded_range=True)
-    assert parallel([ranged, ranged]).bounded_range
-    assert not parallel([ranged, replace(ranged, bounded_range=False)]).bounded_range
-    assert not sequential([ranged, ranged]).bounded_range
+    ranged = replace(guarantee("1", "0", gaussian=False), bounded_ranges=(Fraction(1),))
+    assert parallel([ranged, ranged]).bounded_ranges == (Fraction(1),)
+    assert not parallel([ranged, replace(ranged, bounded_ranges=())]).bounded_ranges
+    assert not sequential([ranged, ranged]).bounded_ranges
 
 
 @pytest.mark.parametrize(

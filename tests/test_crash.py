@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from crash_points import FAULTS, Left
 from forks import forking
+from ledgers import losses
 from nightly import events
 from waiting import PATIENCE, until
 
@@ -104,7 +105,7 @@ def require_one_release(place: Place) -> Release:
     ledger.verify()
     assert record is not None
     assert record.state is State.PUBLISHED
-    assert ledger.spent() == COST
+    assert losses(ledger) == [COST]
     events = place.events()
     assert (events["reserved"], events["committed"], events["published"], events["aborted"]) == (1, 1, 1, 0)
     assert place.blobs == [record.blob]
@@ -214,7 +215,7 @@ def test_a_release_killed_again_and_again_is_charged_once(run: Run, place: Place
         assert record is not None
         assert (record.state, record.fence) == (State.RESERVED, attempt)
         assert len(place.blobs) <= 1  # the drafts of earlier attempts are gone before a new one is written
-        assert place.ledger.spent() == COST
+        assert losses(place.ledger) == [COST]
     assert run(place, place.command()) == 0
     require_one_release(place)
 
@@ -229,7 +230,7 @@ def test_a_release_in_bands_struck_between_two_of_them_is_drawn_anew_as_a_whole(
     assert place.marker.exists()
     left = Left(State.RESERVED, 1, 1 if action == "kill" else 0)  # a band was drawn, and is seen by nobody
     assert what_is_left(place) == left
-    assert place.ledger.spent() == COST
+    assert losses(place.ledger) == [COST]
     assert run(place, command, cluster="bands") == 0
     require_one_release(place)
     first = place.published()
@@ -289,7 +290,7 @@ def test_an_interrupted_release_says_so_and_is_finished_by_the_same_command(run:
     record = place.record
     assert record is not None
     assert place.blobs == ([] if record.blob is None else [record.blob])
-    assert place.ledger.spent() == COST
+    assert losses(place.ledger) == [COST]
     assert run(place, place.command()) == 0
     require_one_release(place)
 
@@ -343,7 +344,7 @@ def test_over_budget_the_command_ends_with_three_and_no_row_is_read(run: Run, pl
     assert run(place, place.command(epsilon="4"), "note", "before reading") == 3
     assert not place.marker.exists()
     assert place.record is None
-    assert place.ledger.spent() is None
+    assert place.ledger.charges == []
     assert place.published() == {}
     assert "budget" in (place.folder / "words").read_text()
     # and the marker does tell when rows are read
@@ -361,5 +362,5 @@ def test_the_budget_pays_for_as_many_releases_as_it_says(run: Run, place: Place)
     assert codes == [0, -signal.SIGKILL, 0, 3]  # one that died has spent its part
     command = ["release", str(place.rows), str(public / "1"), *place.command()[3:], "--id", "n1"]
     assert run(place, command) == 0
-    assert place.ledger.spent() == BUDGET
+    assert losses(place.ledger) == [BUDGET]
     assert len({path.read_bytes() for path in public.glob("*/lattice/c/0/0")}) == 3

@@ -29,7 +29,7 @@ from dpdist.mechanisms.gaussian import CalibratedGaussian
 from dpdist.mechanisms.registry import calibrated
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy import register as registers
-from dpdist.privacy.accounting import composed_delta
+from dpdist.privacy.accounting import fits
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.register import Register, fewest, marks_of
 from dpdist.release import combine, trusted
@@ -116,7 +116,7 @@ def test_the_joint_cost_is_told_and_can_be_accepted(register: Register) -> None:
             more.set_params(budget_epsilon=less, budget_delta=delta).fit(table())
         more.set_params(budget_epsilon=epsilon, budget_delta=delta).fit(table())
         guarantees = [fit.guarantee for fit in register._fits]
-        assert composed_delta(guarantees, round(float(epsilon) * 1e6)) <= float(delta)
+        assert fits(guarantees, PrivacyLoss.parse(epsilon, delta))
     assert len({fit.dataset for fit in register._fits}) == 1
 
 

@@ -161,7 +161,9 @@ def test_successive_directions_are_as_concentrated_private_as_one(neighbours: Ne
         c = concentration("bingham", 40, components, "1", neighbours)
         assert min(components, 39) * (c * span) ** 2 / 8 <= 1 / 8 + 1e-12
         assert found.guarantee is not None
-        assert found.guarantee.bounded_range
+        ranges = found.guarantee.bounded_ranges
+        assert len(ranges) == min(components, 39)
+        assert all(float(each) == pytest.approx(c * span) for each in ranges)
         assert found.guarantee.arithmetic is Arithmetic.IDEAL_REAL
 
 

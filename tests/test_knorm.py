@@ -73,7 +73,7 @@ def test_what_is_claimed_is_proved_and_pure(name: str, neighbours: Neighbours) -
     assert mechanism.guarantee.neighbours is neighbours
     assert mechanism.guarantee.mu_squared is None
     assert mechanism.guarantee.arithmetic is Arithmetic.IDEAL_REAL
-    assert not mechanism.guarantee.bounded_range  # the loss of a symmetric law ranges over two epsilon
+    assert not mechanism.guarantee.bounded_ranges  # the loss of a symmetric law ranges over two epsilon
     with pytest.raises(UsageError, match="gaussian"):
         found(name, 5, neighbours, PrivacyLoss.parse("1", "1e-6"))
     with pytest.raises(UsageError, match="grid"):

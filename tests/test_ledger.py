@@ -6,6 +6,7 @@ One contract for both places, a folder and a PostgreSQL database; what only one 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import multiprocessing
 import os
@@ -24,6 +25,7 @@ import pytest
 from ledgers import (
     DATASET,
     begun,
+    behind,
     blobs,
     committed,
     epsilon_spent,
@@ -31,6 +33,7 @@ from ledgers import (
     folder_ledger,
     gaussian,
     ledger,
+    losses,
     place,
     pure,
     reserve,
@@ -39,9 +42,10 @@ from ledgers import (
 from releases import content_of
 
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.privacy.accounting import caps_for
 from dpdist.privacy.books import State
 from dpdist.privacy.folder import FolderStorage
-from dpdist.privacy.guarantee import ATTO, MICRO, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.privacy.journal import Transaction
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
@@ -84,7 +88,7 @@ def test_a_new_ledger_knows_its_data_set_and_budget_and_nothing_else(place: Plac
     assert ledger.dataset_id == DATASET
     assert ledger.budget == PrivacyLoss.parse("1.5", "1e-7")
     assert ledger.records == []
-    assert ledger.spent() is None
+    assert ledger.charges == []
     assert blobs(place) == set()
     ledger.verify()
 
@@ -194,13 +198,14 @@ def test_a_budget_without_delta_is_the_plain_sum_of_epsilons(place: Place) -> No
     ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1.9"))
     small = replace(pure(), loss=PrivacyLoss.parse("0.001"))
     with ledger._locked() as (view, transaction):
-        after, head = view.after, view.head
-        for number in range(1900):
-            entry = {"event": "reserved", "id": f"r{number}", "parameters": {}, "guarantee": small.to_json()}
-            transaction.append(entry, after, head)
-            _, after, head = transaction.read(after, head)
+        caps = [caps.to_json() for caps in caps_for(PrivacyLoss.parse("1.9"))]
+        charges = [
+            {"event": "reserved", "id": f"r{number}", "parameters": {}, "guarantee": small.to_json()}
+            for number in range(1900)
+        ]
+        ledger._append(view, transaction, {"event": "capped", "sets": caps}, *charges)
     ledger.verify()
-    assert epsilon_spent(ledger) == 1.9
+    assert len(losses(ledger)) == 1900
     with pytest.raises(RefusedError):
         ledger.reserve("one-more", dataset_id=DATASET, parameters={}, guarantee=small)
 
@@ -249,22 +254,73 @@ def test_gaussian_releases_are_counted_as_scipy_counts_them(place: Place) -> Non
     fitting = [k for k in range(1, 100) if delta(2, math.sqrt(k) * mu) <= 1e-5]
     assert fitting == list(range(1, granted + 1))
     assert granted > 4  # what adding up epsilons would allow
-    least = brentq(lambda epsilon: delta(epsilon, math.sqrt(granted) * mu) - 1e-5, 0.01, 2, xtol=1e-13)
-    spent = Ledger(place).spent()
-    assert spent is not None
-    assert spent.delta_atto == ATTO // 10**5
-    assert spent.epsilon == pytest.approx(least, abs=3e-6)
     assert len(Ledger(place).records) == granted
+    whole = brentq(lambda mu: delta(2, mu) - 1e-5, 0.01, 2, xtol=1e-13)
+    left = math.sqrt(whole**2 - granted * mu**2)
+    largest = brentq(lambda epsilon: delta(epsilon, left) - 1e-5, 1e-3, 2, xtol=1e-13)
+    assert Ledger(place).balance().left.gaussian_micro == pytest.approx(1e6 * largest, abs=3)
 
 
-def test_a_pure_release_takes_its_epsilon_from_a_gaussian_budget(place: Place) -> None:
-    ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("2", "1e-6"))
+def test_a_pure_release_fits_beside_a_gaussian_one_if_that_was_declared_beforehand(place: Place) -> None:
+    budget = PrivacyLoss.declared("2", "1e-6", "1")
+    ledger = Ledger.create(place, dataset_id=DATASET, budget=budget)
     ledger.reserve("g", dataset_id=DATASET, parameters={}, guarantee=gaussian("1", "1e-6"))
     with pytest.raises(RefusedError):
         reserve(ledger, "p", 2)
     reserve(ledger, "p", 1)
     with pytest.raises(RefusedError):
         reserve(ledger, "q", 1)
+    assert Ledger(place).budget == budget
+    Ledger(place).verify()
+
+
+def test_a_refusal_names_the_declaration_that_would_have_avoided_it(place: Place) -> None:
+    ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("2", "1e-6"))
+    ledger.reserve("g", dataset_id=DATASET, parameters={}, guarantee=gaussian("0.5", "1e-6"))
+    with pytest.raises(RefusedError, match=r"if --budget-pure 1 had been declared .* before the first release"):
+        reserve(ledger, "p", 1)
+    point = replace(pure(1), loss=PrivacyLoss.parse("1", "1e-7"))
+    with pytest.raises(RefusedError, match=r"if --budget-pure 1 and --budget-delta-reserve 1e-07 had been declared"):
+        ledger.reserve("w", dataset_id=DATASET, parameters={}, guarantee=point)
+    with pytest.raises(RefusedError, match="Ask for a smaller loss, or repeat"):
+        reserve(ledger, "p", 2)  # no declaration helps
+    assert [record.release_id for record in ledger.records] == ["g"]
+
+
+def test_a_budget_without_a_delta_says_so_when_one_is_asked_for(ledger: Ledger) -> None:
+    with pytest.raises(RefusedError, match=r"The delta of this budget is 0.*--budget-delta D"):
+        ledger.reserve("g", dataset_id=DATASET, parameters={}, guarantee=gaussian("1", "1e-6"))
+
+
+def test_caps_are_written_with_the_first_charge_and_never_again(place: Place) -> None:
+    ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("3", "1e-6"))
+    assert ledger.caps == ()
+    point = replace(pure(1), loss=PrivacyLoss.parse("1", "1e-7"))
+    ledger.reserve("w", dataset_id=DATASET, parameters={}, guarantee=point)
+    assert ledger.caps == caps_for(PrivacyLoss.parse("3", "1e-6"), point)
+    ledger.abort("w")  # nothing was committed: the next release is the first again
+    assert ledger.caps == ()
+    committed(ledger, "p", b"bytes")
+    fixed = ledger.caps
+    assert fixed == caps_for(PrivacyLoss.parse("3", "1e-6"))
+    with pytest.raises(RefusedError):
+        ledger.reserve("w", dataset_id=DATASET, parameters={}, guarantee=point)
+    reserve(ledger, "q", 1)
+    ledger.abort("q")
+    assert Ledger(place).caps == fixed
+    with behind(place) as execute:
+        events = [json.loads(text)["event"] for (text,) in execute("SELECT entry FROM journal").fetchall()]
+    assert events.count("capped") == 2
+    Ledger(place).verify()
+
+
+def test_an_analyst_who_chooses_by_the_first_answer_is_refused_in_one_branch(place: Place) -> None:
+    """The attack by which two branches together had 1.73 times the budget's delta."""
+    ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1.1", "1e-6"))
+    ledger.reserve("first", dataset_id=DATASET, parameters={}, guarantee=gaussian("0.1", "1e-6"))
+    with pytest.raises(RefusedError):
+        reserve(ledger, "branchA", 1)
+    ledger.reserve("branchB", dataset_id=DATASET, parameters={}, guarantee=gaussian("1.09324", "1e-6"))
 
 
 # --- aborting ---------------------------------------------------------------------------------------------------------
@@ -273,7 +329,7 @@ def test_a_pure_release_takes_its_epsilon_from_a_gaussian_budget(place: Place) -
 def test_an_aborted_release_is_refunded_and_can_be_reserved_again(ledger: Ledger, place: Place) -> None:
     reserve(ledger, "a", 3)
     assert ledger.abort("a")
-    assert ledger.spent() is None
+    assert ledger.charges == []
     assert ledger.abort("a")
     reserve(ledger, "b", 2)
     with pytest.raises(RefusedError):

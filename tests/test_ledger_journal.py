@@ -9,6 +9,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from ledgers import (
 from releases import content_of
 
 from dpdist.errors import DataError, DpdistError, ResumableError
+from dpdist.privacy.accounting import CapSet
 from dpdist.privacy.folder import FolderStorage
 from dpdist.privacy.journal import Transaction, origin
 from dpdist.privacy.ledger import Ledger
@@ -56,10 +58,10 @@ def test_what_is_acknowledged_was_flushed_first(
         fsync(handle)
         flushed.append(Path(f"/proc/self/fd/{handle}").readlink())
 
-    def appended(self: Transaction, entry: dict[str, Any], after: int, head: str) -> None:
+    def appended(self: Transaction, entry: dict[str, Any], after: int, head: str) -> tuple[int, str]:
         if entry["event"] == "committed":
             assert flushed == [folder / "blobs" / entry["blob"], folder / "blobs"]
-        append(self, entry, after, head)
+        return append(self, entry, after, head)
 
     fence = begun(folder_ledger, "a")
     monkeypatch.setattr(os, "fsync", seen)
@@ -135,7 +137,7 @@ def edited(sequence: int, old: str, new: str, *, redigested: bool = False) -> Al
 def from_nowhere(place: Place) -> None:
     """Append an entry with the digest of the one before it."""
     with behind(place) as execute:
-        row = (7, '{"event":"aborted","id":"b"}', *execute("SELECT digest FROM journal WHERE sequence = 6").fetchone())
+        row = (8, '{"event":"aborted","id":"b"}', *execute("SELECT digest FROM journal WHERE sequence = 7").fetchone())
         if isinstance(place, Path):
             execute("INSERT INTO journal (sequence, entry, digest) VALUES (?, ?, ?)", row)
         else:
@@ -149,22 +151,22 @@ def overwritten(content: bytes) -> Callable[[Path], object]:
 ALTERATIONS: dict[str, Alteration] = {
     "a larger budget": edited(1, "3000000", "9000000"),
     "a larger budget with a digest of its own": edited(1, "3000000", "9000000", redigested=True),
-    "a smaller charge": edited(2, "1000000", "1"),
-    "a smaller charge with a digest of its own": edited(2, "1000000", "1", redigested=True),
-    "other committed bytes": edited(4, '"digest":"', '"digest":"0'),
-    "other committed bytes with a digest of their own": edited(4, '"digest":"', '"digest":"0', redigested=True),
+    "a smaller charge": edited(3, "1000000", "1"),
+    "a smaller charge with a digest of its own": edited(3, "1000000", "1", redigested=True),
+    "other committed bytes": edited(5, '"digest":"', '"digest":"0'),
+    "other committed bytes with a digest of their own": edited(5, '"digest":"', '"digest":"0', redigested=True),
     "a deleted entry": sql("DELETE FROM journal WHERE sequence = 2"),
     "a deleted beginning": sql("DELETE FROM journal WHERE sequence = 1"),
     "a deleted entry, the gap closed": sql(
-        "DELETE FROM journal WHERE sequence = 5", "UPDATE journal SET sequence = 5 WHERE sequence = 6"
+        "DELETE FROM journal WHERE sequence = 6", "UPDATE journal SET sequence = 6 WHERE sequence = 7"
     ),
     "two entries exchanged": sql(
         "UPDATE journal SET sequence = -sequence",
-        "UPDATE journal SET sequence = CASE sequence WHEN -5 THEN 6 WHEN -6 THEN 5 ELSE -sequence END",
+        "UPDATE journal SET sequence = CASE sequence WHEN -6 THEN 7 WHEN -7 THEN 6 ELSE -sequence END",
     ),
     "an entry from nowhere": from_nowhere,
     "an edited digest": sql(
-        "UPDATE journal SET digest = (SELECT digest FROM journal WHERE sequence = 5) WHERE sequence = 6"
+        "UPDATE journal SET digest = (SELECT digest FROM journal WHERE sequence = 6) WHERE sequence = 7"
     ),
     "no journal in the database": sql("DROP TABLE journal"),
     "no entries in the journal": sql("DELETE FROM journal"),
@@ -182,7 +184,7 @@ USES: dict[str, Callable[[Ledger], object]] = {
     "budget": lambda ledger: ledger.budget,
     "records": lambda ledger: ledger.records,
     "record": lambda ledger: ledger.record("a"),
-    "spent": lambda ledger: ledger.spent(),
+    "balance": lambda ledger: ledger.balance(),
     "head": lambda ledger: ledger.head,
     "dataset_id": lambda ledger: ledger.dataset_id,
     "reserve": lambda ledger: reserve(ledger, "c"),
@@ -209,10 +211,10 @@ def test_an_altered_file_serves_for_nothing(
 
 
 def assert_useless_once_altered(ledger: Ledger, place: Any, alteration: Callable[[Any], object]) -> None:
-    committed(ledger, "a", b"bytes")  # entries 2 to 4
+    committed(ledger, "a", b"bytes")  # entries 2 to 5
     reserve(ledger, "b")
     ledger.begin("b")
-    assert ledger._snapshot().after == 6
+    assert ledger._snapshot().after == 7
     alteration(place)
     noticed = {name: _outcome(use, place) for name, use in USES.items()}
     assert noticed == dict.fromkeys(USES, DataError)
@@ -240,19 +242,26 @@ def test_a_journal_cut_short_is_noticed_by_who_knew_more(ledger: Ledger, place: 
     reserve(ledger, "a")
     reserve(ledger, "b")
     assert len(ledger.records) == 2
-    sql("DELETE FROM journal WHERE sequence = 3")(place)
+    sql("DELETE FROM journal WHERE sequence = 4")(place)
     with pytest.raises(DataError):
         reserve(ledger, "c")
     with pytest.raises(DataError):
-        ledger.spent()
+        ledger.balance()
 
 
-def test_charges_beyond_the_budget_do_not_verify(ledger: Ledger) -> None:
+WIDE = {"event": "capped", "sets": [CapSet(10**9, Fraction(0), 0).to_json()]}
+NARROW = {"event": "capped", "sets": [CapSet(3 * 10**6, Fraction(0), 0).to_json()]}
+
+
+@pytest.mark.parametrize("before", [[], [NARROW], [WIDE]], ids=["no caps", "its own caps", "caps beyond the budget"])
+def test_charges_beyond_the_budget_do_not_verify(ledger: Ledger, before: list[dict[str, Any]]) -> None:
     with ledger._locked() as (view, transaction):
         entry = {"event": "reserved", "id": "a", "parameters": {}, "guarantee": pure(4).to_json()}
-        transaction.append(entry, view.after, view.head)
+        ledger._append(view, transaction, *before, entry)
     with pytest.raises(DataError, match="budget"):
         ledger.verify()
+    with pytest.raises(DataError, match="budget"):
+        reserve(ledger, "b", 1)
 
 
 def change(place: Place, damage: str) -> None:

@@ -12,10 +12,11 @@ from ledgers import DATASET, behind, folder, gaussian, place, pure
 
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.privacy import accounting
+from dpdist.privacy.accounting import caps_for
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.privacy.journal import Transaction
 from dpdist.privacy.ledger import Ledger
-from dpdist.privacy.parallel import Charge, borne, fits
+from dpdist.privacy.parallel import Charge, PeriodFilters
 from dpdist.privacy.places import Place
 
 __all__ = ["folder", "place"]
@@ -87,8 +88,9 @@ def test_a_charge_is_granted_exactly_when_no_row_bears_more_than_the_budget(plac
             assert granted == affordable
             outcomes[f"{'granted' if granted else 'refused'} {'whole' if not days else 'periods'}"] += 1
         most = max(borne_by(day) for day in (*closed, to_come))
-        spent = Ledger(place).spent()
-        assert (spent.epsilon if spent else 0) == most <= BUDGET
+        balance = Ledger(place).balance()
+        least = balance.left if balance.left_closed is None else balance.left.least(balance.left_closed)
+        assert BUDGET - least.pure_micro / 1e6 == most <= BUDGET
     ledger.verify()
     assert outcomes["granted periods"] > 5
     assert outcomes["refused periods"] > 2
@@ -98,11 +100,16 @@ def test_a_charge_is_granted_exactly_when_no_row_bears_more_than_the_budget(plac
 def test_what_periods_bear_is_worked_out_by_hand() -> None:
     one, two, all_rows = pure(1), pure(2), pure(3)
     charges = [Charge(one, ("a", "b")), Charge(two, ("b",)), Charge(all_rows), Charge(one, ("c",))]
-    found = [Counter(g.loss.epsilon for g in total) for total in borne(charges)]
-    assert found == [Counter({3: 1}), Counter({3: 1, 1: 1}), Counter({3: 1, 1: 1, 2: 1})]  # a and c bear the same
-    assert fits(charges, PrivacyLoss.parse("6"))
-    assert not fits(charges, PrivacyLoss.parse("5.999999"))
-    assert fits(charges, PrivacyLoss.parse("4"), ["a"])
+    budget = PrivacyLoss.parse("6")
+    accounts = PeriodFilters(budget, caps_for(budget), "abc")
+    assert all(accounts.book(str(i), charge) for i, charge in enumerate(charges))
+    bears = {period: 6 - accounts.left([period]).pure_micro / 1e6 for period in "abc"}
+    assert bears == {"a": 4, "b": 6, "c": 4}
+    assert 6 - accounts.to_come.left().pure_micro / 1e6 == 3
+    assert accounts.left().pure_micro == 0
+    less = PrivacyLoss.parse("5.999999")
+    accounts = PeriodFilters(less, caps_for(less), "abc")
+    assert not all(accounts.book(str(i), charge) for i, charge in enumerate(charges))
 
 
 def test_gaussian_releases_of_a_period_compose_exactly_and_those_of_others_not_at_all(tmp_path: Path) -> None:
@@ -112,15 +119,18 @@ def test_gaussian_releases_of_a_period_compose_exactly_and_those_of_others_not_a
     for day in DAYS:
         ledger.close_period(day, seal(day))
         charge(ledger, day, day, guarantee=one)
-    assert ledger.spent() == PrivacyLoss.parse("1", "1e-6")
-    charge(ledger, "twice", *DAYS[:2], guarantee=one)
-    spent = ledger.spent()
-    assert spent is not None
     assert one.mu_squared is not None
-    epsilon = Fraction(spent.epsilon_micro, 10**6)
-    delta = accounting.gaussian_delta(epsilon, 2 * one.mu_squared)
-    assert delta <= 1e-6 < accounting.gaussian_delta(epsilon - Fraction(1, 10**6), 2 * one.mu_squared)
-    with pytest.raises(RefusedError, match=r"costs epsilon 1, .* on top of epsilon 1.4"):
+    whole = 1 / Fraction(accounting.gaussian_sigma(budget)) ** 2
+    for times in (1, 2):
+        left = ledger.balance().left_closed
+        assert left is not None
+        rest = float(whole - times * one.mu_squared)
+        assert accounting.gaussian_sigma(PrivacyLoss(left.gaussian_micro, 10**12)) == pytest.approx(
+            rest**-0.5, rel=1e-5
+        )
+        if times == 1:
+            charge(ledger, "twice", *DAYS[:2], guarantee=one)
+    with pytest.raises(RefusedError, match=r"costs epsilon 1, .* left: one gaussian release of epsilon 0\."):
         charge(ledger, "thrice", DAYS[1], guarantee=one)
     charge(ledger, "elsewhere", DAYS[2], guarantee=one)
 

@@ -77,5 +77,5 @@ def test_a_ledger_on_a_network_file_system_is_neither_created_nor_used(mount_tab
     with mount_table.open("a") as file:
         file.write(f"\n50 27 0:50 / {place.parent} rw - nfs server:/here rw\n")
     with pytest.raises(RefusedError, match="PostgreSQL") as refusal:
-        Ledger(place).spent()
+        Ledger(place).balance()
     assert refusal.value.exit_code == 3

@@ -67,27 +67,27 @@ def test_a_dry_run_tells_what_a_run_then_spends_and_does_nothing(folder: Path) -
     assert found["new_periods"] == ["d1", "d2"]
     assert [each["of"] for each in found["releases"]] == ["d1", "d2", "d1--d2"]
     assert found["fits"]
+    assert found["charged"] == 0
     run(read)
-    spent = Ledger(folder / "visits.ledger").spent()
-    assert spent is not None
-    assert found["would_have_spent_epsilon_micro"] == spent.epsilon_micro
     after = operations.preview(read)
     assert after["releases"] == after["new_periods"] == []
-    assert after["spent_epsilon_micro"] == after["would_have_spent_epsilon_micro"] == spent.epsilon_micro
+    assert after["charged"] == len(Ledger(folder / "visits.ledger").charges) == 3
+    assert after["left"] == found["left"]
+    assert after["fits"]
 
 
 def test_a_dry_run_of_a_plain_job_tells_when_it_would_be_refused(folder: Path) -> None:
     read = job(folder, PLAIN)
     found = operations.preview(read)
-    assert (found["fits"], found["would_have_spent_epsilon_micro"]) == (True, 1_000_000)
+    assert (found["fits"], found["charged"], found["left"]["pure_epsilon_micro"]) == (True, 0, 500_000)
     assert not (folder / "rows.zarr").exists()
     run(read)
     assert operations.preview(read)["releases"] == []
     again = job(folder, PLAIN.replace("clip = 8.0", "clip = 9.0").replace("release.zarr", "other.zarr"))
     found = operations.preview(again)
-    assert (found["fits"], found["would_have_spent_epsilon_micro"]) == (False, 2_000_000)
+    assert (found["fits"], found["charged"], found["left"]["pure_epsilon_micro"]) == (False, 1, 500_000)
     assert "WOULD BE REFUSED" in operations.preview_words(found)
-    with pytest.raises(RefusedError, match="on top of epsilon 1"):
+    with pytest.raises(RefusedError, match="1 release is charged already"):
         run(again)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import mpmath
 import numpy as np
@@ -63,7 +64,7 @@ def test_all_of_epsilon_is_in_the_exponent(neighbours: Neighbours, halves: int) 
     assert found.noise["alpha"] == pytest.approx(halves * 0.6 / (2 * S * (3.0 - 1.0)))
     assert found.noise["spectrum"] == [3.0, 2.0, 1.0, 1.0]
     assert found.claim == found.guarantee.loss == PrivacyLoss.parse("0.6")
-    assert found.guarantee.bounded_range
+    assert found.guarantee.bounded_ranges == (Fraction(6, 10),)
     assert found.guarantee.arithmetic is Arithmetic.IDEAL_REAL
     # zeros fill a short spectrum, and count
     assert orbit(4, (3.0, 2.0), neighbours, "0.6").noise["alpha"] == pytest.approx(halves * 0.6 / (2 * S * 3.0))
@@ -78,7 +79,7 @@ def test_low_rank_spends_half_on_eigenvalues_and_half_on_the_orbit(
         assert found.noise["laplace_scale"] == pytest.approx(sensitivity * S / 0.3)
         assert found.noise["rate"] == pytest.approx(0.3 / (S * (2 if neighbours is REPLACE else 1)))
         assert found.claim == found.guarantee.loss == PrivacyLoss.parse("0.6")
-        assert not found.guarantee.bounded_range
+        assert not found.guarantee.bounded_ranges
 
 
 @pytest.mark.parametrize("neighbours", [REPLACE, ADD])

@@ -15,6 +15,7 @@ import crash_driver
 import numpy as np
 import numpy.typing as npt
 import pytest
+from ledgers import losses
 from replays import Recording, Replaying
 from trusted_scene import (
     CLIP,
@@ -153,7 +154,7 @@ def test_partials_that_do_not_cover_the_table_once_are_never_released(
     assert not transaction.target.exists()
     trusted.finalise(transaction, *partials)
     trusted.publish(transaction)
-    assert ledger_of(transaction).spent() == PrivacyLoss.parse("1")
+    assert losses(ledger_of(transaction)) == [PrivacyLoss.parse("1")]
 
 
 # --- reserving --------------------------------------------------------------------------------------------------------
@@ -237,11 +238,11 @@ def test_an_unusable_chunk_is_refunded_and_the_release_can_be_had_later(transact
         released(transaction)
     (record,) = ledger_of(transaction).records
     assert record.state is State.ABORTED
-    assert ledger_of(transaction).spent() is None
+    assert ledger_of(transaction).charges == []
     assert not target.exists()
     path.write_bytes(sound)
     assert released(transaction).fresh
-    assert ledger_of(transaction).spent() == PrivacyLoss.parse("1")
+    assert losses(ledger_of(transaction)) == [PrivacyLoss.parse("1")]
     before = tree(target)
     assert not released(transaction).fresh
     assert tree(target) == before
@@ -258,7 +259,7 @@ def test_a_table_too_long_for_the_grid_costs_nothing(transaction: Transaction, t
     transaction = replace(transaction, table=open_rows(rows), ledger=tmp_path / "long.ledger")
     with pytest.raises(DataError, match="--grid-bits"):
         released(transaction, grid_bits=24)
-    assert ledger.spent() is None
+    assert ledger.charges == []
     assert released(transaction, name="coarser").fresh
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ledgers import losses
 from trusted_scene import books, committed_bytes, ledger_of, moment_of, partials_of, table, transaction, values
 
 from dpdist.errors import DpdistError, RefusedError
@@ -71,7 +72,7 @@ def test_an_attempt_that_was_fenced_out_returns_with_the_winners_bytes(
     assert (record.state, record.fence) == (State.COMMITTED, 2)
     assert len(list((books(transaction) / "blobs").iterdir())) == 1
     trusted.publish(transaction)
-    assert ledger_of(transaction).spent() == PrivacyLoss.parse("1")
+    assert losses(ledger_of(transaction)) == [PrivacyLoss.parse("1")]
 
 
 def test_when_the_winner_dies_the_loser_begins_again_with_a_new_draw(
@@ -183,7 +184,7 @@ def test_a_release_aborted_while_it_was_drawn_is_refused(
     with pytest.raises(RefusedError):
         trusted.finalise(transaction, *partials_of(transaction))
     assert list((books(transaction) / "blobs").iterdir()) == []
-    assert ledger_of(transaction).spent() is None
+    assert ledger_of(transaction).charges == []
 
 
 def test_a_release_aborted_before_it_was_drawn_is_refused(transaction: Transaction) -> None:
@@ -191,7 +192,7 @@ def test_a_release_aborted_before_it_was_drawn_is_refused(transaction: Transacti
     trusted.abort(transaction)
     with pytest.raises(RefusedError):
         trusted.finalise(transaction, *partials_of(transaction))
-    assert ledger_of(transaction).spent() is None
+    assert ledger_of(transaction).charges == []
 
 
 def test_a_refund_after_the_commit_does_not_happen(transaction: Transaction) -> None:
@@ -199,5 +200,5 @@ def test_a_refund_after_the_commit_does_not_happen(transaction: Transaction) -> 
     trusted.finalise(transaction, *partials_of(transaction))
     first = committed_bytes(transaction)
     trusted.abort(transaction)
-    assert ledger_of(transaction).spent() == PrivacyLoss.parse("1")
+    assert losses(ledger_of(transaction)) == [PrivacyLoss.parse("1")]
     assert committed_bytes(transaction) == first

@@ -185,7 +185,7 @@ class Year:
             files = sorted(p for p in path.rglob("*") if p.is_file())
             digest = hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()
             require(self.seen.setdefault(path.name, digest) == digest, f"{path.name} was published twice")
-        self.spent.add(str(self.ledger.spent()))
+        self.spent.add(str(self.ledger.balance().left_closed))
 
     def conclude(self) -> dict[str, Any]:
         """Check the whole year, and return what is to be told of it."""

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dpdist import accounts
-from dpdist.cli.options import LEDGER, PATH, answer, budget_of, budget_options, json_option
+from dpdist.cli.options import LEDGER, PATH, answer, budget_options, json_option
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
@@ -26,12 +26,10 @@ def ledger() -> None:
 @click.option("--rows", required=True, type=PATH, help="The rows whose budget it is.")
 @budget_options
 @json_option
-def ledger_create(
-    ledger: Place, rows: Path, budget_epsilon: str | None, budget_delta: str | None, as_json: bool
-) -> None:
+def ledger_create(ledger: Place, rows: Path, budget: PrivacyLoss | None, as_json: bool) -> None:
     """Declare a budget for ROWS in LEDGER, a new folder or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME."""
-    made = accounts.create_ledger(ledger, rows, budget_of(budget_epsilon, budget_delta))
-    answer(as_json, {"ledger": str(ledger), **_loss_json(made.budget)}, f"{ledger}: budget {made.budget}.")
+    made = accounts.create_ledger(ledger, rows, budget)
+    answer(as_json, {"ledger": str(ledger), **made.budget.to_json()}, f"{ledger}: budget {made.budget}.")
 
 
 @ledger.command("show")
@@ -40,14 +38,14 @@ def ledger_create(
 def ledger_show(ledger: Place, as_json: bool) -> None:
     """Show budget, balance and releases."""
     opened = Ledger(ledger)
-    spent, records = opened.spent(), opened.records
+    balance = opened.balance()
     if as_json:
         click.echo(json.dumps(_ledger_json(opened)))
         return
-    click.echo(f"budget  {opened.budget}")
-    whole = "nothing" if spent is None else f"epsilon {spent.epsilon:g} at the budget's delta {spent.delta:g}"
-    click.echo(f"spent   {whole}")
-    for record in records:
+    click.echo(f"budget    {balance.budget}")
+    click.echo(f"balance   {balance}")
+    click.echo("guarantee all of it together keeps the budget, even if each release is chosen from earlier answers")
+    for record in opened.records:
         click.echo(
             f"{record.state:<10} {record.release_id}  {record.parameters['mechanism']}, {record.guarantee.loss}, "
             f"{record.guarantee.neighbours}"
@@ -65,6 +63,20 @@ def ledger_verify(ledger: Place, releases: tuple[Path, ...], as_json: bool) -> N
     answer(as_json, value, f"{ledger}: intact, {counted(len(opened.records), 'release')}, head {opened.head}.")
 
 
+@ledger.command("attest")
+@click.argument("ledger", type=LEDGER)
+@click.option("--fixed-beforehand", is_flag=True, required=True, help="Say so; the journal keeps the statement.")
+@json_option
+def ledger_attest(ledger: Place, fixed_beforehand: bool, as_json: bool) -> None:  # noqa: ARG001 - required
+    """State that every request so far was fixed before the first answer; for a ledger of an older version only.
+
+    Without caps that were fixed beforehand nothing is proved of releases of several kinds together. If no request
+    followed from an answer, the ledger can go on, and `show` and every later release repeat the condition.
+    """
+    balance = Ledger(ledger).attest()
+    answer(as_json, {"ledger": str(ledger), **balance.to_json()}, f"{ledger}: {balance}.")
+
+
 @ledger.command("export")
 @click.argument("ledger", type=LEDGER)
 def ledger_export(ledger: Place) -> None:
@@ -72,16 +84,11 @@ def ledger_export(ledger: Place) -> None:
     click.echo(json.dumps(_ledger_json(Ledger(ledger)), indent=2))
 
 
-def _loss_json(loss: PrivacyLoss) -> dict[str, int]:
-    return {"epsilon_micro": loss.epsilon_micro, "delta_atto": loss.delta_atto}
-
-
 def _ledger_json(opened: Ledger) -> dict[str, Any]:
-    spent = opened.spent()
     return {
         "dataset_id": opened.dataset_id,
-        "budget": _loss_json(opened.budget),
-        "spent": None if spent is None else _loss_json(spent),
+        **opened.balance().to_json(),
+        "caps": [caps.to_json() for caps in opened.caps],
         "releases": [
             {
                 "id": record.release_id,

@@ -168,19 +168,41 @@ def options_of(options: Sequence[str], arithmetic: str | None) -> dict[str, str]
     return config.options_from([*options, *([f"arithmetic={arithmetic}"] if arithmetic else [])])
 
 
-def budget_options(command: Command) -> Command:
-    """Add the budget; the command gets ``budget_epsilon`` and ``budget_delta``."""
-    command = click.option("--budget-delta", help="Largest total delta all releases together may cost.")(command)
-    return click.option("--budget-epsilon", help="Largest total epsilon all releases together may cost.")(command)
+def budget_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the budget; the command gets ``budget``, a loss or None."""
 
+    @click.option("--budget-epsilon", help="Largest total epsilon all releases together may cost.")
+    @click.option("--budget-delta", help="Largest total delta all releases together may cost.")
+    @click.option(
+        "--budget-pure",
+        metavar="E",
+        help="Part of epsilon for releases that are not Gaussian, beside Gaussian ones [default: 0].",
+    )
+    @click.option(
+        "--budget-delta-reserve",
+        metavar="D",
+        help="Part of delta for releases with a delta that are not Gaussian [default: 0].",
+    )
+    @functools.wraps(command)
+    def collected(
+        budget_epsilon: str | None,
+        budget_delta: str | None,
+        budget_pure: str | None,
+        budget_delta_reserve: str | None,
+        **others: Any,
+    ) -> None:
+        given = {"--budget-delta": budget_delta, "--budget-pure": budget_pure,
+                 "--budget-delta-reserve": budget_delta_reserve}  # fmt: skip
+        if budget_epsilon is None:
+            for name, value in given.items():
+                if value is not None:
+                    raise UsageError(f"{name} needs --budget-epsilon.")
+            command(budget=None, **others)
+            return
+        parts = (budget_delta or "0", budget_pure or "0", budget_delta_reserve or "0")
+        command(budget=PrivacyLoss.declared(budget_epsilon, *parts), **others)
 
-def budget_of(epsilon: str | None, delta: str | None) -> PrivacyLoss | None:
-    """Return the budget as typed, or None."""
-    if epsilon is None:
-        if delta is not None:
-            raise UsageError("--budget-delta needs --budget-epsilon.")
-        return None
-    return PrivacyLoss.parse(epsilon, delta or "0")
+    return collected
 
 
 def count_of(components: str) -> int | None:

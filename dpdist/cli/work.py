@@ -14,7 +14,6 @@ from dpdist.cli.options import (
     PATH,
     SOURCE,
     answer,
-    budget_of,
     budget_options,
     cluster_options,
     count_of,
@@ -32,6 +31,7 @@ from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.pca.scree import require_scree, scree
 from dpdist.pictures import draw_scree
 from dpdist.pipeline import Cluster
+from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
 from dpdist.release.artefact import Release, open_release
@@ -60,8 +60,7 @@ from dpdist.words import counted
 def ingest(
     source: SourcePlace,
     rows: Path,
-    budget_epsilon: str | None,
-    budget_delta: str | None,
+    budget: PrivacyLoss | None,
     columns: str | None,
     compress: bool,
     privacy_unit: str | None,
@@ -76,7 +75,6 @@ def ingest(
     .fam, .vcf and .vcf.gz. Of genotypes the rows are the samples.
     """
     choices = Choices(variable, missing)
-    budget = budget_of(budget_epsilon, budget_delta)
     names = [name.strip() for name in columns.split(",")] if columns is not None else None
     unit = config.unit_from(privacy_unit, max_rows)
     with progress_bar("Ingesting") as progress:

@@ -7,8 +7,8 @@ the nuclear sensitivity. Z denotes the integral of the density it normalises.
 
 **One draw** (McSherry & Talwar 2007). If V has density ``exp(c tr V A V^T)/Z(A)`` against any measure that does not
 depend on the data, the privacy loss ``c tr V D V^T + log(Z(A - D)/Z(A))`` ranges over an interval of length c R that
-contains 0. So ``c = epsilon/R`` gives epsilon; it is tight (d = 2: attained as A concentrates). As the range is
-bounded, the release is epsilon²/8-zCDP (Dong, Durfee & Rogers 2020; Cesar & Rogers 2021, lemma 3.4).
+contains 0. So ``c = epsilon/R`` gives epsilon; it is tight (d = 2: attained as A concentrates). The range is bounded
+by epsilon (Dong, Durfee & Rogers 2020), which an account may use (:mod:`dpdist.privacy.profile`).
 
 **`bingham`.** Row i has density ``exp(c x^T A x)/Z_i`` on the unit sphere of the complement of the rows above, drawn
 exactly (:func:`dpdist.noise.bingham.successive`). *Theorem.* With k rows, of which ``m = min(k, d - 1)`` are not
@@ -21,9 +21,9 @@ determined up to sign by those above, the release is epsilon-private for
 first sum is c times *one* trace, in c [-S, S]; composing k separate mechanisms would count it k times. Every
 logarithm lies in c [-S, S] as well: together at most (m + 1) c S in magnitude. Under add-remove with ``D = v v^T`` the
 trace lies in c [0, S] and every logarithm in c [-S, 0]: within [-m c S, c S]; the other sign is its mirror image. ∎
-Every row by itself has a loss of range c R given those above, so m rows are ``m (c R)²/8``-zCDP: epsilon²/8 times
-``4 m/(m + 1)²`` or ``1/m``, at most epsilon²/8, which is what ``bounded_range`` states. Neither eigenvalues nor an
-order beyond that of drawing are released.
+Every row by itself has a loss of range c R given those above, so the release is m steps of bounded range c R:
+``2 epsilon/(m + 1)`` or ``epsilon/m`` each (``bounded_ranges``). Together they are *not* of range epsilon. Neither
+eigenvalues nor an order beyond that of drawing are released.
 
 **`ppca`** (Chaudhuri, Sarwate & Sinha 2013, algorithm 2). V has density ``exp(c tr V A V^T)`` on all k-frames, c as
 for one draw: the matrix Bingham law. For k = 1 it is drawn exactly, for k = d it is uniform; both are proved. In
@@ -36,8 +36,9 @@ its distance from the law above is unknown, so nothing is proved. It is here for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -60,16 +61,20 @@ from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.bingham import gibbs, successive
 from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import haar
-from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
 
 _SWEEPS = Option("sweeps", Kind.INTEGER, "number of sweeps of the Gibbs sampler, at least 1", 100)
 
 
+def successive_shares(query: LatticeQuery, count: int) -> int:
+    """Return the number of equal shares that ``count`` successive Bingham vectors divide epsilon into."""
+    drawn = min(count, query.size - 1)
+    return drawn + 1 if query.neighbours is Neighbours.REPLACE_ONE else max(drawn, 1)
+
+
 def successive_concentration(query: LatticeQuery, count: int, epsilon: float) -> float:
     """Return c for which ``count`` successive Bingham vectors are epsilon-private, per unit of the moment."""
-    drawn = min(count, query.size - 1)
-    shares = drawn + 1 if query.neighbours is Neighbours.REPLACE_ONE else max(drawn, 1)
-    return epsilon / (shares * query.bound)
+    return epsilon / (successive_shares(query, count) * query.bound)
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ class Bingham:
         law="x_i of density exp(c x'Ax) on the unit sphere orthogonal to x_1 .. x_(i-1)",
         sensitivity="tr VAV': range 2 C² replace-one, C² add-remove; c = epsilon/((k+1) C²), epsilon/(k C²)",
         claimed="epsilon (pure)",
-        proved="epsilon (pure), epsilon²/8-zCDP",
+        proved="epsilon (pure), bounded range a row",
         arithmetic=Arithmetic.IDEAL_REAL,
         cost="k eigendecompositions of d x d, O(sqrt(d)) candidates of d normals each",
         reference="McSherry & Talwar 2007; theorem in dpdist.mechanisms.exponential",
@@ -122,7 +127,12 @@ class Bingham:
             If there are not so many components.
         """
         count = require_components(query, options)
-        return CalibratedBingham(count, successive_concentration(query, count, loss.epsilon), _proved(query, loss))
+        drawn = min(count, query.size - 1)
+        shares = successive_shares(query, count)
+        factor = 2 if query.neighbours is Neighbours.REPLACE_ONE else 1
+        ranges = [Fraction(factor * loss.epsilon_micro, shares * MICRO)] * drawn
+        concentration = successive_concentration(query, count, loss.epsilon)
+        return CalibratedBingham(count, concentration, _proved(query, loss, ranges))
 
 
 @dataclass(frozen=True)
@@ -167,7 +177,7 @@ class Ppca:
         law="V of density exp(c tr VAV') on all k-frames; 1 < k < d: a Gibbs sampler stopped after some sweeps",
         sensitivity="tr VAV': range 2 C² replace-one, C² add-remove (tight)",
         claimed="epsilon (pure)",
-        proved="k = 1, k = d: epsilon (pure), epsilon²/8-zCDP; otherwise nothing",
+        proved="k = 1, k = d: epsilon (pure), bounded range; otherwise nothing",
         arithmetic=Arithmetic.IDEAL_REAL,
         cost="k = 1: one eigendecomposition of d x d; otherwise k of d-k+1 per sweep",
         reference="Chaudhuri, Sarwate & Sinha 2013, algorithm 2; sampler of Hoff 2009",
@@ -193,18 +203,18 @@ class Ppca:
             concentration=loss.epsilon / query.nuclear,
             sweeps=options["sweeps"],
             claim=loss,
-            guarantee=_proved(query, loss) if count in {1, query.size} else None,
+            guarantee=_proved(query, loss, [Fraction(loss.epsilon_micro, MICRO)]) if count in {1, query.size} else None,
         )
 
 
-def _proved(query: LatticeQuery, loss: PrivacyLoss) -> Guarantee:
+def _proved(query: LatticeQuery, loss: PrivacyLoss, ranges: Sequence[Fraction]) -> Guarantee:
     return Guarantee(
         neighbours=query.neighbours,
         loss=loss,
         mu_squared=None,
         arithmetic=Arithmetic.IDEAL_REAL,
         proof="dpdist.mechanisms.exponential",
-        bounded_range=True,
+        bounded_ranges=tuple(ranges),
     )
 
 

@@ -110,14 +110,14 @@ def _aligned(
     return lowest * np.eye(spectrum.size) + (highest - lowest) * (basis @ x @ basis.T)
 
 
-def _proved(query: LatticeQuery, loss: PrivacyLoss, *, bounded_range: bool) -> Guarantee:
+def _proved(query: LatticeQuery, loss: PrivacyLoss, *ranges: Fraction) -> Guarantee:
     return Guarantee(
         neighbours=query.neighbours,
         loss=loss,
         mu_squared=None,
         arithmetic=Arithmetic.IDEAL_REAL,
         proof="dpdist.mechanisms.orbit",
-        bounded_range=bounded_range,
+        bounded_ranges=ranges,
     )
 
 
@@ -245,7 +245,7 @@ class Orbit:
             )
         padded = spectrum + (0.0,) * (query.size - len(spectrum))
         rate = _rate(Fraction(loss.epsilon_micro, MICRO), query)
-        return CalibratedOrbit(query.bound, padded, rate, _proved(query, loss, bounded_range=True))
+        return CalibratedOrbit(query.bound, padded, rate, _proved(query, loss, Fraction(loss.epsilon_micro, MICRO)))
 
 
 class LowRankOrbit:
@@ -282,7 +282,7 @@ class LowRankOrbit:
                 f"At {loss} and a norm bound of {query.bound} lattice units the noise leaves the 64-bit lattice: take "
                 "fewer grid bits (--grid-bits) or a larger epsilon."
             )
-        return CalibratedLowRankOrbit(k, float(scale), _rate(half, query), _proved(query, loss, bounded_range=False))
+        return CalibratedLowRankOrbit(k, float(scale), _rate(half, query), _proved(query, loss))
 
 
 MECHANISMS: tuple[Mechanism, ...] = (Orbit(), LowRankOrbit())

@@ -1,25 +1,33 @@
-"""Calibration and composition: how much noise a guarantee needs, and what several releases add up to.
+"""Calibration, and the account of a budget: a filter that holds against an analyst who adapts.
+
+:func:`gaussian_sigma` says how much noise one Gaussian release needs. A :class:`Filter` keeps the account of several:
+caps are fixed before the first answer (:func:`caps_for`), and a release is charged if the sums stay below one cap set.
+:mod:`dpdist.privacy.profile` has the theorem, which covers every analyst who chooses a request from earlier answers.
+What is proved is that everything charged keeps the budget; that less was spent so far is proved of no adaptive analyst
+and is claimed nowhere. What requests cost that were fixed beforehand is :func:`composed_epsilon_micro`.
 
 The Gaussian profile is computed with 60 decimal digits, so its two nearly equal terms cancel harmlessly down to
-delta = 1e-18 and every comparison against a budget is decided by the exact parameters, not by float rounding.
+delta = 1e-18. Charges and caps are integers and fractions, and are compared exactly.
 
 References
 ----------
-Balle & Wang 2018 (analytic Gaussian mechanism); Dong, Roth & Su 2022 (Gaussian differential privacy);
-Bun & Steinke 2016 and Canonne, Kamath & Steinke 2020 (zero-concentrated differential privacy).
+Balle & Wang 2018 (analytic Gaussian mechanism); Dong, Roth & Su 2022 (Gaussian differential privacy); Rogers, Roth,
+Ullman & Vadhan 2016 (privacy filters).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 from mpmath.ctx_mp import MPContext
 
 from dpdist.errors import UsageError
-from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, PrivacyLoss
+from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, MixedBudget, PrivacyLoss
+from dpdist.privacy.profile import largest_mu_squared, mu_of_pure, profile
 
 _DIGITS = MPContext()  # a private context: mpmath's global precision belongs to the caller
 _DIGITS.dps = 60
@@ -88,71 +96,6 @@ def gaussian_sigma(loss: PrivacyLoss) -> float:
     return high
 
 
-def zcdp_delta(epsilon: float, rho: float) -> float:
-    """Return delta of a rho-zCDP mechanism at epsilon (an upper bound; Canonne, Kamath & Steinke 2020, proposition 12).
-
-    ``inf over alpha > 1 of exp((alpha-1)(alpha rho - epsilon)) (1 - 1/alpha)^(alpha-1) / alpha``. Every alpha gives
-    a valid bound, so the search for the best one cannot break the guarantee.
-    """
-    if rho == 0:
-        return 0.0
-
-    def log_delta(log_excess: float) -> float:
-        excess = math.exp(log_excess)  # alpha - 1
-        alpha = 1 + excess
-        return excess * (alpha * rho - epsilon) + excess * math.log(excess / alpha) - math.log(alpha)
-
-    low, high = math.log(1e-6), math.log(1e9)
-    ratio = (math.sqrt(5) - 1) / 2
-    for _ in range(120):  # golden section: the bound is unimodal in log(alpha - 1)
-        left, right = high - ratio * (high - low), low + ratio * (high - low)
-        low, high = (low, right) if log_delta(left) < log_delta(right) else (left, high)
-    return math.exp(min(0.0, log_delta((low + high) / 2))) * (1 + 1e-9) + _FLOOR
-
-
-def composed_delta(guarantees: Iterable[Guarantee], epsilon_micro: int) -> float:
-    """Return delta at a total epsilon of all the given releases of one table together, chosen adaptively.
-
-    Two accounts are kept and the smaller is returned; both are upper bounds.
-
-    1. Gaussian releases compose exactly (their mu² add up, Dong, Roth & Su 2022, corollary 3.3); every other
-       release takes its epsilon from the total and adds its delta (basic composition).
-    2. If every other release is pure, all are zCDP: a Gaussian one mu²/2, a pure one epsilon²/2 (Bun & Steinke
-       2016, propositions 1.4 and 1.6), one of bounded range epsilon²/8 (Cesar & Rogers 2021, lemma 3.4), and rho
-       adds up.
-
-    Parameters
-    ----------
-    guarantees
-        Guarantees under one neighbouring relation.
-    epsilon_micro
-        The total epsilon, in millionths.
-
-    Returns
-    -------
-    float
-        Delta, or infinity when no account certifies the total at this epsilon.
-    """
-    releases = list(guarantees)
-    mu_squared = sum((g.mu_squared for g in releases if g.mu_squared is not None), Fraction(0))
-    others = [g.loss for g in releases if g.mu_squared is None]
-    bounded = sum(g.loss.epsilon**2 for g in releases if g.mu_squared is None and g.bounded_range)
-    rest_micro = epsilon_micro - sum(loss.epsilon_micro for loss in others)
-    candidates = [math.inf]
-    if rest_micro >= 0:
-        other_delta = sum(loss.delta_atto for loss in others) / ATTO
-        candidates.append(other_delta + gaussian_delta(Fraction(rest_micro, MICRO), mu_squared))
-    if all(loss.delta_atto == 0 for loss in others):
-        rho = float(mu_squared) / 2 + sum(loss.epsilon**2 for loss in others) / 2 - bounded * (1 / 2 - 1 / 8)
-        candidates.append(zcdp_delta(epsilon_micro / MICRO, rho))
-    return min(candidates)
-
-
-def fits(guarantees: Iterable[Guarantee], budget: PrivacyLoss) -> bool:
-    """Say whether all the releases together stay within the budget."""
-    return composed_delta(guarantees, budget.epsilon_micro) <= budget.delta
-
-
 def share(loss: PrivacyLoss, count: int, *, gaussian: bool) -> PrivacyLoss:
     """Return the loss that each of ``count`` equal releases may have, so that together they keep to a loss.
 
@@ -190,19 +133,388 @@ def share(loss: PrivacyLoss, count: int, *, gaussian: bool) -> PrivacyLoss:
     return found
 
 
-def spent_epsilon_micro(guarantees: Iterable[Guarantee], delta_atto: int) -> int:
-    """Return the least total epsilon, in millionths, at which the releases together keep to delta (0: no release)."""
-    releases = list(guarantees)
-    if not releases:
+@dataclass(frozen=True)
+class CapSet:
+    """Limits on what is charged: E for pure epsilons, M for squares of Gaussian mu, D for probabilities of failure.
+
+    Parameters
+    ----------
+    epsilon_micro
+        E in millionths.
+    mu_squared
+        M, exact.
+    delta_atto
+        D in units of 1e-18.
+    """
+
+    epsilon_micro: int = 0
+    mu_squared: Fraction = Fraction(0)
+    delta_atto: int = 0
+
+    def __add__(self, other: CapSet) -> CapSet:
+        return CapSet(
+            self.epsilon_micro + other.epsilon_micro,
+            self.mu_squared + other.mu_squared,
+            self.delta_atto + other.delta_atto,
+        )
+
+    def __sub__(self, other: CapSet) -> CapSet:
+        return CapSet(
+            self.epsilon_micro - other.epsilon_micro,
+            self.mu_squared - other.mu_squared,
+            self.delta_atto - other.delta_atto,
+        )
+
+    def holds(self, price: CapSet) -> bool:
+        """Say whether a price is at most this, in each of the three."""
+        left = self - price
+        return left.epsilon_micro >= 0 and left.mu_squared >= 0 and left.delta_atto >= 0
+
+    def delta(self, epsilon: Fraction) -> Fraction:
+        """Return ``D + H(epsilon)``, rounded up: the delta of every interaction that keeps to these caps."""
+        return Fraction(self.delta_atto, ATTO) + profile(Fraction(self.epsilon_micro, MICRO), self.mu_squared, epsilon)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; the inverse of :meth:`from_json`."""
+        square = self.mu_squared
+        return {
+            "epsilon_micro": self.epsilon_micro,
+            "mu_squared": [str(square.numerator), str(square.denominator)],
+            "delta_atto": self.delta_atto,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> CapSet:
+        """Read what :meth:`to_json` wrote."""
+        numerator, denominator = value["mu_squared"]
+        return cls(value["epsilon_micro"], Fraction(int(numerator), int(denominator)), value["delta_atto"])
+
+
+def widest(budget: PrivacyLoss, epsilon_micro: int, delta_atto: int) -> CapSet:
+    """Return (E, M, D) with the largest M that keeps the budget; where that is 0, E can as well be all of epsilon."""
+    rest = Fraction(budget.delta_atto - delta_atto, ATTO)
+    found = largest_mu_squared(Fraction(epsilon_micro, MICRO), rest, Fraction(budget.epsilon_micro, MICRO))
+    return CapSet(epsilon_micro if found else budget.epsilon_micro, found, delta_atto)
+
+
+def caps_for(budget: PrivacyLoss, first: Guarantee | None = None) -> tuple[CapSet, ...]:
+    """Return the cap sets of a budget, which are fixed before the first answer and never change.
+
+    The first set is always (epsilon, 0, 0): pure releases up to epsilon. Where the budget has a delta there is a second
+    one. It is (0, M, 0) unless somebody declared another (:class:`dpdist.privacy.guarantee.MixedBudget`), or the first
+    release is an (e, d) point without mu, such as `wishart`: then it is (e, M, d). M is the largest that the budget
+    allows; where it allows none, E is epsilon.
+
+    Parameters
+    ----------
+    budget
+        Epsilon and delta of everything together.
+    first
+        The first release, which no answer preceded; None: not known yet, or of no concern.
+
+    Examples
+    --------
+    >>> [float(caps.mu_squared) for caps in caps_for(PrivacyLoss.parse("1"))]
+    [0.0]
+    >>> [round(float(caps.mu_squared), 6) for caps in caps_for(PrivacyLoss.parse("1", "1e-6"))]
+    [0.0, 0.056029]
+    """
+    pure = CapSet(budget.epsilon_micro)
+    if budget.delta_atto == 0:
+        return (pure,)
+    if isinstance(budget, MixedBudget):
+        return pure, widest(budget, budget.pure_micro, budget.reserve_atto)
+    point = first is not None and first.mu_squared is None and first.loss.delta_atto > 0
+    if first is not None and point and first.loss.within(budget):
+        return pure, widest(budget, first.loss.epsilon_micro, first.loss.delta_atto)
+    return pure, widest(budget, 0, 0)
+
+
+def certified(caps: Iterable[CapSet], budget: PrivacyLoss) -> bool:
+    """Say whether caps keep the budget: the deltas of all sets, at its epsilon, are at most its delta together."""
+    sets = list(caps)
+    if any(each.epsilon_micro > budget.epsilon_micro for each in sets):
+        return False
+    epsilon = Fraction(budget.epsilon_micro, MICRO)
+    return sum((each.delta(epsilon) for each in sets), Fraction(0)) <= Fraction(budget.delta_atto, ATTO)
+
+
+def prices(guarantee: Guarantee) -> Iterator[CapSet]:
+    """Yield what a release may be charged as: each is proved, and the one that comes first is taken where it fits."""
+    loss = guarantee.loss
+    if guarantee.mu_squared is not None:
+        yield CapSet(mu_squared=guarantee.mu_squared)
+    yield CapSet(loss.epsilon_micro, delta_atto=loss.delta_atto)
+    if guarantee.mu_squared is None and guarantee.bounded_ranges:
+        yield CapSet(mu_squared=sum((mu_of_pure(each / 2) for each in guarantee.bounded_ranges), Fraction(0)))
+    elif guarantee.mu_squared is None:
+        yield CapSet(mu_squared=mu_of_pure(Fraction(loss.epsilon_micro, MICRO)), delta_atto=loss.delta_atto)
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a budget still buys.
+
+    Attributes
+    ----------
+    gaussian_micro
+        Epsilon, in millionths, of the largest Gaussian release at the delta of the budget; 0: none.
+    pure_micro
+        Epsilon, in millionths, of the largest pure release; 0: none.
+    delta_atto
+        Delta of the budget, in units of 1e-18.
+    share
+        Share of the caps that is charged, from 0 to 1.
+    """
+
+    gaussian_micro: int
+    pure_micro: int
+    delta_atto: int
+    share: float
+
+    def __str__(self) -> str:
+        words = []
+        if self.gaussian_micro:
+            words.append(f"one gaussian release of epsilon {_short(self.gaussian_micro)} at delta {self.delta:g}")
+        if self.pure_micro:
+            words.append(f"one pure release of epsilon {_short(self.pure_micro)}")
+        return " or ".join(words) or "nothing"
+
+    @property
+    def delta(self) -> float:
+        """Delta of the budget."""
+        return self.delta_atto / ATTO
+
+    def least(self, other: Left) -> Left:
+        """Return what both of two budgets can pay."""
+        return Left(
+            min(self.gaussian_micro, other.gaussian_micro),
+            min(self.pure_micro, other.pure_micro),
+            self.delta_atto,
+            max(self.share, other.share),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "gaussian_epsilon_micro": self.gaussian_micro,
+            "pure_epsilon_micro": self.pure_micro,
+            "delta_atto": self.delta_atto,
+            "share_charged": self.share,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Left:
+        """Read what :meth:`to_json` wrote."""
+        return cls(
+            value["gaussian_epsilon_micro"], value["pure_epsilon_micro"], value["delta_atto"], value["share_charged"]
+        )
+
+
+def _short(micro: int) -> str:
+    """Write millionths with four digits, rounded down, so that what is said to be left can be asked for."""
+    unit = 10 ** max(0, len(str(micro)) - 4)
+    return f"{micro // unit * unit / MICRO:.6f}".rstrip("0").rstrip(".")
+
+
+_Price = tuple[CapSet | None, ...]
+"""What is charged to each set, or left of it; None: it is closed."""
+
+
+def _less(rest: _Price, price: _Price) -> _Price:
+    return tuple(None if r is None or p is None else r - p for r, p in zip(rest, price, strict=True))
+
+
+@dataclass
+class Filter:
+    """The account of one row: what is charged, against caps that were fixed before the first answer.
+
+    A release is charged in every open cap set that holds it, at the first of its :func:`prices` that fits; a set that
+    does not hold it is closed. How it is charged follows from what was charged before it and never changes, so no
+    charge depends on a later answer. Not safe for several threads: whoever owns it has a lock.
+
+    Parameters
+    ----------
+    budget
+        What the caps keep to.
+    caps
+        The cap sets.
+    """
+
+    budget: PrivacyLoss
+    caps: tuple[CapSet, ...]
+    _charged: dict[str, _Price] = field(default_factory=dict)
+    _rest: _Price = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rest = self.caps
+        for price in self._charged.values():
+            self._rest = _less(self._rest, price)
+
+    def copy(self) -> Filter:
+        """Return a filter of its own with the same charges."""
+        return Filter(self.budget, self.caps, dict(self._charged))
+
+    def __len__(self) -> int:
+        return len(self._charged)
+
+    def _booked(self, guarantee: Guarantee) -> _Price:
+        options = list(prices(guarantee))
+        return tuple(
+            None if rest is None else next((price for price in options if rest.holds(price)), None)
+            for rest in self._rest
+        )
+
+    def holds(self, guarantee: Guarantee) -> bool:
+        """Say whether a release can be charged."""
+        return any(price is not None for price in self._booked(guarantee))
+
+    def book(self, key: str, guarantee: Guarantee) -> bool:
+        """Charge a release under a key; False, and nothing is charged, if no open set holds it."""
+        charge = self._booked(guarantee)
+        if all(price is None for price in charge):
+            return False
+        self._charged[key] = charge
+        self._rest = _less(self._rest, charge)
+        return True
+
+    def refund(self, key: str) -> None:
+        """Take back what was charged under a key, if anything was; only of a release that nobody has seen."""
+        if self._charged.pop(key, None) is not None:
+            self.__post_init__()
+
+    def left(self) -> Left:
+        """Return what can still be charged."""
+        gaussian = pure = 0
+        share = 1.0
+        for rest, caps in zip(self._rest, self.caps, strict=True):
+            if rest is None:
+                continue
+            gaussian = max(gaussian, _gaussian_micro(rest.mu_squared, self.budget))
+            pure = max(pure, rest.epsilon_micro, _pure_micro(rest.mu_squared))
+            share = min(share, _share(rest, caps))
+        return Left(gaussian, pure, self.budget.delta_atto, share)
+
+
+def _share(rest: CapSet, caps: CapSet) -> float:
+    parts: list[tuple[Fraction, Fraction]] = [
+        (Fraction(rest.epsilon_micro), Fraction(caps.epsilon_micro)),
+        (rest.mu_squared, caps.mu_squared),
+        (Fraction(rest.delta_atto), Fraction(caps.delta_atto)),
+    ]
+    return max((1 - float(left / of) for left, of in parts if of), default=0.0)
+
+
+def _largest(within: Any, high: int) -> int:
+    """Return the largest whole number up to ``high`` that is within, where all smaller ones are; 0 where none is."""
+    low, high = 0, high + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if within(middle) else (low, middle)
+    return low
+
+
+@lru_cache(maxsize=1024)
+def _gaussian_micro(mu_squared: Fraction, budget: PrivacyLoss) -> int:
+    """Return the largest epsilon, in millionths, of a Gaussian release at the budget's delta whose mu² is left."""
+    if not mu_squared or not budget.delta_atto:
         return 0
-    delta = delta_atto / ATTO
-    high = sum(g.loss.epsilon_micro for g in releases)
-    while composed_delta(releases, high) > delta:
-        if high > 2**60:
-            raise UsageError("These releases do not keep to so small a delta at any epsilon.")
-        high *= 2
+    found = _largest(
+        lambda micro: gaussian_delta(Fraction(micro, MICRO), mu_squared) >= budget.delta, budget.epsilon_micro
+    )
+    while found and 1 / Fraction(gaussian_sigma(PrivacyLoss(found, budget.delta_atto))) ** 2 > mu_squared:
+        found -= 1
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _pure_micro(mu_squared: Fraction) -> int:
+    """Return the largest pure epsilon, in millionths, whose mu² is left."""
+    high = int(mu_squared**0.5 * MICRO * 2) + int(mu_squared * MICRO) + 1  # mu(e) >= min(e / 2, sqrt e)
+    return _largest(lambda micro: mu_of_pure(Fraction(micro, MICRO)) <= mu_squared, high) if mu_squared else 0
+
+
+def filter_for(budget: PrivacyLoss, guarantees: Iterable[Guarantee]) -> Filter:
+    """Return the account of releases in the order in which they were asked for; those beyond the budget are missing.
+
+    Parameters
+    ----------
+    budget
+        Of all of them.
+    guarantees
+        The first of them decides on the caps (:func:`caps_for`).
+    """
+    every = list(guarantees)
+    account = Filter(budget, caps_for(budget, every[0] if every else None))
+    for number, guarantee in enumerate(every):
+        account.book(str(number), guarantee)
+    return account
+
+
+def fits(guarantees: Iterable[Guarantee], budget: PrivacyLoss) -> bool:
+    """Say whether releases, in the order in which they were asked for, could all be charged to a budget."""
+    every = list(guarantees)
+    return len(filter_for(budget, every)) == len(every)
+
+
+def least_epsilon_micro(guarantees: Iterable[Guarantee], delta_atto: int) -> int:
+    """Return epsilon, in millionths, of the least budget with this delta that releases could all be charged to.
+
+    Raises
+    ------
+    UsageError
+        If no epsilon suffices, or more than a million.
+    """
+    every, most = list(guarantees), 10**6 * MICRO
+
+    def suffices(micro: int) -> bool:
+        return fits(every, PrivacyLoss(micro, delta_atto))
+
+    high = max((each.loss.epsilon_micro for each in every), default=1)
+    while not suffices(high):
+        if high == most:
+            raise UsageError("No budget of so small a delta could pay for these releases.")
+        high = min(most, 2 * high)
     low = 0
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if composed_delta(releases, middle) <= delta else (middle, high)
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high
+
+
+def composed(guarantees: Iterable[Guarantee]) -> CapSet:
+    """Return what releases amount to that were all fixed before the first answer."""
+    total = CapSet()
+    for guarantee in guarantees:
+        total += next(prices(guarantee))
+    return total
+
+
+def composed_epsilon_micro(guarantees: Iterable[Guarantee], delta_atto: int) -> int:
+    """Return the least epsilon, in millionths, of releases together at a delta, if all were fixed before any answer.
+
+    It is no bound for an analyst who chose a later one from an earlier answer: that is what a :class:`Filter` is for.
+
+    Raises
+    ------
+    UsageError
+        If they keep to that delta at no epsilon.
+    """
+    total = composed(guarantees)
+    delta = Fraction(delta_atto, ATTO)
+
+    def keeps(micro: int) -> bool:
+        return total.delta(Fraction(micro, MICRO)) <= delta
+
+    low = total.epsilon_micro
+    if keeps(low):
+        return low
+    high = max(2 * low, MICRO)
+    while not keeps(high):
+        if high > 2**60:
+            raise UsageError("These releases do not keep to so small a delta at any epsilon.")
+        high *= 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if keeps(middle) else (middle, high)
     return high

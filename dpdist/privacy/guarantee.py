@@ -96,6 +96,18 @@ class PrivacyLoss:
             _counted(delta, ATTO, "Delta", "units of 1e-18"),
         )
 
+    @classmethod
+    def declared(
+        cls, epsilon: str | Decimal, delta: str | Decimal = "0", pure: str | Decimal = "0", reserve: str | Decimal = "0"
+    ) -> PrivacyLoss:
+        """Read a budget as it is declared: epsilon, delta, and the parts of a :class:`MixedBudget`, if any."""
+        try:
+            parts = (_counted(pure, MICRO, "--budget-pure", "millionths"),
+                     _counted(reserve, ATTO, "--budget-delta-reserve", "units of 1e-18"))  # fmt: skip
+        except DataError as error:
+            raise UsageError(str(error)) from None
+        return cls.parse(epsilon, delta).mixed(*parts)
+
     @property
     def epsilon(self) -> float:
         """Epsilon as a float, for display."""
@@ -116,11 +128,65 @@ class PrivacyLoss:
 
     @classmethod
     def from_json(cls, value: dict[str, int]) -> PrivacyLoss:
-        """Read what :meth:`to_json` wrote."""
-        return cls(value["epsilon_micro"], value["delta_atto"])
+        """Read what :meth:`to_json` wrote, of a :class:`MixedBudget` too."""
+        loss = PrivacyLoss(value["epsilon_micro"], value["delta_atto"])
+        return loss.mixed(value.get("pure_micro", 0), value.get("reserve_atto", 0))
+
+    def mixed(self, pure_micro: int, reserve_atto: int) -> PrivacyLoss:
+        """Return this budget with parts declared for other than Gaussian releases; itself where both are 0."""
+        if not pure_micro and not reserve_atto:
+            return self
+        return MixedBudget(self.epsilon_micro, self.delta_atto, pure_micro, reserve_atto)
 
     def __str__(self) -> str:
         return f"epsilon {self.epsilon:g}, delta {self.delta:g}"
+
+
+@dataclass(frozen=True)
+class MixedBudget(PrivacyLoss):
+    """A budget of which parts are declared for other than Gaussian releases, before the first release.
+
+    Parameters
+    ----------
+    epsilon_micro, delta_atto
+        The budget.
+    pure_micro
+        Sum of the epsilons of releases without mu that shall fit beside Gaussian ones, in millionths; at most epsilon.
+    reserve_atto
+        Sum of their deltas, in units of 1e-18; at most delta.
+
+    Raises
+    ------
+    UsageError
+        If a part is negative or larger than the whole, or the budget has no delta: then all of it is pure.
+    """
+
+    pure_micro: int = 0
+    reserve_atto: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.delta_atto == 0:
+            raise UsageError(
+                "A budget without a delta is for pure releases alone: declare no part of it (--budget-pure, "
+                "--budget-delta-reserve), or a budget with --budget-delta."
+            )
+        for part, whole, of in (
+            (self.pure_micro, self.epsilon_micro, f"epsilon of the budget, {self.epsilon:g} (--budget-pure)"),
+            (self.reserve_atto, self.delta_atto, f"delta of the budget, {self.delta:g} (--budget-delta-reserve)"),
+        ):
+            if not 0 <= part <= whole:
+                raise UsageError(f"What is declared for other than Gaussian releases is from 0 to the {of}.")
+
+    def to_json(self) -> dict[str, int]:
+        """Return plain JSON values; the inverse of :meth:`from_json`."""
+        return {**super().to_json(), "pure_micro": self.pure_micro, "reserve_atto": self.reserve_atto}
+
+    def __str__(self) -> str:
+        return (
+            f"{super().__str__()}, of which epsilon {self.pure_micro / MICRO:g} and delta {self.reserve_atto / ATTO:g} "
+            "are for other than Gaussian releases"
+        )
 
 
 @dataclass(frozen=True)
@@ -140,9 +206,9 @@ class Guarantee:
         The arithmetic the proof is about.
     proof
         Where the proof stands.
-    bounded_range
-        Whether the release is epsilon²/8-zCDP and not only epsilon²/2, as one is whose privacy loss ranges over an
-        interval of length epsilon (Dong, Durfee & Rogers 2020): the exponential mechanism, and some sequences of it.
+    bounded_ranges
+        Lengths of the intervals over which the privacy losses of its steps range, one a step, exact, where each step is
+        an exponential mechanism, given those before (Dong, Durfee & Rogers 2020); empty otherwise.
     """
 
     neighbours: Neighbours
@@ -150,7 +216,7 @@ class Guarantee:
     mu_squared: Fraction | None
     arithmetic: Arithmetic
     proof: str
-    bounded_range: bool = False
+    bounded_ranges: tuple[Fraction, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; the inverse of :meth:`from_json`."""
@@ -162,7 +228,7 @@ class Guarantee:
             "mu_squared": None if squared is None else [str(squared.numerator), str(squared.denominator)],
             "arithmetic": self.arithmetic.value,
             "proof": self.proof,
-            "bounded_range": self.bounded_range,
+            "bounded_ranges": [[str(each.numerator), str(each.denominator)] for each in self.bounded_ranges],
         }
 
     @classmethod
@@ -175,5 +241,6 @@ class Guarantee:
             mu_squared=None if squared is None else Fraction(int(squared[0]), int(squared[1])),
             arithmetic=Arithmetic(value["arithmetic"]),
             proof=value["proof"],
-            bounded_range=value["bounded_range"],
+            # before lists there was one word, which was too good for several draws: such a loss counts as any other
+            bounded_ranges=tuple(Fraction(int(n), int(d)) for n, d in value.get("bounded_ranges", ())),
         )

@@ -75,10 +75,12 @@ class Transaction(ABC):
             after, head = sequence, digest
         return entries, after, head
 
-    def append(self, entry: Entry, after: int, head: str) -> None:
-        """Append an entry behind the given end."""
+    def append(self, entry: Entry, after: int, head: str) -> tuple[int, str]:
+        """Append an entry behind the given end, and return the new end."""
         text = canonical(entry)
-        self._insert(after + 1, text, _digest(head, text))
+        head = _digest(head, text)
+        self._insert(after + 1, text, head)
+        return after + 1, head
 
     @abstractmethod
     def contains(self, digest: str) -> bool:

@@ -11,6 +11,10 @@ noise becomes *the* noise in the one transaction that commits it; a draw that wa
 folder of the ledger, is never published and is deleted before the next draw. So a crash can cost budget, never
 privacy, and the same id always yields the same bytes.
 
+What is charged is kept below caps that are fixed with the first charge, in the same transaction, and never change:
+then all releases together keep the budget, even if each is chosen from the answers before it
+(:mod:`dpdist.privacy.profile` has the theorem, :mod:`dpdist.privacy.accounting` the caps).
+
 The budget is kept under one neighbouring relation, that of the first release: a loss under one relation cannot be
 added to a loss under the other.
 
@@ -33,13 +37,15 @@ from typing import Any, BinaryIO
 
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.noise.entropy import random_token
-from dpdist.privacy import parallel
+from dpdist.privacy.accounting import CapSet, Left, certified
+from dpdist.privacy.balance import Balance, refusal
 from dpdist.privacy.books import FORMAT, PERIODIC, Record, State, View
 from dpdist.privacy.folder import FolderStorage
-from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, PrivacyLoss
+from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.journal import Storage, Transaction, canonical
-from dpdist.privacy.parallel import Charge
+from dpdist.privacy.parallel import Charge, PeriodFilters
 from dpdist.privacy.places import Place
+from dpdist.words import counted
 
 ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
 """What a release id is made of; no dots, because drafts are named ``id.fence.token``."""
@@ -94,8 +100,7 @@ class Ledger:
                 "format": PERIODIC if periodic else FORMAT,
                 "ledger_id": random_token(),
                 "dataset_id": dataset_id,
-                "epsilon_micro": budget.epsilon_micro,
-                "delta_atto": budget.delta_atto,
+                **budget.to_json(),
             }
         )
         return cls(place)
@@ -154,10 +159,7 @@ class Ledger:
     @property
     def budget(self) -> PrivacyLoss:
         """The declared budget."""
-        budget = self._snapshot().budget
-        if budget is None:
-            raise DataError(f"The ledger at {self._storage} declares no budget: it is damaged. Restore it from a copy.")
-        return budget
+        return self._budget_of(self._snapshot())
 
     @property
     def records(self) -> list[Record]:
@@ -216,19 +218,71 @@ class Ledger:
                         f"The rows of the period {name} are those of {other}: released again, each would be charged "
                         "and counted twice. Remove the repetition."
                     )
-            transaction.append({"event": "closed", "period": name, "digest": digest}, view.after, view.head)
+            self._append(view, transaction, {"event": "closed", "period": name, "digest": digest})
 
     @property
     def charges(self) -> list[Charge]:
         """What was charged and not refunded, and to which periods."""
         return self._snapshot().charged
 
-    def spent(self) -> PrivacyLoss | None:
-        """Return the most any row was charged, at the budget's delta, or None when nothing was charged."""
-        charged, delta = self._snapshot().charged, self.budget.delta_atto
-        if not charged:
-            return None
-        return PrivacyLoss(max(1, parallel.spent_epsilon_micro(charged, delta)), delta)
+    @property
+    def caps(self) -> tuple[CapSet, ...]:
+        """The cap sets that are fixed; none before the first charge."""
+        accounts = self._snapshot().accounts
+        return () if accounts is None else accounts.caps
+
+    @property
+    def condition(self) -> str | None:
+        """What a person stated of a ledger of version 1, on which every guarantee rests since; None: nothing."""
+        return self._snapshot().condition
+
+    def accounts(self, first: Guarantee | None = None) -> PeriodFilters | None:
+        """Return accounts to try charges on, which change nothing here; None where nothing can be charged any more.
+
+        Parameters
+        ----------
+        first
+            The next release: if it is the first, the caps may follow from it.
+        """
+        return self._snapshot().trial(first)
+
+    def balance(self) -> Balance:
+        """Return how the budget stands."""
+        view, budget = self._snapshot(), self.budget
+        count, accounts = len(view.charged), view.trial()
+        if accounts is None:
+            return Balance(budget, count, Left(0, 0, budget.delta_atto, 1.0), closed=True)
+        left = accounts.to_come.left()
+        closed = None if view.periods is None else accounts.left(view.periods) if view.periods else left
+        return Balance(budget, count, left, closed, condition=view.condition)
+
+    def attest(self) -> Balance:
+        """State in the journal that every request so far was fixed before the first answer; of version 1 only.
+
+        Caps cannot be chosen after answers were seen. A ledger of version 1 that mixed kinds of releases has none, and
+        is closed. If its requests did not follow from answers, neither do caps that follow from the requests alone.
+
+        Raises
+        ------
+        RefusedError
+            If the ledger has caps, or can go on without such a statement, or exceeds its budget even so.
+        """
+        with self._locked() as (view, transaction):
+            if view.trial() is not None or view.accounts is not None:
+                raise RefusedError(
+                    f"{self._storage} needs no statement: its caps were fixed before an answer was seen."
+                )
+            caps = view.fixed_caps()
+            count = len(view.charged)
+            condition = f"the {counted(count, 'request')} up to entry {view.after} were fixed before the first answer"
+            trial = PeriodFilters(self._budget_of(view), (caps,), view.periods or ())
+            if not all(trial.book(str(i), charge) for i, charge in enumerate(view.charged)):
+                raise RefusedError(
+                    f"The releases charged to {self._storage} do not keep its budget, even if all of them were fixed "
+                    "beforehand: nothing more can be charged to it."
+                )
+            self._append(view, transaction, {"event": "capped", "sets": [caps.to_json()], "condition": condition})
+        return self.balance()
 
     def reserve(
         self,
@@ -278,7 +332,7 @@ class Ledger:
                 )
             if known is not None and known.state is not State.ABORTED:
                 return known.state
-            self._require_affordable(view, charge)
+            caps = self._caps_to_fix(view, charge)
             entry = {
                 "event": "reserved",
                 "id": release_id,
@@ -286,8 +340,15 @@ class Ledger:
                 "guarantee": guarantee.to_json(),
                 **({"periods": list(charge.periods)} if charge.periods else {}),
             }
-            transaction.append(entry, view.after, view.head)
+            self._append(view, transaction, *caps, entry)
         return State.RESERVED
+
+    @staticmethod
+    def _append(view: View, transaction: Transaction, *entries: dict[str, Any]) -> None:
+        """Append entries behind the end of the view; it folds them when it is read again."""
+        after, head = view.after, view.head
+        for entry in entries:
+            after, head = transaction.append(entry, after, head)
 
     def _closed(self, view: View, periods: Mapping[str, str]) -> tuple[str, ...]:
         """Return the names of periods, in order, after checking that each is closed with this very content."""
@@ -300,26 +361,34 @@ class Ledger:
                 )
         return tuple(sorted(periods))
 
-    def _require_affordable(self, view: View, charge: Charge) -> None:
-        charged, budget, guarantee = view.charged, view.budget, charge.guarantee
-        if budget is None:
-            raise DataError(f"The ledger at {self._storage} declares no budget: it is damaged. Restore it from a copy.")
+    def _caps_to_fix(self, view: View, charge: Charge) -> list[dict[str, Any]]:
+        """Return what has to be written before a charge that fits: the caps, if they are not fixed yet."""
+        charged, guarantee = view.charged, charge.guarantee
         if charged and charged[0].guarantee.neighbours is not guarantee.neighbours:
             relation = charged[0].guarantee.neighbours
             raise RefusedError(
                 f"The budget of {self._storage} is kept under {relation}, the relation of its first release; a loss "
                 f"under {guarantee.neighbours} cannot be added to it. Ask for --neighbours {relation}."
             )
-        if parallel.fits([*charged, charge], budget, charge.periods):
-            return
-        asked = f"This release costs {guarantee.loss}"
-        used = parallel.spent_epsilon_micro(charged, budget.delta_atto, charge.periods) / MICRO
-        if used:
-            asked += f", on top of epsilon {used:g} already spent at delta {budget.delta_atto / ATTO:g}"
-        raise RefusedError(
-            f"{asked}; the budget of {self._storage} is {budget}. Nothing was read or spent. Ask for a smaller loss, "
-            "or repeat an earlier release by its parameters: that is free."
-        )
+        self._require_kept(view)
+        accounts = view.trial(guarantee)
+        if accounts is None or not accounts.copy().book("", charge):
+            raise RefusedError(refusal(str(self._storage), self._budget_of(view), accounts, charged, charge))
+        if view.accounts is not None:
+            return []
+        return [{"event": "capped", "sets": [each.to_json() for each in accounts.caps]}]
+
+    def _require_kept(self, view: View) -> None:
+        """Refuse a journal whose caps do not keep the budget, or whose charges do not keep to its caps."""
+        capped = view.accounts is None or certified(view.accounts.caps, self._budget_of(view))
+        if view.exceeded is not None or not capped:
+            raise DataError(f"The releases charged to {self._storage} exceed its budget: it was tampered with.")
+
+    def _budget_of(self, view: View) -> PrivacyLoss:
+        """Return the budget of a view."""
+        if view.budget is None:
+            raise DataError(f"The ledger at {self._storage} declares no budget: it is damaged. Restore it from a copy.")
+        return view.budget
 
     def begin(self, release_id: str) -> int | None:
         """Start an attempt: fence out every earlier one and delete their drafts.
@@ -345,7 +414,7 @@ class Ledger:
             transaction.sweep(release_id, keep=None)
             # the token makes this head unlike that of the same attempt in a ledger that was restored and used again
             entry = {"event": "begun", "id": release_id, "attempt": random_token()}
-            transaction.append(entry, view.after, view.head)
+            self._append(view, transaction, entry)
             return record.fence + 1
 
     def commit(self, release_id: str, fence: int, content: Iterable[bytes]) -> bool:
@@ -379,7 +448,7 @@ class Ledger:
                         "blob": name,
                         "digest": digest,
                     }
-                    transaction.append(entry, view.after, view.head)
+                    self._append(view, transaction, entry)
                     committed = True
         finally:
             if not committed:
@@ -435,7 +504,7 @@ class Ledger:
             record = self._known(view, release_id)
             transaction.sweep(release_id, keep=record.blob)
             if record.state is State.COMMITTED:
-                transaction.append({"event": "published", "id": release_id}, view.after, view.head)
+                self._append(view, transaction, {"event": "published", "id": release_id})
 
     def abort(self, release_id: str) -> bool:
         """Refund a reservation whose noise was not committed; any attempt still alive is fenced out.
@@ -449,7 +518,7 @@ class Ledger:
             record = self._known(view, release_id)
             if record.state is State.RESERVED:
                 transaction.sweep(release_id, keep=None)
-                transaction.append({"event": "aborted", "id": release_id}, view.after, view.head)
+                self._append(view, transaction, {"event": "aborted", "id": release_id})
                 return True
             return record.state is State.ABORTED
 
@@ -463,8 +532,7 @@ class Ledger:
         """
         self._view = View()
         view = self._snapshot()
-        if not parallel.fits(view.charged, self.budget):
-            raise DataError(f"The releases charged to {self._storage} exceed its budget: it was tampered with.")
+        self._require_kept(view)
         for record in view.records.values():
             if record.blob is not None:
                 with self.opened(record.release_id):

@@ -10,9 +10,8 @@ they are as private as the composition of those releases with p in P_i (McSherry
 
 *Proof.* Fix neighbours that differ in period p. Given what was published before, a release with p not in P_i reads
 the same rows from both tables and so has the same law for both: the likelihood ratio of all outputs is the product of
-the ratios of the releases with p in P_i. Composition theorems (basic, zCDP, GDP) bound exactly that product, and
-hold for mechanisms chosen adaptively. ∎ The most that any row has spent is therefore the largest, over periods, of
-what the releases of that period compose to, and that is what a budget is compared with.
+the ratios of the releases with p in P_i. The theorem of :mod:`dpdist.privacy.profile` bounds exactly that product, for
+an analyst who adapts. ∎ So each period has an account of its own, and none may exceed the caps.
 
 **Which neighbours.** The theorem needs neighbours that differ within one period:
 
@@ -40,11 +39,10 @@ of all of them. The right to put files there is for those who may see the rows.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from dpdist.privacy import accounting
+from dpdist.privacy.accounting import CapSet, Filter, Left
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 
 
@@ -56,38 +54,67 @@ class Charge:
     periods: tuple[str, ...] = ()
 
 
-def borne(charges: Iterable[Charge], periods: Iterable[str] = ()) -> Iterator[list[Guarantee]]:
-    """Yield what the rows of each period bear, alike ones once; first what rows of a period to come would bear.
+@dataclass
+class PeriodFilters:
+    """The accounts of the rows of a table: one for each period, and one for rows of periods to come.
+
+    Where rows come in no periods, the last is that of every row. All have the same caps, which were fixed before the
+    first answer; a release that does not read a period tells nothing of it, so the caps of a period need only precede
+    the first answer that reads it.
 
     Parameters
     ----------
-    charges
-        All charges of one table.
+    budget
+        What no row may bear more than.
+    caps
+        The cap sets of every account.
     periods
-        The periods to look at; none: all that were charged, and those to come.
+        The periods closed so far.
     """
-    whole: list[Guarantee] = []
-    own: defaultdict[str, list[Guarantee]] = defaultdict(list)
-    for charge in charges:
-        if not charge.periods:
-            whole.append(charge.guarantee)
-        for period in charge.periods:
-            own[period].append(charge.guarantee)
-    chosen = list(periods)
-    seen = set()
-    for guarantees in [own[period] for period in chosen] if chosen else [[], *own.values()]:
-        total = whole + guarantees
-        alike = frozenset(Counter(total).items())
-        if alike not in seen:
-            seen.add(alike)
-            yield total
 
+    budget: PrivacyLoss
+    caps: tuple[CapSet, ...]
+    periods: Iterable[str] = ()
+    to_come: Filter = field(init=False)
+    closed: dict[str, Filter] = field(init=False)
 
-def fits(charges: Iterable[Charge], budget: PrivacyLoss, periods: Iterable[str] = ()) -> bool:
-    """Say whether no row, of the given periods or of any, bears more than the budget."""
-    return all(accounting.fits(total, budget) for total in borne(charges, periods))
+    def __post_init__(self) -> None:
+        self.to_come = Filter(self.budget, self.caps)
+        self.closed = {period: self.to_come.copy() for period in self.periods}
 
+    def copy(self) -> PeriodFilters:
+        """Return accounts of their own with the same charges."""
+        other = PeriodFilters(self.budget, self.caps)
+        other.to_come = self.to_come.copy()
+        other.closed = {period: account.copy() for period, account in self.closed.items()}
+        return other
 
-def spent_epsilon_micro(charges: Iterable[Charge], delta_atto: int, periods: Iterable[str] = ()) -> int:
-    """Return the most that any row bears, of the given periods or of any, in millionths of epsilon at a delta."""
-    return max(accounting.spent_epsilon_micro(total, delta_atto) for total in borne(charges, periods))
+    def close(self, period: str) -> None:
+        """Open the account of a period: its rows bear what was charged to rows of periods to come."""
+        self.closed[period] = self.to_come.copy()
+
+    def _read(self, periods: Iterable[str]) -> list[Filter]:
+        """Return the accounts of the rows that a release reads; no periods: of all."""
+        chosen = list(periods)
+        return [self.closed[period] for period in chosen] if chosen else [self.to_come, *self.closed.values()]
+
+    def book(self, key: str, charge: Charge) -> bool:
+        """Charge a release to every row that it reads; False, and nothing is charged, if one cannot bear it."""
+        accounts = self._read(charge.periods)
+        if not all(account.holds(charge.guarantee) for account in accounts):
+            return False
+        for account in accounts:
+            account.book(key, charge.guarantee)
+        return True
+
+    def refund(self, key: str) -> None:
+        """Take back a charge; only of a release that nobody has seen."""
+        for account in self._read(()):
+            account.refund(key)
+
+    def left(self, periods: Iterable[str] = ()) -> Left:
+        """Return what can still be charged to a release that reads some periods; none named: the whole table."""
+        first, *others = (account.left() for account in self._read(periods))
+        for other in others:
+            first = first.least(other)
+        return first

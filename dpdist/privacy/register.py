@@ -150,7 +150,7 @@ def _joint(together: list[Guarantee], budget: PrivacyLoss) -> PrivacyLoss | None
     """Return what releases cost together, at a larger delta than the budget's where none holds there; None: a lot."""
     for delta in (budget.delta_atto, sum(each.loss.delta_atto for each in together)):
         with suppress(UsageError, DataError):
-            return PrivacyLoss(accounting.spent_epsilon_micro(together, delta), delta)
+            return PrivacyLoss(accounting.least_epsilon_micro(together, delta), delta)
     return None
 
 

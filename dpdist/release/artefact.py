@@ -72,6 +72,8 @@ class Heading:
         Ids of the releases it is the sum of; none in a release that was drawn itself.
     unit
         Whose rows change together between neighbours, and how many at most; None: one row.
+    condition
+        What a person stated of the ledger's past, on which the guarantee rests; None: it rests on nothing.
     """
 
     release_id: str
@@ -87,6 +89,7 @@ class Heading:
     extents: tuple[Extent, ...] = ()
     releases: tuple[str, ...] = ()
     unit: Unit | None = None
+    condition: str | None = None
 
     @property
     def private_as_claimed(self) -> bool:
@@ -111,9 +114,9 @@ class Heading:
     def guarantee_words(self) -> str:
         """Return the guarantee, if there is one, as part of a sentence."""
         said = f"{self.guarantee.loss if self.guarantee else 'nothing proved'} under {self.neighbours}"
-        return (
-            said if self.unit is None else f"{said} of the rows of one {self.unit.column}, {self.unit.max_rows} at most"
-        )
+        if self.unit is not None:
+            said += f" of the rows of one {self.unit.column}, {self.unit.max_rows} at most"
+        return said if self.condition is None else f"{said}, if {self.condition}"
 
     def attributes(self) -> dict[str, Any]:
         """Return the JSON attributes of release.zarr."""
@@ -133,6 +136,7 @@ class Heading:
             "extents": [extent.to_json() for extent in self.extents],
             **({"releases": list(self.releases)} if self.releases else {}),
             "unit": None if self.unit is None else self.unit.to_json(),
+            **({} if self.condition is None else {"condition": self.condition}),
             "library": f"dpdist {dpdist.__version__}",
         }
 
@@ -286,6 +290,7 @@ def open_release(path: Path) -> Release:
             extents=tuple(Extent(**extent) for extent in info["extents"]),
             releases=tuple(info.get("releases", ())),
             unit=None if info["unit"] is None else Unit(**info["unit"]),
+            condition=info.get("condition"),
         )
         sound = _is_sound(release, arrays) and info["status"] == release.attributes()["status"]
     except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries

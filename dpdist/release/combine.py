@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.privacy.accounting import spent_epsilon_micro
+from dpdist.privacy.accounting import composed_epsilon_micro
 from dpdist.privacy.guarantee import ATTO, Arithmetic, Guarantee, PrivacyLoss
 from dpdist.release.archive import archived, publish
 from dpdist.release.artefact import Release
@@ -87,6 +87,7 @@ def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
         extents=extents,
         releases=ids,
         unit=first.unit,
+        condition="; ".join(sorted({r.condition for r in releases if r.condition})) or None,
     )
 
 
@@ -140,24 +141,28 @@ def parallel(guarantees: Sequence[Guarantee]) -> Guarantee:
     first = guarantees[0]
     squares = [g.mu_squared for g in guarantees if g.mu_squared is not None]
     loss = PrivacyLoss(max(g.loss.epsilon_micro for g in guarantees), max(g.loss.delta_atto for g in guarantees))
-    return _joint(first, guarantees, loss, max(squares) if len(squares) == len(guarantees) else None, bounded=True)
+    return _joint(first, guarantees, loss, max(squares) if len(squares) == len(guarantees) else None, alike=True)
 
 
 def sequential(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Return what holds when a row may be in all of the releases: their composition, at the sum of their deltas."""
+    """Return what holds when a row may be in all of the releases: their composition, at the sum of their deltas.
+
+    It holds if the requests were fixed before the first answer. Where a later one may follow from an earlier answer,
+    what holds is the composition of the budgets of their ledgers.
+    """
     if len(guarantees) == 1:
         return guarantees[0]
     delta = sum(g.loss.delta_atto for g in guarantees)
     if delta >= ATTO:
         raise RefusedError("The deltas of these releases add up to 1: together they promise nothing.")
     squares = [g.mu_squared for g in guarantees if g.mu_squared is not None]
-    loss = PrivacyLoss(spent_epsilon_micro(guarantees, delta), delta)
+    loss = PrivacyLoss(composed_epsilon_micro(guarantees, delta), delta)
     square = sum(squares, Fraction(0)) if len(squares) == len(guarantees) else None
-    return _joint(guarantees[0], guarantees, loss, square, bounded=False)
+    return _joint(guarantees[0], guarantees, loss, square, alike=False)
 
 
 def _joint(
-    first: Guarantee, guarantees: Iterable[Guarantee], loss: PrivacyLoss, square: Fraction | None, *, bounded: bool
+    first: Guarantee, guarantees: Iterable[Guarantee], loss: PrivacyLoss, square: Fraction | None, *, alike: bool
 ) -> Guarantee:
     every = list(guarantees)
     exact = all(g.arithmetic is Arithmetic.INTEGER_EXACT for g in every)
@@ -167,7 +172,7 @@ def _joint(
         mu_squared=square,
         arithmetic=Arithmetic.INTEGER_EXACT if exact else Arithmetic.IDEAL_REAL,
         proof=_PROOF,
-        bounded_range=bounded and all(g.bounded_range for g in every),
+        bounded_ranges=first.bounded_ranges if alike and len({g.bounded_ranges for g in every}) == 1 else (),
     )
 
 

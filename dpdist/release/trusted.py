@@ -173,10 +173,12 @@ def conclude(transaction: Transaction, moment: BandedMoment, progress: Progress 
             written(file, _drawn(transaction, moment, progress))
             archive.publish(file, transaction.target)
         return
+    ledger = Ledger(transaction.ledger)
+    known = {"condition": ledger.condition}
     commit_once(
-        Ledger(transaction.ledger),
+        ledger,
         transaction.release_id,
-        lambda head: _drawn(transaction, moment, progress, head),
+        lambda head: _drawn(transaction, moment, progress, ledger_head=head, **known),
     )
 
 
@@ -213,7 +215,7 @@ def commit_once(ledger: Ledger, release_id: str, drawn: Callable[[str], Iterable
 
 
 def _drawn(
-    transaction: Transaction, moment: BandedMoment, progress: Progress | None = None, ledger_head: str | None = None
+    transaction: Transaction, moment: BandedMoment, progress: Progress | None = None, **known: Any
 ) -> Iterator[bytes]:
     """Yield the archive of one fresh noisy release, drawn on the way; nothing of the exact moment is in it."""
     request, table = transaction.request, transaction.table
@@ -224,9 +226,9 @@ def _drawn(
         release_id=transaction.release_id,
         names=table.names,
         rows=table.rows,
-        ledger_head=ledger_head,
         extents=(Extent.of(table),),
         unit=table.unit,
+        **known,
     )
     return archive.archived(heading, _noisy(calibrated, heading.bound.width, moment, progress))
 

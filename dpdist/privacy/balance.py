@@ -1,0 +1,142 @@
+"""How a budget stands, and why a release cannot be charged to it, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from dpdist.privacy.accounting import Left, composed, prices
+from dpdist.privacy.guarantee import ATTO, MICRO, PrivacyLoss
+from dpdist.privacy.parallel import Charge, PeriodFilters
+from dpdist.words import counted
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How a budget stands. What everything charged keeps, together, is the budget; nothing less is proved.
+
+    Attributes
+    ----------
+    budget
+        The declared budget.
+    charged
+        Number of releases that are charged.
+    left
+        What can still be charged to a release of the whole table or, where rows come in periods, of one to come.
+    left_closed
+        What can still be charged to a release of all periods closed so far; None where rows come in no periods.
+    closed
+        Whether nothing can be charged any more because the ledger is of version 1 and its past has no caps.
+    condition
+        What a person stated of its past, on which the guarantee rests; None: it rests on nothing.
+    """
+
+    budget: PrivacyLoss
+    charged: int
+    left: Left
+    left_closed: Left | None = None
+    closed: bool = False
+    condition: str | None = None
+
+    def __str__(self) -> str:
+        words = f"charged {counted(self.charged, 'release')}; left: "
+        if self.closed:
+            return (
+                f"{words}nothing. This ledger was begun by an older version, and its releases fit no caps that were "
+                "fixed before the first answer. If all requests were fixed before it, say so with dpdist ledger attest"
+            )
+        words += str(self.left)
+        if self.left_closed is not None:
+            words += f" of a period to come, {self.left_closed} of all closed periods together"
+        return words if self.condition is None else f"{words}; the guarantee holds if {self.condition}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "budget": self.budget.to_json(),
+            "charged": self.charged,
+            "left": self.left.to_json(),
+            **({} if self.left_closed is None else {"left_closed": self.left_closed.to_json()}),
+            "closed": self.closed,
+            "condition": self.condition,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Balance:
+        """Read what :meth:`to_json` wrote."""
+        closed = value.get("left_closed")
+        return cls(
+            PrivacyLoss.from_json(value["budget"]),
+            value["charged"],
+            Left.from_json(value["left"]),
+            None if closed is None else Left.from_json(closed),
+            value["closed"],
+            value["condition"],
+        )
+
+
+def refusal(
+    place: str, budget: PrivacyLoss, accounts: PeriodFilters | None, charged: Sequence[Charge], charge: Charge
+) -> str:
+    """Return the words with which a release is refused.
+
+    Parameters
+    ----------
+    place
+        Of the ledger.
+    budget
+        Its budget.
+    accounts
+        What is charged; None of a ledger of version 1 that cannot go on.
+    charged, charge
+        The releases before, and the one that does not fit.
+    """
+    if accounts is None:
+        return (
+            f"{place} was begun by an older version, and its releases fit no caps that were fixed before the first "
+            "answer: nothing is proved of one more. Nothing was read or spent. If all requests so far were fixed "
+            f"before the first answer was seen, say so with dpdist ledger attest {place} --fixed-beforehand; or repeat "
+            "an earlier release by its parameters: that is free."
+        )
+    count = len(charged)
+    before = f"{counted(count, 'release')} {'is' if count == 1 else 'are'} charged already, " if count else ""
+    left = "" if not count else f"; left: {accounts.left(charge.periods)}"
+    head = f"This release costs {charge.guarantee.loss}; {before}the budget of {place} is {budget}{left}."
+    return f"{head} Nothing was read or spent. {_cure(budget, charged, charge)}"
+
+
+def _cure(budget: PrivacyLoss, charged: Sequence[Charge], charge: Charge) -> str:
+    guarantee = charge.guarantee
+    if guarantee.loss.delta_atto and not budget.delta_atto:
+        return (
+            "The delta of this budget is 0, so only purely private releases fit it: leave out --delta, or take "
+            "--mechanism two-sided-wishart. A delta is declared with the budget, once, before the first release: "
+            "--budget-delta D."
+        )
+    mixed = _declaration(budget, charged, charge)
+    if mixed:
+        return (
+            f"It would have fitted if {mixed} had been declared with the budget, before the first release: limits that "
+            "are chosen after an answer was seen protect nobody. Ask for a smaller loss, or for one of the same kind."
+        )
+    return "Ask for a smaller loss, or repeat an earlier release by its parameters: that is free."
+
+
+def _declaration(budget: PrivacyLoss, charged: Sequence[Charge], charge: Charge) -> str:
+    """Return the options that would have let the release in, as part of the budget; empty if none would."""
+    read = [c.guarantee for c in charged if not c.periods or not charge.periods or set(c.periods) & set(charge.periods)]
+    total = composed([*read, charge.guarantee])
+    kinds = {next(prices(g)).mu_squared > 0 for g in [*read, charge.guarantee]}
+    too_much = total.epsilon_micro > budget.epsilon_micro
+    if too_much or (len(kinds) == 1 and not total.delta_atto):
+        return ""
+    if total.delta(Fraction(budget.epsilon_micro, MICRO)) > Fraction(budget.delta_atto, ATTO):
+        return ""
+    parts = []
+    if total.epsilon_micro:
+        parts.append(f"--budget-pure {total.epsilon_micro / MICRO:g}")
+    if total.delta_atto:
+        parts.append(f"--budget-delta-reserve {total.delta_atto / ATTO:g}")
+    return " and ".join(parts)
