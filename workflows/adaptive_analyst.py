@@ -131,7 +131,7 @@ class Game:
     stages
         Number of requests.
     points
-        Size of the grid of losses.
+        Size of the grid of losses, a multiple of 2000 and 1.
     up
         Whether losses are rounded up.
     """
@@ -205,12 +205,47 @@ class Game:
         return answered + (1 - mass.sum() if self.up else 0.0)
 
 
-def staircase(budget: PrivacyLoss, stages: int) -> tuple[Guarantee, ...]:
-    """Return the menu of the attack that was found first: ever larger Gaussian shares, and the pure releases beside."""
+def largest_pure(rule: OldRule) -> Guarantee | None:
+    """Return the largest pure release that the old rule still takes, of an epsilon that every grid has."""
+    for part in range(400, 0, -1):
+        found = pure(f"{rule.budget.epsilon_micro * part // 400 / MICRO:.6f}")
+        if rule.after(found) is not None:
+            return found
+    return None
+
+
+def staircase(budget: PrivacyLoss, shares: Sequence[Fraction]) -> tuple[Guarantee, ...]:
+    """Return the menu of the attack that was found first: Gaussian steps, and beside each what is left as a pure one.
+
+    Parameters
+    ----------
+    budget
+        Of the ledger.
+    shares
+        Of the budget's mu², one a step, less than 1 in all.
+    """
     epsilon, delta = f"{budget.epsilon:f}", f"{budget.delta:.18f}"
-    parts = [Fraction(1, 2**k) for k in range(stages)]
-    pures = [f"{budget.epsilon * (1 - float(part) ** 0.5 * 0.9):.6f}" for part in parts[1:]]
-    return (*(gaussian(epsilon, delta, part / 2) for part in parts), *map(pure, pures))
+    steps = [gaussian(epsilon, delta, share) for share in shares]
+    menu: list[Guarantee] = []
+    state: Rule | None = OldRule(budget)
+    for step in steps:
+        state = state.after(step) if isinstance(state, OldRule) else None
+        menu.append(step)
+        beside = largest_pure(state) if isinstance(state, OldRule) else None
+        menu += [beside] if beside else []
+    return tuple(menu)
+
+
+def halves(count: int) -> list[Fraction]:
+    """Return 1/2^count, 1/2^count, 1/2^(count-1), ..., 1/4, 1/2 less a little: each step doubles what is charged."""
+    return [Fraction(1, 1 << count), *(Fraction(1, 1 << k) for k in range(count, 1, -1)), Fraction(499, 1000)]
+
+
+def random_staircase(budget: PrivacyLoss, seed: int) -> tuple[Guarantee, ...]:
+    """Return a staircase of three to five steps of random height."""
+    source = random.Random(seed)  # noqa: S311 - a menu
+    weights = [source.random() ** 2 + 0.01 for _ in range(source.randint(3, 5))]
+    return staircase(budget, sorted(Fraction(weight / sum(weights)) * Fraction(999, 1000) for weight in weights))
 
 
 def random_menu(budget: PrivacyLoss, seed: int) -> tuple[Guarantee, ...]:
@@ -251,14 +286,14 @@ def main() -> None:
     games: list[dict[str, Any]] = []
     for seed in range(arguments.menus):
         budget = PrivacyLoss.parse(*_BUDGETS[seed % len(_BUDGETS)])
-        menu = random_menu(budget, seed)
-        found = played(budget, menu, arguments.stages, arguments.points)
-        games.append({"menu": f"random {seed}", "budget": str(budget), **found})
+        kind, menu_of = (("staircase", random_staircase), ("all kinds", random_menu))[seed % 2]
+        found = played(budget, menu_of(budget, seed), arguments.stages, arguments.points)
+        games.append({"menu": f"random {seed}, {kind}", "budget": str(budget), **found})
         print(games[-1], flush=True)
     for pair in _BUDGETS:
         budget = PrivacyLoss.parse(*pair)
-        found = played(budget, staircase(budget, 6), 7, arguments.points)
-        games.append({"menu": "staircase", "budget": str(budget), **found})
+        found = played(budget, staircase(budget, halves(5)), 7, arguments.points)
+        games.append({"menu": "doubling staircase", "budget": str(budget), **found})
         print(games[-1], flush=True)
     arguments.output.with_suffix(".json").write_text(json.dumps(games, indent=1) + "\n")
     worst = {key: max(float(game[key]) for game in games) for key in ("before_low", "after_low", "after_high")}
