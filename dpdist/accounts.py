@@ -90,9 +90,9 @@ def create_ledger(ledger: Place, rows: Path, budget: PrivacyLoss | None = None) 
     Raises
     ------
     UsageError
-        If neither the call nor the rows declare a budget.
+        If neither the call nor the rows declare a budget, or the rows declare another one.
     RefusedError
-        If the rows have a ledger already, or declare another budget.
+        If the rows have a ledger already.
     DataError
         If another ledger stands there, or it or the rows cannot be written.
     """
@@ -112,7 +112,7 @@ def _create_ledger(ledger: Place, rows: Path, budget: PrivacyLoss | None = None)
             "--ledger where it is needed; if it is lost, restore it from a copy."
         )
     if table.budget not in {None, declared}:
-        raise RefusedError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
+        raise UsageError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
     opened = _unused(ledger, table.dataset_id, declared)
     if opened is None:
         _require_no_ledger(ledger)
@@ -129,9 +129,9 @@ def periodic_table(
     Raises
     ------
     UsageError
-        If there is none and no budget to create it with.
+        If there is none and no budget to create it with, or it declares another one.
     RefusedError
-        If it declares another budget, or its ledger is not at the place.
+        If its ledger is not at the place.
     DataError
         If it is damaged, or cannot be written.
     """
@@ -140,7 +140,7 @@ def periodic_table(
     with locked(rows):
         table = open_periods(rows)
         if budget not in {None, table.budget}:
-            raise RefusedError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
+            raise UsageError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
         if table.ledger_id is None:
             opened = _unused(place, table.dataset_id, table.budget)
             if opened is None:

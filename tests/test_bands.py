@@ -275,7 +275,7 @@ def test_a_release_in_bands_is_one_release_with_one_charge(table: RowsTable) -> 
     first = release(table)
     ledger = Ledger(accounts.default_ledger(table.path))
     assert [record.state for record in ledger.records] == [State.PUBLISHED]
-    assert losses(ledger) == [PrivacyLoss.parse("1", "1e-5")]
+    assert losses(ledger) == [PrivacyLoss.parse("1")]
     assert np.array_equal(release(table).lattice, first.lattice)
     assert np.array_equal(release(table, name="again.zarr").lattice, first.lattice)
     assert len(drafts(table)) == 1

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cli_scene import BUDGET, LOSS, Call, call, here, made, names_in, released, tree
+from ledgers import new_address
 
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
@@ -54,7 +56,7 @@ def test_a_ledger_is_created_with_an_exact_budget_once(without_ledger: Path, cal
 
 def test_a_ledger_without_a_budget_takes_the_one_the_rows_declare(without_ledger: Path, call: Call) -> None:
     refused = call("ledger", "create", "new.ledger", "--rows", "rows.zarr", "--budget-epsilon", "9")
-    assert refused.code == 3
+    assert refused.code == 2
     assert "declared once" in refused.message
     said = call("ledger", "create", "new.ledger", "--rows", "rows.zarr")
     assert said.code == 0
@@ -117,21 +119,24 @@ def test_a_fresh_ledger_shows_its_budget_and_that_nothing_was_spent(here: Path, 
     said = call("ledger", "show", "rows.ledger")
     assert (said.code, said.err) == (0, "")
     assert re.search(r"budget +epsilon 2, delta 1e-05", said.out)
-    assert re.search(r"spent +nothing", said.out)
+    assert "charged 0 releases; left: one gaussian release of epsilon 2 at delta 1e-05 or one pure release" in said.out
+    assert "spent" not in said.out  # an analyst who adapts is promised the budget, and nothing less
     shown = call("ledger", "show", "rows.ledger", "--json").json
     assert shown["budget"] == {"epsilon_micro": 2_000_000, "delta_atto": 10**13}
     assert shown["dataset_id"] == open_rows(here / "rows.zarr").dataset_id
-    assert (shown["spent"], shown["releases"]) == (None, [])
+    assert (shown["charged"], shown["releases"], shown["caps"]) == (0, [], [])
+    assert shown["left"]["gaussian_epsilon_micro"] == 2_000_000
 
 
 def test_a_ledger_shows_and_exports_its_releases(released: Path, call: Call) -> None:
     release_id = open_release(released / "release.zarr").release_id
     said = call("ledger", "show", "rows.ledger")
     assert re.search(rf"published +{release_id}  gaussian, epsilon 1, delta 1e-06, replace-one", said.out)
-    assert re.search(r"spent +epsilon", said.out)
+    assert "charged 1 release; left: one gaussian release of epsilon 1." in said.out
     shown = call("ledger", "show", "rows.ledger", "--json").json
     assert [(entry["id"], entry["state"]) for entry in shown["releases"]] == [(release_id, "published")]
-    assert 0 < shown["spent"]["epsilon_micro"] <= 10**6
+    assert shown["charged"] == 1
+    assert len(shown["caps"]) == 2
     exported = call("ledger", "export", "rows.ledger")
     assert exported.code == 0
     assert json.loads(exported.out) == shown
@@ -166,3 +171,91 @@ def test_a_damaged_ledger_is_exit_4(here: Path, call: Call, command: str, conten
     said = call("ledger", command, "rows.ledger")
     assert said.code == 4
     assert "damaged" in said.message
+
+
+# --- parts of a budget --------------------------------------------------------------------------------------------
+
+
+PARTS = ("--budget-epsilon", "2", "--budget-delta", "1e-6")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--budget-pure", "2.1"), "--budget-pure"),
+        (("--budget-pure", "-0.1"), "--budget-pure"),
+        (("--budget-pure", "much"), "--budget-pure"),
+        (("--budget-delta-reserve", "2e-6"), "--budget-delta-reserve"),
+        (("--budget-delta-reserve", "-1e-9"), "--budget-delta-reserve"),
+    ],
+)
+def test_parts_of_a_budget_that_make_no_sense_are_usage_and_write_nothing(
+    without_ledger: Path, call: Call, more: tuple[str, ...], said: str
+) -> None:
+    rewrite_attributes(without_ledger / "rows.zarr", budget=None)
+    np.save(without_ledger / "table.npy", np.zeros((3, 2)))
+    before = tree(without_ledger)
+    for command in (("ledger", "create", "new.ledger", "--rows", "rows.zarr"), ("ingest", "table.npy", "new.zarr")):
+        refused = call(*command, *PARTS, *more)
+        assert refused.code == 2
+        assert said in refused.message
+    assert call("ingest", "table.npy", "new.zarr", *more).code == 2  # parts of no budget
+    assert call("ingest", "table.npy", "new.zarr", "--budget-epsilon", "2", "--budget-pure", "1").code == 2
+    assert tree(without_ledger) == before
+
+
+def test_a_budget_with_parts_is_declared_once_and_shown(without_ledger: Path, call: Call) -> None:
+    rewrite_attributes(without_ledger / "rows.zarr", budget=None)
+    np.save(without_ledger / "table.npy", np.zeros((3, 2)))
+    parts = (*PARTS, "--budget-pure", "0.5", "--budget-delta-reserve", "1e-7")
+    assert call("ingest", "table.npy", "new.zarr", *parts).code == 0
+    budget = PrivacyLoss.declared("2", "1e-6", "0.5", "1e-7")
+    assert open_rows(Path("new.zarr")).budget == Ledger(Path("new.ledger")).budget == budget
+    assert call("ledger", "create", "rows.ledger", "--rows", "rows.zarr", *parts).code == 0
+    assert open_rows(Path("rows.zarr")).budget == budget
+    shown = call("ledger", "show", "rows.ledger")
+    assert "of which epsilon 0.5 and delta 1e-07 are for other than Gaussian releases" in shown.out
+    assert "charged 0 releases; left: one gaussian release of epsilon 1.5" in shown.out
+    assert call("ledger", "show", "rows.ledger", "--json").json["budget"]["pure_micro"] == 500_000
+
+
+@pytest.mark.parametrize("second", [("--budget-pure", "0.6"), ()])
+def test_a_second_declaration_is_usage_and_writes_nothing(
+    without_ledger: Path, call: Call, second: tuple[str, ...]
+) -> None:
+    declared = PrivacyLoss.declared("2", "1e-6", "0.5").to_json()
+    rewrite_attributes(without_ledger / "rows.zarr", budget=declared)
+    before = tree(without_ledger)
+    refused = call("ledger", "create", "new.ledger", "--rows", "rows.zarr", *PARTS, *second)
+    assert refused.code == 2
+    assert "declared once" in refused.message
+    assert tree(without_ledger) == before
+    assert call("ledger", "create", "new.ledger", "--rows", "rows.zarr", *PARTS, "--budget-pure", "0.5").code == 0
+
+
+# --- an analyst who adapts --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["folder", "postgres"])
+def test_an_analyst_who_chooses_his_second_release_by_the_first_is_refused_in_one_branch(
+    without_ledger: Path, call: Call, kind: str, request: pytest.FixtureRequest, scheduler: str
+) -> None:
+    """Before caps both branches were granted, and choosing between them had 1.73 times the budget's delta."""
+    with new_address(request.getfixturevalue("postgres")) if kind == "postgres" else nullcontext("books.ledger") as at:
+        rewrite_attributes(without_ledger / "rows.zarr", budget=None)
+        budget = ("--budget-epsilon", "1.1", "--budget-delta", "1e-6")
+        assert call("ledger", "create", at, "--rows", "rows.zarr", *budget).code == 0
+        where = ("--ledger", at, "--scheduler", scheduler, "--neighbours", "add-remove", "--clip", "300")
+        first = ("--epsilon", "0.1", "--delta", "1e-6")
+        assert call("release", "rows.zarr", "first.zarr", *first, *where).code == 0
+        branch_a = ("--mechanism", "two-sided-wishart", "--epsilon", "1")
+        refused = call("release", "rows.zarr", "a.zarr", *branch_a, *where)
+        assert refused.code == 3
+        assert "if --budget-pure 1 had been declared with the budget, before the first release" in refused.message
+        assert "left: one gaussian release of epsilon 1.093 at delta 1e-06" in refused.message
+        assert not Path("a.zarr").exists()
+        branch_b = ("--epsilon", "1.093", "--delta", "1e-6")
+        assert call("release", "rows.zarr", "b.zarr", *branch_b, *where).code == 0
+        shown = call("ledger", "show", at)
+        assert "charged 2 releases" in shown.out
+        assert "spent" not in shown.out

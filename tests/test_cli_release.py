@@ -183,7 +183,8 @@ def test_a_release_over_what_is_left_is_refused_with_what_is_left(here: Path, ca
     said = call("release", "rows.zarr", "second.zarr", *more)
     assert said.code == 3
     assert "costs epsilon 2" in said.message
-    assert "already spent" in said.message
+    assert "1 release is charged already" in said.message
+    assert "left: one gaussian release of epsilon 1." in said.message
     assert "is epsilon 2, delta 1e-05" in said.message
     assert Ledger(here / "rows.ledger").head == head
     assert tree(here / "release.zarr") == before

@@ -362,5 +362,5 @@ def test_the_budget_pays_for_as_many_releases_as_it_says(run: Run, place: Place)
     assert codes == [0, -signal.SIGKILL, 0, 3]  # one that died has spent its part
     command = ["release", str(place.rows), str(public / "1"), *place.command()[3:], "--id", "n1"]
     assert run(place, command) == 0
-    assert losses(place.ledger) == [BUDGET]
+    assert losses(place.ledger) == [COST] * 3
     assert len({path.read_bytes() for path in public.glob("*/lattice/c/0/0")}) == 3

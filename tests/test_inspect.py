@@ -76,7 +76,8 @@ def test_rows_are_described_and_no_value_of_them_is_told(rows: RowsTable) -> Non
     for part in (
         "PRIVATE", str(sentinel.ROWS), "72: column-0, column-1", "and 66 more", "float64, 8 chunks of 40 rows",
         "Blosc LZ4" if rows.compressed else "compression none", "CRC32C", rows.dataset_id,
-        "all rows of one person, 3 at most", "rows.ledger: budget epsilon 2, delta 1e-05; spent nothing, on 0 releases",
+        "all rows of one person, 3 at most",
+        "rows.ledger: budget epsilon 2, delta 1e-05; charged 0 releases; left: one gaussian",
     ):  # fmt: skip
         assert part in words
     facts = inspection.inspected(rows.path)
@@ -122,11 +123,11 @@ def test_damage_is_found_in_every_chunk(rows: RowsTable, damage: Callable[[Path]
 def test_the_ledger_is_told_where_it_is_and_how_it_stands(rows: RowsTable, tmp_path: Path) -> None:
     asked = ("bound", rows.path, "--epsilon", "0.5", "--grid", "1:8192:1", "--quantile", "0.5")
     assert call(*asked).exit_code in {0, 4}
-    assert "spent epsilon 0.5, delta 1e-05, on 1 release\n" in inspected(rows.path)[1]
+    assert "budget epsilon 2, delta 1e-05; charged 1 release; left: one " in inspected(rows.path)[1]
     place = accounts.default_ledger(rows.path)
     place.rename(tmp_path / "moved.ledger")
     assert f"{place} is not there; budget epsilon 2" in inspected(rows.path)[1]
-    assert "on 1 release\n" in inspected(rows.path, "--ledger", tmp_path / "moved.ledger")[1]
+    assert "charged 1 release; left" in inspected(rows.path, "--ledger", tmp_path / "moved.ledger")[1]
     other = tmp_path / "other.zarr"
     with created(other, rows=2, dtype="uint8", names=("a", "b"), budget=None) as writer:
         writer.append(np.zeros((2, 2), dtype=np.uint8))
@@ -187,7 +188,7 @@ def test_a_folder_of_periods_is_described_and_verified_against_its_seals(
     folder = nightly_folder(tmp_path)
     code, words = inspected(folder)
     assert code == 0
-    for part in ("PRIVATE", "2 closed, d1 to d2", "budget epsilon 1, delta 1e-06; spent epsilon"):
+    for part in ("PRIVATE", "2 closed, d1 to d2", "budget epsilon 1, delta 1e-06; charged 2 releases"):
         assert part in words
     assert "nothing is damaged" in inspected(folder, "--verify")[1]
     assert "period    d2" in inspected(folder / "d2.zarr")[1]

@@ -303,13 +303,13 @@ def test_a_release_carries_the_head_of_the_ledger_after_it_was_reserved_and_befo
     release = published(transaction)
     with closing(sqlite3.connect(books(transaction) / "ledger.sqlite")) as connection:
         digests = [row[0] for row in connection.execute("SELECT digest FROM journal ORDER BY sequence")]
-    assert len(digests) == 5  # created, reserved, begun, committed, published
-    assert reserved == digests[1]
-    assert release.ledger_head == digests[2]
-    assert accounts.verify_ledger(books(transaction), [transaction.target]).head == digests[4]
+    assert len(digests) == 6  # created, capped, reserved, begun, committed, published
+    assert reserved == digests[2]
+    assert release.ledger_head == digests[3]
+    assert accounts.verify_ledger(books(transaction), [transaction.target]).head == digests[5]
 
 
-@pytest.mark.parametrize("kept", [1, 2, 3])
+@pytest.mark.parametrize("kept", [1, 2, 3, 4])
 def test_a_ledger_that_forgot_a_release_is_refused_and_draws_nothing(transaction: Transaction, kept: int) -> None:
     published(transaction)
     before = tree(transaction.target)

@@ -273,6 +273,8 @@ class Left:
     share: float
 
     def __str__(self) -> str:
+        if _TOLD < self.share < 1:
+            return "next to nothing"
         words = []
         if self.gaussian_micro:
             words.append(f"one gaussian release of epsilon {_short(self.gaussian_micro)} at delta {self.delta:g}")
@@ -309,6 +311,10 @@ class Left:
         return cls(
             value["gaussian_epsilon_micro"], value["pure_epsilon_micro"], value["delta_atto"], value["share_charged"]
         )
+
+
+_TOLD = 0.9999
+"""Beyond this share of the caps, what is left is the rounding of what was charged."""
 
 
 def _short(micro: int) -> str:
