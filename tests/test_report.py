@@ -106,7 +106,7 @@ def test_the_budget_is_that_of_the_ledger_that_was_charged(tmp_path: Path) -> No
     release = open_release(tmp_path / "r.zarr")
     ledger = Ledger(accounts.default_ledger(rows))
     text = page(tmp_path, release, ledger=ledger)
-    assert "So far: charged 1 release; left: one gaussian release of epsilon" in text
+    assert "So far: charged 1 release; left: one pure release of epsilon 3" in text
     assert ledger.head in text
     assert release.ledger_head is not None
     assert release.ledger_head in text
