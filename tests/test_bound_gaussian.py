@@ -209,6 +209,17 @@ def test_noise_that_would_hide_the_quantile_is_refused_with_an_epsilon_that_does
         require_telling(request, table, Fraction("0.9999"))
 
 
+def test_it_is_the_noise_that_will_be_drawn_which_is_asked_whether_it_hides_the_quantile(table: RowsTable) -> None:
+    """Of 600 rows 155 lie above: more than the Gaussian error at the last edge, fewer than the Laplace one."""
+    request, quantile = replace(PURE, loss=PrivacyLoss.parse("0.1")), 1 - Fraction(155, 600)
+    with pytest.raises(RefusedError, match="it would tell nothing"):
+        clipping.choose_clip(table.path, request, quantile)
+    with pytest.raises(RefusedError, match="it would tell nothing"):
+        clipping.choose_clip(table.path, request, 1 - Fraction(100, 600), budget_delta=True)
+    assert ledger_of(table).records == []
+    assert clipping.choose_clip(table.path, request, quantile, budget_delta=True).fresh
+
+
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
@@ -277,6 +288,16 @@ def test_the_command_says_what_it_cost_and_the_next_one_names_the_delta(table: R
     filled = [{"RELEASE": str(tmp_path / "release.zarr"), "E": "1.9"}.get(word, word) for word in words]
     assert call(*filled).exit_code == 0
     assert [r.parameters["mechanism"] for r in ledger_of(table).records] == ["norm-histogram", "gaussian"]
+
+
+def test_the_command_takes_a_delta_of_its_own(table: RowsTable) -> None:
+    asked = ("bound", table.path, "--epsilon", "0.5", "--grid", "1:64:2", "--quantile", "0.5", "--json")
+    told = [json.loads(call(*asked, *more).stdout) for more in ((), ("--delta", "0"), ("--delta", "1e-7"), ())]
+    assert [each["histogram"]["noise"]["law"] for each in told] == ["rounded-normal", "discrete-laplace"] + 2 * [
+        "rounded-normal"
+    ]
+    assert [each["histogram"]["guarantee"]["delta_atto"] for each in told] == [10**12, 0, 10**11, 10**12]
+    assert [each["fresh"] for each in told] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("wrong", ["1", "-1e-6", "x", "1e-19"])
