@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -99,8 +100,9 @@ class ClipChoice:
             if found.edge == 0:
                 said += " It is the first norm of the grid: a smaller one, with less noise, may do (--grid)."
         guarantee = self.histogram.guarantee
+        law = "" if guarantee.mu_squared is None else f" (Gaussian, mu² {float(guarantee.mu_squared):.3g})"
         how = "charged now" if self.fresh else "drawn before: the same answer, nothing spent"
-        return f"{said}\nCost: {guarantee.loss} under {guarantee.neighbours}, {self.histogram.release_id} ({how})."
+        return f"{said}\nCost: {guarantee.loss}{law} under {guarantee.neighbours}, {self.histogram.release_id} ({how})."
 
 
 def choose_clip(
@@ -110,6 +112,7 @@ def choose_clip(
     *,
     ledger: Place | None = None,
     cluster: Cluster | None = None,
+    budget_delta: bool = False,
 ) -> ClipChoice:
     """Choose the clip norm of a table as a quantile of its norms; the same request again costs nothing.
 
@@ -128,6 +131,9 @@ def choose_clip(
         Where its budget is kept, if not beside it.
     cluster
         Where to compute.
+    budget_delta
+        Whether a request without a delta takes that of the budget, where it has one. If this very histogram was
+        released with either before, that one is given again.
 
     Raises
     ------
@@ -146,14 +152,17 @@ def choose_clip(
     place = ledger or default_ledger(table.path)
     transaction = NormsTransaction(request, table, place.absolute() if isinstance(place, Path) else place)
     if not where.trusted_worker:
-        if _is_committed(transaction):
+        transaction, committed = _looked_up(transaction, budget_delta)
+        if committed:
             norms.reserve(transaction)  # refuses a ledger that is not of these rows
             return _choice(norms.published(transaction), quantile, fresh=False)
-        norms.require_telling(request, table, quantile)
+        norms.require_telling(transaction.request, table, quantile)
     with where.connected(trusted_worker=where.trusted_worker) as engine:
         engine.require_path(table.landmark)
-        if where.trusted_worker and not engine.trusted(_is_committed, transaction):
-            norms.require_telling(request, table, quantile)
+        if where.trusted_worker:
+            transaction, committed = engine.trusted(_looked_up, transaction, budget_delta)
+            if not committed:
+                norms.require_telling(transaction.request, table, quantile)
         fresh = engine.trusted(norms.reserve, transaction) is State.RESERVED
         if fresh:
             tasks = histogram_tasks(table, bound, request.grid.edges, len(engine.workers))
@@ -167,15 +176,18 @@ def choose_clip(
 
 
 def _choice(histogram: NormHistogram, quantile: Fraction, *, fresh: bool) -> ClipChoice:
-    found = quantile_of(histogram.counts, histogram.scale, quantile, rows=histogram.rows)
+    found = quantile_of(histogram.counts, histogram.noise, quantile, rows=histogram.rows)
     return ClipChoice(histogram, quantile, found, fresh)
 
 
-def _is_committed(transaction: NormsTransaction) -> bool:
+def _looked_up(transaction: NormsTransaction, budget_delta: bool) -> tuple[NormsTransaction, bool]:
+    """Return the transaction with its delta settled, and whether its histogram was committed before."""
+    if budget_delta and not transaction.request.loss.delta_atto:
+        transaction = norms.settled(transaction)
     if not Ledger.stands_at(transaction.ledger):
-        return False
+        return transaction, False
     record = Ledger(transaction.ledger).record(transaction.release_id)
-    return record is not None and record.state in {State.COMMITTED, State.PUBLISHED}
+    return transaction, record is not None and record.state in {State.COMMITTED, State.PUBLISHED}
 
 
 def _table_at(rows: Path) -> RowsTable:
@@ -202,7 +214,8 @@ def next_command(rows: Path, choice: ClipChoice, centre: str) -> str | None:
     """Return the command that releases with the chosen clip norm, to be completed; None where none was chosen."""
     if choice.clip is None:
         return None
-    neighbours = choice.histogram.guarantee.neighbours
+    neighbours, loss = choice.histogram.guarantee.neighbours, choice.histogram.guarantee.loss
     more = "" if centre == "none" else f" --centre {shlex.quote(centre)}"
+    more += f" --delta {Decimal(loss.delta_atto).scaleb(-18).normalize()}" if loss.delta_atto else ""
     more += "" if neighbours is Neighbours.REPLACE_ONE else f" --neighbours {neighbours}"
     return f"dpdist release {shlex.quote(str(rows))} RELEASE --epsilon E --clip {choice.clip:g}{more}"

@@ -180,8 +180,8 @@ def request_from(
     return request
 
 
-def norms_request_from(*, epsilon: str, grid: str, neighbours: str, centre: str) -> NormsRequest:
-    """Make a request for a histogram of norms from text as it stands on the command line.
+def norms_request_from(*, epsilon: str, delta: str | None, grid: str, neighbours: str, centre: str) -> NormsRequest:
+    """Make a request for a histogram of norms from text as it stands on the command line; without delta it has none.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def norms_request_from(*, epsilon: str, grid: str, neighbours: str, centre: str)
             "--centre none."
         )
     shift = {} if centre == Centring.NONE else read_public_centre(Path(centre))
-    return NormsRequest(PrivacyLoss.parse(epsilon), NormGrid.parse(grid), Neighbours(neighbours), **shift)
+    return NormsRequest(PrivacyLoss.parse(epsilon, delta or "0"), NormGrid.parse(grid), Neighbours(neighbours), **shift)
 
 
 def quantile_from(text: str) -> Fraction:

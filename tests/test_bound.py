@@ -27,6 +27,7 @@ from scipy import stats
 from dpdist import accounts, clipping, engine
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.mechanisms.counts import DiscreteLaplace
 from dpdist.mechanisms.quantile import Weights, calibrated, quantile_of, weights
 from dpdist.moment import histogram, total
 from dpdist.moment.total import add_partials, complete
@@ -236,22 +237,19 @@ def test_the_scale_is_the_least_that_keeps_epsilon(
     epsilon: str, rows: int, neighbours: Neighbours, change: int
 ) -> None:
     found = calibrated(PrivacyLoss.parse(epsilon), neighbours, rows)
-    assert Fraction(rows * change, found.scale) <= Fraction(epsilon)
-    assert found.scale == 1 or Fraction(rows * change, found.scale - 1) > Fraction(epsilon)
+    assert isinstance(found.noise, DiscreteLaplace)
+    scale = found.noise.scale
+    assert Fraction(rows * change, scale) <= Fraction(epsilon)
+    assert scale == 1 or Fraction(rows * change, scale - 1) > Fraction(epsilon)
     assert found.guarantee.loss == PrivacyLoss.parse(epsilon)
     assert found.guarantee.neighbours is neighbours
-
-
-def test_a_delta_is_refused() -> None:
-    with pytest.raises(UsageError, match="no delta"):
-        calibrated(PrivacyLoss.parse("1", "1e-6"), Neighbours.REPLACE_ONE)
 
 
 def test_the_rows_of_one_unit_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "connected", crash_driver.inline)
     made = table_of(tmp_path / "rows.zarr", some_rows(), unit=Unit("person", 3))
     choice = clipping.choose_clip(made.path, REQUEST, HALF)
-    assert choice.histogram.scale == 6
+    assert choice.histogram.noise == DiscreteLaplace(6)
     assert REQUEST.release_id(made) != REQUEST.release_id(replace(made, unit=None))
 
 
@@ -268,7 +266,7 @@ def test_without_noise_the_quantile_is_the_first_edge_that_leaves_few_enough_abo
     quantile: str, edge: int, rows: int | None
 ) -> None:
     counts = (EXACT * 10**6).tolist()  # beside which noise of scale 1 vanishes, and so do its bounds
-    found = quantile_of(counts, 1, Fraction(quantile), rows=rows and rows * 10**6)
+    found = quantile_of(counts, DiscreteLaplace(1), Fraction(quantile), rows=rows and rows * 10**6)
     assert found.edge == edge
     assert found.tail == pytest.approx(TAILS[edge] / 1000, abs=1e-7)
     if quantile not in {"0.05", "0.95"}:  # there an edge leaves exactly as many as asked for: nothing is sure
@@ -278,12 +276,12 @@ def test_without_noise_the_quantile_is_the_first_edge_that_leaves_few_enough_abo
 
 @pytest.mark.parametrize("rows", [1000, None])
 def test_errors_in_rows_hold_at_their_confidence_and_standard_errors_are_right(rows: int | None) -> None:
-    scale, draws, bins = 20, 3000, EXACT.size
+    draws, bins = 3000, EXACT.size
     noise = calibrated(PrivacyLoss.parse("0.05"), Neighbours.ADD_REMOVE)
-    assert noise.scale == scale
+    assert noise.noise == DiscreteLaplace(20)
     quantile = Fraction("0.9")
     kinds = [weights(bins, edge, quantile, rows_known=rows is not None) for edge in range(bins - 1)]
-    bounds = np.array([kind.bound(scale, 0.05 / (2 * len(kinds))) for kind in kinds])
+    bounds = np.array([kind.bound(noise.noise, 0.05 / (2 * len(kinds))) for kind in kinds])
     errors = np.empty((draws, bins - 1))
     for draw in errors:
         added = noise.answer(EXACT, SYSTEM) - EXACT
@@ -294,7 +292,7 @@ def test_errors_in_rows_hold_at_their_confidence_and_standard_errors_are_right(r
     assert wrong <= most
     assert (np.abs(errors) > bounds / 2).any(axis=1).sum() > most
     # the mean of squares of draws with kurtosis at most 6 is normal here, with variance at most 5 / draws
-    deviations = np.array([kind.standard_deviation(scale) for kind in kinds])
+    deviations = np.array([kind.standard_deviation(noise.noise) for kind in kinds])
     off = np.abs((errors**2).mean(axis=0) / deviations**2 - 1)
     allowed = stats.norm.isf(FALSE_ALARM / (4 * len(kinds))) * math.sqrt(6 / draws)
     assert off.max() < allowed
@@ -308,7 +306,7 @@ def test_the_true_quantile_lies_between_the_edges_that_are_told(quantile: str, r
     noise = calibrated(PrivacyLoss.parse("0.1"), Neighbours.REPLACE_ONE)
     for _ in range(20):
         noisy = noise.answer(EXACT * 100, SYSTEM).tolist()
-        found = quantile_of(noisy, noise.scale, Fraction(quantile), rows=rows, confidence=1 - FALSE_ALARM / 100)
+        found = quantile_of(noisy, noise.noise, Fraction(quantile), rows=rows, confidence=1 - FALSE_ALARM / 100)
         assert found.above_edge is not None
         assert found.up_to_edge is not None
         assert found.above_edge < true <= found.up_to_edge
@@ -319,7 +317,7 @@ def test_what_is_told_of_a_quantile_holds_at_its_confidence(rows: int | None) ->
     """The 0.95-quantile is exactly at edge 5, where a claim that it lies above is as easily wrong as can be."""
     noise, draws, wrong = calibrated(PrivacyLoss.parse("0.5"), Neighbours.REPLACE_ONE), 500, 0
     for _ in range(draws):
-        found = quantile_of(noise.answer(EXACT, SYSTEM).tolist(), noise.scale, Fraction("0.95"), rows=rows)
+        found = quantile_of(noise.answer(EXACT, SYSTEM).tolist(), noise.noise, Fraction("0.95"), rows=rows)
         above, up_to = found.above_edge, found.up_to_edge
         wrong += (above is not None and above >= 5) or (up_to is not None and up_to < 5)
     assert wrong <= stats.binom.isf(FALSE_ALARM, draws, 0.05)
@@ -331,7 +329,7 @@ def test_the_standard_error_of_a_share_is_that_of_its_estimates(rows: int | None
     exact = np.array([500, 0, 0, 0, 0, 0, 0, 0, 0, 0, 500, 0]) * 1000
     shares, errors = np.empty(draws), np.empty(draws)
     for draw in range(draws):
-        found = quantile_of(noise.answer(exact, SYSTEM).tolist(), noise.scale, Fraction("0.3"), rows=rows)
+        found = quantile_of(noise.answer(exact, SYSTEM).tolist(), noise.noise, Fraction("0.3"), rows=rows)
         assert (found.edge, found.tail_error is None) == (0, False)
         shares[draw], errors[draw] = found.tail or 0, found.tail_error or 0
     # a sum of Laplace noise has kurtosis at most 6, so the ratio of deviations has at most sqrt(5 / 4 draws)
@@ -345,21 +343,21 @@ def test_where_n_is_public_no_other_weight_has_less_variance() -> None:
         best = weights(12, edge, HALF, rows_known=True)
         for w in (0, 1, 0.3, 0.5, 0.8):
             other = replace(best, w=Fraction(w))
-            assert best.standard_deviation(20) <= other.standard_deviation(20) + 1e-9
+            assert best.standard_deviation(DiscreteLaplace(20)) <= other.standard_deviation(DiscreteLaplace(20)) + 1e-9
 
 
 def test_a_bound_is_that_of_the_exact_law() -> None:
     """One bin above the edge, weight 1: the error is one discrete Laplace, whose tail is known."""
     kind, scale = Weights(1, 0, Fraction(0)), 10
     for beta in (0.05, 1e-3, 1e-6):
-        bound = kind.bound(scale, beta)
+        bound = kind.bound(DiscreteLaplace(scale), beta)
         ratio = math.exp(-1 / scale)
         beyond = ratio ** (math.floor(bound) + 1) / (1 + ratio)
         assert beta / 60 < beyond <= beta
 
 
 def test_where_the_noise_exceeds_the_rows_nothing_is_claimed() -> None:
-    found = quantile_of([-3, 1, -5, 0], 5, HALF, rows=None)
+    found = quantile_of([-3, 1, -5, 0], DiscreteLaplace(5), HALF, rows=None)
     assert (found.tail, found.tail_error, found.up_to_edge) == (None, None, None)
 
 

@@ -32,6 +32,11 @@ _GRID = "0.0009765625:1048576:2"
     "--epsilon", required=True, help="Privacy loss epsilon to spend on the choice: a small part, such as 0.1."
 )
 @click.option(
+    "--delta",
+    help="Its delta: with one the noise is Gaussian and costs little beside other Gaussian releases; with 0 it is "
+    "Laplace noise, purely private. [default: that of the budget]",
+)
+@click.option(
     "--quantile",
     default="0.95",
     show_default=True,
@@ -56,8 +61,8 @@ _GRID = "0.0009765625:1048576:2"
 @trusted_option
 @json_option
 def bound(
-    rows: Path, epsilon: str, quantile: str, grid: str, neighbours: str, centre: str, ledger: Place | None,
-    cluster: Cluster, trusted: str, as_json: bool,
+    rows: Path, epsilon: str, delta: str | None, quantile: str, grid: str, neighbours: str, centre: str,
+    ledger: Place | None, cluster: Cluster, trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Choose the clip norm of ROWS privately: a quantile of the norms of its rows, for a small epsilon.
 
@@ -65,9 +70,9 @@ def bound(
     --quantile, costs nothing. Exit code 4 if the quantile may lie beyond the grid.
     """
     share = config.quantile_from(quantile)
-    request = config.norms_request_from(epsilon=epsilon, grid=grid, neighbours=neighbours, centre=centre)
+    request = config.norms_request_from(epsilon=epsilon, delta=delta, grid=grid, neighbours=neighbours, centre=centre)
     where = replace(cluster, trusted_worker=trusted == "worker")
-    choice = clipping.choose_clip(rows, request, share, ledger=ledger, cluster=where)
+    choice = clipping.choose_clip(rows, request, share, ledger=ledger, cluster=where, budget_delta=delta is None)
     following = clipping.next_command(rows, choice, centre)
     words = choice.words()
     answer(

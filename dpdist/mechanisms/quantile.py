@@ -1,53 +1,65 @@
 """`norm-histogram`: a private histogram over a public grid, from which quantiles and tail shares follow for free.
 
-**Law.** The m counts of the bins get independent integers with ``P(x) ∝ exp(-|x| / t)``, t an integer, drawn exactly
-(:mod:`dpdist.noise.lattice`). The noisy counts are the release; all else here is post-processing.
+**Law.** The m counts of the bins get independent integer noise, drawn exactly (:mod:`dpdist.noise.lattice`). Where
+the loss has a delta it is a rounded normal, ``rnd(s Z)``; where it has none it is discrete Laplace,
+``P(x) ∝ exp(-|x| / t)``. s and t are integers. The noisy counts are the release; all else here is post-processing.
 
 **Sensitivity.** A row stands in exactly one bin, found from this row alone (:mod:`dpdist.rows.norms`), so its part of
 the histogram is a unit vector. Let neighbours differ in at most M rows, those of one privacy unit (M = 1: one row).
 
-* add-remove: at most M unit vectors more or fewer, which change the counts by at most M in the l1 norm;
-* replace-one: M unit vectors exchanged for M others, by at most 2 M.
+* add-remove: at most M unit vectors more or fewer, which change the counts by at most M in the l1 and in the l2 norm;
+* replace-one: M unit vectors exchanged for M others. Each exchange changes the counts by at most 2 in the l1 norm and
+  ``sqrt 2`` in the l2 norm, all of them by at most 2 M and ``M sqrt 2``.
 
-Both are attained. No rounding of a norm matters: whichever bin it leads to, it is one bin.
+All four are attained: by M rows of one bin, exchanged for M rows of one other. No rounding of a norm matters: whichever
+bin it leads to, it is one bin.
 
-**Theorem.** With ``t = ceil(Delta_1 / epsilon)`` the release is epsilon-private: the probabilities of any noisy counts
-under two neighbours differ by a factor of at most ``exp(|h - h'|_1 / t) <= exp(Delta_1 / t)``. ∎
+**Theorem.** (a) Gaussian: with s the least integer at which the Gaussian profile keeps (epsilon, delta), the release is
+mu-GDP with ``mu² = Delta_2² / s²``, a fraction of integers, and (epsilon, delta)-private. The counts h are integers,
+and rounding commutes with adding an integer: ``h + rnd(s Z) = rnd(h + s Z)`` is post-processing of the Gaussian
+mechanism (Dong, Roth & Su 2022; its profile: Balle & Wang 2018, theorem 8). (b) Laplace: with
+``t = ceil(Delta_1 / epsilon)`` the release is epsilon-private: the probabilities of any noisy counts under two
+neighbours differ by a factor of at most ``exp(|h - h'|_1 / t) <= exp(Delta_1 / t)``. ∎
 
 **Quantile.** For edge i let ``U_i = (rows above it) - (1 - q) n``. The q-quantile of the norms, on the grid, is the
-first edge with ``U_i <= 0``. With k bins above the edge, U_i is estimated without bias by the noisy counts, those above
-the edge weighted by 1 - w and the others by -w:
+first edge with ``U_i <= 0``. With k bins above the edge, U_i is estimated by the noisy counts, those above the edge
+weighted by 1 - w and the others by -w; both laws are symmetric about 0, so the estimate is unbiased:
 
 * add-remove (n private): ``w = 1 - q``, which makes the estimate of U_i itself;
 * replace-one (n public): for any w, ``sum_above (1 - w) - sum_below w = (rows above) - w n``, so ``(w - 1 + q) n`` has
   to be added. ``w = k / m`` has the least variance, ``k (m - k) / m`` that of one count.
 
-**Error, in rows.** The error of U_i is ``sum_j c_j X_j`` with these weights c and X discrete Laplace. By Markov's
-inequality for ``exp(s .)``, s > 0, it exceeds a with probability at most beta as soon as ::
+**Error, in rows.** The error of U_i is ``sum_j c_j X_j`` with these weights c and the noise X. What it exceeds with
+probability at most beta, for either law and with the rounding counted, is proved in :mod:`dpdist.mechanisms.counts`.
+With ``beta = (1 - confidence) / (2 (m - 1))`` all bounds at all edges hold together, on both sides, at the stated
+confidence: the number of rows above an edge is off by at most that, and the true quantile lies between the last edge
+that is surely below it and the first that surely is not. Where no edge is, it may lie beyond the grid, and no clip
+norm is claimed.
 
-    a >= (sum_j L(s c_j) + ln(1/beta)) / s,    L(s) = ln E exp(s X) = 2 ln(1 - p) - ln(1 - p e^s) - ln(1 - p e^-s),
+**Compared.** Errors in rows at confidence 0.95, at the worst edge; replace-one, epsilon 0.1, 61 edges:
 
-with ``p = exp(-1/t)``. Any s proves a bound, so the search for the best one cannot break it. With ``beta = (1 -
-confidence) / (2 (m - 1))`` all bounds at all edges hold together, on both sides, at the stated confidence: the number
-of rows above an edge is off by at most that, and the true quantile lies between the last edge that is surely below it
-and the first that surely is not. Where no edge is, it may lie beyond the grid, and no clip norm is claimed.
-
-**Compared with** other ways to one quantile (errors in rows at confidence 0.95; replace-one, epsilon 0.1, 61 edges):
-
-* the exponential mechanism with utility ``-|#above - (1 - q) n|`` over the edges, sensitivity 1: its edge is off by at
-  most ``(2/epsilon) ln(61/0.05)`` = 142 rows, against 453 here at the worst edge. Permute-and-flip is never worse
-  than that. Both give an edge and nothing else: no count of what is clipped, no error, no word on whether the grid
-  ends too early. A count at the chosen edge takes a share of epsilon, and their samplers need real arithmetic.
-* noisy counts of a binary tree over the bins: log2(m) times the noise in each of up to log2(m) nodes. The standard
-  deviation of a tail of three nodes is 294 rows, here at most 111. A tree wins only on grids of thousands of edges.
+* The two laws: 453 with Laplace noise (t = 20), 701 with Gaussian noise at delta 1e-6 (s = 52), whose tails are as
+  wide as its delta is small. But beside Gaussian releases mu² adds up. Of it the Gaussian histogram costs 0.00074,
+  and what is epsilon-private 0.0157, ``mu = 2 Phi^-1(e^epsilon / (1 + e^epsilon))``: 21 times as much. At that cost
+  Gaussian noise has s = 12 and errs by 174 rows.
+* The exponential mechanism with utility ``-|#above - (1 - q) n|`` over the edges, sensitivity 1: its edge is off by at
+  most ``(2/epsilon) ln(61/0.05)`` = 142 rows. Permute-and-flip is never worse than that. Its privacy loss has range
+  epsilon, which costs mu² = 0.0039; at the 0.00074 of the Gaussian histogram, epsilon 0.0434, it is off by at most 327.
+  Both give an edge and nothing else: no count of what is clipped, no error, no word on whether the grid ends too early.
+  A count at the chosen edge takes a share of epsilon, and their samplers need real arithmetic.
+* Noisy counts of a binary tree over the bins: log2(m) levels share the loss, and a tail is a sum of up to log2(m)
+  nodes. The standard deviation of a tail of three nodes is 294 rows with Laplace noise, here at most 111; with
+  Gaussian noise 222, here at most 205. A tree of Gaussian noise would win in the middle of grids of some hundred edges;
+  clip norms are looked for in the tail, where few bins are above: at the last edge the error is 174 rows (s = 52).
 
 The histogram costs more rows and answers every quantile, with its error, exactly on integers. On the tables this is
-for, of 10^5 rows and more, both errors are far below the width of the grid's bins.
+for, of 10^5 rows and more, all these errors are far below the width of the grid's bins.
 
 References
 ----------
-Dwork, McSherry, Nissim & Smith 2006 (histograms); Canonne, Kamath & Steinke 2020 (discrete Laplace); McKenna &
-Sheldon 2020 (permute-and-flip); Chan, Shi & Song 2011 (trees); Smith 2011 (quantiles by the exponential mechanism).
+Dwork, McSherry, Nissim & Smith 2006 (histograms); Balle & Wang 2018 (analytic Gaussian mechanism); Dong, Roth & Su 2022
+(Gaussian differential privacy); Canonne, Kamath & Steinke 2020 (discrete Laplace); McKenna & Sheldon 2020
+(permute-and-flip); Chan, Shi & Song 2011 (trees); Smith 2011 (quantiles by the exponential mechanism).
 """
 
 from __future__ import annotations
@@ -61,8 +73,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import UsageError
+from dpdist.mechanisms.counts import CountNoise, DiscreteLaplace, RoundedNormal, Terms
 from dpdist.noise.entropy import Entropy
-from dpdist.noise.lattice import discrete_laplace
+from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
 
 NAME = "norm-histogram"
@@ -71,37 +84,45 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class CalibratedHistogram:
-    """Discrete Laplace noise of one integer scale t on every count (see the module for law and proof)."""
+    """Noise of one integer scale on every count (see the module for laws and proofs)."""
 
-    scale: int
+    noise: CountNoise
     guarantee: Guarantee
 
     def answer(self, counts: Counts, entropy: Entropy) -> Counts:
         """Return the counts plus one draw."""
-        return counts + discrete_laplace(self.scale, counts.size, entropy)
+        return counts + self.noise.draw(counts.size, entropy)
 
 
 def calibrated(loss: PrivacyLoss, neighbours: Neighbours, max_rows: int = 1) -> CalibratedHistogram:
-    """Return the least integer scale that keeps epsilon where neighbours differ in at most so many rows.
+    """Return the least integer scale that keeps the loss where neighbours differ in at most so many rows.
 
-    Raises
-    ------
-    UsageError
-        If a delta is asked for: the release is purely private.
+    With a delta the noise is Gaussian, without one discrete Laplace.
 
     Examples
     --------
-    >>> calibrated(PrivacyLoss.parse("0.1"), Neighbours.REPLACE_ONE).scale
-    20
+    >>> calibrated(PrivacyLoss.parse("0.1"), Neighbours.REPLACE_ONE).noise
+    DiscreteLaplace(scale=20)
+    >>> calibrated(PrivacyLoss.parse("0.1", "1e-6"), Neighbours.REPLACE_ONE).noise
+    RoundedNormal(sigma=52)
     """
+    exchanged = 2 if neighbours is Neighbours.REPLACE_ONE else 1
+    noise: CountNoise
     if loss.delta_atto:
-        raise UsageError("A histogram of norms takes no delta: it is purely private.")
-    sensitivity = max_rows * (2 if neighbours is Neighbours.REPLACE_ONE else 1)
-    scale = -(-sensitivity * MICRO // loss.epsilon_micro)
-    if sensitivity * MICRO > loss.epsilon_micro * scale:
-        raise AssertionError("a scale rounded up keeps epsilon")
-    guarantee = Guarantee(neighbours, loss, None, Arithmetic.INTEGER_EXACT, "dpdist.mechanisms.quantile")
-    return CalibratedHistogram(scale, guarantee)
+        sensitivity_squared = exchanged * max_rows**2
+        # sqrt(Delta_2² sigma²), rounded up in integers
+        noise = RoundedNormal(math.isqrt(math.ceil(sensitivity_squared * Fraction(gaussian_sigma(loss)) ** 2) - 1) + 1)
+        mu_squared = Fraction(sensitivity_squared, noise.sigma**2)
+        kept = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared) <= loss.delta
+    else:
+        sensitivity = exchanged * max_rows
+        noise = DiscreteLaplace(-(-sensitivity * MICRO // loss.epsilon_micro))
+        mu_squared = None
+        kept = sensitivity * MICRO <= loss.epsilon_micro * noise.scale
+    if not kept:
+        raise AssertionError("a scale rounded up keeps the loss")
+    guarantee = Guarantee(neighbours, loss, mu_squared, Arithmetic.INTEGER_EXACT, "dpdist.mechanisms.quantile")
+    return CalibratedHistogram(noise, guarantee)
 
 
 @dataclass(frozen=True)
@@ -112,35 +133,17 @@ class Weights:
     below: int
     w: Fraction
 
-    def standard_deviation(self, scale: int) -> float:
+    @property
+    def _terms(self) -> Terms:
+        return ((self.above, float(1 - self.w)), (self.below, -float(self.w)))
+
+    def standard_deviation(self, noise: CountNoise) -> float:
         """Return that of the estimate, in rows."""
-        one, w = 0.5 / math.sinh(0.5 / scale) ** 2, float(self.w)
-        return math.sqrt(one * (self.above * (1 - w) ** 2 + self.below * w**2))
+        return math.sqrt(noise.variance * math.fsum(count * weight**2 for count, weight in self._terms))
 
-    def bound(self, scale: int, beta: float) -> float:
-        """Return what the error exceeds with probability at most beta, on one side, in rows (see the module)."""
-        w = float(self.w)
-        largest = max(1 - w if self.above else 0.0, w if self.below else 0.0)
-        if largest == 0:
-            return 0.0
-
-        def proved(log_rest: float) -> float:  # of s = (1 - rest) / (t largest), as close to its limit as need be
-            s = -math.expm1(log_rest) / (scale * largest)
-            rise = self.above * _log_mgf(s * (1 - w), scale) + self.below * _log_mgf(s * w, scale)
-            return (rise - math.log(beta)) / s
-
-        low, high = math.log(1e-9), math.log1p(-1e-9)
-        ratio = (math.sqrt(5) - 1) / 2
-        for _ in range(80):  # golden section
-            left, right = high - ratio * (high - low), low + ratio * (high - low)
-            low, high = (low, right) if proved(left) < proved(right) else (left, high)
-        return proved((low + high) / 2) * (1 + 1e-9)
-
-
-def _log_mgf(s: float, scale: int) -> float:
-    """Return ``ln E exp(s X)`` of discrete Laplace X, ``0 <= s < 1 / scale``."""
-    whole = -math.expm1(-1 / scale)
-    return 2 * math.log(whole) - math.log(-math.expm1(s - 1 / scale)) - math.log(-math.expm1(-s - 1 / scale))
+    def bound(self, noise: CountNoise, beta: float) -> float:
+        """Return what the error exceeds with probability at most beta, on one side, in rows."""
+        return noise.bound(self._terms, beta)
 
 
 def weights(bins: int, edge: int, quantile: Fraction, *, rows_known: bool) -> Weights:
@@ -193,7 +196,7 @@ class QuantileFound:
 
 
 def quantile_of(
-    noisy: Sequence[int], scale: int, quantile: Fraction, *, rows: int | None, confidence: float = 0.95
+    noisy: Sequence[int], noise: CountNoise, quantile: Fraction, *, rows: int | None, confidence: float = 0.95
 ) -> QuantileFound:
     """Say where a quantile lies. Free: it looks at a release only.
 
@@ -201,8 +204,8 @@ def quantile_of(
     ----------
     noisy
         The noisy counts, at least two; the last is that of the bin beyond the grid.
-    scale
-        t.
+    noise
+        That of each count.
     quantile
         q, between 0 and 1.
     rows
@@ -220,7 +223,7 @@ def quantile_of(
     edges = range(bins - 1)
     beta = (1 - confidence) / (2 * len(edges))
     kinds = [weights(bins, edge, quantile, rows_known=rows is not None) for edge in edges]
-    bounds = [kind.bound(scale, beta) for kind in kinds]
+    bounds = [kind.bound(noise, beta) for kind in kinds]
     tails: list[Fraction | int] = []
     tail = total
     for edge in edges:
@@ -234,7 +237,7 @@ def quantile_of(
     if size > 0:
         share = float(min(Fraction(1), max(Fraction(0), Fraction(tails[place]) / size)))
         kind = kinds[place] if rows is not None else replace(kinds[place], w=Fraction(share))
-        error = kind.standard_deviation(scale) / size
+        error = kind.standard_deviation(noise) / size
     return QuantileFound(
         edge=found,
         above_edge=max((edge for edge in edges if over[edge] > bounds[edge]), default=None),

@@ -6,24 +6,27 @@ nowhere else, and whoever asks again is given it at no cost. A quantile of it is
 of the same histogram costs nothing. The exact counts are a local variable of :func:`finalise`.
 
 The id follows from the data set's identity and public parameters, as that of a release does, and not from the quantile.
+Who names no delta takes that of the budget (:func:`settled`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 import dpdist
 from dpdist.errors import DataError, RefusedError
+from dpdist.mechanisms.counts import CountNoise, DiscreteLaplace, RoundedNormal, noise_from_json
 from dpdist.mechanisms.quantile import NAME, CalibratedHistogram, Counts, calibrated, weights
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.books import State
-from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 from dpdist.privacy.journal import canonical
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
@@ -32,7 +35,10 @@ from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.norms import NormGrid
 
-FORMAT = "dpdist-norms/1"
+FORMATS = {DiscreteLaplace.law: "dpdist-norms/1", RoundedNormal.law: "dpdist-norms/2"}
+"""By the law of the noise: what reads the first alone would take any scale for one of discrete Laplace noise."""
+_MOST_MICRO = 10 * MICRO
+"""The largest epsilon that is recommended, in millionths: beyond 10 little is private."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class NormsRequest:
     Parameters
     ----------
     loss
-        What it may cost; delta is 0.
+        What it may cost: Gaussian noise with a delta, discrete Laplace noise without one.
     grid
         The public grid.
     neighbours
@@ -68,13 +74,7 @@ class NormsRequest:
         return RowBound(columns, self.grid.edges[-1], 2, self.centre, self.scale)
 
     def calibrated(self, table: RowsTable) -> CalibratedHistogram:
-        """Return the noise for a table.
-
-        Raises
-        ------
-        UsageError
-            If a delta is asked for.
-        """
+        """Return the noise for a table."""
         return calibrated(self.loss, self.neighbours, table.max_rows)
 
     def parameters(self, table: RowsTable) -> dict[str, Any]:
@@ -126,8 +126,8 @@ class NormHistogram:
         The grid, rising.
     counts
         Noisy counts: of the norms up to each edge, and beyond the last.
-    scale
-        t of the noise on each count.
+    noise
+        That of each count.
     rows
         n under replace-one, None under add-remove.
     ledger_head
@@ -138,18 +138,18 @@ class NormHistogram:
     guarantee: Guarantee
     edges: tuple[float, ...]
     counts: tuple[int, ...]
-    scale: int
+    noise: CountNoise
     rows: int | None
     ledger_head: str
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return {
-            "format": FORMAT,
+            "format": FORMATS[self.noise.law],
             "release_id": self.release_id,
             "mechanism": NAME,
             "guarantee": self.guarantee.to_json(),
-            "noise": {"law": "discrete-laplace", "scale": self.scale},
+            "noise": self.noise.to_json(),
             "edges": list(self.edges),
             "counts": list(self.counts),
             "n": self.rows,
@@ -158,15 +158,22 @@ class NormHistogram:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> NormHistogram:
-        """Read what :meth:`to_json` wrote."""
-        if value["format"] != FORMAT:
-            raise DataError(f"The histogram has format {value['format']!r}; this version reads {FORMAT!r}.")
+        """Read what :meth:`to_json` wrote, in this version or an earlier one.
+
+        Raises
+        ------
+        DataError
+            If its format is not known.
+        """
+        if value["format"] not in FORMATS.values():
+            known = ", ".join(map(repr, FORMATS.values()))
+            raise DataError(f"The histogram has format {value['format']!r}; this version reads {known}.")
         return cls(
             release_id=value["release_id"],
             guarantee=Guarantee.from_json(value["guarantee"]),
             edges=tuple(value["edges"]),
             counts=tuple(value["counts"]),
-            scale=value["noise"]["scale"],
+            noise=noise_from_json(value["noise"]),
             rows=value["n"],
             ledger_head=value["ledger_head"],
         )
@@ -181,23 +188,59 @@ def require_telling(request: NormsRequest, table: RowsTable, quantile: Fraction,
     Raises
     ------
     RefusedError
-        If they do not, naming an epsilon that does.
+        If they do not, naming an epsilon that does where there is one.
     """
     if request.neighbours is not Neighbours.REPLACE_ONE:
         return
-    scale, edges = request.calibrated(table).scale, len(request.grid.edges)
-    last = weights(edges + 1, edges - 1, quantile, rows_known=True)
-    error = last.bound(scale, (1 - confidence) / (2 * edges))
     above = float((1 - quantile) * table.rows)
-    if error <= above:
+
+    def error(loss: PrivacyLoss) -> float:
+        edges = len(request.grid.edges)
+        last = weights(edges + 1, edges - 1, quantile, rows_known=True)
+        return last.bound(replace(request, loss=loss).calibrated(table).noise, (1 - confidence) / (2 * edges))
+
+    hidden = error(request.loss)
+    if hidden <= above:
         return
-    enough = request.loss.epsilon * error / above * 1.1  # the error falls as 1 / epsilon, or a little slower
+    most = PrivacyLoss(_MOST_MICRO, request.loss.delta_atto)
+    advice = f"No epsilon up to {most.epsilon:g} would do. Take"
+    if error(most) <= above:
+        enough = request.loss
+        while error(enough) > above:  # it falls as 1 / epsilon, or a little slower
+            step = max(1.05, error(enough) / above)
+            enough = replace(enough, epsilon_micro=min(_MOST_MICRO, _two_digits(enough.epsilon_micro * step)))
+        advice = f"Take --epsilon {enough.epsilon:g} or more, or"
     raise RefusedError(
-        f"At epsilon {request.loss.epsilon:g} the noise is up to {error:.0f} rows at confidence {confidence:g}, and "
-        f"only {above:.0f} of {table.rows} rows lie above the {float(quantile):g}-quantile: it would tell nothing. "
-        f"Nothing was read or spent. Take --epsilon {enough:.2g} or more, or a smaller --quantile, or choose the clip "
-        "norm from what is publicly known."
+        f"At {request.loss} the noise is up to {hidden:.0f} rows at confidence {confidence:g}, and only {above:.0f} of "
+        f"{table.rows} rows lie above the {float(quantile):g}-quantile: it would tell nothing. Nothing was read or "
+        f"spent. {advice} a smaller --quantile, or choose the clip norm from what is publicly known."
     )
+
+
+def _two_digits(value: float) -> int:
+    """Return a positive number rounded up to two significant digits, at least to a whole one."""
+    unit = int(10 ** max(0, math.floor(math.log10(value)) - 1))
+    return math.ceil(value / unit) * unit
+
+
+def settled(transaction: NormsTransaction) -> NormsTransaction:
+    """Give a request without a delta the one of the ledger's budget, and with it Gaussian noise; reads the ledger only.
+
+    Where the ledger holds the histogram already, with that delta or, as of earlier versions, with none, the first that
+    was reserved is the one: what was released for a request is given again, and never drawn anew under another law.
+
+    Raises
+    ------
+    RefusedError
+        If the ledger is not the table's.
+    """
+    request, table = transaction.request, transaction.table
+    ledger = charged_ledger(table, transaction.ledger)
+    pure = replace(request, loss=replace(request.loss, delta_atto=0))
+    gaussian = replace(request, loss=replace(request.loss, delta_atto=ledger.budget.delta_atto))
+    known = {each.release_id(table): each for each in (pure, gaussian)}
+    stands = (r.release_id for r in ledger.records if r.state is not State.ABORTED)
+    return replace(transaction, request=next((known[name] for name in stands if name in known), gaussian))
 
 
 def reserve(transaction: NormsTransaction) -> State:
@@ -245,7 +288,7 @@ def _drawn(transaction: NormsTransaction, exact: Counts, ledger_head: str) -> It
         guarantee=noise.guarantee,
         edges=request.grid.edges,
         counts=tuple(noise.answer(exact, SYSTEM).tolist()),
-        scale=noise.scale,
+        noise=noise.noise,
         rows=table.rows if request.neighbours is Neighbours.REPLACE_ONE else None,
         ledger_head=ledger_head,
     )

@@ -1,0 +1,134 @@
+"""The noise of a histogram's counts as a type: its law, and how far it moves a weighted sum of the counts.
+
+Both laws live on the integers and are drawn exactly (:mod:`dpdist.noise.lattice`). Let ``X_j`` be independent draws and
+``c_j`` fixed weights.
+
+**Discrete Laplace** of scale t, ``P(x) ∝ exp(-|x| / t)``. By Markov's inequality for ``exp(s .)``, s > 0,
+``sum_j c_j X_j`` exceeds a with probability at most beta as soon as ::
+
+    a >= (sum_j L(s c_j) + ln(1/beta)) / s,    L(s) = ln E exp(s X) = 2 ln(1 - p) - ln(1 - p e^s) - ln(1 - p e^-s),
+
+with ``p = exp(-1/t)``. Any s proves a bound, so the search for the best one cannot break it. ∎
+
+**Rounded normal** of scale s, ``X_j = rnd(s Z_j)``, Z standard normal. Rounding moves a draw by at most one half: ::
+
+    |sum_j c_j X_j - s sum_j c_j Z_j| <= sum_j |c_j| / 2,
+
+whatever is drawn, and ``sum_j c_j Z_j`` is normal of variance ``|c|_2²``. So with ``P(Z > z) = beta`` the sum exceeds
+``s |c|_2 z + |c|_1 / 2`` with probability at most beta. ∎
+
+The variance of ``rnd(s Z)`` is ``s² + 1/12 + sum_k (-1)^k exp(-2 pi² k² s²) (4 s² + 1/(pi² k²))`` (Sheppard's
+correction with its remainder, by Poisson summation); for s >= 1 the sum is below ``2e-8`` and is left out.
+
+References
+----------
+Canonne, Kamath & Steinke 2020 (discrete Laplace); Sheppard 1898 (moments of rounded normals).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from scipy.special import ndtri
+
+from dpdist.errors import DataError
+from dpdist.noise.entropy import Entropy
+from dpdist.noise.lattice import discrete_laplace, rounded_normal
+from dpdist.noise.reals import Integers
+
+Terms = Sequence[tuple[int, float]]
+"""How many draws have which weight."""
+_UP = 1 + 1e-9
+"""Far above all float rounding of a bound."""
+
+
+@dataclass(frozen=True)
+class DiscreteLaplace:
+    """Integers of probability ``∝ exp(-|x| / scale)``."""
+
+    scale: int
+    law: ClassVar[str] = "discrete-laplace"
+
+    def draw(self, size: int, entropy: Entropy) -> Integers:
+        """Return independent draws, int64, shape (size,)."""
+        return discrete_laplace(self.scale, size, entropy)
+
+    @property
+    def variance(self) -> float:
+        """That of one draw."""
+        return 0.5 / math.sinh(0.5 / self.scale) ** 2
+
+    def bound(self, terms: Terms, beta: float) -> float:
+        """Return what the weighted sum exceeds with probability at most beta (proof: see the module)."""
+        sizes = [(count, abs(weight)) for count, weight in terms if count and weight]
+        if not sizes:
+            return 0.0
+        largest = max(weight for _, weight in sizes)
+
+        def proved(log_rest: float) -> float:  # of s = (1 - rest) / (t largest), as close to its limit as need be
+            s = -math.expm1(log_rest) / (self.scale * largest)
+            return (sum(count * self._log_mgf(s * weight) for count, weight in sizes) - math.log(beta)) / s
+
+        low, high = math.log(1e-9), math.log1p(-1e-9)
+        ratio = (math.sqrt(5) - 1) / 2
+        for _ in range(80):  # golden section
+            left, right = high - ratio * (high - low), low + ratio * (high - low)
+            low, high = (low, right) if proved(left) < proved(right) else (left, high)
+        return proved((low + high) / 2) * _UP
+
+    def _log_mgf(self, s: float) -> float:
+        """Return ``ln E exp(s X)``, ``0 <= s < 1 / scale``."""
+        whole, step = -math.expm1(-1 / self.scale), 1 / self.scale
+        return 2 * math.log(whole) - math.log(-math.expm1(s - step)) - math.log(-math.expm1(-s - step))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; the inverse of :func:`noise_from_json`."""
+        return {"law": self.law, "scale": self.scale}
+
+
+@dataclass(frozen=True)
+class RoundedNormal:
+    """Normals of standard deviation ``sigma``, an integer, each rounded to the nearest integer."""
+
+    sigma: int
+    law: ClassVar[str] = "rounded-normal"
+
+    def draw(self, size: int, entropy: Entropy) -> Integers:
+        """Return independent draws, int64, shape (size,)."""
+        return rounded_normal(self.sigma, size, entropy)
+
+    @property
+    def variance(self) -> float:
+        """That of one draw."""
+        return self.sigma**2 + 1 / 12
+
+    def bound(self, terms: Terms, beta: float) -> float:
+        """Return what the weighted sum exceeds with probability at most beta (proof: see the module)."""
+        length = math.sqrt(math.fsum(count * weight**2 for count, weight in terms))
+        rounding = math.fsum(count * abs(weight) for count, weight in terms) / 2
+        return (self.sigma * length * -float(ndtri(beta)) + rounding) * _UP
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; the inverse of :func:`noise_from_json`."""
+        return {"law": self.law, "sigma": self.sigma}
+
+
+CountNoise = DiscreteLaplace | RoundedNormal
+
+
+def noise_from_json(value: dict[str, Any]) -> CountNoise:
+    """Read what ``to_json`` of a noise wrote.
+
+    Raises
+    ------
+    DataError
+        If it names another law.
+    """
+    if value["law"] == DiscreteLaplace.law:
+        return DiscreteLaplace(value["scale"])
+    if value["law"] == RoundedNormal.law:
+        return RoundedNormal(value["sigma"])
+    raise DataError(f"The noise of the counts has the law {value['law']!r}, which this version does not know.")

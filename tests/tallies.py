@@ -1,0 +1,22 @@
+"""Whether drawn integers have the law that they should have."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+FALSE_ALARM = 1e-6
+"""Probability with which each statistical test fails on correct code."""
+
+
+def alarms(noise: npt.NDArray[np.int64], sigma: int) -> bool:
+    """Say whether these are no rounded normal draws of a scale, by their variance and by chi-squared."""
+    off = abs((noise.astype(float) ** 2).mean() / (sigma**2 + 1 / 12) - 1) / math.sqrt(2 / noise.size)
+    edges = np.unique(np.round(sigma * stats.norm.ppf(np.linspace(0.02, 0.98, 49))).astype(int))
+    law = np.diff([0, *stats.norm.cdf((edges + 0.5) / sigma), 1])
+    seen = np.bincount(np.searchsorted(edges, noise), minlength=law.size)
+    shape = stats.chisquare(seen, law * noise.size).pvalue
+    return bool(off > stats.norm.isf(FALSE_ALARM / 4) or shape < FALSE_ALARM / 2)
