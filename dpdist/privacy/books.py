@@ -129,7 +129,7 @@ class View:
             self._cap(tuple(CapSet.from_json(each) for each in entry["sets"]), entry.get("condition"))
 
     def _reserve(self, release_id: str, entry: dict[str, Any]) -> None:
-        fence = self.records[release_id].fence if release_id in self.records else 0
+        fence = self.records.pop(release_id).fence if release_id in self.records else 0  # it goes to the end
         periods = tuple(entry.get("periods", ()))
         if periods and not self._periods().keys() >= set(periods):
             raise DataError(f"The release {release_id} is charged to a period that was never closed.")
