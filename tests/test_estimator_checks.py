@@ -29,6 +29,10 @@ def expected(estimator: Any) -> dict[str, str]:
 
 @parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected)  # type: ignore[untyped-decorator]
 @pytest.mark.usefixtures("register")
-@pytest.mark.filterwarnings("ignore::dpdist.errors.PrivacyLeakWarning", "ignore::sklearn.exceptions.SkipTestWarning")
+@pytest.mark.filterwarnings(
+    "ignore::dpdist.errors.PrivacyLeakWarning",
+    "ignore::sklearn.exceptions.SkipTestWarning",
+    "ignore:Rows of the same number and kind were released",
+)
 def test_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)

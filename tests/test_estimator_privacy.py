@@ -28,14 +28,17 @@ from dpdist.errors import DataError, PrivacyLeakWarning, RefusedError
 from dpdist.mechanisms.gaussian import CalibratedGaussian
 from dpdist.mechanisms.registry import calibrated
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.privacy import register as registers
-from dpdist.privacy.accounting import fits
+from dpdist.privacy.accounting import composed_epsilon_micro, fits
+from dpdist.privacy.fingerprints import Fingerprints
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.privacy.register import Register, fewest, marks_of
+from dpdist.privacy.register import Register
 from dpdist.release import combine, trusted
 
 __all__ = ["register"]
-pytestmark = pytest.mark.usefixtures("register")
+pytestmark = [
+    pytest.mark.usefixtures("register"),
+    pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released"),  # tests of it watch for it
+]
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}
 LEVEL = 1e-6
 """False-alarm rate of a statistical test."""
@@ -55,6 +58,13 @@ GUISES: dict[str, Callable[[Table], Any]] = {
     "with others": lambda rows: np.concatenate([rows[7:8], table(9)]),
     "other zeros": lambda rows: np.where(rows == 0, -0.0, rows),
     "other chunks": lambda rows: da.from_array(rows, chunks=(7, 2))[::-1],
+    "one ulp more": lambda rows: np.nextafter(rows, np.inf),
+    "columns backwards": lambda rows: rows[::-1, ::-1],
+    "a column of zeros": lambda rows: np.insert(rows, 2, 0, axis=1),
+    "float32": lambda rows: rows.astype(np.float32),
+    "a column less": lambda rows: rows[:, :-1],
+    "another unit": lambda rows: da.from_array(rows * 100, chunks=(50, 3)),
+    "other units": lambda rows: rows * np.logspace(-2, 2, COLUMNS),
 }
 
 
@@ -73,6 +83,38 @@ def test_values_in_another_type_are_the_same_values() -> None:
     pca().fit(rows)
     with pytest.raises(RefusedError, match="released once before"):
         pca().fit(rows.astype(np.float64))
+
+
+def test_a_second_release_of_as_many_rows_of_a_kind_comes_with_what_both_cost(register: Register) -> None:
+    def told(x: Any, **changed: Any) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pca(**changed).fit(x)
+        return [str(each.message) for each in caught]
+
+    assert told(table()) == []
+    (once,) = told(table(1))  # other people, as far as the register sees
+    joint = composed_epsilon_micro([fit.guarantee for fit in register._fits], 10**12)
+    assert (
+        f"released once before in this process. If they are of the same people, all these releases together cost "
+        f"epsilon {joint / 1e6}, delta 1e-06" in once
+    )
+    assert 1.3 < joint / 1e6 < 1.5
+    (twice,) = told(da.from_array(table(2).astype(np.float32), chunks=(100, 3)))
+    assert "released 2 times" in twice
+    (accepted,) = told(table(), budget_epsilon=10)  # also where they are known again
+    assert "released 3 times" in accepted
+    assert told(table(3)[:-1]) == told(table(4)[:, :-1]) == told(np.ones((300, 7), dtype=int)) == []
+    (other,) = told(table(5), neighbours="add-remove")
+    assert "cannot be added" in other
+    (pure,) = told(table(6)[:-1], epsilon="0.25", delta=None)
+    assert "cost epsilon " in pure
+    with warnings.catch_warnings():  # as an error it stops the fit before it is charged
+        warnings.simplefilter("error")
+        count = len(register._fits)
+        with pytest.raises(UserWarning, match="Rows of the same number"):
+            pca().fit(table(7))
+    assert len(register._fits) == count
 
 
 def _unpickled(estimator: PrivatePCA) -> Any:
@@ -123,7 +165,7 @@ def test_the_joint_cost_is_told_and_can_be_accepted(register: Register) -> None:
 def test_a_joint_cost_beyond_reason_is_refused_in_words() -> None:
     asked = pca(epsilon=6 * 10**5)
     asked.fit(table())
-    with pytest.raises(RefusedError, match=r"more than a million together.*from_release"):
+    with pytest.raises(RefusedError, match=r"more than a million; it is.*from_release"):
         asked.fit(table())
     with pytest.raises(
         RefusedError, match=r"This release costs epsilon 1, delta 1e-06, and the budget is epsilon 0\.5"
@@ -199,42 +241,10 @@ def test_of_fits_at_the_same_time_one_is_charged(register: Register) -> None:
     assert len(register._fits) == 1
 
 
-def test_a_sketch_finds_a_part_of_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registers, "KEPT", 64)
-    generator, key = np.random.default_rng(4), Register().key
-    rows = generator.normal(size=(2000, 2))
-    whole = marks_of(rows, key)
-    assert len(whole) == 64
-    cut = [marks_of(part, key) for part in np.array_split(rows, 13)]
-    assert np.array_equal(fewest(cut), whole)
-    part = marks_of(rows[generator.permutation(2000)[:800]], key)
-    assert np.intersect1d(whole, part).size  # unseen with probability 0.6^64, 6e-15
-    assert not np.intersect1d(whole, marks_of(generator.normal(size=(2000, 2)), key)).size
-
-
-def test_equal_values_have_equal_marks_whatever_their_bits() -> None:
-    rows, key = table(), Register().key
-    rows[3, 3] = np.nan
-    other = np.where(rows == 0, -0.0, rows)
-    other[3, 3] = np.copysign(np.nan, -1)
-    assert other.tobytes() != rows.tobytes()
-    marks = marks_of(rows, key)
-    assert np.array_equal(marks_of(other, key), marks)
-    assert np.array_equal(marks_of(np.asfortranarray(rows[::-1]), key), marks)
-    assert len(marks) == len(rows)
-
-
 def test_a_public_number_of_rows_is_exact_beside_a_private_mean() -> None:
     found = pca(centre="private").fit(table()).release_
     assert found.lattice[-1, -1] == 300 * found.bound.constant**2
     assert found.row_count == 300
-
-
-def test_marks_say_nothing_without_the_key() -> None:
-    rows = table()
-    first, second = (marks_of(rows, Register().key) for _ in range(2))
-    assert not np.intersect1d(first, second).size
-    assert "key" not in repr(Register())
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -259,7 +269,10 @@ def test_a_fitted_estimator_holds_nothing_private(register: Register) -> None:
         content = pickle.dumps(each)
         assert not sentinel.holds(content)
         assert register.key not in content
-        assert not any(mark.tobytes() in content for mark in marks_of(rows, register.key))
+        fingerprints = Fingerprints.of(rows, register.key)
+        keys = np.concatenate([fingerprints.exact.keys, *(each.keys for each in fingerprints.alike)])
+        assert len(keys) > len(rows)
+        assert not any(key.tobytes() in content for key in keys)
     # the same search finds what is there
     assert sentinel.holds(pickle.dumps([found[0], rows]))
     assert sentinel.holds(pickle.dumps([found[0], exact]))
@@ -316,7 +329,7 @@ def test_a_clip_norm_of_the_longest_row_is_found_out_and_a_public_one_is_not() -
             pca(clip=longest, budget_epsilon=10).fit(given)
     for clip, given in ((longest * 1.01, rows), (longest / 2, table(1)), (1.0, normalize(table(2)))):
         with warnings.catch_warnings():
-            warnings.simplefilter("error")
+            warnings.filterwarnings("error", category=PrivacyLeakWarning)
             pca(clip=clip, budget_epsilon=10).fit(given)
 
 

@@ -31,7 +31,7 @@ from dpdist.moment.operator import MomentMatrix
 from dpdist.pipeline import Cluster, release_table
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.places import Place, place_of
-from dpdist.privacy.register import REGISTER
+from dpdist.privacy.register import REGISTER, Shape
 from dpdist.process import forbid_core_dumps
 from dpdist.release import archive, trusted
 from dpdist.release.artefact import Release
@@ -237,7 +237,8 @@ def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Rele
     total = rows.total(bound, REGISTER.key)
     require_sound(total, bound)
     _warn(total)
-    datasets = REGISTER.charge(total.marks, calibrated.guarantee, budget)
+    shape = Shape(np.dtype(rows.data.dtype).kind, total.rows, rows.columns)
+    datasets = REGISTER.charge(total.fingerprints, shape, calibrated.guarantee, budget)
     moment = MomentMatrix(total.values, bound.width)
     return trusted.draw_unrecorded(request, moment, names=rows.column_names, rows=total.rows, datasets=datasets)
 

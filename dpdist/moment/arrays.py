@@ -1,7 +1,7 @@
 """The exact sum over rows in memory, block by block: the same integers that the pass over a rows.zarr yields.
 
 A block is a NumPy array, or a sparse matrix, of which a piece at a time is made dense. With the integer moment goes
-what the caller must know before noise is drawn: whether all values are finite, keyed marks by which rows are known
+what the caller must know before noise is drawn: whether all values are finite, fingerprints by which rows are known
 again, and sums by which a parameter that was taken from the data is found out. All of it is private.
 """
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dpdist.errors import DataError
 from dpdist.moment.gram import GramSum
 from dpdist.moment.total import block_rows
-from dpdist.privacy.register import KEPT, Marks, fewest, marks_of
+from dpdist.privacy.fingerprints import EXACT_KEPT, Fingerprints
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import DTYPES
 from dpdist.triangle import Band, Triangle
@@ -38,8 +38,8 @@ class ArraySum:
         Packed ``sum z z^T``, int64, exact.
     rows
         Number of rows in it.
-    marks
-        Keyed hashes of the rows.
+    fingerprints
+        By which the register knows the rows again.
     finite
         Whether every value is a finite number.
     reaching, beyond
@@ -50,7 +50,7 @@ class ArraySum:
 
     values: Triangle
     rows: int
-    marks: Marks
+    fingerprints: Fingerprints
     finite: bool
     reaching: int
     beyond: int
@@ -59,7 +59,7 @@ class ArraySum:
 
     def __sizeof__(self) -> int:
         # the scheduler asks for it: it adds sums where most of their bytes are, and watches the memory of workers
-        return object.__sizeof__(self) + self.values.nbytes + self.marks.nbytes
+        return object.__sizeof__(self) + self.values.nbytes + self.fingerprints.nbytes
 
     @property
     def clipped_by_data(self) -> bool:
@@ -93,7 +93,7 @@ class RowSum:
         self._step = block_rows(2**62, bound)
         self._gram = GramSum(Band.whole(bound.width), bound.exact_rows)
         self._buffer = np.empty((0, bound.width))
-        self._marks: list[Marks] = [np.empty(0, dtype=np.uint64)]
+        self._fingerprints = [Fingerprints.of(np.empty((0, bound.columns)), key)]
         self._pending = 0
         self._rows = 0
         self._finite = True
@@ -113,7 +113,7 @@ class RowSum:
         self._gram.add(self._bound.apply(rows, self._buffer))
         self._rows += count
         values = rows.astype(np.float64)
-        self._mark(values)
+        self._fingerprint(values)
         with np.errstate(all="ignore"):  # a word on what overflows would be one on the data
             self._finite &= bool(np.isfinite(values).all())
             self._sums += values.sum(axis=0)
@@ -123,18 +123,18 @@ class RowSum:
             self._reaching += int((np.abs(norms - 1) <= _ALIKE).sum())
             self._beyond += int((norms > 1 + _ALIKE).sum())
 
-    def _mark(self, values: Values) -> None:
-        self._marks.append(marks_of(values, self._key))
+    def _fingerprint(self, values: Values) -> None:
+        self._fingerprints.append(Fingerprints.of(values, self._key))
         self._pending += len(values)
-        if self._pending >= KEPT:  # sorted now and then, not for every block
-            self._marks, self._pending = [fewest(self._marks)], 0
+        if self._pending >= EXACT_KEPT:  # united now and then, not for every block
+            self._fingerprints, self._pending = [Fingerprints.union(self._fingerprints)], 0
 
     def total(self) -> ArraySum:
         """Return the sum of everything added."""
         return ArraySum(
             values=self._gram.total(),
             rows=self._rows,
-            marks=fewest(self._marks),
+            fingerprints=Fingerprints.union(self._fingerprints),
             finite=self._finite,
             reaching=self._reaching,
             beyond=self._beyond,
@@ -193,7 +193,7 @@ def add_sums(sums: Sequence[ArraySum]) -> ArraySum:
     return ArraySum(
         values=total,
         rows=sum(each.rows for each in sums),
-        marks=fewest([each.marks for each in sums]),
+        fingerprints=Fingerprints.union([each.fingerprints for each in sums]),
         finite=all(each.finite for each in sums),
         reaching=sum(each.reaching for each in sums),
         beyond=sum(each.beyond for each in sums),

@@ -1,67 +1,48 @@
 """What this process has released of rows in memory: a register that lasts as long as the process, and no longer.
 
 Rows that were ingested have an identity and a durable ledger. An array has neither: fit twice, and the average of two
-releases undoes the privacy of both. So this process remembers of every table it released which rows it held, as keyed
-hashes of their values, and adds up what those rows have cost. A row is known again in a copy, in another order, memory
-layout, dtype or chunking, and among other rows: in a cross-validation every fold shares rows with the others.
+releases undoes the privacy of both. So this process remembers of every table it released the fingerprints of its rows
+(:mod:`dpdist.privacy.fingerprints`), and refuses what those rows cannot afford. Rows are known again in a copy, in
+another order, type or chunking, in other units, and among other rows: in a cross-validation every fold shares rows with
+the others. What is not known again is said in that module, with what was measured.
 
-The hashes are BLAKE2b of 64 bits under a key that is drawn afresh in every process and never leaves it but to its own
-workers. Without the key they say nothing of the rows; they are in no release, message, log or pickle all the same.
-Of a table of more than :data:`KEPT` rows only the smallest hashes are kept (a bottom-k sketch: Cohen & Kaplan 2007).
-If tables share a part f of the rows of the first one, this goes unseen with probability at most ``(1 - f)^KEPT``, less
-than 1e-28 for a thousandth.
+What no fingerprint shows is warned of: every release but the first of so many rows and columns of one kind of numbers
+comes with what all of them cost together. A :class:`dpdist.privacy.budget.Budget` counts fits whatever their rows are.
 
-What the register cannot see: other processes, those forked or started from this one included; rows whose
-values were changed, by however little; columns left out or added; and fewer shared rows than that. Rows of different
-people that have equal values count as shared: then too much is refused, never too little.
+The secret key of the fingerprints is drawn afresh in every process and never leaves it but to its own workers. They
+are in no release, message, log or pickle. Other processes the register does not see, those forked or started from this
+one included.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
-from collections.abc import Sequence
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
 
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.noise.entropy import random_token
 from dpdist.privacy import accounting
+from dpdist.privacy.fingerprints import Fingerprints
 from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, PrivacyLoss
 
-Marks = npt.NDArray[np.uint64]
-"""Sorted, distinct keyed hashes of rows. Private."""
-KEPT = 2**16
-"""Hashes kept of one table, half a MiB."""
 
+@dataclass(frozen=True)
+class Shape:
+    """What two tables have in common that may be of the same people.
 
-def marks_of(rows: npt.NDArray[np.float64], key: bytes) -> Marks:
-    """Return the marks of some rows.
-
-    Parameters
+    Attributes
     ----------
-    rows
-        (r, d) float64. Zeros of either sign are the same value, and so are all NaN.
-    key
-        The key of a register.
+    kind
+        Of the numbers, as NumPy writes it: ``f``, ``i``, ``u`` or ``b``.
+    rows, columns
+        n and d. The first may be private.
     """
-    canonical = np.add(rows, 0.0, order="C")  # -0.0 becomes 0.0
-    canonical[np.isnan(canonical)] = np.nan
-    keyed = hashlib.blake2b(key=key, digest_size=8)
-    found = np.empty(len(rows), dtype=np.uint64)
-    for i, row in enumerate(canonical):
-        each = keyed.copy()
-        each.update(row.data)
-        found[i] = int.from_bytes(each.digest(), "little")
-    return fewest([found])
 
-
-def fewest(marks: Sequence[Marks]) -> Marks:
-    """Return the smallest distinct marks of several tables together, as many as are kept."""
-    return np.unique(np.concatenate(marks))[:KEPT]
+    kind: str
+    rows: int
+    columns: int
 
 
 @dataclass(frozen=True)
@@ -69,7 +50,8 @@ class _Fit:
     """One release: what it guarantees, of which rows it is, and the identity of their table."""
 
     guarantee: Guarantee
-    marks: Marks
+    fingerprints: Fingerprints
+    shape: Shape
     dataset: str
 
 
@@ -87,12 +69,14 @@ class Register:
     _fits: list[_Fit] = field(default_factory=list, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def charge(self, marks: Marks, guarantee: Guarantee, budget: PrivacyLoss) -> tuple[str, ...]:
+    def charge(
+        self, fingerprints: Fingerprints, shape: Shape, guarantee: Guarantee, budget: PrivacyLoss
+    ) -> tuple[str, ...]:
         """Charge a release before its noise is drawn; it stays charged whatever happens to the draw.
 
         Parameters
         ----------
-        marks
+        fingerprints, shape
             Of all rows of the table.
         guarantee
             Of the release.
@@ -108,12 +92,20 @@ class Register:
         ------
         RefusedError
             If the budget does not suffice, or an earlier release is private in another sense.
+
+        Warns
+        -----
+        UserWarning
+            If a table of the same shape was released before, whether or not rows of it are known again.
         """
         with self._lock:
-            shared = [fit for fit in self._fits if np.intersect1d(fit.marks, marks, assume_unique=True).size]
+            shared = [fit for fit in self._fits if fit.fingerprints.share_rows(fingerprints)]
             _require_affordable([fit.guarantee for fit in shared], guarantee, budget)
+            alike = [fit.guarantee for fit in self._fits if fit.shape == shape]
+            if alike:  # as an error it ends the fit here, and nothing is charged
+                _warn_of_joint_cost([*alike, guarantee])
             datasets = tuple(dict.fromkeys(fit.dataset for fit in shared)) or (random_token(),)
-            self._fits.append(_Fit(guarantee, marks, datasets[0]))
+            self._fits.append(_Fit(guarantee, fingerprints, shape, datasets[0]))
         return datasets
 
 
@@ -128,30 +120,63 @@ def _require_affordable(before: list[Guarantee], guarantee: Guarantee, budget: P
     together = [*before, guarantee]
     if accounting.fits(together, budget):
         return
-    joint = _joint(together, budget)
     if not before:
         raise RefusedError(f"This release costs {guarantee.loss}, and the budget is {budget}. Ask for a smaller loss.")
-    times = "once" if len(before) == 1 else f"{len(before)} times"
+    needed = _needed(together, budget)
     cost, cure = "epsilon of more than a million", ""
-    if joint is not None:
-        cost = _written(joint)
+    if needed is not None:
+        cost = _written(needed)
         cure = (
-            f" To accept the joint cost, pass budget_epsilon={joint.epsilon_micro / MICRO!r}, "
-            f"budget_delta={joint.delta_atto / ATTO!r}."
+            f" To accept the joint cost, pass budget_epsilon={needed.epsilon_micro / MICRO!r}, "
+            f"budget_delta={needed.delta_atto / ATTO!r}."
         )
     raise RefusedError(
-        f"These rows, or some of them, were released {times} before in this process. With this release they would have "
-        f"cost {cost} together; the budget is {_written(budget)}. Nothing was drawn. To use what is released already "
-        f"costs nothing (from_release(fitted.release_)).{cure}"
+        f"These rows, or some of them, were released {_times(len(before))} before in this process. With this release "
+        f"they would need a budget of {cost}; it is {_written(budget)}. Nothing was drawn. To use what is released "
+        f"already costs nothing (from_release(fitted.release_)).{cure}"
     )
 
 
-def _joint(together: list[Guarantee], budget: PrivacyLoss) -> PrivacyLoss | None:
-    """Return what releases cost together, at a larger delta than the budget's where none holds there; None: a lot."""
+def _needed(together: list[Guarantee], budget: PrivacyLoss) -> PrivacyLoss | None:
+    """Return the least budget that pays for all, at a larger delta than that of a budget if none does at that.
+
+    None where it would be beyond reason.
+    """
     for delta in (budget.delta_atto, sum(each.loss.delta_atto for each in together)):
-        with suppress(UsageError, DataError):
-            return PrivacyLoss(accounting.least_epsilon_micro(together, delta), delta)
+        with suppress(DataError):
+            low, high = 0, max(each.loss.epsilon_micro for each in together)
+            while not accounting.fits(together, PrivacyLoss(high, delta)):
+                low, high = high, 2 * high
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if accounting.fits(together, PrivacyLoss(middle, delta)) else (middle, high)
+            return PrivacyLoss(high, delta)
     return None
+
+
+def _warn_of_joint_cost(together: list[Guarantee]) -> None:
+    """Warn of what the releases of one shape of table cost together if they are of the same people."""
+    if len({each.neighbours for each in together}) > 1:
+        cost = "cost more than either says, and losses of different neighbours cannot be added"
+    else:
+        delta = max(each.loss.delta_atto for each in together)
+        cost = "cost a lot"
+        for each in (delta, sum(each.loss.delta_atto for each in together)):
+            with suppress(UsageError, DataError):
+                cost = f"cost {_written(PrivacyLoss(accounting.composed_epsilon_micro(together, each), each))}"
+                break
+    warnings.warn(
+        f"Rows of the same number and kind were released {_times(len(together) - 1)} before in this process. If they "
+        f"are of the same people, all these releases together {cost}, provided that none was asked for because of "
+        "an earlier one's answer. Rows are known again by their values only: charge all fits on the same people to "
+        "one dpdist.Budget (budget).",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _written(loss: PrivacyLoss) -> str:
