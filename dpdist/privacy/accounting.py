@@ -27,7 +27,7 @@ from mpmath.ctx_mp import MPContext
 
 from dpdist.errors import UsageError
 from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, MixedBudget, PrivacyLoss
-from dpdist.privacy.profile import largest_mu_squared, mu_of_pure, profile
+from dpdist.privacy.profile import largest_mu_squared, mu_of_pure, near_profile, profile
 
 _DIGITS = MPContext()  # a private context: mpmath's global precision belongs to the caller
 _DIGITS.dps = 60
@@ -476,16 +476,26 @@ def least_epsilon_micro(guarantees: Iterable[Guarantee], delta_atto: int) -> int
     def suffices(micro: int) -> bool:
         return fits(every, PrivacyLoss(micro, delta_atto))
 
-    high = max((each.loss.epsilon_micro for each in every), default=1)
+    low, high, step = 0, min(most, _likely_epsilon_micro(every, delta_atto)), 1
     while not suffices(high):
         if high == most:
             raise UsageError("No budget of so small a delta could pay for these releases.")
-        high = min(most, 2 * high)
-    low = 0
+        low, high, step = high, min(most, high + step), 4 * step
+    step = 1  # downwards from where the answer nearly always is
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if suffices(middle) else (middle, high)
+        middle = high - min(step, (high - low + 1) // 2)
+        low, high, step = (low, middle, 4 * step) if suffices(middle) else (middle, high, most)
     return high
+
+
+def _likely_epsilon_micro(guarantees: list[Guarantee], delta_atto: int) -> int:
+    """Return what epsilon releases need together where all are charged to mu, or where all are pure and add up."""
+    epsilons = max(1, sum(each.loss.epsilon_micro for each in guarantees))
+    if not delta_atto:
+        return epsilons
+    squares = (min(p.mu_squared for p in prices(each) if not p.epsilon_micro) for each in guarantees)
+    found = max(1, _least_of_caps(CapSet(mu_squared=sum(squares, Fraction(0))), Fraction(delta_atto, ATTO)))
+    return found if any(each.loss.delta_atto for each in guarantees) else min(found, epsilons)
 
 
 def composed(guarantees: Iterable[Guarantee]) -> CapSet:
@@ -506,21 +516,36 @@ def composed_epsilon_micro(guarantees: Iterable[Guarantee], delta_atto: int) -> 
     UsageError
         If they keep to that delta at no epsilon.
     """
-    total = composed(guarantees)
-    delta = Fraction(delta_atto, ATTO)
+    return _least_of_caps(composed(guarantees), Fraction(delta_atto, ATTO))
+
+
+def _least_of_caps(total: CapSet, delta: Fraction) -> int:
+    """Return the least epsilon, in millionths, at which caps keep to a delta.
+
+    Raises
+    ------
+    UsageError
+        If they keep to it at no epsilon.
+    """
 
     def keeps(micro: int) -> bool:
         return total.delta(Fraction(micro, MICRO)) <= delta
 
+    def nearly(micro: int) -> bool:
+        epsilon = Fraction(micro, MICRO)
+        return near_profile(Fraction(low, MICRO), total.mu_squared, epsilon) <= delta - Fraction(total.delta_atto, ATTO)
+
     low = total.epsilon_micro
     if keeps(low):
         return low
-    high = max(2 * low, MICRO)
-    while not keeps(high):
-        if high > 2**60:
+    below, found = low, max(2 * low, MICRO)
+    while not nearly(found):
+        if found > 2**60:
             raise UsageError("These releases do not keep to so small a delta at any epsilon.")
-        high *= 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if keeps(middle) else (middle, high)
-    return high
+        found *= 2
+    while found - below > 1:
+        middle = (below + found) // 2
+        below, found = (below, middle) if nearly(middle) else (middle, found)
+    while not keeps(found):  # the search was in digits; the intervals decide
+        found += 1
+    return found

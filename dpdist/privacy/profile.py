@@ -161,6 +161,15 @@ def profile(pure: Fraction, mu_squared: Fraction, epsilon: Fraction) -> Fraction
     return max(Fraction(0), _ends(value)[1])
 
 
+def near_profile(pure: Fraction, mu_squared: Fraction, epsilon: Fraction) -> Fraction:
+    """Return H(epsilon) to 50 digits or so, in a fiftieth of the time: to search with, not to decide by."""
+    if mu_squared == 0:
+        return Fraction(0)
+    digits = _DIGITS
+    square, e, x = (digits.mpf(v.numerator) / v.denominator for v in (mu_squared, pure, epsilon))
+    return _exact(_joint(digits.ncdf, digits.exp, digits.sqrt(square), e, x))
+
+
 def _kept(value: Any, *, up: bool) -> Fraction:
     """Return a positive number to :data:`_MANTISSA` bits, rounded one way."""
     exact = _exact(value)
