@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpdist.estimators import PrivateCovariance, PrivatePCA
+    from dpdist.privacy.budget import Budget
 
 __version__ = "0.1.0"
-__all__ = ["PrivateCovariance", "PrivatePCA", "__version__"]
+__all__ = ["Budget", "PrivateCovariance", "PrivatePCA", "__version__"]
+_HOMES = {
+    "Budget": "dpdist.privacy.budget",
+    "PrivateCovariance": "dpdist.estimators",
+    "PrivatePCA": "dpdist.estimators",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the estimators when they are asked for: the command line does without them and scikit-learn."""
-    if name in {"PrivateCovariance", "PrivatePCA"}:
-        return getattr(import_module("dpdist.estimators"), name)
+    """Import what is asked for when it is: the command line does without the estimators and scikit-learn."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -23,6 +23,7 @@ from dpdist.estimators.fitting import (
 from dpdist.pca.scree import entry_errors
 from dpdist.pca.spectrum import about_mean
 from dpdist.pipeline import Cluster
+from dpdist.privacy.budget import Budget
 from dpdist.privacy.guarantee import Guarantee, Neighbours
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest
@@ -35,7 +36,7 @@ class PrivateCovariance(BaseEstimator):  # type: ignore[misc] # no types
 
     Parameters
     ----------
-    epsilon, clip, delta, mechanism, neighbours, ledger, release, budget_epsilon, budget_delta
+    epsilon, clip, delta, mechanism, neighbours, ledger, release, budget_epsilon, budget_delta, budget
         As of :class:`dpdist.PrivatePCA`.
     grid_bits, options, cluster
         As of :class:`dpdist.PrivatePCA`.
@@ -82,6 +83,7 @@ class PrivateCovariance(BaseEstimator):  # type: ignore[misc] # no types
         release: Any = None,
         budget_epsilon: Any = None,
         budget_delta: Any = None,
+        budget: Budget | None = None,
         grid_bits: int = 16,
         options: Mapping[str, Any] | None = None,
         cluster: Cluster | None = None,
@@ -96,6 +98,7 @@ class PrivateCovariance(BaseEstimator):  # type: ignore[misc] # no types
         self.release = release
         self.budget_epsilon = budget_epsilon
         self.budget_delta = budget_delta
+        self.budget = budget
         self.grid_bits = grid_bits
         self.options = options
         self.cluster = cluster

@@ -29,6 +29,7 @@ from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.arrays import ArraySum, require_sound
 from dpdist.moment.operator import MomentMatrix
 from dpdist.pipeline import Cluster, release_table
+from dpdist.privacy.budget import Budget
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.places import Place, place_of
 from dpdist.privacy.register import REGISTER, Shape
@@ -57,6 +58,7 @@ class Parameters(Protocol):
     release: Any
     budget_epsilon: Any
     budget_delta: Any
+    budget: Any
     cluster: Any
     release_: Release
 
@@ -203,9 +205,10 @@ def release_path(asked: Parameters, path: Path, request: ReleaseRequest) -> Path
 
 
 def _from_table(asked: Parameters, path: Path, request: ReleaseRequest) -> Release:
-    if asked.budget_epsilon is not None or asked.budget_delta is not None:
+    if any(each is not None for each in (asked.budget_epsilon, asked.budget_delta, asked.budget)):
         raise UsageError(
-            "The budget of a rows.zarr is declared once, in its ledger: leave budget_epsilon and budget_delta out."
+            "The budget of a rows.zarr is declared once, in its ledger: leave budget, budget_epsilon and budget_delta "
+            "out."
         )
     ledger: Place = default_ledger(path)
     if asked.ledger is not None:
@@ -227,6 +230,8 @@ def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Rele
             "cluster is for the path of a rows.zarr. A Dask array is summed where its own client computes; other rows "
             "in memory are summed in this process."
         )
+    if not isinstance(asked.budget, Budget | None):
+        raise UsageError("budget is a dpdist.Budget, one object for all fits that are charged to it.")
     budget = _budget(asked, request.loss)
     bound = request.bound(rows.columns)
     calibrated = request.calibrated(rows.columns)
@@ -238,17 +243,20 @@ def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Rele
     require_sound(total, bound)
     _warn(total)
     shape = Shape(np.dtype(rows.data.dtype).kind, total.rows, rows.columns)
-    datasets = REGISTER.charge(total.fingerprints, shape, calibrated.guarantee, budget)
+    datasets = REGISTER.charge(total.fingerprints, shape, calibrated.guarantee, budget, asked.budget)
     moment = MomentMatrix(total.values, bound.width)
     return trusted.draw_unrecorded(request, moment, names=rows.column_names, rows=total.rows, datasets=datasets)
 
 
-def _budget(asked: Parameters, loss: PrivacyLoss) -> PrivacyLoss:
-    """Return what the rows may have cost with this release: what was declared, else no more than this release."""
+def _budget(asked: Parameters, loss: PrivacyLoss) -> PrivacyLoss | None:
+    """Return what the rows may have cost with this release: what was declared, else no more than this release.
+
+    None where a Budget decides.
+    """
     if asked.budget_epsilon is None:
         if asked.budget_delta is not None:
             raise UsageError("budget_delta needs budget_epsilon.")
-        return loss
+        return loss if asked.budget is None else None
     if asked.budget_delta is None:
         return replace(PrivacyLoss.parse(str(asked.budget_epsilon)), delta_atto=loss.delta_atto)
     return PrivacyLoss.parse(str(asked.budget_epsilon), str(asked.budget_delta))

@@ -30,6 +30,7 @@ from dpdist.pca.noise_edge import law_of
 from dpdist.pca.scree import above_noise
 from dpdist.pca.spectrum import Components, components, total_variance
 from dpdist.pipeline import Cluster, components_of
+from dpdist.privacy.budget import Budget
 from dpdist.privacy.guarantee import Guarantee
 from dpdist.release.artefact import Release
 from dpdist.release.request import ReleaseRequest
@@ -72,6 +73,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     budget_epsilon, budget_delta
         For rows in memory: what this release may cost together with all earlier ones of this process that share a row
         with it. None: no more than this release alone, so that a second fit is refused.
+    budget
+        For rows in memory: a :class:`dpdist.Budget` that this fit is charged to, whatever its rows are. Then it decides
+        about rows that were released before, if they were charged to it too. None: there is none.
     grid_bits
         The clip norm is ``2**grid_bits`` steps of the integer grid.
     options
@@ -112,11 +116,12 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     **What follows in a pipeline is not private.** A classifier that is fitted to the scores learns from private rows;
     the guarantee covers what this estimator holds, and nothing that others compute from ``transform``.
 
-    **Rows in memory have no ledger.** A register in this process knows rows again by keyed hashes of their values, in
-    copies, other orders and chunkings, and as parts of other tables. It does not see what other processes released,
-    rows whose values or columns changed, nor fewer common rows than it can (:mod:`dpdist.privacy.register`). Where
-    that is not enough, ingest the rows and fit the path: its ledger is durable, and the same fit again is the same
-    release at no cost.
+    **Rows in memory have no ledger.** A register in this process knows rows again by their values: in copies, other
+    orders, types and chunkings, after a change of the last bits, of units or of single columns, and as parts of other
+    tables. It does not see what other processes released, nor every change (:mod:`dpdist.privacy.fingerprints` has a
+    table). A second fit of as many rows of the same kind therefore warns of the joint cost. Charge all fits on the same
+    people to one :class:`dpdist.Budget`: it counts whatever the rows are. Where a process is too short, ingest the rows
+    and fit the path: its ledger is durable, and the same fit again is the same release at no cost.
 
     NaN and infinity are refused before anything is charged, but for a rows.zarr, where such a row counts as zero.
 
@@ -157,6 +162,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         release: Any = None,
         budget_epsilon: Any = None,
         budget_delta: Any = None,
+        budget: Budget | None = None,
         grid_bits: int = 16,
         options: Mapping[str, Any] | None = None,
         cluster: Cluster | None = None,
@@ -172,6 +178,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self.release = release
         self.budget_epsilon = budget_epsilon
         self.budget_delta = budget_delta
+        self.budget = budget
         self.grid_bits = grid_bits
         self.options = options
         self.cluster = cluster

@@ -7,7 +7,7 @@ another order, type or chunking, in other units, and among other rows: in a cros
 the others. What is not known again is said in that module, with what was measured.
 
 What no fingerprint shows is warned of: every release but the first of so many rows and columns of one kind of numbers
-comes with what all of them cost together. A :class:`dpdist.privacy.budget.Budget` counts fits whatever their rows are.
+comes with what all of them cost together. A :class:`dpdist.Budget` counts fits whatever their rows are.
 
 The secret key of the fingerprints is drawn afresh in every process and never leaves it but to its own workers. They
 are in no release, message, log or pickle. Other processes the register does not see, those forked or started from this
@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.noise.entropy import random_token
 from dpdist.privacy import accounting
+from dpdist.privacy.budget import Budget
 from dpdist.privacy.fingerprints import Fingerprints
 from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, PrivacyLoss
 
@@ -47,12 +48,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class _Fit:
-    """One release: what it guarantees, of which rows it is, and the identity of their table."""
+    """One release: what it guarantees, of which rows it is, the identity of their table, and what it was charged to."""
 
     guarantee: Guarantee
     fingerprints: Fingerprints
     shape: Shape
     dataset: str
+    account: Budget | None
 
 
 @dataclass
@@ -70,7 +72,12 @@ class Register:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def charge(
-        self, fingerprints: Fingerprints, shape: Shape, guarantee: Guarantee, budget: PrivacyLoss
+        self,
+        fingerprints: Fingerprints,
+        shape: Shape,
+        guarantee: Guarantee,
+        budget: PrivacyLoss | None,
+        account: Budget | None = None,
     ) -> tuple[str, ...]:
         """Charge a release before its noise is drawn; it stays charged whatever happens to the draw.
 
@@ -81,7 +88,10 @@ class Register:
         guarantee
             Of the release.
         budget
-            What it may cost together with all earlier releases that share a row with it.
+            What it may cost together with all earlier releases that share a row with it. None: all of these have to be
+            charged to the same account, which decides.
+        account
+            What it is charged to besides, whatever its rows are.
 
         Returns
         -------
@@ -91,22 +101,37 @@ class Register:
         Raises
         ------
         RefusedError
-            If the budget does not suffice, or an earlier release is private in another sense.
+            If the budget or the account does not suffice, or an earlier release is private in another sense. Nothing
+            is charged.
 
         Warns
         -----
         UserWarning
-            If a table of the same shape was released before, whether or not rows of it are known again.
+            If a table of the same shape was released before, whether or not rows of it are known again, and not all of
+            this is charged to one account.
         """
         with self._lock:
             shared = [fit for fit in self._fits if fit.fingerprints.share_rows(fingerprints)]
-            _require_affordable([fit.guarantee for fit in shared], guarantee, budget)
-            alike = [fit.guarantee for fit in self._fits if fit.shape == shape]
-            if alike:  # as an error it ends the fit here, and nothing is charged
-                _warn_of_joint_cost([*alike, guarantee])
+            if budget is not None:
+                _require_affordable([fit.guarantee for fit in shared], guarantee, budget)
+            elif any(fit.account is not account for fit in shared):
+                raise RefusedError(_ELSEWHERE)
+            alike = [fit for fit in self._fits if fit.shape == shape]
+            if any(account is None or fit.account is not account for fit in alike):
+                # turned into an error it ends the fit here, and nothing is charged
+                _warn_of_joint_cost([*(fit.guarantee for fit in alike), guarantee])
+            if account is not None:
+                account.charge(guarantee)
             datasets = tuple(dict.fromkeys(fit.dataset for fit in shared)) or (random_token(),)
-            self._fits.append(_Fit(guarantee, fingerprints, shape, datasets[0]))
+            self._fits.append(_Fit(guarantee, fingerprints, shape, datasets[0], account))
         return datasets
+
+
+_ELSEWHERE = (
+    "These rows, or some of them, were released before in this process, and that was not charged to this budget. "
+    "Nothing was drawn. Charge every fit on them to it from the first; or say beside it what all of these may cost "
+    "together (budget_epsilon)."
+)
 
 
 def _require_affordable(before: list[Guarantee], guarantee: Guarantee, budget: PrivacyLoss) -> None:
@@ -143,14 +168,8 @@ def _needed(together: list[Guarantee], budget: PrivacyLoss) -> PrivacyLoss | Non
     None where it would be beyond reason.
     """
     for delta in (budget.delta_atto, sum(each.loss.delta_atto for each in together)):
-        with suppress(DataError):
-            low, high = 0, max(each.loss.epsilon_micro for each in together)
-            while not accounting.fits(together, PrivacyLoss(high, delta)):
-                low, high = high, 2 * high
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (low, middle) if accounting.fits(together, PrivacyLoss(middle, delta)) else (middle, high)
-            return PrivacyLoss(high, delta)
+        with suppress(UsageError, DataError):
+            return PrivacyLoss(accounting.least_epsilon_micro(together, delta), delta)
     return None
 
 
