@@ -76,19 +76,10 @@ def test_the_sensitivity_is_rounded_to_no_less_than_the_worst_pair_of_a_small_la
 
 
 @pytest.mark.parametrize(
-    ("size", "proved", "attained"), [(10, 8.06226, 7.81025), (100, 71.7635, 71.4213), (784, 555.431, 555.0793)]
+    ("size", "stated"), [(1, 1.0), (2, 2.23607), (3, 2.87228), (10, 7.81025), (100, 71.4213), (784, 555.0793)]
 )
-def test_the_sensitivity_is_the_stated_one_and_close_to_what_a_pair_attains(
-    size: int, proved: float, attained: float
-) -> None:
-    query = LatticeQuery(size, BOUND, REPLACE)
-    assert query.triangle_l1 / BOUND == pytest.approx(proved, rel=1e-5)
-    assert Fraction(query.triangle_l1, BOUND) ** 2 <= Fraction(size * (size + 3), 2)
-    # the extreme eigenvectors of the sign pattern [[J, J], [J, -J]], diagonal doubled
-    half = np.ones((size // 2, size // 2))
-    columns = np.linalg.eigh(np.block([[half, half], [half, -half]]) + np.diag(np.repeat([1.0, -1.0], size // 2)))[1]
-    v, w = columns[:, -1], columns[:, 0]
-    assert np.abs(np.triu(np.outer(v, v) - np.outer(w, w))).sum() == pytest.approx(attained, rel=1e-6)
+def test_the_sensitivity_is_the_stated_one(size: int, stated: float) -> None:
+    assert LatticeQuery(size, BOUND, REPLACE).triangle_l1 / BOUND == pytest.approx(stated, rel=1e-6)
     assert LatticeQuery(size, BOUND, ADD).triangle_l1 == (size + 1) * BOUND // 2
 
 
@@ -117,7 +108,7 @@ def test_the_scale_is_the_least_that_keeps_epsilon(size: int, bound: int, micro:
 
 def test_the_published_scale_wastes_what_is_stated() -> None:
     ratio = calibrated("laplace-published", 784, REPLACE) / calibrated("laplace", 784, REPLACE)
-    assert ratio == pytest.approx(2.823, abs=1e-3)
+    assert ratio == pytest.approx(2.825, abs=1e-3)
     ratio = calibrated("laplace-published", 784, ADD) / calibrated("laplace", 784, ADD)
     assert ratio == pytest.approx(3.995, abs=1e-3)
 

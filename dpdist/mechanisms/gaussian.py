@@ -8,11 +8,11 @@ rounded). In lattice units; one lattice unit of the moment is ``C² / 4^b``.
 
     mu² = sum_i D_ii² / s² + sum_{i<j} D_ij² / t² <= |D|_F² max(1/s², 1/(2 t²)),
 
-because ``|D|_F²`` counts an off-diagonal entry twice. So the release is exactly mu-GDP with
-``mu² = Delta_F² max(1/s², 1/(2 t²))``, a fraction of integers, and (epsilon, delta) for every pair on the analytic
-Gaussian profile (Balle & Wang 2018, theorem 8). Noise off the diagonal is sqrt 2 smaller than in
-Analyze Gauss (Dwork et al. 2014) at the same privacy: there the metric counts the triangle once. The bound is
-attained by orthogonal rows of full norm, so no smaller noise of this shape has this guarantee.
+because ``|D|_F²`` counts an off-diagonal entry twice. So the release is exactly mu-GDP with ``mu² = Delta_F² max(1/s²,
+1/(2 t²))``, a fraction of integers, and (epsilon, delta) for every pair on the analytic Gaussian profile (Balle & Wang
+2018, theorem 8). Noise off the diagonal is sqrt 2 smaller than in Analyze Gauss (Dwork et al. 2014) at the same
+privacy: there the metric counts the triangle once. The bound is attained by orthogonal rows of full norm (with one
+column, by such a row for zero), so no smaller noise of this shape has this guarantee.
 
 **Arithmetic.** The moment is an integer matrix and rounding commutes with adding an integer, so M + rnd(E) is
 post-processing of M + E; rnd(E) is sampled exactly (:mod:`dpdist.noise.lattice`). Nothing is idealised.
@@ -71,7 +71,7 @@ class Gaussian:
         output=Output.SECOND_MOMENT,
         additive=True,
         law="symmetric; rounded normals, variance s² on and s²/2 off the diagonal",
-        sensitivity="Frobenius: sqrt(2) C² replace-one, C² add-remove (tight)",
+        sensitivity="Frobenius: sqrt(2) C² replace-one (C² for one column), C² add-remove (tight)",
         claimed="(epsilon, delta)",
         proved="(epsilon, delta), exactly mu-GDP",
         arithmetic=Arithmetic.INTEGER_EXACT,

@@ -5,10 +5,10 @@ eigenvalues) or the Frobenius norm, k an integer number of lattice units: a K-no
 
 **Theorem.** ``M + E`` is epsilon-differentially private for ``k = Delta / epsilon``, Delta the sensitivity in the norm.
 *Proof.* The normaliser does not depend on M, and ``||Y - M| - |Y - M'|| <= |M - M'|`` by the triangle inequality: the
-densities of the releases of M and M' differ by a factor of at most ``exp(Delta / k)``. ∎ The sensitivities are those
-of :mod:`dpdist.mechanisms.sensitivity`: nuclear ``2 S`` (replace-one) and S (add-remove), Frobenius ``sqrt(2) S`` and
-S, S the largest squared row norm; tight from two columns on. k is rounded up, which only lowers epsilon. The loss
-takes values from -epsilon to epsilon, so its range is not bounded by epsilon.
+densities of the releases of M and M' differ by a factor of at most ``exp(Delta / k)``. ∎ The sensitivities are those of
+:mod:`dpdist.mechanisms.sensitivity`: nuclear ``2 S`` (replace-one) and S (add-remove), Frobenius ``sqrt(2) S`` and S, S
+the largest squared row norm, and S throughout for one column; all tight. k is rounded up, which only lowers epsilon.
+The loss takes values from -epsilon to epsilon, so its range is not bounded by epsilon.
 
 The nuclear ball of radius S is the convex hull of the changes ``±v v^T``, so under add-remove no other norm gives a
 better mechanism of this kind (Awan & Slavkovic 2021). Under replace-one the hull of the changes is a little smaller.
@@ -148,7 +148,7 @@ class Nuclear:
         output=Output.SECOND_MOMENT,
         additive=True,
         law="density exp(-nuclear norm / k), by perfect simulation of its spectrum",
-        sensitivity="nuclear: 2 C² replace-one, C² add-remove (tight)",
+        sensitivity="nuclear: 2 C² replace-one (C² for one column), C² add-remove (tight)",
         claimed="epsilon (pure)",
         proved="epsilon (pure)",
         arithmetic=Arithmetic.IDEAL_REAL,
@@ -183,7 +183,7 @@ class Frobenius:
         output=Output.SECOND_MOMENT,
         additive=True,
         law="density exp(-Frobenius norm / k)",
-        sensitivity="Frobenius: sqrt(2) C² replace-one, C² add-remove (tight)",
+        sensitivity="Frobenius: sqrt(2) C² replace-one (C² for one column), C² add-remove (tight)",
         claimed="epsilon (pure)",
         proved="epsilon (pure)",
         arithmetic=Arithmetic.IDEAL_REAL,

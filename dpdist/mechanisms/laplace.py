@@ -7,17 +7,14 @@ number of lattice units; one lattice unit of the moment is ``C² / 4^b``.
 ``exp(|M - M'|_1 / t)``, by the triangle inequality in each entry; the norm counts the triangle once. So the loss is
 ``Delta_1 / t``, Delta_1 the integer sensitivity of the triangle in that norm.
 
-**Sensitivity** (S the largest squared row norm; d columns).
+**Sensitivity** (S the largest squared row norm; d columns; proofs in :mod:`dpdist.mechanisms.sensitivity`).
 
 * add-remove: ``sum_{i<=j} |v_i v_j| = (|v|_1² + |v|_2²) / 2 <= (d + 1) S / 2``, attained by rows of equal entries.
-* replace-one: with ``D = v v^T - w w^T`` and ``|D|_F² <= 2 S²``, Cauchy-Schwarz gives ::
+* replace-one: ``sqrt((d+2)² + 4 floor(d/2) ceil(d/2)) S / 2``, about ``(d + 1) S / sqrt(2)``, attained by two rows
+  that are constant on either half of the columns. For one column it is S.
 
-      sum_i |D_ii| + sum_{i<j} |D_ij| <= sqrt(d + d(d-1)/4) |D|_F <= sqrt(d(d+3)/2) S.
-
-  For even d the pair of rows that halves the columns attains ``sqrt(d²/2 + d + 1) S``, so the bound is at most 3.3 %
-  above the truth at d = 10, 0.5 % at d = 100 and 0.06 % at d = 784.
-
-Both are rounded down to integers: the norm of an integer matrix is an integer.
+Both are rounded down to integers: the norm of an integer matrix is an integer. With private centring they are bounds,
+not attained: the constant entry never changes.
 
 **Scales.** `laplace` takes the least t that keeps epsilon, ``ceil(Delta_1 / epsilon)``. `laplace-published` is
 algorithm 1 of Jiang, Xie & Zhang (2016), ``t = ceil(2 d S / epsilon)``: ``2 d S`` exceeds Delta_1 under both relations,
@@ -101,7 +98,7 @@ class Laplace:
         output=Output.SECOND_MOMENT,
         additive=True,
         law="independent discrete Laplace entries on and above the diagonal",
-        sensitivity="l1 of the triangle: at most sqrt(d(d+3)/2) C² replace-one (0.5 % loose at d = 100), "
+        sensitivity="l1 of the triangle: sqrt(d²/2 + d + 1) C² replace-one (+ 3/4 for odd d; C² for one column), "
         "(d+1)/2 C² add-remove (tight)",
         claimed="epsilon (pure)",
         proved="epsilon (pure)",

@@ -173,7 +173,7 @@ class Published:
             output=Output.SECOND_MOMENT,
             additive=True,
             law=f"symmetric part of Sigma^{{1/2}} G{' Sigma^{1/2}' if two_sided else ''}, G normal; directional",
-            sensitivity="Frobenius: sqrt(2) C² replace-one, C² add-remove (tight), and |M|_F <= rows C²",
+            sensitivity="Frobenius: sqrt(2) C² replace-one (C² if d = 1), C² add-remove (tight); |M|_F <= rows C²",
             claimed="(epsilon, delta)",
             proved="(epsilon, delta), exactly mu-GDP with far smaller mu: gaussian needs a hundredth of the noise or "
             "less; rows plays no role in the true privacy",

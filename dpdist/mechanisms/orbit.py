@@ -22,7 +22,8 @@ to be positive, followed by zeros. (b) Algorithm 1 with epsilon/2 and g. *Proof.
 ``|l_1 - l_1'| <= |A - A'|_2 <= S`` (Weyl). So with ``Delta = 2 S`` (S if k = 1, or under add-remove) step (a) is the
 Laplace mechanism, epsilon/2; sorting and clipping are post-processing. For every fixed g step (b) keeps epsilon/2 by
 the theorem, its exponent depending on the data through A and on g only. For outputs (g, H) the densities therefore
-differ by at most ``exp(epsilon/2) exp(epsilon/2)``: adaptive composition. ∎
+differ by at most ``exp(epsilon/2) exp(epsilon/2)``: adaptive composition. ∎ With one column step (b) draws nothing,
+and step (a) gets all of epsilon.
 
 **Units.** The spectrum of `orbit` is public and counted in C²: gamma = 1 is one squared clip norm, S lattice units,
 and what is released is S Re H, rounded. `orbit-lowrank` has its eigenvalues in lattice units from A.
@@ -267,7 +268,7 @@ class LowRankOrbit:
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedLowRankOrbit:
-        """Spend half of epsilon on the eigenvalues and half on the orbit.
+        """Spend half of epsilon on the eigenvalues and half on the orbit; with one column there is no orbit to draw.
 
         Raises
         ------
@@ -275,14 +276,14 @@ class LowRankOrbit:
             If there are not so many components, or the noise leaves the 64-bit lattice.
         """
         k = require_components(query, options)
-        half = Fraction(loss.epsilon_micro, 2 * MICRO)
-        scale = (query.bound if k == 1 else query.nuclear) / half
+        share = Fraction(loss.epsilon_micro, MICRO if query.size == 1 else 2 * MICRO)
+        scale = (query.bound if k == 1 else query.nuclear) / share
         if scale > _MAX_SCALE:
             raise UsageError(
                 f"At {loss} and a norm bound of {query.bound} lattice units the noise leaves the 64-bit lattice: take "
                 "fewer grid bits (--grid-bits) or a larger epsilon."
             )
-        return CalibratedLowRankOrbit(k, float(scale), _rate(half, query), _proved(query, loss))
+        return CalibratedLowRankOrbit(k, float(scale), _rate(share, query), _proved(query, loss))
 
 
 MECHANISMS: tuple[Mechanism, ...] = (Orbit(), LowRankOrbit())

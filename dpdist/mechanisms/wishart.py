@@ -24,10 +24,11 @@ So ``|log g(E + D) - log g(E)| <= tr D / 2k`` (or both are 0). Take D = v v^T, t
 and add the two bounds. ∎ The positive and the negative part of an integer matrix are in general not integer, so the
 lattice argument is made for the two rows themselves: replacing w by v changes the moment by ``v v^T - w w^T``, adding v
 by ``v v^T``, with integer v, w and ``|v|², |w|² <= S``. (With several rows of one unit D is the sum of their
-``v v^T``, still a positive semidefinite integer matrix, of trace at most M S.) The bound, 2 S / 2k and S / 2k, is the
-nuclear sensitivity of :mod:`dpdist.mechanisms.sensitivity` over 2k, no worse than for real matrices (where the same
-proof, with the density of W1 - W2 and any D split into its parts, gives ``|D|_* / 2k``). So ``k = Delta_* / (2
-epsilon)`` gives epsilon; k is rounded up to an integer, which only lowers it.
+``v v^T``, still a positive semidefinite integer matrix, of trace at most M S. With one column ``v² - w²`` or its
+negative is itself such a D, of trace at most S, or M S.) The bound, 2 S / 2k and S / 2k, is the nuclear sensitivity of
+:mod:`dpdist.mechanisms.sensitivity` over 2k, no worse than for real matrices (where the same proof, with the density of
+W1 - W2 and any D split into its parts, gives ``|D|_* / 2k``). So ``k = Delta_* / (2 epsilon)`` gives epsilon; k is
+rounded up to an integer, which only lowers it.
 
 **Moments.** Mean 0; ``Var E_ij = 2 (d+1) k²`` off and ``4 (d+1) k²`` on the diagonal; rounding adds about 1/6.
 
@@ -118,7 +119,7 @@ class TwoSidedWishart:
         output=Output.SECOND_MOMENT,
         additive=True,
         law="W1 - W2, independent rounded Wishart with d+1 degrees of freedom",
-        sensitivity="nuclear: 2 C² replace-one, C² add-remove (tight)",
+        sensitivity="nuclear: 2 C² replace-one (C² for one column), C² add-remove (tight)",
         claimed="epsilon (pure)",
         proved="epsilon (pure)",
         arithmetic=Arithmetic.INTEGER_EXACT,
