@@ -33,7 +33,7 @@ _EXACT = 2.0**53
 
 @cache
 def compiled_kernel() -> Callable[..., int] | None:
-    """Return the compiled bounding of ordinary rows, or None without numba; it changes the time and no bit."""
+    """Return the compiled bounding of rows, or None without numba; it changes the time and no bit."""
     try:
         from dpdist.rows.kernel import bound_rows  # noqa: PLC0415 - numba takes time to import, rows are met late
     except ImportError:
