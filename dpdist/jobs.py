@@ -10,6 +10,7 @@ from typing import Any
 from dpdist import accounts, nightly, pipeline
 from dpdist.config import Job
 from dpdist.errors import RefusedError, UsageError
+from dpdist.pca.scree import require_edge
 from dpdist.rows.dataset import RowsTable, open_rows
 from dpdist.rows.readers import Place
 from dpdist.rows.units import Unit
@@ -73,7 +74,8 @@ def run(job: Job, *, say: Callable[[str], None], progress: nightly.Progress) -> 
     Raises
     ------
     UsageError
-        If more components are asked for than there are columns; nothing is spent then.
+        If more components are asked for than there are columns, or those above noise of which no edge is known;
+        nothing is spent then.
     RefusedError
         If there are rows already that were ingested otherwise than the job says.
     DpdistError
@@ -87,6 +89,8 @@ def run(job: Job, *, say: Callable[[str], None], progress: nightly.Progress) -> 
     table = accounts.complete_ingest(job.rows, job.ledger)
     if job.components is not None and job.components > table.columns:
         raise UsageError(f"{job.components} components were asked for; {job.rows} has {table.columns} columns.")
+    if job.model is not None and job.components is None:
+        require_edge(job.request, table.columns)
     outcome = pipeline.release_rows(job.rows, job.release, job.request, ledger=job.ledger, cluster=job.cluster)
     say(outcome.words())
     made: dict[str, Any] = {"release_id": outcome.release.release_id}

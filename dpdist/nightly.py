@@ -28,6 +28,7 @@ from typing import Any
 from dpdist import accounts, pipeline
 from dpdist.config import Job
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.pca.scree import DrownedError, require_edge
 from dpdist.pipeline import Cluster, Outcome
 from dpdist.privacy import accounting
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -219,6 +220,8 @@ def _changed(series: Series, sources: dict[str, Path]) -> list[DpdistError]:
 
 def _release(series: Series, count: int, cluster: Cluster, say: Callable[[str], None]) -> list[str]:
     """Release the nodes that end with a period, and return the ids of those that were computed now."""
+    if series.job.model is not None and series.job.components is None:
+        require_edge(series.request, len(series.columns))
     periods = list(series.ledger.periods)
     fresh = []
     for node in ended(count, series.levels):
@@ -260,11 +263,15 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
     if job.model is not None:
         model = job.model / f"{periods[-1]}.zarr"
         wanted = {} if job.components is None else {"k": job.components}
-        make_once(
-            partial(pipeline.made_from, model, release_id=released.release_id, **wanted),
-            partial(pipeline.fit_components, total, model, job.components, cluster=job.cluster),
-        )
-        say(f"{model}: {counted((attributes_at(model) or {})['k'], 'component')}.")
+        try:
+            make_once(
+                partial(pipeline.made_from, model, release_id=released.release_id, **wanted),
+                partial(pipeline.fit_components, total, model, job.components, cluster=job.cluster),
+            )
+            say(f"{model}: {counted((attributes_at(model) or {})['k'], 'component')}.")
+        except DrownedError:  # more periods may lift some above it: the release of this one is no failure
+            say("No component stands above the noise of this total, so no model was written.")
+            model = None
     return {"total": str(total), "model": model and str(model)}
 
 

@@ -249,8 +249,8 @@ def _noise(release: Release) -> str:
         ("rows were bounded to", f"Euclidean norm {bound.clip_norm:g}, on a grid of {bound.unit:.3g}"),
         ("published by", escape(statement.reference)),
     ]
-    if "variance_off_diagonal" in release.noise:
-        deviation = math.sqrt(float(release.noise["variance_off_diagonal"])) * bound.unit**2
+    if release.noise.variance_off_diagonal is not None:
+        deviation = math.sqrt(release.noise.variance_off_diagonal) * bound.unit**2
         count = release.row_count
         per_row = "" if count is None or count <= 0 else f"; {deviation / count:.4g} per row"
         rows.insert(2, ("standard deviation", f"{deviation:.4g} of an entry off the diagonal{per_row}"))

@@ -7,7 +7,7 @@ but the same everywhere. So the first row of the integer Gram matrix of any k ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,7 @@ def seal(chunk: Path, rows: Table) -> None:
     chunk.write_bytes(payload + google_crc32c.value(payload).to_bytes(4, "little"))
 
 
-def law_broken(lattice: npt.NDArray[np.int64], exact: npt.NDArray[np.int64], noise: dict[str, Any]) -> str:
+def law_broken(lattice: npt.NDArray[np.int64], exact: npt.NDArray[np.int64], noise: Mapping[str, Any]) -> str:
     """Say how a release is not the exact moment plus one draw of symmetric Gaussian noise; nothing if it may be.
 
     The noise is far below what one row adds, so a row too many or too few breaks the law, and so do two draws or none.

@@ -13,6 +13,7 @@ import pytest
 from releases import archive_of, assemble
 
 from dpdist.errors import DataError
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.archive import publish
 from dpdist.release.artefact import Release, open_release
@@ -45,7 +46,7 @@ def released(
         names=("age", "height"),
         guarantee=Guarantee(neighbours, PrivacyLoss.parse("1"), None, Arithmetic.IDEAL_REAL, "by hand"),
         bound=bound,
-        noise={"law": "by hand", "variance_diagonal": 2.0, "variance_off_diagonal": 1.0},
+        noise=Noise("by hand", variance_diagonal=2.0, variance_off_diagonal=1.0),
         rows=rows,
         neighbours=neighbours,
         claim=PrivacyLoss.parse("1"),

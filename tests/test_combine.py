@@ -15,6 +15,7 @@ from releases import archive_of
 
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.privacy import accounting
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, open_release
@@ -50,7 +51,7 @@ def release(number: int, extent: Extent | None = None, **changes: Any) -> Releas
         claim=promised.loss,
         guarantee=promised,
         bound=BOUND,
-        noise={"law": "by hand", "variance_diagonal": 2.0, "variance_off_diagonal": 1.0},
+        noise=Noise("by hand", variance_diagonal=2.0, variance_off_diagonal=1.0),
         rows=10 * number,
         answer=lattice,
         extents=(extent or part(number),),

@@ -17,7 +17,7 @@ from nightly import events
 
 from dpdist import accounts, config, engine, jobs, nightly, pipeline
 from dpdist.engine import progress_bar
-from dpdist.errors import DataError
+from dpdist.errors import DataError, UsageError
 from dpdist.pca import model as models
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
@@ -168,3 +168,15 @@ def test_what_another_run_made_of_something_else_is_not(folder: Path, monkeypatc
     assert overtaken(monkeypatch, models, "save", lambda: run(other)) == []
     with pytest.raises(DataError, match="was made from something else"):
         run(folder / "plain.toml")
+
+
+def test_nothing_is_spent_where_the_number_of_components_is_left_to_noise_of_no_known_edge(folder: Path) -> None:
+    job = folder / "plain.toml"
+    job.write_text(
+        PLAIN.replace("budget_epsilon = 1\n", "budget_epsilon = 1\nbudget_delta = 1e-6\n")
+        .replace("clip = 8.0\n", 'delta = 1e-6\nclip = 8.0\nmechanism = "mvg-exact"\n')
+        .replace("components = 2", 'components = "auto"')
+    )
+    with pytest.raises(UsageError, match="no known edge"):
+        run(job)
+    assert Ledger(folder / "rows.ledger").records == []

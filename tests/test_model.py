@@ -16,6 +16,7 @@ import zarr
 from releases import archive_of, assemble
 
 from dpdist.errors import DataError
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.pca.model import Model, open_model, save
 from dpdist.pca.spectrum import Components
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
@@ -37,7 +38,7 @@ def release() -> Release:
             Neighbours.REPLACE_ONE, PrivacyLoss.parse("1"), None, Arithmetic.IDEAL_REAL, "none: made by hand"
         ),
         bound=RowBound(3, 10.0),
-        noise={"law": "by hand", "variance_diagonal": 2.0, "variance_off_diagonal": 1.0},
+        noise=Noise("by hand", variance_diagonal=2.0, variance_off_diagonal=1.0),
         rows=100,
         neighbours=Neighbours.REPLACE_ONE,
         claim=PrivacyLoss.parse("1"),

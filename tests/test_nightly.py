@@ -25,6 +25,9 @@ from scipy.stats import chi2
 from dpdist import accounts, config, engine, jobs
 from dpdist.engine import progress_bar
 from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.pca.model import open_model
+from dpdist.pca.scree import require_scree
+from dpdist.pca.spectrum import components
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.release.artefact import open_release
@@ -670,7 +673,46 @@ def test_components_are_of_the_total(place: Place) -> None:
     place.arrive("d1", "d2")
     outcome = place.run()
     assert Path(outcome["model"]) == place.folder / "models" / "d2.zarr"
-    from dpdist.pca.model import open_model
-
     total = open_release(place.published / "total" / "d2.zarr")
     assert open_model(Path(outcome["model"])).release_id == total.release_id
+
+
+def test_components_above_the_noise_are_taken_night_after_night(place: Place) -> None:
+    """Rows of one direction, far above the noise: it is found every night, also in the totals of totals."""
+    place.job.write_text(
+        JOB.replace("budget_epsilon = 1\n", "budget_epsilon = 50\n").replace("epsilon = 1\n", "epsilon = 50\n")
+        + '[pca]\npath = "models"\ncomponents = "auto"\n'
+    )
+    for count, night in enumerate(("d1", "d2", "d3"), 400):
+        np.save(place.incoming / f"{night}.npy", np.outer(np.full(count, 4.0), [0.6, 0.8, 0.0]))
+        outcome = place.run()
+        assert Path(outcome["model"]) == place.folder / "models" / f"{night}.zarr"
+        found = open_model(Path(outcome["model"])).components
+        assert abs(found.components[0] @ [0.6, 0.8, 0.0]) > 0.9
+        assert require_scree(open_release(Path(outcome["total"])), found.eigenvalues).above == len(found.components)
+    assert len(place.ledger.records) == 3
+
+
+def test_a_night_whose_total_drowns_in_the_noise_is_released_without_a_model(place: Place) -> None:
+    """At epsilon 0.001 the rows are far below the edge; noise passes it by itself in one night of 20."""
+    place.job.write_text(
+        JOB.replace("\nepsilon = 1\n", "\nepsilon = 0.001\n") + '[pca]\npath = "models"\ncomponents = "auto"\n'
+    )
+    for number, night in enumerate(("d1", "d2", "d3"), 1):
+        place.arrive(night)
+        outcome = place.run()
+        total = open_release(Path(outcome["total"]))
+        found = require_scree(total, components(total, 3).eigenvalues)
+        assert (outcome["model"] is None) == (found.above == 0)
+        assert (place.folder / "models" / f"{night}.zarr").exists() == (found.above > 0)
+        assert len(place.ledger.records) == number
+
+
+def test_nothing_is_spent_where_the_number_of_components_is_left_to_noise_of_no_known_edge(place: Place) -> None:
+    place.job.write_text(
+        JOB + 'mechanism = "mvg-exact"\n[pca]\npath = "models"\ncomponents = "auto"\n'
+    )
+    place.arrive("d1")
+    with pytest.raises(UsageError, match="no known edge"):
+        place.run()
+    assert place.ledger.records == []

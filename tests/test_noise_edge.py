@@ -15,6 +15,7 @@ from scipy.integrate import solve_ivp
 from scipy.special import airy
 from scipy.stats import binom
 
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.registry import calibrated
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
@@ -40,7 +41,7 @@ def draw(name: str, size: int) -> Floats:
         name, LatticeQuery(size, 4**16, Neighbours.REPLACE_ONE), PrivacyLoss.parse("1", NAMES.get(name, "0"))
     )
     noise = unpacked(found.answer(Zero(size), SYSTEM).astype(np.int64), size).astype(np.float64)
-    centred: Floats = noise - found.noise.get("mean_diagonal", 0.0) * np.eye(size)
+    centred: Floats = noise - found.noise.mean_diagonal * np.eye(size)
     return centred
 
 
@@ -156,5 +157,5 @@ def test_a_component_is_seen_where_and_as_well_as_forecast(name: str, factor: fl
 
 
 def test_what_adds_no_noise_of_a_known_law_has_no_edge() -> None:
-    assert law_of({"law": "none", "variance_off_diagonal": 0.0}, 5) is None
-    assert law_of({"law": "successive-bingham", "concentration": 1.0}, 5) is None
+    assert law_of(Noise("none", variance_diagonal=0.0, variance_off_diagonal=0.0), 5) is None
+    assert law_of(Noise("successive-bingham", details={"concentration": 1.0}), 5) is None

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from releases import assemble
 
 from dpdist.errors import DataError
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.pca.model import Model, open_model, save
 from dpdist.pca.projection import project_chunks, scores_of
 from dpdist.pca.spectrum import Components
@@ -57,7 +58,7 @@ def write_model(path: Path, mean: npt.NDArray[np.float64] = MEAN, scale: npt.NDA
         names=NAMES,
         guarantee=Guarantee(Neighbours.REPLACE_ONE, PrivacyLoss.parse("1"), None, Arithmetic.IDEAL_REAL, "by hand"),
         bound=RowBound(3, 10.0),
-        noise={"law": "by hand", "variance_diagonal": 2.0, "variance_off_diagonal": 1.0},
+        noise=Noise("by hand", variance_diagonal=2.0, variance_off_diagonal=1.0),
         rows=ROWS,
         neighbours=Neighbours.REPLACE_ONE,
         claim=PrivacyLoss.parse("1"),

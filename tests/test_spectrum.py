@@ -17,6 +17,7 @@ from releases import assemble
 from scipy.sparse.linalg import ArpackError
 
 from dpdist.errors import UsageError
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.pca import spectrum
 from dpdist.pca.lanczos import top_eigenpairs_of
 from dpdist.pca.spectrum import Components, about_mean, captured_variance, components, top_eigenpairs
@@ -75,7 +76,7 @@ def release_of(
         names=tuple(f"c{i}" for i in range(bound.columns)),
         guarantee=guarantee(neighbours),
         bound=bound,
-        noise={"law": "by hand", "variance_diagonal": 2 * variance, "variance_off_diagonal": variance},
+        noise=Noise("by hand", variance_diagonal=2 * variance, variance_off_diagonal=variance),
         rows=rows.shape[0],
         neighbours=neighbours,
         claim=guarantee(neighbours).loss,

@@ -174,7 +174,7 @@ class PrivateCovariance(BaseEstimator):  # type: ignore[misc] # no types
         units = np.outer(scale, scale)
         self.covariance_: Matrix = about.matrix(release.second_moment) * units
         self.location_: Matrix = centre + scale * about.mean
-        told = "variance_off_diagonal" in release.noise
+        told = release.noise.variance_off_diagonal is not None
         self.errors_: Matrix | None = entry_errors(release) * units if told else None
 
 

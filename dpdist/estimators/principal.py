@@ -20,14 +20,12 @@ from dpdist.estimators.fitting import (
     parameters_of,
     release_path,
     released,
-    releases_subspace,
     request_of,
     require_private,
     tell_columns,
 )
 from dpdist.estimators.inputs import rows_of, rows_path, scores_given, scores_of
-from dpdist.pca.noise_edge import law_of
-from dpdist.pca.scree import above_noise
+from dpdist.pca.scree import above_noise, require_edge
 from dpdist.pca.spectrum import Components, components, total_variance
 from dpdist.pipeline import Cluster, components_of
 from dpdist.privacy.budget import Budget
@@ -356,10 +354,7 @@ def _require_components(request: ReleaseRequest, columns: int, *, count: int | N
         If there are not so many columns, or the noise has no known edge and the number is left to it.
     """
     if count is None:
-        if releases_subspace(request) or law_of(request.calibrated(columns).noise, columns) is None:
-            raise UsageError(
-                f"The noise of {request.mechanism} has no known edge: say how many components (n_components)."
-            )
+        require_edge(request, columns)
     elif count > columns:
         raise UsageError(f"{count} components were asked for, and X has {columns} columns (n_components).")
 

@@ -41,6 +41,7 @@ from typing import Any
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import DeltaUse, IndependentEntries, Mechanism, Output, Statement
+from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.lattice import MAX_SCALE, rounded_normal
@@ -60,15 +61,15 @@ class CalibratedPublished(IndependentEntries):
     guarantee: Guarantee | None
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Noise:
         """Law, integer scales and variances, in lattice units."""
-        return {
-            "law": "rounded-gaussian",
-            "sigma_diagonal": self.sigma_diagonal,
-            "sigma_off_diagonal": self.sigma_off_diagonal,
-            "variance_diagonal": float(self.sigma_diagonal) ** 2,
-            "variance_off_diagonal": float(self.sigma_off_diagonal) ** 2,
-        }
+        return Noise(
+            "rounded-gaussian",
+            EdgeKind.NORMAL,
+            variance_diagonal=float(self.sigma_diagonal) ** 2,
+            variance_off_diagonal=float(self.sigma_off_diagonal) ** 2,
+            details={"sigma_diagonal": self.sigma_diagonal, "sigma_off_diagonal": self.sigma_off_diagonal},
+        )
 
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
         """Draw some rows of E once; packed, int64."""

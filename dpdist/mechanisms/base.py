@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import UsageError
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy, Progress
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, PrivacyLoss
@@ -241,12 +242,8 @@ class Calibrated(Protocol):
         ...
 
     @property
-    def noise(self) -> dict[str, Any]:
-        """Public description of the randomness in lattice units, JSON values.
-
-        It holds at least ``law``. Additive mechanisms state ``variance_diagonal`` and ``variance_off_diagonal`` of an
-        entry, and ``mean_diagonal`` where the noise has a mean (a multiple of the identity).
-        """
+    def noise(self) -> Noise:
+        """Public description of the randomness in lattice units; additive mechanisms state the moments of an entry."""
         ...
 
     def answer(self, moment: ExactMoment, entropy: Entropy, progress: Progress | None = None) -> Answer:

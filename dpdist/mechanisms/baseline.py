@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpdist.mechanisms.base import DeltaUse, IndependentEntries, Mechanism, Output, Statement
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
 from dpdist.privacy.guarantee import Arithmetic, PrivacyLoss
@@ -28,9 +29,9 @@ class CalibratedNone(IndependentEntries):
     claim: None = None
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Noise:
         """Law and variances: zero."""
-        return {"law": "none", "variance_diagonal": 0.0, "variance_off_diagonal": 0.0}
+        return Noise("none", variance_diagonal=0.0, variance_off_diagonal=0.0)
 
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:  # noqa: ARG002 - there is nothing to draw
         """Return zeros; packed, int64."""

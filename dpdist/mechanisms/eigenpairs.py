@@ -46,6 +46,7 @@ from dpdist.mechanisms.base import (
     require_components,
 )
 from dpdist.mechanisms.exponential import successive_concentration
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.bingham import bingham, successive
 from dpdist.noise.entropy import Entropy, Progress
@@ -77,14 +78,12 @@ class CalibratedEigenpairs(ClaimsWhatIsProved):
     guarantee: Guarantee
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Noise:
         """Law, concentration c per lattice unit of the moment, Laplace scale of a value in lattice units."""
-        return {
-            "law": "deflated-bingham-laplace" if self.deflated else "successive-bingham-laplace",
-            "components": self.count,
-            "concentration": self.concentration,
-            "scale": self.scale,
-        }
+        return Noise(
+            "deflated-bingham-laplace" if self.deflated else "successive-bingham-laplace",
+            details={"components": self.count, "concentration": self.concentration, "scale": self.scale},
+        )
 
     def answer(
         self,

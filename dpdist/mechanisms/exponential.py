@@ -57,6 +57,7 @@ from dpdist.mechanisms.base import (
     Statement,
     require_components,
 )
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.bingham import gibbs, successive
 from dpdist.noise.entropy import Entropy, Progress
@@ -86,9 +87,9 @@ class CalibratedBingham(ClaimsWhatIsProved):
     guarantee: Guarantee
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Noise:
         """Law and concentration c, per lattice unit of the moment."""
-        return {"law": "successive-bingham", "components": self.count, "concentration": self.concentration}
+        return Noise("successive-bingham", details={"components": self.count, "concentration": self.concentration})
 
     def answer(
         self,
@@ -147,10 +148,12 @@ class CalibratedPpca:
     guarantee: Guarantee | None
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Noise:
         """Law and concentration c, per lattice unit of the moment; ``sweeps`` where the draw is not exact."""
-        public = {"law": "matrix-bingham", "components": self.count, "concentration": self.concentration}
-        return public if self.guarantee else public | {"law": "matrix-bingham-gibbs", "sweeps": self.sweeps}
+        public = {"components": self.count, "concentration": self.concentration}
+        if self.guarantee:
+            return Noise("matrix-bingham", details=public)
+        return Noise("matrix-bingham-gibbs", details=public | {"sweeps": self.sweeps})
 
     def answer(
         self,

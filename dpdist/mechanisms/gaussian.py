@@ -28,6 +28,7 @@ from typing import Any
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import ClaimsWhatIsProved, DeltaUse, IndependentEntries, Mechanism, Output, Statement
+from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.lattice import MAX_SCALE, rounded_normal
@@ -46,15 +47,15 @@ class CalibratedGaussian(ClaimsWhatIsProved, IndependentEntries):
     guarantee: Guarantee
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Noise:
         """Law, integer scales and variances, in lattice units."""
-        return {
-            "law": "rounded-gaussian-orthogonal",
-            "sigma_diagonal": self.sigma_diagonal,
-            "sigma_off_diagonal": self.sigma_off_diagonal,
-            "variance_diagonal": float(self.sigma_diagonal) ** 2,
-            "variance_off_diagonal": float(self.sigma_off_diagonal) ** 2,
-        }
+        return Noise(
+            "rounded-gaussian-orthogonal",
+            EdgeKind.NORMAL,
+            variance_diagonal=float(self.sigma_diagonal) ** 2,
+            variance_off_diagonal=float(self.sigma_off_diagonal) ** 2,
+            details={"sigma_diagonal": self.sigma_diagonal, "sigma_off_diagonal": self.sigma_off_diagonal},
+        )
 
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
         """Draw some rows of E once; packed, int64."""

@@ -32,6 +32,7 @@ import numpy as np
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import DeltaUse, ExactMoment, Kind, Mechanism, Option, Output, Statement
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import normals
@@ -64,14 +65,13 @@ class CalibratedProjection:
     claim: PrivacyLoss
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Noise:
         """Law, number of combinations and ridge, in lattice units; ``mean_diagonal`` is the ridge."""
-        return {
-            "law": "wishart-of-the-moment",
-            "sketch": self.sketch,
-            "ridge": self.ridge,
-            "mean_diagonal": float(self.ridge),
-        }
+        return Noise(
+            "wishart-of-the-moment",
+            mean_diagonal=float(self.ridge),
+            details={"sketch": self.sketch, "ridge": self.ridge},
+        )
 
     def answer(
         self,

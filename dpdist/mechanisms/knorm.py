@@ -40,6 +40,7 @@ import numpy as np
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import Additive, ClaimsWhatIsProved, DeltaUse, Mechanism, Output, Statement
+from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import gammas, haar, normals
@@ -72,15 +73,16 @@ class _Calibrated(ClaimsWhatIsProved, Additive):
     scale: int
     guarantee: Guarantee
 
-    def _described(self, law: str, on: float, off: float) -> dict[str, Any]:
+    def _described(self, kind: EdgeKind, on: float, off: float) -> Noise:
         """Describe the noise, given its variances on and off the diagonal for k = 1."""
         square = float(self.scale) ** 2
-        return {
-            "law": law,
-            "scale": self.scale,
-            "variance_diagonal": on * square,
-            "variance_off_diagonal": off * square,
-        }
+        return Noise(
+            kind.value,
+            kind,
+            variance_diagonal=on * square,
+            variance_off_diagonal=off * square,
+            details={"scale": self.scale},
+        )
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,9 @@ class CalibratedNuclear(_Calibrated):
     """Nuclear-norm noise."""
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Noise:
         """Law, scale k, and variances to 0.04 %, in lattice units."""
-        return self._described("nuclear-norm", *_nuclear_variances(self.size))
+        return self._described(EdgeKind.NUCLEAR, *_nuclear_variances(self.size))
 
     def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:
         """Draw E once; packed triangle, int64. Progress is told of the sweeps, which know nothing of the data."""
@@ -104,10 +106,10 @@ class CalibratedFrobenius(_Calibrated):
     """Frobenius-norm noise."""
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Noise:
         """Law, scale k and variances, in lattice units."""
         entries = self.size * (self.size + 1) // 2
-        return self._described("frobenius-norm", entries + 1.0, (entries + 1) / 2)
+        return self._described(EdgeKind.FROBENIUS, entries + 1.0, (entries + 1) / 2)
 
     def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
         """Draw E once; packed triangle, int64."""

@@ -33,6 +33,7 @@ from typing import Any
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import ClaimsWhatIsProved, DeltaUse, IndependentEntries, Mechanism, Output, Statement
+from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.lattice import MAX_SCALE, discrete_laplace
@@ -49,15 +50,16 @@ class CalibratedLaplace(ClaimsWhatIsProved, IndependentEntries):
     guarantee: Guarantee
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Noise:
         """Law, scale t and variances, in lattice units."""
         variance = 0.5 / math.sinh(0.5 / self.scale) ** 2
-        return {
-            "law": "discrete-laplace",
-            "scale": self.scale,
-            "variance_diagonal": variance,
-            "variance_off_diagonal": variance,
-        }
+        return Noise(
+            "discrete-laplace",
+            EdgeKind.LAPLACE,
+            variance_diagonal=variance,
+            variance_off_diagonal=variance,
+            details={"scale": self.scale},
+        )
 
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
         """Draw some rows of E once; packed, int64."""

@@ -46,6 +46,7 @@ import numpy as np
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import Additive, DeltaUse, Kind, Mechanism, Option, Output, Statement
 from dpdist.mechanisms.directions import ALLOCATION_OPTIONS, Matrix, covariance_spectrum, orthonormal, precisions
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import normals
@@ -84,7 +85,7 @@ class CalibratedMatrixGaussian(Additive):
     claim: PrivacyLoss
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Noise:
         """Law, spectrum of Sigma, and variances in squared lattice units: means over entries where they differ."""
         values, size = self.eigenvalues, self.eigenvalues.size
         if self.two_sided:
@@ -96,13 +97,15 @@ class CalibratedMatrixGaussian(Additive):
             # Sigma_ii on, (Sigma_ii + Sigma_jj) / 4 off the diagonal
             on = float(values.mean())
             off = on / 2
-        return {
-            "law": "matrix-variate-gaussian",
-            "row_covariance_spectrum": values.tolist(),
-            "column_covariance": "the same" if self.two_sided else "identity",
-            "variance_diagonal": on,
-            "variance_off_diagonal": off,
-        }
+        return Noise(
+            "matrix-variate-gaussian",
+            variance_diagonal=on,
+            variance_off_diagonal=off,
+            details={
+                "row_covariance_spectrum": values.tolist(),
+                "column_covariance": "the same" if self.two_sided else "identity",
+            },
+        )
 
     def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
         """Draw the symmetric part once; packed triangle, int64."""

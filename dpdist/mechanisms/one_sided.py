@@ -44,6 +44,7 @@ import numpy as np
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
+from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.mechanisms.wishart import ARITHMETIC
 from dpdist.noise.entropy import Entropy, Progress
@@ -94,17 +95,17 @@ class CalibratedWishart(Additive):
             )
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Noise:
         """Law, degrees of freedom, scale s², variances and mean, in lattice units."""
         variance = self.columns * float(self.scale) ** 2
-        return {
-            "law": "wishart",
-            "degrees": self.columns,
-            "scale": self.scale,
-            "variance_diagonal": 2 * variance,
-            "variance_off_diagonal": variance,
-            "mean_diagonal": float(self.columns * self.scale),
-        }
+        return Noise(
+            "wishart",
+            EdgeKind.WISHART,
+            variance_diagonal=2 * variance,
+            variance_off_diagonal=variance,
+            mean_diagonal=float(self.columns * self.scale),
+            details={"degrees": self.columns, "scale": self.scale},
+        )
 
     def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
         """Draw E once; packed triangle, int64."""

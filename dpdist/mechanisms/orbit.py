@@ -62,6 +62,7 @@ from dpdist.mechanisms.base import (
     Statement,
     require_components,
 )
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import exponentials
@@ -144,14 +145,13 @@ class CalibratedOrbit(ClaimsWhatIsProved):
     guarantee: Guarantee
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Noise:
         """Law, spectrum in units of C², and alpha per lattice unit of A (0 for a constant spectrum)."""
         spread = self.spectrum[0] - self.spectrum[-1]
-        return {
-            "law": "unitary-orbit",
-            "spectrum": list(self.spectrum),
-            "alpha": self.rate / spread if spread else 0.0,
-        }
+        return Noise(
+            "unitary-orbit",
+            details={"spectrum": list(self.spectrum), "alpha": self.rate / spread if spread else 0.0},
+        )
 
     def answer(self, moment: ExactMoment, entropy: Entropy, progress: Progress | None = None) -> Triangle:
         """Draw S Re H once, rounded and packed; progress is told of the sweeps, whose number depends on the data."""
@@ -181,14 +181,12 @@ class CalibratedLowRankOrbit(ClaimsWhatIsProved):
     guarantee: Guarantee
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Noise:
         """Law, rank, scale of the Laplace noise, and the exponent for a spectrum of spread 1, in lattice units."""
-        return {
-            "law": "unitary-orbit-lowrank",
-            "components": self.components,
-            "laplace_scale": self.scale,
-            "rate": self.rate,
-        }
+        return Noise(
+            "unitary-orbit-lowrank",
+            details={"components": self.components, "laplace_scale": self.scale, "rate": self.rate},
+        )
 
     def answer(self, moment: ExactMoment, entropy: Entropy, progress: Progress | None = None) -> Triangle:
         """Draw Re H once, rounded and packed; progress is told of the sweeps, whose number depends on the data."""

@@ -56,6 +56,7 @@ from dpdist.mechanisms.base import (
     Statement,
     require_components,
 )
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import exponentials, gammas, haar, normals
@@ -92,15 +93,17 @@ class CalibratedPower:
     guarantee: Guarantee
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Noise:
         """Law and scale of the noise of a round, in lattice units."""
-        return {
-            "law": f"power-{self.shape}",
-            "components": self.count,
-            "iterations": self.iterations,
-            "scale": self.scale,
-            "relative_to_largest_entry": self.relative,
-        }
+        return Noise(
+            f"power-{self.shape}",
+            details={
+                "components": self.count,
+                "iterations": self.iterations,
+                "scale": self.scale,
+                "relative_to_largest_entry": self.relative,
+            },
+        )
 
     def _noise(self, frame: Matrix, entropy: Entropy) -> Matrix:
         entries = self.size * self.count

@@ -55,6 +55,7 @@ from dpdist.mechanisms.base import (
     Output,
     Statement,
 )
+from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy, Progress
 from dpdist.noise.floats import normals
@@ -83,16 +84,16 @@ class CalibratedTwoSidedWishart(ClaimsWhatIsProved, Additive):
     guarantee: Guarantee
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Noise:
         """Law, scale k and variances in lattice units; ``columns`` is the number of columns of Z."""
         variance = 2.0 * (self.size + 1) * float(self.scale) ** 2
-        return {
-            "law": "two-sided-wishart",
-            "columns": self.size + 1,
-            "scale": self.scale,
-            "variance_diagonal": 2 * variance,
-            "variance_off_diagonal": variance,
-        }
+        return Noise(
+            "two-sided-wishart",
+            EdgeKind.TWO_SIDED_WISHART,
+            variance_diagonal=2 * variance,
+            variance_off_diagonal=variance,
+            details={"columns": self.size + 1, "scale": self.scale},
+        )
 
     def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
         """Draw E once; packed triangle, int64."""

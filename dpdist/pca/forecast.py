@@ -8,6 +8,7 @@ a guess taken from the table itself would leak.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -156,7 +157,7 @@ def forecast(request: ReleaseRequest, columns: int, rows: int, spectrum: Sequenc
         request=request,
         columns=columns,
         rows=rows,
-        error=float(noise["variance_off_diagonal"]) ** 0.5 * unit / rows,
+        error=math.sqrt(noise.variance_off_diagonal or 0.0) * unit / rows,
         edge=law.edge_at(CONFIDENCE) / rows,
         threshold=law.threshold / rows,
         expected=expected,

@@ -27,9 +27,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import UsageError
+from dpdist.mechanisms.base import Output
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
 from dpdist.pca.spectrum import Components, components, highest_eigenvalues
 from dpdist.release.artefact import Release
+from dpdist.release.request import ReleaseRequest
 
 Values = npt.NDArray[np.float64]
 _FIRST_LOOK = 8
@@ -110,12 +112,12 @@ def _centring_error(release: Release) -> float:
     if total is None or count is None:
         return 0.0
     d, constant, noise = release.bound.columns, release.bound.constant, release.noise
-    deviation = math.sqrt(float(noise["variance_off_diagonal"])) * release.bound.unit / (constant * count)
+    deviation = math.sqrt(noise.variance_off_diagonal or 0.0) * release.bound.unit / (constant * count)
     length = deviation * (math.sqrt(d) + _FAR / math.sqrt(2))
     mean = float(np.linalg.norm(total)) / count + length
     found = mean * (length + _FAR * deviation)
     if release.rows is None:
-        found += mean**2 * _FAR * math.sqrt(float(noise["variance_diagonal"])) / (constant**2 * count)
+        found += mean**2 * _FAR * math.sqrt(noise.variance_diagonal or 0.0) / (constant**2 * count)
     return found
 
 
@@ -141,15 +143,32 @@ def require_scree(release: Release, eigenvalues: Values | None) -> Scree:
     """
     found = None if eigenvalues is None else scree(release, eigenvalues)
     if found is None:
-        raise UsageError(_no_edge(release))
+        raise UsageError(_no_edge(release.mechanism))
     return found
 
 
-def _no_edge(release: Release) -> str:
+class DrownedError(UsageError):
+    """No component stands above the noise of a release."""
+
+
+def _no_edge(mechanism: str) -> str:
     return (
-        f"The noise of {release.mechanism} has no known edge, so components cannot be told from noise: pass their "
-        "number (--components K)."
+        f"The noise of {mechanism} has no known edge, so components cannot be told from noise: pass their number "
+        "(--components K)."
     )
+
+
+def require_edge(request: ReleaseRequest, columns: int) -> None:
+    """Refuse to leave the number of components to noise of which no edge is known, before it is paid for.
+
+    Raises
+    ------
+    UsageError
+        If none is known.
+    """
+    subspace = request.statement.output is Output.COMPONENTS
+    if subspace or law_of(request.calibrated(columns).noise, columns) is None:
+        raise UsageError(_no_edge(request.mechanism))
 
 
 def above_noise(release: Release, product: Callable[[Values], Values] | None = None) -> Components:
@@ -162,11 +181,13 @@ def above_noise(release: Release, product: Callable[[Values], Values] | None = N
 
     Raises
     ------
+    DrownedError
+        If none does.
     UsageError
-        If none does, or the noise has no known edge.
+        If the noise has no known edge.
     """
     if noise_law(release) is None:
-        raise UsageError(_no_edge(release))
+        raise UsageError(_no_edge(release.mechanism))
     most = release.bound.columns - (product is not None)
     count, above = 0, 0
     while above == count < most:
@@ -180,7 +201,7 @@ def above_noise(release: Release, product: Callable[[Values], Values] | None = N
         found = components(release, above, product)
         above = require_scree(release, found.eigenvalues).above
     if not above:
-        raise UsageError(
+        raise DrownedError(
             "No component stands above the noise: at this budget nothing of them can be seen. dpdist forecast says "
             "what would be needed; --components K takes components all the same."
         )
@@ -200,10 +221,11 @@ def entry_errors(release: Release) -> Values:
     UsageError
         If the mechanism does not add noise of known variance.
     """
-    if "variance_off_diagonal" not in release.noise:
+    on, off = release.noise.variance_diagonal, release.noise.variance_off_diagonal
+    if on is None or off is None:
         raise UsageError(f"{release.mechanism} states no variance of the entries: it adds no noise to them.")
     d, rows = release.bound.columns, release.row_count or 1.0
     unit = release.bound.unit**2 / rows
-    errors = np.full((d, d), float(release.noise["variance_off_diagonal"]) ** 0.5 * unit)
-    np.fill_diagonal(errors, float(release.noise["variance_diagonal"]) ** 0.5 * unit)
+    errors = np.full((d, d), math.sqrt(off) * unit)
+    np.fill_diagonal(errors, math.sqrt(on) * unit)
     return errors

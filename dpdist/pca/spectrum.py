@@ -122,7 +122,7 @@ def about_mean(release: Release) -> AboutMean:
     """
     total, count = release.row_sum, release.row_count
     mean = np.zeros(release.bound.columns)
-    offset = release.noise.get("mean_diagonal", 0.0) * release.bound.unit**2
+    offset = release.noise.mean_diagonal * release.bound.unit**2
     if count is None:
         return AboutMean(mean, 1.0, -offset, per_row=False)
     if count <= 0:
@@ -133,7 +133,8 @@ def about_mean(release: Release) -> AboutMean:
     spread = 0.0
     if total is not None:
         mean = total / count
-        spread = release.noise["variance_off_diagonal"] * (release.bound.unit / release.bound.constant / count) ** 2
+        variance = release.noise.variance_off_diagonal or 0.0
+        spread = variance * (release.bound.unit / release.bound.constant / count) ** 2
     return AboutMean(mean, count, spread - offset / count, per_row=True)
 
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import dpdist
 from dpdist.errors import DataError, UsageError
 from dpdist.mechanisms.base import Output
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.extent import Extent
@@ -60,7 +61,7 @@ class Heading:
     bound
         How rows were bounded.
     noise
-        Law and scale of the noise, in lattice units.
+        What is known of the noise, in lattice units.
     rows
         n under replace-one, None under add-remove.
     ledger_head
@@ -83,7 +84,7 @@ class Heading:
     claim: PrivacyLoss | None
     guarantee: Guarantee | None
     bound: RowBound
-    noise: dict[str, Any]
+    noise: Noise
     rows: int | None
     ledger_head: str | None = None
     extents: tuple[Extent, ...] = ()
@@ -129,7 +130,7 @@ class Heading:
             "guarantee": None if self.guarantee is None else self.guarantee.to_json(),
             "neighbours": self.neighbours.value,
             "bound": self.bound.to_json(),
-            "noise": self.noise,
+            "noise": self.noise.to_json(),
             "columns": list(self.names),
             "n": self.rows,
             "ledger_head": self.ledger_head,
@@ -209,7 +210,7 @@ class Release(Heading):
             return None
         d = self.bound.columns
         corner = float(self._integers(slice(d, None), slice(d, None))[0, 0])
-        return (corner - float(self.noise.get("mean_diagonal", 0.0))) / self.bound.constant**2
+        return (corner - self.noise.mean_diagonal) / self.bound.constant**2
 
 
 def _count(value: Any) -> int | None:
@@ -283,7 +284,7 @@ def open_release(path: Path) -> Release:
             claim=None if info["claim"] is None else PrivacyLoss.from_json(info["claim"]),
             guarantee=None if info["guarantee"] is None else Guarantee.from_json(info["guarantee"]),
             bound=bound,
-            noise=dict(info["noise"]),
+            noise=Noise.from_json(info["noise"]),
             rows=_count(info["n"]),
             answer=stored if stored.nbytes > _IN_MEMORY else np.asarray(stored[...]),
             ledger_head=info["ledger_head"],

@@ -14,8 +14,9 @@ import hashlib
 import io
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from functools import reduce
+from operator import add
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,8 +24,9 @@ from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.privacy.accounting import composed_epsilon_micro
 from dpdist.privacy.guarantee import ATTO, Arithmetic, Guarantee, PrivacyLoss
 from dpdist.release.archive import archived, publish
-from dpdist.release.artefact import Release
+from dpdist.release.artefact import Release, open_release
 from dpdist.release.extent import merged
+from dpdist.store import attributes_at
 from dpdist.triangle import Band, packed
 
 _PROOF = "dpdist.privacy.parallel"
@@ -81,7 +83,7 @@ def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
         claim=joint.loss,
         guarantee=joint,
         bound=first.bound,
-        noise=_noise(releases),
+        noise=reduce(add, (release.noise for release in releases)),
         rows=sum(rows) if len(rows) == len(releases) else None,
         answer=total,
         extents=extents,
@@ -105,13 +107,19 @@ def _apart(releases: Sequence[Release], *, disjoint: bool) -> bool:
 
 
 def write_sum(total: Release, target: Path) -> None:
-    """Publish a sum of releases; the same bytes already there are left alone. It is held in memory meanwhile.
+    """Publish a sum of releases; the same sum already there is left alone. It is held in memory meanwhile.
+
+    An older version may have written it, in other words.
 
     Raises
     ------
     DataError
         If something else stands at target, or its folder cannot be written.
     """
+    if (attributes_at(target) or {}).get("release_id") == total.release_id:
+        found = open_release(target)
+        if np.array_equal(found.lattice, total.lattice) and found.guarantee == total.guarantee:
+            return
     band = Band.whole(total.bound.width)
     publish(io.BytesIO(b"".join(archived(total, [(band, packed(total.lattice))]))), target)
 
@@ -174,15 +182,3 @@ def _joint(
         proof=_PROOF,
         bounded_ranges=first.bounded_ranges if alike and len({g.bounded_ranges for g in every}) == 1 else (),
     )
-
-
-def _noise(releases: Sequence[Release]) -> dict[str, Any]:
-    """Return law and moments of the noise of the sum: independent draws, so variances add up."""
-    keys = ("variance_diagonal", "variance_off_diagonal", "mean_diagonal")
-    laws = {str(release.noise.get("of", release.noise["law"])) for release in releases}
-    return {
-        "law": "sum",
-        "of": "; ".join(sorted(laws)),
-        "terms": sum(int(release.noise.get("terms", 1)) for release in releases),
-        **{key: sum(r.noise.get(key, 0.0) for r in releases) for key in keys if any(key in r.noise for r in releases)},
-    }
