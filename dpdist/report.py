@@ -27,6 +27,7 @@ from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours
 from dpdist.privacy.ledger import Ledger
 from dpdist.release.artefact import Release
 from dpdist.staging import replace_file
+from dpdist.tables import between
 
 _PICTURED = 24
 """So many components are drawn; the table lists all."""
@@ -273,16 +274,18 @@ def _eigenvalues(found: Components, seen: Scree | None) -> str:
     ):
         low, high = seen.intervals[i]
         clear = (f"{strength:.4g}", f"{cosine:.3f}") if strength else ("-", "drowned")
-        rows.append((str(i + 1), f"{value:.6g}", clear[0], f"{low:.4g} … {high:.4g}", clear[1]))
+        ends = between(seen.cosine_intervals[i]).replace("..", "…")
+        rows.append((str(i + 1), f"{value:.6g}", clear[0], f"{low:.4g} … {high:.4g}", clear[1], ends))
         drowned += [] if strength else [i]
-    heads = ("component", f"eigenvalue{unit}", "without the noise", "exact eigenvalue in", "squared cosine")
+    heads = ("component", f"eigenvalue{unit}", "without the noise", "exact eigenvalue in", "squared cosine", "between")
     return (
         "<h2>What stands above the noise</h2>\n"
         f"<p>{seen.above} of {len(rows)} components stand above the edge of the noise, {seen.edge:.5g}, which it "
-        f"passes by itself with probability {1 - seen.confidence:.2g} in the limit of many columns. Each end "
+        f"passes by itself with probability {1 - seen.confidence:.2g} at most. Each end "
         "of the intervals holds for all eigenvalues at once with that confidence. The squared cosine is expected "
         "between a component and the true one if no other is about as strong: two of nearly equal strength turn into "
-        "one another.</p>\n"
+        "one another. It lies between the two ends behind it in at least 95 of 100 releases, however strong the "
+        "component is; from 0 on means that the component may be noise.</p>\n"
         + _picture(png, "Eigenvalues over the edge of the noise")
         + _table(heads, rows, numbers=True, faint=drowned)
     )

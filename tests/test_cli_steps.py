@@ -169,6 +169,10 @@ def test_pca_and_project_tell_what_they_made(released: Path, call: Call, schedul
     assert (said.json["model"], said.json["components"]) == ("model.zarr", 2)
     assert len(said.json["eigenvalues"]) == 2
     assert said.json["eigenvalues_per_row"] is True
+    for cosine, (low, high) in zip(
+        said.json["squared_cosines"], said.json["squared_cosine_intervals"], strict=True
+    ):
+        assert 0 <= low <= cosine <= high <= 1
     said = call("project", "rows.zarr", "model.zarr", "scores.zarr", "--scheduler", scheduler, "--json")
     assert said.code == 0
     assert said.json == {"scores": "scores.zarr", "n": ROWS, "private": True}
@@ -180,6 +184,8 @@ def test_pca_says_which_components_stand_above_the_noise(released: Path, call: C
     said = call("pca", "release.zarr", "model.zarr", "--components", "3", "--plot", "scree.png")
     assert (said.code, said.out) == (0, "")
     assert "squared cosine if alone" in said.err
+    assert "between" in said.err
+    assert "in at least 95 of 100 releases" in said.err
     assert "The noise ends at" in said.err
     assert (released / "scree.png").stat().st_size > 1000
     said = call("pca", "release.zarr", "auto.zarr", "--components", "auto", "--json")

@@ -104,6 +104,10 @@ def test_without_noise_to_speak_of_components_are_those_of_numpy(monkeypatch: py
     assert found.explained_variance_ratio_ is not None
     assert np.allclose(found.explained_variance_, values[::-1][:3], rtol=1e-5)
     assert np.allclose(found.explained_variance_ratio_, values[::-1][:3] / values.sum(), rtol=1e-5)
+    assert found.squared_cosines_ is not None
+    assert found.squared_cosine_intervals_ is not None
+    assert found.squared_cosine_intervals_.shape == (3, 2)
+    assert found.squared_cosine_intervals_.min() > 0.99  # at so large a loss there is hardly any noise
     assert not found.mean_.any()
     monkeypatch.setattr(fitting, "REGISTER", Register())  # twice that loss is refused
     covariance = PrivateCovariance(epsilon=10**6, delta=1e-2, clip=8, grid_bits=22).fit(rows)
@@ -377,6 +381,8 @@ def test_a_release_of_rows_in_memory_can_be_kept_and_taken_up_again(tmp_path: Pa
     if mechanism == "power":
         assert found.explained_variance_ is None
         assert found.explained_variance_ratio_ is None
+        assert found.squared_cosines_ is None
+        assert found.squared_cosine_intervals_ is None
         with pytest.raises(UsageError, match="components, and no"):
             PrivateCovariance(
                 **LOSS, mechanism=mechanism, centre="none", options={"components": 2, "iterations": 3}

@@ -16,7 +16,7 @@ import zarr
 from releases import archive_of, assemble
 
 from dpdist.errors import DataError
-from dpdist.mechanisms.noise_law import Noise
+from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.pca.model import Model, open_model, save
 from dpdist.pca.spectrum import Components
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
@@ -72,6 +72,16 @@ def test_a_model_reads_back_as_it_was_written(tmp_path: Path, per_row: bool) -> 
     assert (found.release_id, found.names, found.components.per_row) == ("week-47", NAMES, per_row)
     for name in ARRAYS:
         assert getattr(found.components, name).tobytes() == getattr(written.components, name).tobytes()
+
+
+def test_a_model_says_between_what_the_squared_cosines_lie_where_the_edge_is_known(tmp_path: Path) -> None:
+    known = replace(release(), noise=Noise("g", EdgeKind.NORMAL, variance_diagonal=2.0, variance_off_diagonal=1.0))
+    save(model(), known, tmp_path / "model.zarr")
+    info = json.loads((tmp_path / "model.zarr" / "zarr.json").read_text())["attributes"]["dpdist"]
+    for cosine, (low, high) in zip(info["squared_cosines"], info["squared_cosine_intervals"], strict=True):
+        assert 0 <= low <= cosine <= high <= 1
+    assert info["confidence"] == 0.95
+    assert open_model(tmp_path / "model.zarr").release_id == "week-47"
 
 
 def test_a_model_says_which_release_it_came_from_and_what_was_guaranteed(folder: Path) -> None:

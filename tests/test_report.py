@@ -125,4 +125,5 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     text = html.unescape(re.sub(r"<[^>]+>", " ", shown.stdout))
     assert "What is promised" in text
     assert "squared cosine" in text
+    assert "at least 95 of 100 releases" in text
     assert "script" not in re.sub(r"base64,[^\"]*", "", shown.stdout)

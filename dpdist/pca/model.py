@@ -1,4 +1,8 @@
-"""model.zarr: the components of one release, as public as the release itself."""
+"""model.zarr: the components of one release, as public as the release itself.
+
+Where the edge of its noise is known, the attributes tell it, and of each component the squared cosine with the true one
+and between what it lies (:class:`dpdist.pca.scree.Scree`).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import numpy as np
 import zarr
 
 from dpdist.errors import DataError
+from dpdist.pca.scree import scree
 from dpdist.pca.spectrum import Components
 from dpdist.release.artefact import Release
 from dpdist.staging import staged
@@ -57,6 +62,9 @@ def save(model: Model, release: Release, path: Path) -> None:
             "eigenvalues": model.components.eigenvalues is not None,
             "eigenvalues_per_row": model.components.per_row,
         }
+        seen = None if model.components.eigenvalues is None else scree(release, model.components.eigenvalues)
+        if seen is not None:
+            attributes |= seen.to_json()
         group = zarr.create_group(store=aside, zarr_format=3, attributes={"dpdist": attributes})
         found = model.components
         arrays = {"components": found.components, "mean": found.mean, "scale": found.scale}

@@ -16,8 +16,24 @@ With v = d times the variance of an entry off the diagonal, a Wishart matrix of 
   parts are not told, but only its variance, as versions up to 0.1.0 stored it, one draw of all that variance is taken:
   no R-transform of a sum exceeds that, as ``sum f(x_i) <= f(sqrt(sum x_i²))`` for series in x² of positive terms.
 
-The largest eigenvalue of E lies within ``q (K''/2)^(1/3) d^(-2/3)`` of the edge, q a quantile of the Tracy-Widom law
-of real symmetric matrices (Tracy & Widom 1996); :data:`QUANTILES` holds some.
+The largest eigenvalue of E is ``edge + q w``, ``w = (K''/2)^(1/3) d^(-2/3)``, and q has the Tracy-Widom law of real
+symmetric matrices for many columns (Tracy & Widom 1996); :data:`QUANTILES` holds some of its quantiles. For few columns
+they are larger where entries have heavy tails: :data:`BEYOND`, from public simulation (`workflows/edge_table.py`). The
+larger of the two is used, and of the kinds of a sum that of the largest.
+
+What one release tells of a squared cosine is an interval, and a value in it. Given that a component is seen at
+``lambda``, the squared cosine is ``G1² / G2``, ``G_k = sum w_j / (lambda - mu_j)^k``, over the eigenvalues of E with
+the squared entries w of the component in its eigenvectors: what is left to chance is where the mu end, and the weights.
+
+* the value is that of the law for an eigenvalue less ``q w`` at confidence 0.95, as if noise ended at its stated edge.
+  It is 0 there and grows from 0. If every strength is as likely, it is not above the mean squared cosine, up to chance;
+  for one strength, where the component passes the edge with the help of chance, it may be.
+* the ends of the interval are those of the law for an eigenvalue ``q w`` less and more, q at confidence 0.999 and the
+  eigenvalue not below the edge, with ``1/c - 1`` times a chi-squared quantile, 0.975 and 0.025, over its degrees of
+  freedom nu: ``(d - 1) / (1 + excess)``. Without excess this is the sum of squares of d - 1 normal weights over nu;
+  excess is what the law adds to its variance (:data:`_EXCESS`: the fourth free cumulant over the squared second, at
+  most; for Laplace entries a third more than 1.5, that of squares of Laplace weights). It is an approximation made wide
+  on purpose; that it holds for each strength with probability 0.95 at least is measured: `workflows/coverage.py`.
 """
 
 from __future__ import annotations
@@ -29,6 +45,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
+from scipy.special import gammaincinv
 
 from dpdist.mechanisms.noise_law import EdgeKind, Noise, Part
 
@@ -37,6 +54,52 @@ CONFIDENCE = 0.95
 """With which whatever is said to stand above the noise does."""
 QUANTILES = {0.9: 0.4501, 0.95: 0.9793, 0.99: 2.0234, 0.999: 3.2724}
 """Quantiles of the Tracy-Widom law for beta = 1 by confidence (Bejan 2005, table of percentage points)."""
+BEYOND: dict[EdgeKind, dict[int, tuple[float, float, float, float]]] = {
+    EdgeKind.LAPLACE: {
+        1: (-0.85, -0.35, 0.81, 2.57),
+        2: (-0.57, 0.06, 1.44, 3.39),
+        3: (-0.32, 0.36, 1.85, 3.88),
+        4: (-0.14, 0.57, 2.08, 4.17),
+        6: (0.13, 0.86, 2.44, 4.63),
+        8: (0.31, 1.07, 2.66, 4.89),
+        12: (0.54, 1.29, 2.83, 5.1),
+        16: (0.67, 1.41, 2.96, 5.03),
+        24: (0.82, 1.52, 3.02, 4.95),
+        32: (0.89, 1.6, 3.05, 5.02),
+        48: (0.93, 1.57, 2.92, 4.78),
+        64: (0.93, 1.61, 2.95, 4.89),
+        100: (0.95, 1.56, 2.78, 4.53),
+        150: (0.91, 1.5, 2.66, 4.04),
+    },
+    EdgeKind.FROBENIUS: {
+        1: (-0.37, 0.34, 1.96, 4.38),
+        2: (0.01, 0.76, 2.39, 4.69),
+        3: (0.19, 0.93, 2.48, 4.53),
+        4: (0.3, 1.01, 2.54, 4.49),
+        6: (0.4, 1.08, 2.47, 4.31),
+        8: (0.43, 1.09, 2.43, 4.19),
+        12: (0.45, 1.07, 2.34, 3.92),
+        16: (0.47, 1.07, 2.27, 3.84),
+        24: (0.46, 1.06, 2.24, 3.79),
+        32: (0.47, 1.06, 2.21, 3.55),
+        48: (0.48, 1.05, 2.23, 3.75),
+        64: (0.48, 1.06, 2.2, 3.87),
+        100: (0.47, 1.05, 2.23, 3.92),
+        150: (0.49, 1.06, 2.26, 3.98),
+    },
+}
+"""Upper ends of the simulated quantiles by kind, number of columns and confidence, where columns are few."""
+_EXCESS = {
+    EdgeKind.NORMAL: 0.0,
+    EdgeKind.LAPLACE: 2.0,
+    EdgeKind.FROBENIUS: 0.5,
+    EdgeKind.NUCLEAR: 0.7,
+    EdgeKind.WISHART: 1.0,
+    EdgeKind.TWO_SIDED_WISHART: 0.5,
+}
+_TAIL = 0.025
+_FAR = 0.999
+"""The confidence of the edge that the intervals of squared cosines are made with."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +114,8 @@ class NoiseLaw:
         K, K' and K'' as functions of g, in the units of the matrix.
     critical
         The g at which K' is zero.
+    kinds
+        Of the parts of the noise.
     """
 
     size: int
@@ -58,6 +123,7 @@ class NoiseLaw:
     slope: Callable[[float], float]
     curvature: Callable[[float], float]
     critical: float
+    kinds: frozenset[EdgeKind]
 
     @property
     def edge(self) -> float:
@@ -69,16 +135,27 @@ class NoiseLaw:
         """Strength below which a component is not seen at all."""
         return 1 / self.critical
 
+    @property
+    def width(self) -> float:
+        """The unit of the fluctuation of the largest eigenvalue of the noise."""
+        found: float = (self.curvature(self.critical) / 2) ** (1 / 3) * self.size ** (-2 / 3)
+        return found
+
     def edge_at(self, confidence: float) -> float:
-        """Return what the largest eigenvalue of the noise stays below, with this probability.
+        """Return what the largest eigenvalue of the noise stays below, with at least this probability.
 
         Raises
         ------
-        KeyError
+        ValueError
             If the confidence is not in :data:`QUANTILES`.
         """
-        width: float = (self.curvature(self.critical) / 2) ** (1 / 3) * self.size ** (-2 / 3)
-        return self.edge + QUANTILES[confidence] * width
+        return self.edge + self.reach(confidence)
+
+    def reach(self, confidence: float) -> float:
+        """Return how far beyond the edge the largest eigenvalue of the noise is, at most, with this probability."""
+        place = list(QUANTILES).index(confidence)
+        beyond = [_row(BEYOND[kind], self.size)[place] for kind in self.kinds if kind in BEYOND]
+        return max([QUANTILES[confidence], *beyond]) * self.width
 
     def seen(self, strength: float) -> float:
         """Return the eigenvalue at which a component of this strength is seen; the edge where it is not."""
@@ -88,7 +165,38 @@ class NoiseLaw:
         """Return the expected squared cosine between what is seen of a component and what is true; 0 if not seen."""
         if strength <= self.threshold:
             return 0.0
-        return -self.slope(1 / strength) / strength**2
+        return min(1.0, -self.slope(1 / strength) / strength**2)
+
+    def cosine_of(self, eigenvalue: float, moved: float = 0.0) -> tuple[float, float, float]:
+        """Return what an eigenvalue tells of the squared cosine of its component: a value, and ends of an interval.
+
+        Parameters
+        ----------
+        eigenvalue
+            As released.
+        moved
+            By how much the edge may lie higher than the law has it.
+
+        Returns
+        -------
+        value
+            0 for an eigenvalue that is not beyond the edge at confidence 0.95.
+        low, high
+            With probability 0.95 at least the squared cosine lies between them, whatever the strength.
+        """
+        value, low, high = (
+            self.squared_cosine(self.strength(at))
+            for at in (
+                eigenvalue - self.reach(CONFIDENCE) - moved,
+                eigenvalue - self.reach(_FAR) - moved,
+                max(eigenvalue, self.edge) + self.reach(_FAR),
+            )
+        )
+        if self.size == 1:  # there is one direction
+            return value, low, 1.0
+        nu = (self.size - 1) / (1 + max(_EXCESS[kind] for kind in self.kinds))
+        most, least = (2 * float(gammaincinv(nu / 2, p)) / nu for p in (1 - _TAIL, _TAIL))
+        return value, low and 1 / (1 + (1 / low - 1) * most), 1 / (1 + (1 / high - 1) * least)
 
     def strength(self, eigenvalue: float) -> float:
         """Return the strength of a component that is seen at an eigenvalue; 0 for one that is not beyond the edge."""
@@ -99,6 +207,13 @@ class NoiseLaw:
             lambda share: self.inverse(share * self.critical) / eigenvalue - 1, self.threshold / eigenvalue, 1
         )
         return self.threshold / share
+
+
+def _row(rows: dict[int, tuple[float, float, float, float]], size: int) -> tuple[float, ...]:
+    """Return the simulated quantiles for a number of columns: the larger of those for the next fewer and more."""
+    fewer = max((d for d in rows if d <= size), default=min(rows))
+    more = min((d for d in rows if d >= size), default=max(rows))
+    return tuple(max(pair) for pair in zip(rows[fewer], rows[more], strict=True))
 
 
 def law_of(noise: Noise, size: int, unit: float = 1.0) -> NoiseLaw | None:
@@ -122,7 +237,7 @@ def law_of(noise: Noise, size: int, unit: float = 1.0) -> NoiseLaw | None:
     if not parts:
         return None
     pieces = [(part.terms if not part.adds_up else 1, _transform(part, size, unit)) for part in parts]
-    return _law(size, pieces)
+    return _law(size, pieces, frozenset(part.kind for part in parts))
 
 
 @dataclass(frozen=True)
@@ -136,7 +251,7 @@ class _Transform:
     variance: float
 
 
-def _law(size: int, pieces: Sequence[tuple[int, _Transform]]) -> NoiseLaw:
+def _law(size: int, pieces: Sequence[tuple[int, _Transform]], kinds: frozenset[EdgeKind]) -> NoiseLaw:
     """Return the law of a free sum: R-transforms add up. K' has one zero, as every R' grows from its variance on."""
     largest = min(
         1 / math.sqrt(sum(n * piece.variance for n, piece in pieces)), *(0.999999 * p.pole for _, p in pieces)
@@ -155,7 +270,7 @@ def _law(size: int, pieces: Sequence[tuple[int, _Transform]]) -> NoiseLaw:
     if slope(largest) > 0:
         share: float = brentq(lambda share: slope(share * largest) * (share * largest) ** 2, 1e-3, 1, xtol=1e-15)
         critical = share * largest
-    return NoiseLaw(size, inverse, slope, curvature, critical)
+    return NoiseLaw(size, inverse, slope, curvature, critical, kinds)
 
 
 def _transform(part: Part, size: int, unit: float) -> _Transform:

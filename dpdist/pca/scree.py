@@ -53,10 +53,13 @@ class Scree:
     confidence
         One of :data:`dpdist.pca.noise_edge.QUANTILES`.
     strengths
-        (k,): each eigenvalue without what the noise adds to it; 0 where it is not beyond the noise.
+        (k,): each eigenvalue without what the noise adds to it; 0 where it is not beyond the edge.
     squared_cosines
         (k,): expected squared cosine of each component with the true one, from 0 to 1, if no other is about as strong:
-        two of nearly equal strength turn into one another however strong they are.
+        two of nearly equal strength turn into one another however strong they are. 0 where it is not beyond the edge.
+    cosine_intervals
+        (k, 2): between which the squared cosine of each lies with probability 0.95 at least, under the same condition,
+        whatever its strength; from 0 for one that may be noise.
     """
 
     eigenvalues: Values
@@ -64,6 +67,7 @@ class Scree:
     confidence: float
     strengths: Values
     squared_cosines: Values
+    cosine_intervals: Values
 
     @property
     def above(self) -> int:
@@ -84,6 +88,7 @@ class Scree:
             "above_noise": self.above,
             "strengths": self.strengths.tolist(),
             "squared_cosines": self.squared_cosines.tolist(),
+            "squared_cosine_intervals": self.cosine_intervals.tolist(),
             "intervals": self.intervals.tolist(),
         }
 
@@ -126,11 +131,11 @@ def scree(release: Release, eigenvalues: Values, confidence: float = CONFIDENCE)
     law = noise_law(release)
     if law is None:
         return None
-    noise = law.seen(_centring_error(release))
-    edge = law.edge_at(confidence) + noise - law.edge
-    strengths = np.array([law.strength(value) if value > noise else 0.0 for value in eigenvalues])
-    cosines = np.array([law.squared_cosine(value) for value in strengths])
-    return Scree(eigenvalues, edge, confidence, strengths, cosines)
+    moved = law.seen(_centring_error(release)) - law.edge
+    edge = law.edge_at(confidence) + moved
+    strengths = np.array([law.strength(value) if value > edge else 0.0 for value in eigenvalues])
+    cosines = np.array([law.cosine_of(value, moved) for value in eigenvalues]).reshape(-1, 3)
+    return Scree(eigenvalues, edge, confidence, strengths, cosines[:, 0], cosines[:, 1:])
 
 
 def require_scree(release: Release, eigenvalues: Values | None) -> Scree:
