@@ -20,6 +20,7 @@ from dpdist.rows.ingest import ingest
 from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, open_periods
 from dpdist.rows.readers import Choices
 from dpdist.rows.readers import Place as SourcePlace
+from dpdist.rows.reproduction import require_unreproduced
 from dpdist.rows.units import Unit
 from dpdist.staging import locked, make_once, require_new
 
@@ -92,7 +93,7 @@ def create_ledger(ledger: Place, rows: Path, budget: PrivacyLoss | None = None) 
     UsageError
         If neither the call nor the rows declare a budget, or the rows declare another one.
     RefusedError
-        If the rows have a ledger already.
+        If the rows have a ledger already, or were released for reproduction.
     DataError
         If another ledger stands there, or it or the rows cannot be written.
     """
@@ -113,6 +114,7 @@ def _create_ledger(ledger: Place, rows: Path, budget: PrivacyLoss | None = None)
         )
     if table.budget not in {None, declared}:
         raise UsageError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
+    require_unreproduced(table)
     opened = _unused(ledger, table.dataset_id, declared)
     if opened is None:
         _require_no_ledger(ledger)

@@ -126,6 +126,7 @@ def _rows(table: RowsTable, ledger: Place | None, *, verify: bool, progress: Pro
         "columns": list(table.names),
         "period": table.period,
         "unit": None if table.unit is None else table.unit.to_json(),
+        "reproduced": table.reproduced,
         "ledger": _ledger(ledger or accounts.default_ledger(beside), table.ledger_id, table.budget),
         "damaged": damaged if verify or damaged else None,
     }
@@ -271,6 +272,7 @@ def _rows_lines(facts: Facts) -> list[tuple[str, str]]:
         ("data set", facts["dataset_id"]),
         *([("period", facts["period"])] if facts["period"] else []),
         ("unit", "one row" if unit is None else f"all rows of one {unit['column']}, {unit['max_rows']} at most"),
+        *([("reproduced", "released for reproduction: they get no budget any more")] if facts["reproduced"] else []),
         ("ledger", _ledger_words(facts["ledger"])),
     ]
 

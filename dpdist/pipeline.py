@@ -37,6 +37,7 @@ from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import RowsTable, open_rows
+from dpdist.rows.reproduction import admit, require_undeclared
 from dpdist.staging import require_new
 from dpdist.store import attributes_at
 from dpdist.transport import Certificates, require_safe
@@ -175,7 +176,7 @@ def release_rows(
     UsageError
         If the request makes no sense for this table.
     RefusedError
-        If the budget does not suffice, or there is none.
+        If the budget does not suffice, or there is none; for reproduction, if there ever was one.
     DataError
         If rows, cluster or target cannot be used.
     ResumableError
@@ -228,13 +229,15 @@ def _known_state(transaction: trusted.Transaction) -> State | None:
 
 
 def _reproduced(transaction: trusted.Transaction, where: Cluster, ledger: Place | None) -> Outcome:
-    """Publish a release that is not private as claimed; no ledger is touched."""
+    """Write a release that is not private as claimed, of rows that never had a budget; no ledger is touched."""
     if ledger is not None:
         raise UsageError("A release for reproduction is charged to no ledger: leave --ledger out.")
+    require_undeclared(transaction.table)
     there = trusted.require_place(transaction)
     if not there:
         with where.connected(trusted_worker=where.trusted_worker) as cluster_engine:
             cluster_engine.require_path(transaction.table.landmark)
+            cluster_engine.trusted(admit, transaction.table)  # before a row is read
             _compute(cluster_engine, transaction, where, _layout(cluster_engine, transaction, where))
     return Outcome(open_release(transaction.target), transaction.target, fresh=not there)
 

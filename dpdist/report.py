@@ -128,7 +128,7 @@ def write(
         "style-src 'unsafe-inline'\">\n"
         f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{''.join(parts)}\n</body>\n</html>\n"
     )
-    replace_file(path, page.encode(), "report")
+    replace_file(path, page.encode(), "report", private=not release.private_as_claimed)
 
 
 def _default_count(release: Release) -> int:

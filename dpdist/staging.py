@@ -48,7 +48,7 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def staged(target: Path, what: str, *, private: bool = False) -> Iterator[Path]:
+def staged(target: Path, what: str, *, private: bool = False, owner_only: bool = False) -> Iterator[Path]:
     """Give an empty folder beside target to build in; on success it is flushed and renamed to target, else removed.
 
     The folder is locked while its builder lives, so what a killed one left behind is recognised and removed.
@@ -61,6 +61,8 @@ def staged(target: Path, what: str, *, private: bool = False) -> Iterator[Path]:
         What it is, for error messages.
     private
         Whether to deny entry to all but the owner and the group.
+    owner_only
+        Whether only its owner may enter the folder (0700) and read what is in it (files 0600), whatever the umask.
 
     Raises
     ------
@@ -71,8 +73,10 @@ def staged(target: Path, what: str, *, private: bool = False) -> Iterator[Path]:
     aside, handle = None, None
     try:
         _remove_abandoned(target)
-        aside, handle = _locked_folder(target, 0o750 if private else 0o777)
+        aside, handle = _locked_folder(target, 0o700 if owner_only else 0o750 if private else 0o777)
         yield aside
+        if owner_only:
+            _close(aside)
         sync_tree(aside)
         require_new(target, what)
         aside.rename(target)
@@ -85,6 +89,12 @@ def staged(target: Path, what: str, *, private: bool = False) -> Iterator[Path]:
         if aside is not None and handle is not None:
             shutil.rmtree(aside, ignore_errors=True)
             os.close(handle)
+
+
+def _close(folder: Path) -> None:
+    """Leave a folder, and all that is in it, to its owner; it was made so that nobody else can have entered it."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def make_once(there: Callable[[], bool], make: Callable[[], object]) -> None:

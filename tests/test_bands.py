@@ -42,15 +42,21 @@ Lattice = npt.NDArray[np.int64]
 COLUMNS = 7
 ROWS = 90
 REQUEST = ReleaseRequest("laplace", PrivacyLoss.parse("1"), 20.0, grid_bits=10, name="wide")
+BUDGET = PrivacyLoss.parse("3", "1e-5")
 GIB = 1 << 30
 
 
 def table_at(
-    path: Path, rows: int = ROWS, columns: int = COLUMNS, dtype: str = "uint8", *, compress: bool = False
+    path: Path,
+    rows: int = ROWS,
+    columns: int = COLUMNS,
+    dtype: str = "uint8",
+    *,
+    compress: bool = False,
+    budget: PrivacyLoss | None = BUDGET,
 ) -> RowsTable:
     values = np.random.default_rng(3).integers(0, 12, (rows, columns)).astype(dtype)
     names = tuple(f"c{i}" for i in range(columns))
-    budget = PrivacyLoss.parse("3", "1e-5")
     with created(path, rows=rows, dtype=dtype, names=names, budget=budget, compress=compress) as writer:
         writer.append(values)
     return open_rows(path)
@@ -237,8 +243,9 @@ def test_a_release_in_bands_is_the_exact_moment_plus_one_draw_for_every_entry(
 
 @pytest.mark.usefixtures("in_bands")
 def test_without_noise_a_release_in_bands_is_that_of_the_whole_moment(
-    table: RowsTable, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    table = table_at(tmp_path / "rows.zarr", budget=None)
     request = replace(REQUEST, mechanism="none", for_reproduction=True, name=None)
     cut = release(table, request)
     monkeypatch.setattr(pipeline, "layout_of", layout_of)
@@ -433,9 +440,8 @@ def test_a_worker_needs_what_its_layout_says(tmp_path: Path, compress: bool) -> 
         assert 0.75 * promised < peak <= promised
 
 
-def test_the_trusted_node_holds_one_band_at_a_time(
-    table: RowsTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_trusted_node_holds_one_band_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = table_at(tmp_path / "rows.zarr", budget=None)
     monkeypatch.setattr(triangle, "TILE", 100)
     wide = replace(table, columns=WIDE, names=tuple(f"c{i}" for i in range(WIDE)))
     bands = [Band(0, 300, WIDE), Band(300, 700, WIDE), Band(700, WIDE, WIDE)]  # about as many entries each

@@ -27,6 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(dataset, "_TARGET_CHUNK", ROWS[:60].nbytes)  # several chunks
     np.save(tmp_path / "rows.npy", ROWS)
     accounts.ingest_rows(tmp_path / "rows.npy", tmp_path / "rows.zarr", budget=PrivacyLoss.parse("100000", "1e-3"))
+    accounts.ingest_rows(tmp_path / "rows.npy", tmp_path / "plain.zarr")  # without a budget
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -70,7 +71,7 @@ def test_what_is_not_private_as_claimed_is_refused_with_the_truth_and_what_to_ta
 
 def test_a_reproduction_touches_no_ledger_and_says_what_it_is(here: Path, run: Run) -> None:
     head = Ledger(here / "rows.ledger").head
-    command = ("release", "rows.zarr", "sn.zarr", *COMMON, "--mechanism", "sn", "--for-reproduction")
+    command = ("release", "plain.zarr", "sn.zarr", *COMMON, "--mechanism", "sn", "--for-reproduction")
     code, out, said = run(*command, "--json")
     assert code == 0, said
     assert json.loads(out)["status"] == "not private as claimed"
@@ -86,7 +87,7 @@ def test_a_reproduction_touches_no_ledger_and_says_what_it_is(here: Path, run: R
 
 
 def test_without_noise_the_moment_is_the_exact_one_and_marked(here: Path, run: Run) -> None:
-    code, _, said = run("release", "rows.zarr", "none.zarr", *COMMON, "--mechanism", "none", "--for-reproduction")
+    code, _, said = run("release", "plain.zarr", "none.zarr", *COMMON, "--mechanism", "none", "--for-reproduction")
     assert code == 0, said
     release = open_release(here / "none.zarr")
     assert release.guarantee is None

@@ -119,7 +119,11 @@ def ingest(
 )
 @click.option("--grid-bits", type=int, default=16, show_default=True, help="The clip norm is 2^B grid steps.")
 @mechanism_options
-@click.option("--for-reproduction", is_flag=True, help="Allow a mechanism that is not private as claimed; no ledger.")
+@click.option(
+    "--for-reproduction",
+    is_flag=True,
+    help="Allow a mechanism that is not private as claimed: no ledger, and only of rows that never had a budget.",
+)
 @click.option("--id", "name", help="Release id [default: follows from data set and parameters].")
 @ledger_option
 @cluster_options

@@ -2,6 +2,7 @@
 
 Where the edge of its noise is known, the attributes tell it, and of each component the squared cosine with the true one
 and between what it lies (:class:`dpdist.pca.scree.Scree`).
+That of a release that is not private as claimed is left to its owner, as the release is.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def save(model: Model, release: Release, path: Path) -> None:
     DataError
         If path exists or its folder cannot be written.
     """
-    with staged(path, "model") as aside:
+    with staged(path, "model", owner_only=not release.private_as_claimed) as aside:
         attributes: dict[str, Any] = {
             "format": FORMAT,
             "release_id": model.release_id,

@@ -110,19 +110,26 @@ def _files(store: MemoryStore) -> Iterator[bytes]:
         yield bytes(-len(content) % tarfile.BLOCKSIZE)
 
 
-def publish(archive: IO[bytes], target: Path) -> None:
+def publish(archive: IO[bytes], target: Path, *, private: bool = False) -> None:
     """Unpack an archive to target: all of it appears at once, flushed; the same bytes already there are left alone.
+
+    Parameters
+    ----------
+    archive, target
+        What is unpacked, and where it appears.
+    private
+        Whether nobody but its owner may enter the folder or read its files, whatever the umask.
 
     Raises
     ------
     DataError
         If something else stands at target, or its folder cannot be written.
     """
-    make_once(partial(holds, target, archive), partial(_unpack, archive, target))
+    make_once(partial(holds, target, archive), partial(_unpack, archive, target, private=private))
 
 
-def _unpack(archive: IO[bytes], target: Path) -> None:
-    with staged(target, "release") as aside:
+def _unpack(archive: IO[bytes], target: Path, *, private: bool) -> None:
+    with staged(target, "release", owner_only=private) as aside:
         for name, content in _members(archive):
             path = aside / name
             path.parent.mkdir(parents=True, exist_ok=True)

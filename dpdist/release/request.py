@@ -60,8 +60,8 @@ class ReleaseRequest:
     options
         Public parameters of the mechanism; those left out take their defaults.
     for_reproduction
-        Whether a mechanism whose claim is not proved is meant. Its release is charged to no ledger and says that it
-        is not private as claimed.
+        Whether a mechanism whose claim is not proved is meant. Its release is charged to no ledger, says that it is
+        not private as claimed, and is made only of rows that never had a budget.
 
     Raises
     ------
@@ -162,8 +162,9 @@ class ReleaseRequest:
             true = found.guarantee.loss
             said += f"; what is proved is epsilon {true.epsilon:g}, delta {true.delta:.4g}"
         return (
-            f"{said}. Take --mechanism {self.statement.replacement} instead, or pass --for-reproduction: the release "
-            "is then charged to no ledger and marked as not private as claimed."
+            f"{said}. Take --mechanism {self.statement.replacement} instead, or pass --for-reproduction, of rows that "
+            "were ingested without a budget: the release is then charged to no ledger and marked as not private as "
+            "claimed."
         )
 
     def parameters(self, table: RowsTable) -> dict[str, Any]:

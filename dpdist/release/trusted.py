@@ -35,6 +35,7 @@ from dpdist.release.artefact import Heading, Release, open_release
 from dpdist.release.extent import Extent
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import RowsTable
+from dpdist.rows.reproduction import admit
 from dpdist.staging import require_new
 from dpdist.store import attributes_at
 from dpdist.triangle import Band, Triangle, unpacked
@@ -154,7 +155,10 @@ def finalise(transaction: Transaction, *partials: Partial, progress: Progress | 
 
 
 def conclude(transaction: Transaction, moment: BandedMoment, progress: Progress | None = None) -> None:
-    """Draw the noise and commit: idempotent, and once whoever else runs it. A reproduction is published right away.
+    """Draw the noise and commit: idempotent, and once whoever else runs it.
+
+    A reproduction is written right away, to a folder that nobody but its owner can enter, and only of rows that never
+    had a budget.
 
     How fast a slow draw proceeds may depend on the data: progress is for the trusted node's own terminal.
 
@@ -164,14 +168,15 @@ def conclude(transaction: Transaction, moment: BandedMoment, progress: Progress 
     Raises
     ------
     RefusedError
-        If the release was aborted meanwhile.
+        If the release was aborted meanwhile, or is for reproduction and a budget was ever declared for its rows.
     ResumableError
         If the ledger cannot be written, or others overtake this attempt again and again and die.
     """
     if transaction.request.for_reproduction:
+        admit(transaction.table)
         with TemporaryFile() as file:
             written(file, _drawn(transaction, moment, progress))
-            archive.publish(file, transaction.target)
+            archive.publish(file, transaction.target, private=True)
         return
     ledger = Ledger(transaction.ledger)
     known = {"condition": ledger.condition}

@@ -67,6 +67,8 @@ class RowsTable:
         Whose rows these are, and how many of each at most, or None where every row counts alone.
     seal
         Digest every chunk must agree with (:mod:`dpdist.rows.seal`), or None.
+    reproduced
+        Whether a release for reproduction was made of these rows (:mod:`dpdist.rows.reproduction`).
     """
 
     path: Path
@@ -82,6 +84,7 @@ class RowsTable:
     period: str | None = None
     unit: Unit | None = None
     seal: str | None = None
+    reproduced: bool = False
 
     @property
     def max_rows(self) -> int:
@@ -252,14 +255,29 @@ def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str) -> RowsTa
     DataError
         If the table has a ledger already, or cannot be written.
     """
+    if open_rows(table.path, whole=False).ledger_id is not None:
+        raise DataError(f"{table.path} has a ledger already.")
+    _declare(table, budget=budget.to_json(), ledger_id=ledger_id)
+    return replace(table, budget=budget, ledger_id=ledger_id)
+
+
+def mark_reproduced(table: RowsTable) -> None:
+    """Record, for ever, that rows were released for reproduction; hold ``locked(table.path)`` meanwhile.
+
+    Raises
+    ------
+    DataError
+        If the table cannot be written.
+    """
+    _declare(table, reproduced=True)
+
+
+def _declare(table: RowsTable, **declared: Any) -> None:
+    """Add to what a table says of itself."""
     file = table.path / "zarr.json"
     whole = json.loads(file.read_text(encoding="utf-8"))
-    info = whole["attributes"]["dpdist"]
-    if info["ledger_id"] is not None:
-        raise DataError(f"{table.path} has a ledger already.")
-    info.update(budget=budget.to_json(), ledger_id=ledger_id)
+    whole["attributes"]["dpdist"].update(declared)
     replace_file(file, json.dumps(whole, indent=2).encode(), "rows")
-    return replace(table, budget=budget, ledger_id=ledger_id)
 
 
 def open_rows(path: Path, *, whole: bool = True) -> RowsTable:
@@ -295,6 +313,7 @@ def open_rows(path: Path, *, whole: bool = True) -> RowsTable:
             compressed=any(isinstance(codec, BloscCodec) for codec in array.metadata.codecs),  # type: ignore[union-attr]
             period=None if info.get("period") is None else str(info["period"]),
             unit=None if info.get("unit") is None else Unit(**info["unit"]),
+            reproduced=bool(info.get("reproduced", False)),
         )
     except Exception:  # noqa: BLE001 - whatever a foreign or damaged array lacks, the cure is the same
         table = None
