@@ -19,6 +19,7 @@ from dpdist.mechanisms.quantile import QuantileFound, quantile_of, require_quant
 from dpdist.moment.histogram import histogram_tasks, partition_histogram
 from dpdist.moment.total import add_partials
 from dpdist.pipeline import Cluster
+from dpdist.privacy import caution
 from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.privacy.ledger import Ledger
@@ -76,6 +77,7 @@ class ClipChoice:
             "clipped_share_standard_error": self.found.tail_error,
             "fresh": self.fresh,
             "histogram": self.histogram.to_json(),
+            "cautions": list(self.histogram.cautions),
         }
 
     def words(self) -> str:
@@ -102,7 +104,10 @@ class ClipChoice:
         guarantee = self.histogram.guarantee
         law = "" if guarantee.mu_squared is None else f" (Gaussian, mu² {float(guarantee.mu_squared):.3g})"
         how = "charged now" if self.fresh else "drawn before: the same answer, nothing spent"
-        return f"{said}\nCost: {guarantee.loss}{law} under {guarantee.neighbours}, {self.histogram.release_id} ({how})."
+        return (
+            f"{said}\nCost: {guarantee.loss}{law} under {guarantee.neighbours}, {self.histogram.release_id} ({how})."
+            f"{caution.in_words(self.histogram.cautions)}"
+        )
 
 
 def choose_clip(
@@ -156,13 +161,13 @@ def choose_clip(
         if committed:
             norms.reserve(transaction)  # refuses a ledger that is not of these rows
             return _choice(norms.published(transaction), quantile, fresh=False)
-        norms.require_telling(transaction.request, table, quantile)
+        _require_worth(transaction, quantile)
     with where.connected(trusted_worker=where.trusted_worker) as engine:
         engine.require_path(table.landmark)
         if where.trusted_worker:
             transaction, committed = engine.trusted(_looked_up, transaction, budget_delta)
             if not committed:
-                norms.require_telling(transaction.request, table, quantile)
+                _require_worth(transaction, quantile)
         fresh = engine.trusted(norms.reserve, transaction) is State.RESERVED
         if fresh:
             tasks = histogram_tasks(table, bound, request.grid.edges, len(engine.workers))
@@ -173,6 +178,14 @@ def choose_clip(
                 engine.trusted(norms.abort, transaction)
                 raise
         return _choice(engine.trusted(norms.published, transaction), quantile, fresh=fresh)
+
+
+def _require_worth(transaction: NormsTransaction, quantile: Fraction) -> None:
+    """Refuse a histogram whose noise hides the quantile, and warn of one whose guarantee promises little."""
+    request, table = transaction.request, transaction.table
+    guarantee = request.calibrated(table).guarantee
+    caution.warn(guarantee.loss, guarantee.neighbours, table.rows)
+    norms.require_telling(request, table, quantile)
 
 
 def _choice(histogram: NormHistogram, quantile: Fraction, *, fresh: bool) -> ClipChoice:

@@ -28,6 +28,7 @@
     options = {components = 10}  # of mechanisms that have some
     period = "2026-W47"
     id = "week-47"
+    accept_large_delta = false   # true: also a delta of 1/n or more
     continual = 365              # with periods: so many keep the noise of their total logarithmic in their number
     ledger = "rows.ledger"       # or "postgresql+psycopg://user@host/database?ledger=NAME", without a password
 
@@ -110,7 +111,7 @@ _KEYS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "release": {
         "path": str, "epsilon": (int, Decimal, str), "delta": (int, Decimal, str), "clip": (int, Decimal),
         "mechanism": str, "neighbours": str, "centre": str, "grid_bits": int, "options": dict,
-        "period": str, "id": str, "ledger": str, "continual": int,
+        "period": str, "id": str, "ledger": str, "continual": int, "accept_large_delta": bool,
     },
     "pca": {"path": str, "components": (int, str)},
     "project": {"path": str},
@@ -142,6 +143,7 @@ def request_from(
     folder: Path,
     options: Mapping[str, Any] | None = None,
     for_reproduction: bool = False,
+    accept_large_delta: bool = False,
 ) -> ReleaseRequest:
     """Make a request from text as it stands on the command line or in a job file.
 
@@ -174,13 +176,22 @@ def request_from(
         name=name,
         options=_typed_options(mechanism_named(chosen).statement, options or {}, folder),
         for_reproduction=for_reproduction,
+        accept_large_delta=accept_large_delta,
         **shift,
     )
     request.bound(len(next((v for v in shift.values() if v), (0.0, 0.0))))  # range of clip norm and grid bits
     return request
 
 
-def norms_request_from(*, epsilon: str, delta: str | None, grid: str, neighbours: str, centre: str) -> NormsRequest:
+def norms_request_from(
+    *,
+    epsilon: str,
+    delta: str | None,
+    grid: str,
+    neighbours: str,
+    centre: str,
+    accept_large_delta: bool = False,
+) -> NormsRequest:
     """Make a request for a histogram of norms from text as it stands on the command line; without delta it has none.
 
     Raises
@@ -196,7 +207,13 @@ def norms_request_from(*, epsilon: str, delta: str | None, grid: str, neighbours
             "--centre none."
         )
     shift = {} if centre == Centring.NONE else read_public_centre(Path(centre))
-    return NormsRequest(PrivacyLoss.parse(epsilon, delta or "0"), NormGrid.parse(grid), Neighbours(neighbours), **shift)
+    return NormsRequest(
+        PrivacyLoss.parse(epsilon, delta or "0"),
+        NormGrid.parse(grid),
+        Neighbours(neighbours),
+        accept_large_delta=accept_large_delta,
+        **shift,
+    )
 
 
 def quantile_from(text: str) -> Fraction:
@@ -406,6 +423,7 @@ def read_job(
             name=release.get("id"),
             folder=folder,
             options=release.get("options"),
+            accept_large_delta=release.get("accept_large_delta", False),
         ),
         ledger=place_of(release["ledger"], folder) if "ledger" in release else None,
         model=folder / pca["path"] if pca else None,

@@ -8,7 +8,8 @@ Hierarchy::
     ├── DataError          exit 4   rows, files, cluster, or the value of a number cannot be used
     └── ResumableError     exit 5   stopped half-way; the same command resumes
 
-Beside them :class:`PrivacyLeakWarning`, for what goes on although it gives private data away.
+Beside them :class:`PrivacyLeakWarning`, for what goes on although it gives private data away, and
+:class:`WeakGuaranteeWarning`, for what is proved and promises little.
 
 A message says what happened, where, and how to mend it, in one paragraph. It never carries a value computed
 from private rows, because messages travel: to logs, dashboards and other people's terminals.
@@ -47,6 +48,13 @@ class PrivacyLeakWarning(UserWarning):
     It names the parameter, and is raised where such a computation stands (in published experiments, repeated on public
     data) and where an estimator sees that a parameter it was given can only be of its rows. No command takes one from
     them.
+    """
+
+
+class WeakGuaranteeWarning(UserWarning):
+    """A guarantee was asked for that is proved and hardly protects anybody: a large epsilon, or a large delta.
+
+    The command line says the same in its own words.
     """
 
 

@@ -178,7 +178,10 @@ def _ledger(place: Place, ledger_id: str | None, declared: PrivacyLoss | None) -
 
 def _release(path: Path) -> Facts:
     release = open_release(path)
-    return {"kind": "release", "private": release.status != "private", **release.attributes(), "damaged": []}
+    return {
+        "kind": "release", "private": release.status != "private", **release.attributes(),
+        "cautions": list(release.cautions), "damaged": [],
+    }  # fmt: skip
 
 
 def _model(path: Path) -> Facts:
@@ -301,6 +304,7 @@ def _release_lines(facts: Facts) -> list[tuple[str, str]]:
         ("release", facts["release_id"]),
         ("mechanism", f"{facts['mechanism']}, {facts['status']}"),
         ("proved", f"{loss} under {facts['neighbours']}{of}"),
+        *(("caution", said) for said in facts["cautions"]),
         ("clip norm", f"{bound['clip_norm']:g}" + (", mean released as well" if bound["constant"] else "")),
         ("rows", "not published" if facts["n"] is None else str(facts["n"])),
         ("columns", f"{len(facts['columns'])}: {_names(facts['columns'])}"),

@@ -30,7 +30,8 @@ from dpdist.config import Job
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.pca.scree import DrownedError, require_edge
 from dpdist.pipeline import Cluster, Outcome
-from dpdist.privacy import accounting
+from dpdist.privacy import accounting, caution
+from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
@@ -230,7 +231,9 @@ def _release(series: Series, count: int, cluster: Cluster, say: Callable[[str], 
             continue  # published on an earlier night; the last period is looked at, so that a changed job is noticed
         span = series.span(node)
         request = replace(series.request, period=span.label)
-        _require_same_job(target, request.release_id(span))
+        release_id = request.release_id(span)
+        _require_same_job(target, release_id)
+        _require_small_delta(series, release_id, periods[: node.stop])
         outcome: Outcome = pipeline.release_table(span, target, request, ledger=series.place, cluster=cluster)
         if outcome.fresh:
             fresh.append(outcome.release.release_id)
@@ -248,6 +251,17 @@ def _require_same_job(target: Path, release_id: str) -> None:
         )
 
 
+def _require_small_delta(series: Series, release_id: str, periods: Sequence[str]) -> None:
+    """Refuse to go on when delta is not below one over the number of rows so far, unless that was accepted.
+
+    Each row may lose the whole delta, over all levels, and all releases together are of all rows.
+    """
+    record, asked = series.ledger.record(release_id), series.job.request
+    if asked.loss.delta_atto and (record is None or record.state is State.ABORTED):
+        rows = series.table.count(periods)
+        caution.require_small_delta(asked.loss, asked.neighbours, rows, accepted=asked.accept_large_delta)
+
+
 def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]) -> dict[str, Any]:
     """Write the total of the periods, and the components of it."""
     job = series.job
@@ -258,7 +272,10 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
     alone = " for this sum alone, of rows that other releases are of too" if series.levels > 1 else ""
     released = open_release(total)
     words = f"{released.guarantee_words()}{alone}"
-    say(f"{total}: the total of {counted(len(periods), 'period')}, {words}. This file is public.")
+    say(
+        f"{total}: the total of {counted(len(periods), 'period')}, {words}. This file is public."
+        f"{caution.in_words(released.cautions)}"
+    )
     model = None
     if job.model is not None:
         model = job.model / f"{periods[-1]}.zarr"

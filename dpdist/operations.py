@@ -14,6 +14,7 @@ from dpdist import accounts
 from dpdist.config import Job
 from dpdist.jobs import require_same_rows
 from dpdist.nightly import share_of
+from dpdist.privacy import caution
 from dpdist.privacy.accounting import Left, caps_for
 from dpdist.privacy.balance import Balance
 from dpdist.privacy.books import State
@@ -23,6 +24,7 @@ from dpdist.privacy.parallel import Charge, PeriodFilters
 from dpdist.release.continual import ended, levels_for
 from dpdist.rows.dataset import open_rows
 from dpdist.rows.intake import waiting
+from dpdist.rows.periods import open_periods
 from dpdist.words import counted
 
 
@@ -62,6 +64,7 @@ def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
             if known is not None and known.state is not State.ABORTED:
                 return []
             unit = table.max_rows
+            _require_small_delta(job, table.rows)
         return [("the whole table", Charge(_proved(job.request.calibrated(columns, unit).guarantee)))]
     levels = levels_for(job.continual)
     request = replace(job.request, loss=share_of(job.request, columns, levels))
@@ -69,6 +72,8 @@ def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
     closed = list(ledger.periods) if ledger else []
     periods = [*closed, *new_periods(job, closed)]
     charged = {record.periods for record in ledger.records if record.state is not State.ABORTED} if ledger else set()
+    if len(periods) > len(closed):
+        _require_small_delta(job, open_periods(job.rows).count(closed) if closed else 1)
     out = []
     for count in range(1, len(periods) + 1):
         for node in ended(count, levels):
@@ -76,6 +81,11 @@ def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
             if names not in charged:
                 out.append((names[0] if len(names) == 1 else f"{names[0]}--{names[-1]}", Charge(guarantee, names)))
     return out
+
+
+def _require_small_delta(job: Job, rows: int) -> None:
+    asked = job.request
+    caution.require_small_delta(asked.loss, asked.neighbours, rows, accepted=asked.accept_large_delta)
 
 
 def _proved(guarantee: Guarantee | None) -> Guarantee:

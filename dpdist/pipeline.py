@@ -30,6 +30,7 @@ from dpdist.pca import lanczos, projection
 from dpdist.pca import model as models
 from dpdist.pca.scree import above_noise
 from dpdist.pca.spectrum import Components, components
+from dpdist.privacy import caution
 from dpdist.privacy.books import State
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
@@ -140,7 +141,10 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """Return what is public about it as JSON values."""
-        return {"release": str(self.path), "fresh": self.fresh, **self.release.attributes()}
+        found = self.release
+        return {
+            "release": str(self.path), "fresh": self.fresh, **found.attributes(), "cautions": list(found.cautions),
+        }  # fmt: skip
 
     def words(self) -> str:
         """Return the same in a sentence."""
@@ -155,6 +159,7 @@ class Outcome:
         return (
             f"{self.path}: {found.release_id} ({how}). {found.mechanism}, "
             f"{found.guarantee_words()}, {found.guarantee.arithmetic}. This file is public."
+            f"{caution.in_words(found.cautions)}"
         )
 
 
@@ -195,7 +200,7 @@ def release_table(
 ) -> Outcome:
     """Publish one private second moment of an opened table, or of some of its periods, as :func:`release_rows`."""
     where = cluster or Cluster()
-    request.calibrated(table.columns, table.max_rows)  # refuse what makes no sense before anything starts or is charged
+    calibrated = request.calibrated(table.columns, table.max_rows)  # refuses what makes no sense, before anything else
     require_summable(table, request.bound(table.columns))
     place = ledger or default_ledger(table.path)
     account = place.absolute() if isinstance(place, Path) else place
@@ -204,6 +209,8 @@ def release_table(
         raise UsageError("Products are multiplied round by round from this process: leave --trusted worker out.")
     if request.for_reproduction:
         return _reproduced(transaction, where, ledger)
+    if calibrated.guarantee is not None:
+        caution.warn(calibrated.guarantee.loss, request.neighbours, table.rows)
     if not where.trusted_worker:
         state = _known_state(transaction)
         if state in {State.COMMITTED, State.PUBLISHED}:

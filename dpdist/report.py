@@ -32,13 +32,16 @@ from dpdist.tables import between
 _PICTURED = 24
 """So many components are drawn; the table lists all."""
 _DEFAULT = 10
+_EXPONENT = 700.0
+"""Largest x whose ``exp(x)`` is written as a number."""
 
 _STYLE = """
-:root { color-scheme: light; --ink: #1b1f24; --faint: #59636e; --line: #d1d9e0; --good: #1a7f37; --bad: #b3261e; }
+:root { color-scheme: light; --ink: #1b1f24; --faint: #59636e; --line: #d1d9e0; --good: #1a7f37; --bad: #b3261e;
+  --weak: #9a6700; }
 body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); max-width: 54rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
 .status { display: inline-block; padding: .1rem .7rem; border-radius: 1rem; color: #fff; font-weight: 600; }
-.private { background: var(--good); } .not { background: var(--bad); }
+.private { background: var(--good); } .weak { background: var(--weak); } .not { background: var(--bad); }
 .faint { color: var(--faint); } code { font-size: .92em; overflow-wrap: anywhere; }
 table { border-collapse: collapse; } th, td { text-align: left; padding: .2rem 1.1rem .2rem 0; vertical-align: top; }
 tr + tr { border-top: 1px solid var(--line); } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
@@ -158,14 +161,17 @@ def _picture(png: io.BytesIO, words: str) -> str:
 
 
 def _head(release: Release) -> str:
-    private = release.private_as_claimed
+    kind, status, warning = "private", release.status, "".join(f"<p>{escape(said)}</p>" for said in release.cautions)
+    if not release.private_as_claimed:
+        kind, warning = "not", "<p><strong>Do not publish it, and do not rely on it for privacy.</strong></p>"
+    elif warning:
+        kind, status = "weak", f"{status}, but hardly"
     what = "components" if release.subspace is not None else "second moment"
     size = f"{release.bound.columns} columns" + ("" if release.rows is None else f", {release.rows} rows")
-    warning = "" if private else "<p><strong>Do not publish it, and do not rely on it for privacy.</strong></p>"
     return (
         f"<h1>A private {what}</h1>\n<p class='faint'><code>{escape(release.release_id)}</code> · "
         f"{escape(release.mechanism)} · {size}</p>\n"
-        f"<p><span class='status {'private' if private else 'not'}'>{escape(release.status)}</span></p>{warning}\n"
+        f"<p><span class='status {kind}'>{escape(status)}</span></p>{warning}\n"
     )
 
 
@@ -179,7 +185,7 @@ def _promise(release: Release) -> str:
         if public
         else "adding or removing any one row (how many rows there are is private too)"
     )
-    factor = math.exp(loss.epsilon)
+    factor = f"{math.exp(loss.epsilon):.3g}" if loss.epsilon < _EXPONENT else f"e<sup>{loss.epsilon:g}</sup>"
     chance = "" if not loss.delta_atto else f", {loss.delta:g} added to either probability"
     formula = f"Pr[M(X) ∈ S] ≤ e<sup>{loss.epsilon:g}</sup> Pr[M(X') ∈ S]" + (
         f" + {loss.delta:g}" if loss.delta else ""
@@ -197,7 +203,7 @@ def _promise(release: Release) -> str:
     return (
         "<h2>What is promised</h2>\n"
         f"<p>Whatever anybody knows or will ever know besides, {change} makes no set of results of this release "
-        f"more than {factor:.3g} times as likely or as unlikely{chance}. Somebody who has to tell two such tables "
+        f"more than {factor} times as likely or as unlikely{chance}. Somebody who has to tell two such tables "
         "apart from it, at even odds, is right in at most "
         f"{100 * _accuracy(guarantee):.1f} % of all cases; guessing is right in 50 %."
         "</p>\n" + _table((), rows)

@@ -16,6 +16,7 @@ from dpdist.moment.cost import ClusterCost
 from dpdist.pca.forecast import GOOD, Forecast
 from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.pca.scree import Scree
+from dpdist.privacy.caution import in_words
 
 _HEADS = ("mechanism", "output", "claimed", "proved", "arithmetic")
 _FIELDS = ("output", "law", "sensitivity", "claimed", "proved", "arithmetic", "cost", "reference")
@@ -105,6 +106,8 @@ def forecast(found: Forecast) -> str:
     lines.append(_ALONE)
     if found.guessed:
         lines.append(f"{found.seen} of {len(found.expected)} components will stand above the noise.")
+    if found.cautions:
+        lines += ["", in_words(found.cautions).strip()]
     lines += ["", *_aligned([("mechanism", "seen above"), *((n, f"{v:.4g}") for n, v in found.alternatives)])]
     return "\n".join(lines)
 

@@ -96,7 +96,7 @@ def test_without_noise_to_speak_of_components_are_those_of_numpy(monkeypatch: py
     clipped = rows * np.minimum(1, 8 / np.linalg.norm(rows, axis=1))[:, None]
     assert (clipped != rows).any()
     values, vectors = np.linalg.eigh(clipped.T @ clipped / len(rows))
-    found = PrivatePCA(3, epsilon=10**6, delta=1e-2, clip=8, grid_bits=22).fit(rows)
+    found = PrivatePCA(3, epsilon=10**6, delta=1e-6, clip=8, grid_bits=22).fit(rows)
     expected = vectors[:, ::-1].T[:3]
     signs = np.sign((expected * found.components_).sum(axis=1))
     assert np.abs(found.components_ - expected * signs[:, None]).max() < 1e-6
@@ -110,7 +110,7 @@ def test_without_noise_to_speak_of_components_are_those_of_numpy(monkeypatch: py
     assert found.squared_cosine_intervals_.min() > 0.99  # at so large a loss there is hardly any noise
     assert not found.mean_.any()
     monkeypatch.setattr(fitting, "REGISTER", Register())  # twice that loss is refused
-    covariance = PrivateCovariance(epsilon=10**6, delta=1e-2, clip=8, grid_bits=22).fit(rows)
+    covariance = PrivateCovariance(epsilon=10**6, delta=1e-6, clip=8, grid_bits=22).fit(rows)
     assert np.abs(covariance.covariance_ - np.cov(clipped, rowvar=False, bias=True)).max() < 1e-4
     assert np.abs(covariance.location_ - clipped.mean(axis=0)).max() < 1e-5
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from pathlib import Path
 
 import click
@@ -15,13 +16,14 @@ from dpdist import __version__
 from dpdist.cli import knowledge, rows, work
 from dpdist.cli.ledgers import ledger
 from dpdist.cli.options import say
-from dpdist.errors import DpdistError
+from dpdist.errors import DpdistError, WeakGuaranteeWarning
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="dpdist")
 def cli() -> None:
     """Compute differentially private second moments and PCA of large tables, on Dask and Zarr."""
+    warnings.simplefilter("ignore", WeakGuaranteeWarning)  # the commands say it in their answers
 
 
 for command in (

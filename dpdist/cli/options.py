@@ -78,8 +78,8 @@ LEDGER = Account(path_type=Path)
 
 
 def say(text: str) -> None:
-    """Print words for people, on standard error."""
-    click.echo(text, err=True)
+    """Print words for people, on standard error; cautions in amber, on a terminal."""
+    click.echo(text.replace("CAUTION:", click.style("CAUTION:", fg="yellow", bold=True)), err=True)
 
 
 def answer(as_json: bool, value: dict[str, Any], words: str) -> None:
@@ -152,6 +152,15 @@ def neighbours_option(command: Command) -> Command:
         type=click.Choice([n.value for n in Neighbours]),
         default=Neighbours.REPLACE_ONE.value,
         show_default=True,
+    )(command)
+
+
+def large_delta_option(command: Command) -> Command:
+    """Add that a large delta is meant; the command gets ``accept_large_delta``."""
+    return click.option(
+        "--accept-large-delta",
+        is_flag=True,
+        help="Allow a delta that is not below 1/n: it lets a random row be published as it is.",
     )(command)
 
 

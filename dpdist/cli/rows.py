@@ -14,6 +14,7 @@ from dpdist.cli.options import (
     answer,
     cluster_options,
     json_option,
+    large_delta_option,
     ledger_option,
     neighbours_option,
     trusted_option,
@@ -56,12 +57,14 @@ _GRID = "0.0009765625:1048576:2"
     show_default=True,
     help="none, or the file with a public centre and scale that the release will take.",
 )
+@large_delta_option
 @ledger_option
 @cluster_options
 @trusted_option
 @json_option
 def bound(
     rows: Path, epsilon: str, delta: str | None, quantile: str, grid: str, neighbours: str, centre: str,
+    accept_large_delta: bool,
     ledger: Place | None, cluster: Cluster, trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Choose the clip norm of ROWS privately: a quantile of the norms of its rows, for a small epsilon.
@@ -70,7 +73,10 @@ def bound(
     --quantile, costs nothing. Exit code 4 if the quantile may lie beyond the grid.
     """
     share = config.quantile_from(quantile)
-    request = config.norms_request_from(epsilon=epsilon, delta=delta, grid=grid, neighbours=neighbours, centre=centre)
+    request = config.norms_request_from(
+        epsilon=epsilon, delta=delta, grid=grid, neighbours=neighbours, centre=centre,
+        accept_large_delta=accept_large_delta,
+    )  # fmt: skip
     where = replace(cluster, trusted_worker=trusted == "worker")
     choice = clipping.choose_clip(rows, request, share, ledger=ledger, cluster=where, budget_delta=delta is None)
     following = clipping.next_command(rows, choice, centre)

@@ -18,6 +18,7 @@ from dpdist.cli.options import (
     cluster_options,
     count_of,
     json_option,
+    large_delta_option,
     ledger_option,
     mechanism_options,
     neighbours_option,
@@ -31,6 +32,7 @@ from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.pca.scree import require_scree, scree
 from dpdist.pictures import draw_scree
 from dpdist.pipeline import Cluster
+from dpdist.privacy.caution import in_words
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
@@ -124,6 +126,7 @@ def ingest(
     is_flag=True,
     help="Allow a mechanism that is not private as claimed: no ledger, and only of rows that never had a budget.",
 )
+@large_delta_option
 @click.option("--id", "name", help="Release id [default: follows from data set and parameters].")
 @ledger_option
 @cluster_options
@@ -132,13 +135,13 @@ def ingest(
 def release_command(
     rows: Path, release: Path, epsilon: str, delta: str | None, clip: float, mechanism: str | None, neighbours: str,
     centre: str, grid_bits: int, options: tuple[str, ...], arithmetic: str | None, for_reproduction: bool,
-    name: str | None, ledger: Place | None, cluster: Cluster, trusted: str, as_json: bool,
+    accept_large_delta: bool, name: str | None, ledger: Place | None, cluster: Cluster, trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Publish RELEASE, one private second moment of ROWS. The same command again publishes the same bytes, free."""
     request = config.request_from(
         epsilon=epsilon, delta=delta, clip=clip, mechanism=mechanism, neighbours=neighbours, centre=centre,
         grid_bits=grid_bits, period="", name=name, folder=Path(), for_reproduction=for_reproduction,
-        options=options_of(options, arithmetic),
+        options=options_of(options, arithmetic), accept_large_delta=accept_large_delta,
     )  # fmt: skip
     cluster = replace(cluster, trusted_worker=trusted == "worker")
     outcome = pipeline.release_rows(rows, release, request, ledger=ledger, cluster=cluster)
@@ -173,10 +176,13 @@ def pca(release: Path, model: Path, components: str, plot: Path | None, cluster:
         "status": opened.status,
         "eigenvalues": None if found.eigenvalues is None else found.eigenvalues.tolist(),
         "eigenvalues_per_row": found.per_row,
+        "cautions": list(opened.cautions),
         **({} if seen is None else seen.to_json()),
     }
     largest = "" if found.eigenvalues is None else f", largest eigenvalue {found.eigenvalues[0]:.6g}"
-    warning = "" if opened.status == "private" else f" {opened.status.upper()}: do not publish it."
+    warning = in_words(opened.cautions)
+    if opened.status != "private":
+        warning = f" {opened.status.upper()}: do not publish it."
     words = f"{model}: {counted(len(found.components), 'component')}{largest}.{warning}"
     answer(as_json, value, words if seen is None else f"{words}\n{tables.above_noise(seen)}")
 
@@ -271,12 +277,13 @@ def combine(target: Path, releases: tuple[Path, ...], disjoint: bool, as_json: b
     """Write SUM, the sum of RELEASES of disjoint rows, with their joint guarantee. Free post-processing."""
     made = combined([open_release(path) for path in releases], disjoint=disjoint)
     write_sum(made, target)
-    value = {"release": str(target), **made.attributes()}
+    value = {"release": str(target), **made.attributes(), "cautions": list(made.cautions)}
     answer(
         as_json,
         value,
         f"{target}: {made.release_id}, the sum of {counted(len(made.releases), 'release')}. {made.mechanism}, "
-        f"{made.guarantee_words()}{_condition(made, disjoint=disjoint)}. This file is public.",
+        f"{made.guarantee_words()}{_condition(made, disjoint=disjoint)}. This file is public."
+        + in_words(made.cautions),
     )
 
 

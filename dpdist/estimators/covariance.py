@@ -38,7 +38,7 @@ class PrivateCovariance(BaseEstimator):  # type: ignore[misc] # no types
     ----------
     epsilon, clip, delta, mechanism, neighbours, ledger, release, budget_epsilon, budget_delta, budget
         As of :class:`dpdist.PrivatePCA`.
-    grid_bits, options, cluster
+    accept_large_delta, grid_bits, options, cluster
         As of :class:`dpdist.PrivatePCA`.
     centre
         ``"private"``: mean and covariance are released together for the one price. Otherwise the covariance is the
@@ -84,6 +84,7 @@ class PrivateCovariance(BaseEstimator):  # type: ignore[misc] # no types
         budget_epsilon: Any = None,
         budget_delta: Any = None,
         budget: Budget | None = None,
+        accept_large_delta: bool = False,
         grid_bits: int = 16,
         options: Mapping[str, Any] | None = None,
         cluster: Cluster | None = None,
@@ -99,6 +100,7 @@ class PrivateCovariance(BaseEstimator):  # type: ignore[misc] # no types
         self.budget_epsilon = budget_epsilon
         self.budget_delta = budget_delta
         self.budget = budget
+        self.accept_large_delta = accept_large_delta
         self.grid_bits = grid_bits
         self.options = options
         self.cluster = cluster
@@ -149,7 +151,7 @@ class PrivateCovariance(BaseEstimator):  # type: ignore[misc] # no types
         UsageError
             If parameters make no sense. After the release, if the noise drowns the number of rows.
         RefusedError
-            If the budget does not suffice, or the mechanism's claim is not proved.
+            If the budget does not suffice, the mechanism's claim is not proved, or delta is not below 1/n.
         DataError
             If X cannot be used; a ValueError too for what is in memory.
         """

@@ -29,6 +29,7 @@ from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.arrays import ArraySum, require_sound
 from dpdist.moment.operator import MomentMatrix
 from dpdist.pipeline import Cluster, release_table
+from dpdist.privacy import caution
 from dpdist.privacy.budget import Budget
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.places import Place, place_of
@@ -59,6 +60,7 @@ class Parameters(Protocol):
     budget_epsilon: Any
     budget_delta: Any
     budget: Any
+    accept_large_delta: Any
     cluster: Any
     release_: Release
 
@@ -110,6 +112,8 @@ def request_of(asked: Parameters, components: int | None = None) -> ReleaseReque
         raise UsageError("The clip norm must be a positive finite number (clip), chosen from what is publicly known.")
     if isinstance(asked.grid_bits, bool) or not isinstance(asked.grid_bits, numbers.Integral):
         raise UsageError("Grid bits are a whole number between 2 and 24 (grid_bits).")
+    if not isinstance(asked.accept_large_delta, bool):
+        raise UsageError("accept_large_delta is True or False.")
     options = dict(asked.options or {})
     mechanism = asked.mechanism or recommended(PrivacyLoss.parse(str(asked.epsilon), delta or "0").delta_atto)
     statement = mechanism_named(mechanism).statement
@@ -127,6 +131,7 @@ def request_of(asked: Parameters, components: int | None = None) -> ReleaseReque
         name=None,
         folder=Path(),
         options=options,
+        accept_large_delta=asked.accept_large_delta,
     )
     if vectors:
         return replace(request, centre=vectors.get("centre"), scale=vectors.get("scale"))
@@ -242,6 +247,9 @@ def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Rele
     total = rows.total(bound, REGISTER.key)
     require_sound(total, bound)
     _warn(total)
+    loss = calibrated.guarantee.loss
+    caution.require_small_delta(loss, request.neighbours, total.rows, accepted=request.accept_large_delta)
+    caution.warn(loss, request.neighbours, total.rows)
     shape = Shape(np.dtype(rows.data.dtype).kind, total.rows, rows.columns)
     datasets = REGISTER.charge(total.fingerprints, shape, calibrated.guarantee, budget, asked.budget)
     moment = MomentMatrix(total.values, bound.width)
@@ -296,14 +304,16 @@ def save(release: Release, path: Path) -> None:
 
 
 def require_private(release: Release) -> None:
-    """Refuse a release that was made for reproduction.
+    """Refuse a release that was made for reproduction, and warn of one whose guarantee promises little.
 
     Raises
     ------
     RefusedError
         If it is not private as claimed.
     """
-    if not release.private_as_claimed:
+    if release.private_as_claimed and release.guarantee is not None:
+        caution.warn(release.guarantee.loss, release.neighbours, release.rows)
+    else:
         raise RefusedError(
             f"{release.release_id} is not private as claimed, and no estimator vouches for it: look at it with dpdist "
             "pca."
@@ -323,6 +333,9 @@ def parameters_of(release: Release) -> dict[str, Any]:
         "neighbours": release.neighbours.value,
         "centre": Centring.PRIVATE.value if bound.constant else public or Centring.NONE.value,
         "grid_bits": bound.grid_bits,
+        "accept_large_delta": bool(
+            loss and release.rows is not None and caution.reaches_one(loss, release.neighbours, release.rows)
+        ),
     }
 
 

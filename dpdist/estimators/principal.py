@@ -74,6 +74,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     budget
         For rows in memory: a :class:`dpdist.Budget` that this fit is charged to, whatever its rows are. Then it decides
         about rows that were released before, if they were charged to it too. None: there is none.
+    accept_large_delta
+        Whether a delta of 1/n or more is meant, which lets a random row be published as it is; where n is public it is
+        refused otherwise.
     grid_bits
         The clip norm is ``2**grid_bits`` steps of the integer grid.
     options
@@ -116,6 +119,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     **The guarantee is about the rows of X.** What was computed from all rows before, such as the output of
     a ``StandardScaler`` fitted on them, is not covered; give a public centre and scale instead. Choosing parameters by
     cross-validation fits again and again, and every fit costs.
+
+    **A guarantee that promises little** comes with a :class:`dpdist.errors.WeakGuaranteeWarning`: an epsilon above 10,
+    or where n is private a delta from 1e-4 on.
 
     **What follows in a pipeline is not private.** A classifier that is fitted to the scores learns from private rows;
     the guarantee covers what this estimator holds, and nothing that others compute from ``transform``.
@@ -167,6 +173,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         budget_epsilon: Any = None,
         budget_delta: Any = None,
         budget: Budget | None = None,
+        accept_large_delta: bool = False,
         grid_bits: int = 16,
         options: Mapping[str, Any] | None = None,
         cluster: Cluster | None = None,
@@ -183,6 +190,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self.budget_epsilon = budget_epsilon
         self.budget_delta = budget_delta
         self.budget = budget
+        self.accept_large_delta = accept_large_delta
         self.grid_bits = grid_bits
         self.options = options
         self.cluster = cluster
@@ -250,7 +258,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             If parameters make no sense. After the release, if no component stands above the noise: ``release_`` is
             there then, and :meth:`from_release` takes as many components of it as wanted.
         RefusedError
-            If the budget does not suffice, or the mechanism's claim is not proved.
+            If the budget does not suffice, the mechanism's claim is not proved, or delta is not below 1/n.
         DataError
             If X cannot be used; a ValueError too for what is in memory.
         """

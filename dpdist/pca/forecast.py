@@ -19,6 +19,7 @@ from dpdist.errors import UsageError
 from dpdist.mechanisms.base import DeltaUse, is_private_as_claimed
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
+from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 
@@ -89,6 +90,11 @@ class Forecast:
         return self.request.clip_norm**2
 
     @property
+    def cautions(self) -> tuple[str, ...]:
+        """What should be known of a guarantee that promises little, a sentence or two each; none of most."""
+        return cautions(self.request.loss, self.request.neighbours, self.rows)
+
+    @property
     def seen(self) -> int:
         """How many of the guessed components will stand above the noise."""
         return sum(e.squared_cosine > 0 for e in self.expected)
@@ -109,6 +115,7 @@ class Forecast:
             "guessed": self.guessed,
             "components_seen": self.seen if self.guessed else None,
             "components": [vars(e) for e in self.expected],
+            "cautions": list(self.cautions),
             "alternatives": [{"mechanism": name, "threshold": value} for name, value in self.alternatives],
         }
 

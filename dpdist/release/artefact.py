@@ -27,6 +27,7 @@ from dpdist.errors import DataError, UsageError
 from dpdist.mechanisms.base import Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.registry import mechanism_named
+from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.extent import Extent
 from dpdist.rows.bounding import RowBound
@@ -101,6 +102,11 @@ class Heading:
     def status(self) -> str:
         """``private``, or ``not private as claimed``."""
         return "private" if self.private_as_claimed else "not private as claimed"
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What should be known of a guarantee that promises little, a sentence or two each; none of most."""
+        return () if self.guarantee is None else cautions(self.guarantee.loss, self.neighbours, self.rows)
 
     @property
     def corner(self) -> int | None:

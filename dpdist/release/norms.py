@@ -26,11 +26,12 @@ from dpdist.mechanisms.quantile import NAME, CalibratedHistogram, Counts, calibr
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.books import State
+from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 from dpdist.privacy.journal import canonical
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
-from dpdist.release.trusted import charged_ledger, commit_once
+from dpdist.release.trusted import charged_ledger, commit_once, require_small_delta
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.norms import NormGrid
@@ -55,6 +56,8 @@ class NormsRequest:
         The neighbouring relation.
     centre, scale
         Public shift and divisor per column, as of the release whose clip norm is chosen, or None.
+    accept_large_delta
+        As of :class:`dpdist.release.request.ReleaseRequest`.
     """
 
     loss: PrivacyLoss
@@ -62,6 +65,7 @@ class NormsRequest:
     neighbours: Neighbours = Neighbours.REPLACE_ONE
     centre: tuple[float, ...] | None = None
     scale: tuple[float, ...] | None = None
+    accept_large_delta: bool = False
 
     def bound(self, columns: int) -> RowBound:
         """Return the public shift and scale of rows of so many columns.
@@ -141,6 +145,11 @@ class NormHistogram:
     noise: CountNoise
     rows: int | None
     ledger_head: str
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """As of a :class:`dpdist.release.artefact.Release`."""
+        return cautions(self.guarantee.loss, self.guarantee.neighbours, self.rows)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -249,14 +258,16 @@ def reserve(transaction: NormsTransaction) -> State:
     Raises
     ------
     RefusedError
-        If the budget does not suffice, or the ledger is not the table's.
+        If the budget does not suffice, the ledger is not the table's, or delta is not below 1/n.
     """
     request, table = transaction.request, transaction.table
-    return charged_ledger(table, transaction.ledger).reserve(
+    ledger, guarantee = charged_ledger(table, transaction.ledger), request.calibrated(table).guarantee
+    require_small_delta(ledger, transaction.release_id, guarantee, table, accepted=request.accept_large_delta)
+    return ledger.reserve(
         transaction.release_id,
         dataset_id=table.dataset_id,
         parameters=request.parameters(table),
-        guarantee=request.calibrated(table).guarantee,
+        guarantee=guarantee,
         periods=table.seals,
     )
 

@@ -62,6 +62,8 @@ class ReleaseRequest:
     for_reproduction
         Whether a mechanism whose claim is not proved is meant. Its release is charged to no ledger, says that it is
         not private as claimed, and is made only of rows that never had a budget.
+    accept_large_delta
+        Whether a delta of 1/n or more is meant, where n is public. It is no part of the id: the release is the same.
 
     Raises
     ------
@@ -81,6 +83,7 @@ class ReleaseRequest:
     name: str | None = None
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     for_reproduction: bool = False
+    accept_large_delta: bool = False
 
     def __post_init__(self) -> None:
         statement = self.statement

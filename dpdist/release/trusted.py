@@ -25,8 +25,9 @@ from dpdist.mechanisms.base import BandedMoment, Calibrated, IndependentEntries,
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM, Progress, random_token
+from dpdist.privacy import caution
 from dpdist.privacy.books import State
-from dpdist.privacy.guarantee import Neighbours
+from dpdist.privacy.guarantee import Guarantee, Neighbours
 from dpdist.privacy.journal import written
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
@@ -67,8 +68,8 @@ def reserve(transaction: Transaction) -> State:
     Raises
     ------
     RefusedError
-        If the budget does not suffice, the id stands for something else, or the release is there already and the
-        ledger does not know of it.
+        If the budget does not suffice, the id stands for something else, the release is there already and the ledger
+        does not know of it, or delta is not below 1/n and that was not accepted.
     DataError
         If something else stands where the release shall be published, or the ledger is missing.
     """
@@ -80,6 +81,7 @@ def reserve(transaction: Transaction) -> State:
         raise UsageError("A release for reproduction has no guarantee that a ledger could charge.")
     if stands:
         require_remembered(ledger, transaction.target)
+    require_small_delta(ledger, transaction.release_id, guarantee, table, accepted=request.accept_large_delta)
     return ledger.reserve(
         transaction.release_id,
         dataset_id=table.dataset_id,
@@ -103,6 +105,21 @@ def charged_ledger(table: RowsTable, place: Place) -> Ledger:
             f"--rows {table.path} --budget-epsilon E --budget-delta D."
         )
     return Ledger.charged_for(table.path, table.ledger_id, place)
+
+
+def require_small_delta(
+    ledger: Ledger, release_id: str, guarantee: Guarantee, table: RowsTable, *, accepted: bool
+) -> None:
+    """Refuse to charge a delta that is not below 1/n, where n is public; what is charged already is resumed.
+
+    Raises
+    ------
+    RefusedError
+        If it is not, and that was not accepted.
+    """
+    record = ledger.record(release_id)
+    if record is None or record.state is State.ABORTED:
+        caution.require_small_delta(guarantee.loss, guarantee.neighbours, table.rows, accepted=accepted)
 
 
 def require_remembered(ledger: Ledger, target: Path) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -58,6 +58,23 @@ class PeriodicTable:
     def rows_of(self, period: str) -> Path:
         """Return where the rows of a period are stored."""
         return self.path / f"{period}.zarr"
+
+    def count(self, periods: Iterable[str]) -> int:
+        """Return the number of rows of some periods together, as they are declared; public under replace-one.
+
+        Raises
+        ------
+        DataError
+            If a period is not there.
+        """
+        total = 0
+        for period in periods:
+            file = self.rows_of(period) / "zarr.json"
+            try:
+                total += int(json.loads(file.read_text(encoding="utf-8"))["shape"][0])
+            except (OSError, ValueError, KeyError, TypeError, IndexError):
+                raise DataError(f"{file} is missing or damaged. Restore it.") from None
+        return total
 
     def span(self, seals: Mapping[str, str], start: int) -> Span:
         """Return consecutive periods as one table.
