@@ -8,8 +8,9 @@ Hierarchy::
     ├── DataError          exit 4   rows, files, cluster, or the value of a number cannot be used
     └── ResumableError     exit 5   stopped half-way; the same command resumes
 
-Beside them :class:`PrivacyLeakWarning`, for what goes on although it gives private data away, and
-:class:`WeakGuaranteeWarning`, for what is proved and promises little.
+Beside them :class:`PrivacyLeakWarning`, for what goes on although it gives private data away,
+:class:`WeakGuaranteeWarning`, for what is proved and promises little, and :class:`ShortenedRowsWarning`, for what is
+private and tells little of the rows.
 
 A message says what happened, where, and how to mend it, in one paragraph. It never carries a value computed
 from private rows, because messages travel: to logs, dashboards and other people's terminals.
@@ -56,6 +57,10 @@ class WeakGuaranteeWarning(UserWarning):
 
     The command line says the same in its own words.
     """
+
+
+class ShortenedRowsWarning(UserWarning):
+    """A release tells that nearly every row was shortened to the clip norm: its values are those of shortened rows."""
 
 
 class ResumableError(DpdistError):

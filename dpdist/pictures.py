@@ -68,7 +68,13 @@ def draw_scree(found: Scree, path: Path | IO[bytes]) -> None:
     floor = found.edge / 10 if logarithmic else 0.0
     with picture(path) as axes:
         axes.vlines(
-            places, np.maximum(low, floor), high, color="tab:blue", alpha=0.25, lw=3, label="the exact eigenvalue"
+            places,
+            np.maximum(low, floor),
+            high,
+            color="tab:blue",
+            alpha=0.25,
+            lw=3,
+            label="the exact one of shortened rows",
         )
         axes.plot(places, found.eigenvalues, "o", color="tab:blue", ms=4, label="as released")
         seen = found.strengths > 0

@@ -29,6 +29,7 @@ from dpdist.moment.total import (
 from dpdist.pca import lanczos, projection
 from dpdist.pca import model as models
 from dpdist.pca.scree import above_noise
+from dpdist.pca.shortened import shortened
 from dpdist.pca.spectrum import Components, components
 from dpdist.privacy import caution
 from dpdist.privacy.books import State
@@ -159,7 +160,7 @@ class Outcome:
         return (
             f"{self.path}: {found.release_id} ({how}). {found.mechanism}, "
             f"{found.guarantee_words()}, {found.guarantee.arithmetic}. This file is public."
-            f"{caution.in_words(found.cautions)}"
+            f"{caution.in_words(found.cautions)} {shortened(found).warning()}".rstrip()
         )
 
 

@@ -21,6 +21,7 @@ from dpdist import __version__
 from dpdist.errors import UsageError
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.pca.scree import Scree, above_noise, noise_law, scree
+from dpdist.pca.shortened import shortened
 from dpdist.pca.spectrum import Components, components
 from dpdist.pictures import draw_images, draw_loadings, draw_scree
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours
@@ -120,6 +121,7 @@ def write(
         "" if ledger is None else _budget(ledger),
         _noise(release),
         _eigenvalues(found, seen),
+        _lengths(release),
         _components(release, found, image),
         _citation(release),
     ]
@@ -283,7 +285,10 @@ def _eigenvalues(found: Components, seen: Scree | None) -> str:
         ends = between(seen.cosine_intervals[i]).replace("..", "…")
         rows.append((str(i + 1), f"{value:.6g}", clear[0], f"{low:.4g} … {high:.4g}", clear[1], ends))
         drowned += [] if strength else [i]
-    heads = ("component", f"eigenvalue{unit}", "without the noise", "exact eigenvalue in", "squared cosine", "between")
+    heads = (
+        "component", f"eigenvalue{unit}", "without the noise", "exact one of shortened rows in", "squared cosine",
+        "between",
+    )  # fmt: skip
     return (
         "<h2>What stands above the noise</h2>\n"
         f"<p>{seen.above} of {len(rows)} components stand above the edge of the noise, {seen.edge:.5g}, which it "
@@ -295,6 +300,12 @@ def _eigenvalues(found: Components, seen: Scree | None) -> str:
         + _picture(png, "Eigenvalues over the edge of the noise")
         + _table(heads, rows, numbers=True, faint=drowned)
     )
+
+
+def _lengths(release: Release) -> str:
+    found = shortened(release)
+    warning = f"<p><strong>{escape(found.warning())}</strong></p>\n" if found.warning() else ""
+    return f"<p>{escape(found.words())}</p>\n{warning}"
 
 
 def _components(release: Release, found: Components, image: Shape | None) -> str:

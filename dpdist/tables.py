@@ -59,7 +59,9 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def above_noise(found: Scree) -> str:
     """Return a table of eigenvalues beside the noise: of each component, how much is signal."""
-    heads = ("component", "eigenvalue", "without noise", "exact one between", "squared cosine if alone", "between")
+    heads = (
+        "component", "eigenvalue", "without noise", "exact one of shortened rows", "squared cosine if alone", "between",
+    )  # fmt: skip
     rows = [heads]
     for i, (value, strength, cosine) in enumerate(
         zip(found.eigenvalues, found.strengths, found.squared_cosines, strict=True)

@@ -30,6 +30,7 @@ from dpdist.cli.options import (
 from dpdist.engine import progress_bar
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.pca.scree import require_scree, scree
+from dpdist.pca.shortened import shortened
 from dpdist.pictures import draw_scree
 from dpdist.pipeline import Cluster
 from dpdist.privacy.caution import in_words
@@ -168,6 +169,7 @@ def pca(release: Path, model: Path, components: str, plot: Path | None, cluster:
     fitted, opened = pipeline.fit_components(release, model, count_of(components), cluster=cluster)
     found = fitted.components
     seen = None if found.eigenvalues is None else scree(opened, found.eigenvalues)
+    lengths = shortened(opened)
     if plot is not None:
         draw_scree(require_scree(opened, found.eigenvalues), plot)
     value = {
@@ -177,6 +179,7 @@ def pca(release: Path, model: Path, components: str, plot: Path | None, cluster:
         "eigenvalues": None if found.eigenvalues is None else found.eigenvalues.tolist(),
         "eigenvalues_per_row": found.per_row,
         "cautions": list(opened.cautions),
+        "shortened": lengths.to_json(),
         **({} if seen is None else seen.to_json()),
     }
     largest = "" if found.eigenvalues is None else f", largest eigenvalue {found.eigenvalues[0]:.6g}"
@@ -184,7 +187,8 @@ def pca(release: Path, model: Path, components: str, plot: Path | None, cluster:
     if opened.status != "private":
         warning = f" {opened.status.upper()}: do not publish it."
     words = f"{model}: {counted(len(found.components), 'component')}{largest}.{warning}"
-    answer(as_json, value, words if seen is None else f"{words}\n{tables.above_noise(seen)}")
+    table = "" if seen is None else f"\n{tables.above_noise(seen)}"
+    answer(as_json, value, f"{words}{table}\n{lengths.words()} {lengths.warning()}".rstrip())
 
 
 @click.command("report")

@@ -47,10 +47,10 @@ class PrivateCovariance(BaseEstimator):  # type: ignore[misc] # no types
     Attributes
     ----------
     covariance_
-        (d, d) float64, symmetric, in squared units of X: of n rows divided by n. Noise may leave it with negative
-        eigenvalues; :mod:`dpdist.pca.postprocess` removes them, at no cost.
+        (d, d) float64, symmetric, in squared units of X: of n rows, shortened to ``clip``, divided by n. Noise may
+        leave it with negative eigenvalues; :mod:`dpdist.pca.postprocess` removes them, at no cost.
     location_
-        (d,) float64, in units of X: the mean, or what is public instead.
+        (d,) float64, in units of X: the mean of rows shortened to ``clip``, or what is public instead.
     errors_
         (d, d) float64: standard deviation of the noise on each entry of ``covariance_``; that of the mean, of lower
         order, is left out. None where the mechanism states no variance.

@@ -22,12 +22,13 @@ import numpy as np
 
 from dpdist.accounts import default_ledger
 from dpdist.config import request_from
-from dpdist.errors import DpdistError, PrivacyLeakWarning, RefusedError, UsageError
+from dpdist.errors import DpdistError, PrivacyLeakWarning, RefusedError, ShortenedRowsWarning, UsageError
 from dpdist.estimators.inputs import Rows, rows_of, rows_path
 from dpdist.mechanisms.base import COMPONENTS, Output
 from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.arrays import ArraySum, require_sound
 from dpdist.moment.operator import MomentMatrix
+from dpdist.pca.shortened import shortened
 from dpdist.pipeline import Cluster, release_table
 from dpdist.privacy import caution
 from dpdist.privacy.budget import Budget
@@ -187,7 +188,14 @@ def released(asked: Parameters, given: Any, check: Check, components: int | None
     asked.release_ = found  # from here on: what was paid for is not lost if what follows fails
     if path is None and asked.release is not None:
         save(found, Path(asked.release))
+    warn_of_shortened(found)
     return found
+
+
+def warn_of_shortened(release: Release) -> None:
+    """Say where nearly every row was shortened, as far as the release tells."""
+    if warning := shortened(release).warning():
+        warnings.warn(warning, ShortenedRowsWarning, stacklevel=3)
 
 
 @contextmanager
@@ -304,7 +312,7 @@ def save(release: Release, path: Path) -> None:
 
 
 def require_private(release: Release) -> None:
-    """Refuse a release that was made for reproduction, and warn of one whose guarantee promises little.
+    """Refuse a release that was made for reproduction, and warn of one that promises or tells little.
 
     Raises
     ------
@@ -313,6 +321,7 @@ def require_private(release: Release) -> None:
     """
     if release.private_as_claimed and release.guarantee is not None:
         caution.warn(release.guarantee.loss, release.neighbours, release.rows)
+        warn_of_shortened(release)
     else:
         raise RefusedError(
             f"{release.release_id} is not private as claimed, and no estimator vouches for it: look at it with dpdist "

@@ -53,8 +53,10 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     delta
         Likewise, below 1; None for pure differential privacy.
     clip
-        The clip norm C, in the units of X after the public centre and scale: longer rows are shortened to it. Required,
-        and to be chosen from what is publicly known, never from X: that would be a leak.
+        The clip norm C, in the units of X after the public centre and scale: longer rows are shortened to it, and all
+        that is fitted is of rows so shortened; a release that tells that nearly all were comes with a
+        :class:`dpdist.errors.ShortenedRowsWarning`. Required, and to be chosen from what is publicly known, never from
+        X: that would be a leak.
     mechanism
         Its name; None takes ``gaussian`` where a delta is given and ``two-sided-wishart`` where none is.
     neighbours
@@ -91,8 +93,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     mean_, scale_
         (d,) float64: what ``transform`` subtracts, and divides by. The mean is zero with ``centre="none"``.
     explained_variance_
-        (k,) float64: the eigenvalues, per row, as released. None where n is private and no mean was released, or
-        where the mechanism releases no eigenvalues.
+        (k,) float64: the eigenvalues, per row, as released, of rows shortened to ``clip``. None where n is
+        private and no mean was released, or where the mechanism releases no eigenvalues.
     explained_variance_ratio_
         (k,) float64: the eigenvalues over the trace of the released matrix. Noise adds to the first and not to the
         second, so drowned components seem larger than they are. None where no matrix was released.

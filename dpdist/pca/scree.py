@@ -1,6 +1,7 @@
 """How much of each component is signal: post-processing of a release, free of charge.
 
-Two statements are made of an eigenvalue of the released matrix. A rigorous one: by Weyl's inequality every eigenvalue
+Two statements are made of an eigenvalue of the released matrix. Both are about rows shortened to the clip norm, and not
+about rows as they are (:mod:`dpdist.pca.shortened`). A rigorous one: by Weyl's inequality every eigenvalue
 of the exact matrix lies within the largest eigenvalue of the noise of the released one, all of them at once. And an
 estimate: taken alone over the noise, a component of what strength would be seen there, and how well does it point
 (:mod:`dpdist.pca.noise_edge`)?
@@ -76,7 +77,10 @@ class Scree:
 
     @property
     def intervals(self) -> Values:
-        """(k, 2): where the exact eigenvalues lie; each end holds for all of them at once with the confidence."""
+        """(k, 2): where the exact eigenvalues lie; each end holds for all of them at once with the confidence.
+
+        They are those of the rows shortened to the clip norm.
+        """
         found: Values = np.column_stack([np.maximum(self.eigenvalues - self.edge, 0), self.eigenvalues + self.edge])
         return found
 

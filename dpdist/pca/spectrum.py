@@ -18,7 +18,6 @@ from scipy.linalg import eigh
 from scipy.linalg.blas import dsymv
 from scipy.sparse.linalg import ArpackError
 
-from dpdist import triangle
 from dpdist.errors import UsageError
 from dpdist.pca.lanczos import top_eigenpairs_of
 from dpdist.release.artefact import Release
@@ -322,11 +321,8 @@ def total_variance(release: Release) -> float | None:
     """
     if release.subspace is not None:
         return None
-    about, d, trace = about_mean(release), release.bound.columns, 0.0
-    for start in range(0, d, triangle.TILE):
-        rows = release.moment_rows(start, start + triangle.TILE)
-        trace += float(np.trace(rows, offset=start))
-    return trace / about.divisor - float(about.mean @ about.mean) + d * about.diagonal
+    about, trace = about_mean(release), float(release.moment_diagonal.sum())
+    return trace / about.divisor - float(about.mean @ about.mean) + release.bound.columns * about.diagonal
 
 
 def captured_variance(vectors: Matrix, matrix: Matrix) -> float:

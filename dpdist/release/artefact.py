@@ -33,7 +33,7 @@ from dpdist.release.extent import Extent
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.units import Unit
 from dpdist.store import Array, complete_arrays, require_format
-from dpdist.triangle import Band
+from dpdist.triangle import TILE, Band
 
 FORMAT = "dpdist-release/1"
 
@@ -198,6 +198,17 @@ class Release(Heading):
         rows: Matrix = self._integers(slice(start, min(stop, d)), slice(d)).astype(np.float64)
         rows *= self.bound.unit**2
         return rows
+
+    @property
+    def moment_diagonal(self) -> Matrix:
+        """The diagonal of the second moment, (d,) float64, of which no more than square tiles are read."""
+        d, found = self.bound.columns, []
+        for start in range(0, d, TILE):
+            place = slice(start, min(start + TILE, d))
+            found.append(np.diagonal(self._integers(place, place)))
+        diagonal: Matrix = np.concatenate(found).astype(np.float64)
+        diagonal *= self.bound.unit**2
+        return diagonal
 
     @property
     def row_sum(self) -> Matrix | None:

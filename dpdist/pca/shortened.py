@@ -1,0 +1,95 @@
+"""What a release tells of rows that were shortened: its values are theirs, and sometimes nearly all rows were.
+
+Rows longer than the clip norm C are shortened to it, so the trace of the exact second moment is at most ``n C²``, and
+it is close to that only if nearly all rows have norm C afterwards: if it is ``(1 - s) n C²``, a share of at most
+``2 s`` of the rows has a squared norm below half of C². Comparing the released trace with ``n C²`` is free
+post-processing; n must be public.
+
+The noise of the trace has the variance ``d v + d (d - 1) c``, v that of an entry on the diagonal and c the covariance
+of two: 0 where entries are independent, and ``v - 2 w`` where the law does not change under rotations, w the variance
+of an entry off the diagonal. The larger of the two is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dpdist.release.artefact import Release
+
+_FAR = 3.0
+"""Standard deviations that the noise of the trace stays below with probability 0.998, if it is about normal."""
+_LARGEST_ERROR = 0.05
+"""Relative error of the trace from which on nothing is said: it would be near ``n C²`` for any rows."""
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """How long rows are, as far as a release tells.
+
+    Attributes
+    ----------
+    norm
+        C, in the units of the shifted and scaled rows.
+    share
+        Mean squared norm of the shortened rows over C², as released; None where that is not known: n is private, a
+        subspace was released, or nobody knows the variance of the noise.
+    error
+        What the share is off by at most, with probability 0.998; None likewise.
+    """
+
+    norm: float
+    share: float | None
+    error: float | None
+
+    @property
+    def nearly_all(self) -> bool | None:
+        """Whether nearly every row is as long as the clip norm after it was bounded; None where that is not known."""
+        if self.share is None or self.error is None or self.error > _LARGEST_ERROR:
+            return None
+        return self.share >= 1 - self.error
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "norm": self.norm,
+            "mean_squared_norm_share": self.share,
+            "error": self.error,
+            "nearly_all": self.nearly_all,
+        }
+
+    def warning(self) -> str:
+        """Return a warning where nearly every row was shortened; else nothing."""
+        if not self.nearly_all or self.share is None or self.error is None:
+            return ""
+        return (
+            f"NEARLY EVERY ROW WAS SHORTENED to the clip norm {self.norm:g}, or has just this norm, as normalised rows "
+            f"have: their mean squared norm is {100 * self.share:.4g} % of its square, at most {100 * self.error:.2g} "
+            "% off. Variances of the rows as they are may be larger by any factor. Choose the clip norm privately "
+            "(dpdist bound) and release again."
+        )
+
+    def words(self) -> str:
+        """Return of which rows all values are."""
+        return f"All values, exact ones included, are of rows shortened to norm {self.norm:g}."
+
+
+def trace_deviation(noise: Mapping[str, Any], columns: int) -> float:
+    """Return the standard deviation of the trace of the noise, or more, in lattice units."""
+    on, off = float(noise["variance_diagonal"]), float(noise["variance_off_diagonal"])
+    return math.sqrt(columns * on + columns * (columns - 1) * max(0.0, on - 2 * off))
+
+
+def shortened(release: Release) -> Shortened:
+    """Say how long the rows of a release are, as far as it tells: from its diagonal."""
+    bound, noise, rows = release.bound, release.noise, release.rows
+    d, norm = bound.columns, bound.clip_norm
+    if release.subspace is not None or not rows or "variance_diagonal" not in noise:
+        return Shortened(norm, None, None)
+    largest = rows * norm**2
+    trace = float(release.moment_diagonal.sum()) - d * float(noise.get("mean_diagonal", 0.0)) * bound.unit**2
+    deviation = trace_deviation(noise, d) * bound.unit**2
+    grid = 2 * math.sqrt(d) / 2**bound.grid_bits  # a row's entries are each cut to whole steps
+    return Shortened(norm, trace / largest, _FAR * deviation / largest + grid)
