@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,10 @@ from dpdist.errors import RefusedError, UsageError, WeakGuaranteeWarning
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.ledger import Ledger
-from dpdist.release import norms
 from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.report import write
 from dpdist.rows.dataset import open_rows
-from dpdist.rows.norms import NormGrid
 from dpdist.rows.units import Unit
 
 ROWS = 500
@@ -124,29 +121,20 @@ def test_n_is_the_number_of_rows_of_whatever_unit(tmp_path: Path, monkeypatch: p
     assert release(rows, delta="0.0019").exit_code == 0
 
 
-def test_bound_refuses_it_too(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check is made of what is charged, whatever the law of the noise: here a delta is put into the guarantee."""
-    request = norms.NormsRequest(PrivacyLoss.parse("1"), NormGrid.parse("1:4:1"))
-    table, place = open_rows(rows), accounts.default_ledger(rows)
-    calibrated = norms.NormsRequest.calibrated
-
-    class Weak:
-        def __init__(self, found: object) -> None:
-            self.found = found
-
-        @property
-        def guarantee(self) -> object:
-            return replace(self.found.guarantee, loss=PrivacyLoss.parse("1", "0.002"))  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(norms.NormsRequest, "calibrated", lambda self, table: Weak(calibrated(self, table)))
-    with pytest.raises(RefusedError, match="--accept-large-delta"):
-        norms.reserve(norms.NormsTransaction(request, table, place))
-    assert charged(rows) == 0
-    accepted = norms.NormsRequest(request.loss, request.grid, accept_large_delta=True)
-    assert accepted.release_id(table) == request.release_id(table)
-    norms.reserve(norms.NormsTransaction(accepted, table, place))
+def test_bound_refuses_it_too(rows: Path) -> None:
+    command = ("bound", rows, "--epsilon", "1", "--delta", "0.002", "--grid", "1:8:1")
+    for words in (command, command[:4]):  # the second one takes the delta of the budget, 0.5
+        found = call(*words)
+        assert isinstance(found.exception, RefusedError)
+        assert "--accept-large-delta" in str(found.exception)
+        assert charged(rows) == 0
+    accepted = call(*command, ACCEPT, "--json")
+    assert accepted.exit_code == 0, accepted.exception
+    assert "not below one over the number of rows" in "".join(json.loads(accepted.stdout)["cautions"])
+    again = call(*command)  # charged already: the same histogram
+    assert again.exit_code == 0
+    assert "CAUTION" in again.output
     assert charged(rows) == 1
-    assert call("bound", rows, "--epsilon", "1", ACCEPT).exit_code != 2  # the command takes it
 
 
 def test_a_job_file_accepts_it_by_a_key(rows: Path) -> None:
