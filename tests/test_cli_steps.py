@@ -169,9 +169,7 @@ def test_pca_and_project_tell_what_they_made(released: Path, call: Call, schedul
     assert (said.json["model"], said.json["components"]) == ("model.zarr", 2)
     assert len(said.json["eigenvalues"]) == 2
     assert said.json["eigenvalues_per_row"] is True
-    for cosine, (low, high) in zip(
-        said.json["squared_cosines"], said.json["squared_cosine_intervals"], strict=True
-    ):
+    for cosine, (low, high) in zip(said.json["squared_cosines"], said.json["squared_cosine_intervals"], strict=True):
         assert 0 <= low <= cosine <= high <= 1
     said = call("project", "rows.zarr", "model.zarr", "scores.zarr", "--scheduler", scheduler, "--json")
     assert said.code == 0

@@ -709,9 +709,7 @@ def test_a_night_whose_total_drowns_in_the_noise_is_released_without_a_model(pla
 
 
 def test_nothing_is_spent_where_the_number_of_components_is_left_to_noise_of_no_known_edge(place: Place) -> None:
-    place.job.write_text(
-        JOB + 'mechanism = "mvg-exact"\n[pca]\npath = "models"\ncomponents = "auto"\n'
-    )
+    place.job.write_text(JOB + 'mechanism = "mvg-exact"\n[pca]\npath = "models"\ncomponents = "auto"\n')
     place.arrive("d1")
     with pytest.raises(UsageError, match="no known edge"):
         place.run()

@@ -50,12 +50,12 @@ def test_what_an_older_version_reserved_and_never_drew_is_drawn_now_and_charged_
 ) -> None:
     before = Ledger(older / "rows.ledger")
     assert [record.state for record in before.records] == [State.PUBLISHED, State.RESERVED]
-    spent = before.spent()
+    charges = before.charges
     said = call("release", "rows.zarr", "half.zarr", *LAPLACE, "--epsilon", "0.5", "--scheduler", scheduler)
     assert said.code == 0
     now = Ledger(older / "rows.ledger")
     assert [record.state for record in now.records] == [State.PUBLISHED, State.PUBLISHED]
-    assert now.spent() == spent
+    assert now.charges == charges
     found = open_release(older / "half.zarr")
     assert found.guarantee is not None
     assert found.guarantee.to_json() == now.records[1].guarantee.to_json()
