@@ -85,6 +85,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             known = self.model[release_id] = Expected(cost)
         elif known.state is State.ABORTED:
             known.state = State.RESERVED
+            self.model[release_id] = self.model.pop(release_id)  # the records are in the order of reservation
         assert reserve(self.handles[handle], release_id, cost) is known.state
 
     @rule(handle=st.integers(0, 1), release_id=IDS)
