@@ -263,7 +263,8 @@ def test_a_histogram_of_an_earlier_version_is_given_again_by_the_same_command(
         told, stored = json.loads(call(*asked, "--json").stdout), json.loads((tmp_path / "answer.json").read_text())
         for answer in (told, stored):
             answer["histogram"]["guarantee"] = Guarantee.from_json(answer["histogram"]["guarantee"])
-        assert told == stored | {key: pytest.approx(stored[key]) for key in stored if isinstance(stored[key], float)}
+        expected = {key: pytest.approx(each) if isinstance(each, float) else each for key, each in stored.items()}
+        assert {key: told[key] for key in stored} == expected  # later versions may tell more
     assert Ledger(accounts.default_ledger(rows)).records == before
 
 
