@@ -52,7 +52,7 @@ LAWS = (
 )  # fmt: skip
 SIZES = {1: 50_000, 2: 50_000, 5: 50_000, 8: 50_000, 20: 20_000, 50: 5_000, 100: 2_000}
 """Draws of pure noise for each number of columns."""
-COSINE_SIZES = {1: 4_000, 2: 4_000, 4: 4_000, 8: 3_000, 20: 1_500, 50: 500, 100: 200}
+COSINE_SIZES = {1: 4_000, 2: 4_000, 4: 4_000, 8: 3_000, 20: 1_500, 50: 500, 100: 250}
 NUCLEAR = {2: 1_000, 5: 1_000}
 FACTORS = (0.0, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0)
 """Strengths over the threshold of the noise."""
@@ -239,7 +239,7 @@ def _work() -> Iterator[tuple[tuple[Any, ...], Callable[[], list[dict[str, Any]]
                 key = _key({"part": "cosine", "law": name, "along": along, "d": size})
                 yield key, partial(_cosines, name, size, count, along)
     for mechanism in MECHANISMS:
-        for epsilon in ("0.1", "4"):
+        for epsilon in ("0.02", "0.1", "4"):
             for terms, centring in ((1, Centring.NONE), (3, Centring.NONE), (1, Centring.PRIVATE)):
                 told = {"mechanism": mechanism, "epsilon": epsilon, "terms": terms, "centring": centring.value}
                 yield _key({"part": "release"} | told), partial(_releases, mechanism, epsilon, terms, centring)

@@ -24,6 +24,8 @@ from typing import Any
 
 _MOMENTS = ("variance_diagonal", "variance_off_diagonal", "mean_diagonal")
 _SUM = "sum"
+_LEAST, _MOST, _MANY = 2.0**-64, 2.0**128, 2**53
+"""No lattice of 64 bits holds noise of a larger variance, and smaller noise is none; a release may say anything."""
 
 
 class EdgeKind(enum.StrEnum):
@@ -284,12 +286,13 @@ def _finite(value: Any) -> float:
 
 
 def _size(value: Any) -> float:
-    if (found := _finite(value)) < 0:
+    found = _finite(value)
+    if found and not _LEAST <= found <= _MOST:
         raise ValueError(value)
     return found
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or value < 1:
+    if type(value) is not int or not 1 <= value <= _MANY:
         raise ValueError(value)
     return value

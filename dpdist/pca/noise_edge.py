@@ -29,7 +29,7 @@ the squared entries w of the component in its eigenvectors: what is left to chan
   It is 0 there and grows from 0. If every strength is as likely, it is not above the mean squared cosine, up to chance;
   for one strength, where the component passes the edge with the help of chance, it may be.
 * the ends of the interval are those of the law for an eigenvalue ``q w`` less and more, q at confidence 0.999 and the
-  eigenvalue not below the edge, with ``1/c - 1`` times a chi-squared quantile, 0.975 and 0.025, over its degrees of
+  eigenvalue not below the edge, with ``1/c - 1`` times a chi-squared quantile, 0.99 and 0.01, over its degrees of
   freedom nu: ``(d - 1) / (1 + excess)``. Without excess this is the sum of squares of d - 1 normal weights over nu;
   excess is what the law adds to its variance (:data:`_EXCESS`: the fourth free cumulant over the squared second, at
   most; for Laplace entries a third more than 1.5, that of squares of Laplace weights). It is an approximation made wide
@@ -97,7 +97,8 @@ _EXCESS = {
     EdgeKind.WISHART: 1.0,
     EdgeKind.TWO_SIDED_WISHART: 0.5,
 }
-_TAIL = 0.025
+_TAIL = 0.01
+"""More than an interval of 0.95 takes: the other components, if there are some, turn this one a little as well."""
 _FAR = 0.999
 """The confidence of the edge that the intervals of squared cosines are made with."""
 
