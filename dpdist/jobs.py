@@ -32,7 +32,9 @@ def require_same_rows(job: Job, table: RowsTable) -> None:
     Raises
     ------
     RefusedError
-        If they have another privacy unit, other columns or another budget; both are named.
+        If they have another privacy unit or other columns; both are named.
+    UsageError
+        If they have another budget, which is declared once.
     """
     cure = "Change the job file, or name another place for rows that are ingested so ([rows] path)."
     if job.unit != table.unit and (job.unit is not None or job.source is not None):
@@ -44,7 +46,7 @@ def require_same_rows(job: Job, table: RowsTable) -> None:
             f"{job.rows} has the columns {listed(table.names)}, and the job asks for {listed(job.columns)}. {cure}"
         )
     if job.budget not in {None, table.budget}:
-        raise RefusedError(
+        raise UsageError(
             f"{job.rows} declares {f'a budget of {table.budget}' if table.budget else 'no budget'}, and the job one of "
             f"{job.budget}. A budget is declared once. {cure}"
         )

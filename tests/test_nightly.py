@@ -665,7 +665,8 @@ def test_the_budget_is_declared_once(place: Place) -> None:
     place.job.write_text(JOB)
     place.run()
     place.job.write_text(JOB.replace("budget_epsilon = 1\n", "budget_epsilon = 2\n"))
-    refused(place, "declares a budget of epsilon 1")
+    with pytest.raises(UsageError, match="declares a budget of epsilon 1"):
+        place.run()
 
 
 def test_components_are_of_the_total(place: Place) -> None:
