@@ -31,6 +31,7 @@ def expected(estimator: Any) -> dict[str, str]:
 @pytest.mark.usefixtures("register")
 @pytest.mark.filterwarnings(
     "ignore::dpdist.errors.PrivacyLeakWarning",
+    "ignore::dpdist.errors.ShortenedRowsWarning",
     "ignore::sklearn.exceptions.SkipTestWarning",
     "ignore:Rows of the same number and kind were released",
 )
