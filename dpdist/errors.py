@@ -63,6 +63,10 @@ class ShortenedRowsWarning(UserWarning):
     """A release tells that nearly every row was shortened to the clip norm: its values are those of shortened rows."""
 
 
+class NoWitnessWarning(UserWarning):
+    """A ledger was used before witnesses were kept: it says once that copies used until then cannot be seen."""
+
+
 class ResumableError(DpdistError):
     """Work stopped half-way; nothing is lost and the same command resumes it."""
 

@@ -214,7 +214,7 @@ def release_table(
         caution.warn(calibrated.guarantee.loss, request.neighbours, table.rows)
     if not where.trusted_worker:
         state = _known_state(transaction)
-        if state in {State.COMMITTED, State.PUBLISHED}:
+        if state in {State.COMMITTED, State.PUBLISHED, State.ADOPTED}:
             trusted.reserve(transaction)  # refuses when the id stands for other parameters
             trusted.publish(transaction)
             return Outcome(open_release(target), target, fresh=False)

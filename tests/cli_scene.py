@@ -93,7 +93,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work in a fresh folder that holds rows.zarr and rows.ledger."""
+    """Work in a fresh folder that holds rows.zarr and rows.ledger, on a machine that has seen no copy of them."""
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "state"))
     folder = tmp_path / "here"
     shutil.copytree(made, folder)
     monkeypatch.chdir(folder)

@@ -6,6 +6,8 @@ them, are looked for with ``pytest --hypothesis-profile explore``. None may be f
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 
 import dask
@@ -19,6 +21,9 @@ from postgres_server import PASSWORD, Server
 settings.register_profile("same", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, derandomize=False, max_examples=2000)
 settings.load_profile("same")
+
+_STATE = tempfile.TemporaryDirectory(prefix="dpdist-state-")
+os.environ["DPDIST_STATE_HOME"] = _STATE.name  # also of the processes that the tests start: nobody's home is touched
 
 
 @pytest.fixture(scope="session")

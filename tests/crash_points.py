@@ -57,6 +57,10 @@ def _appends(event: str) -> Callable[..., bool]:
     return which
 
 
+def _tells(_: Any, testimony: Any) -> bool:
+    return bool(testimony.releases)
+
+
 def _continues(_: Any, band: Any, *__: Any, **___: Any) -> bool:
     return bool(band.start > 0)
 
@@ -80,6 +84,7 @@ def points() -> dict[str, Point]:
     from dpdist.privacy.journal import Transaction
     from dpdist.privacy.ledger import Ledger
     from dpdist.privacy.postgres import PostgresStorage, PostgresTransaction
+    from dpdist.privacy.witness import HeldFile
     from dpdist.release import archive, trusted
     from dpdist.rows import intake
     from dpdist.rows.reading import ChunkReader
@@ -107,6 +112,9 @@ def points() -> dict[str, Point]:
         "with the draft staged": Point(PostgresStorage, "stage", after=True),
         "with the draft sent": Point(PostgresTransaction, "keep", after=True),
         "inside the commit": Point(Transaction, "append", after=True, which=_appends("committed")),
+        "before the witness": Point(HeldFile, "write", after=False, which=_tells),
+        "after the witness": Point(HeldFile, "write", after=True, which=_tells),
+        "inside the note of the witness": Point(Transaction, "append", after=True, which=_appends("witnessed")),
         "after the commit": Point(Ledger, "commit", after=True),
         "before publication": Point(trusted, "publish", after=False),
         "before the rename": Point(staging, "sync_tree", after=True),
@@ -138,6 +146,9 @@ FAULTS = {
     "with half a draft": Left("reserved", 1, 1),
     "after the draft": Left("reserved", 1, 1),
     "inside the commit": Left("reserved", 1, 1),
+    "before the witness": Left("committed", 1, 1),
+    "after the witness": Left("committed", 1, 1),
+    "inside the note of the witness": Left("committed", 1, 1),
     "after the commit": Left("committed", 1, 1),
     "before publication": Left("committed", 1, 1),
     "before the rename": Left("committed", 1, 1),

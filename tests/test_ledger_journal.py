@@ -67,7 +67,8 @@ def test_what_is_acknowledged_was_flushed_first(
     monkeypatch.setattr(os, "fsync", seen)
     monkeypatch.setattr(Transaction, "append", appended)
     assert folder_ledger.commit("a", fence, [b"bytes"])
-    assert len(flushed) == 2
+    assert [path.suffix for path in flushed[2:]] == [".partial", ""]  # the witness and its folder
+    assert {path.parent.name for path in flushed[2:3]} == {flushed[-1].name} == {"witness"}
 
 
 def test_a_disk_full_of_drafts_stops_the_commit_and_keeps_the_reservation(
@@ -137,7 +138,7 @@ def edited(sequence: int, old: str, new: str, *, redigested: bool = False) -> Al
 def from_nowhere(place: Place) -> None:
     """Append an entry with the digest of the one before it."""
     with behind(place) as execute:
-        row = (8, '{"event":"aborted","id":"b"}', *execute("SELECT digest FROM journal WHERE sequence = 7").fetchone())
+        row = (9, '{"event":"aborted","id":"b"}', *execute("SELECT digest FROM journal WHERE sequence = 8").fetchone())
         if isinstance(place, Path):
             execute("INSERT INTO journal (sequence, entry, digest) VALUES (?, ?, ?)", row)
         else:
@@ -158,7 +159,7 @@ ALTERATIONS: dict[str, Alteration] = {
     "a deleted entry": sql("DELETE FROM journal WHERE sequence = 2"),
     "a deleted beginning": sql("DELETE FROM journal WHERE sequence = 1"),
     "a deleted entry, the gap closed": sql(
-        "DELETE FROM journal WHERE sequence = 6", "UPDATE journal SET sequence = 6 WHERE sequence = 7"
+        "DELETE FROM journal WHERE sequence = 7", "UPDATE journal SET sequence = 7 WHERE sequence = 8"
     ),
     "two entries exchanged": sql(
         "UPDATE journal SET sequence = -sequence",
@@ -214,7 +215,7 @@ def assert_useless_once_altered(ledger: Ledger, place: Any, alteration: Callable
     committed(ledger, "a", b"bytes")  # entries 2 to 5
     reserve(ledger, "b")
     ledger.begin("b")
-    assert ledger._snapshot().after == 7
+    assert ledger._snapshot().after == 8
     alteration(place)
     noticed = {name: _outcome(use, place) for name, use in USES.items()}
     assert noticed == dict.fromkeys(USES, DataError)

@@ -596,7 +596,7 @@ def test_a_night_that_dies_anywhere_is_resumed_by_the_next(place: Place, point: 
     place.arrive("d3")
     place.run(continual=2)
     assert place.events() == {
-        "created": 1, "capped": 1, "closed": 3, "reserved": 4, "committed": 4, "published": 4,
+        "created": 1, "capped": 1, "closed": 3, "reserved": 4, "committed": 4, "witnessed": 4, "published": 4,
         "begun": place.events()["begun"],
     }  # fmt: skip
     after = place.files()

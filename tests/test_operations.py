@@ -15,6 +15,7 @@ from dpdist import config, engine, jobs, operations
 from dpdist.cli import cli
 from dpdist.engine import progress_bar
 from dpdist.errors import RefusedError
+from dpdist.privacy.books import State
 from dpdist.privacy.ledger import Ledger
 from workflows.nightly_year import JOB
 
@@ -105,7 +106,7 @@ def test_the_command_line_tells_it_too(folder: Path) -> None:
 
 def test_status_tells_what_is_closed_waiting_and_unfinished(folder: Path) -> None:
     read = job(folder, PERIODS)
-    assert operations.standing(read)["releases"] == dict.fromkeys(("reserved", "committed", "published", "aborted"), 0)
+    assert operations.standing(read)["releases"] == dict.fromkeys(list(State), 0)
     np.save(folder / "incoming" / "d1.npy", rows(1))
     run(read)
     np.save(folder / "incoming" / "d2.npy", rows(2))
@@ -115,7 +116,7 @@ def test_status_tells_what_is_closed_waiting_and_unfinished(folder: Path) -> Non
     ledger.reserve("dead", dataset_id=ledger.dataset_id, parameters={}, guarantee=record.guarantee, periods=seals)
     ledger.begin("dead")
     found = operations.standing(read)
-    assert found["releases"] == {"reserved": 1, "committed": 0, "published": 1, "aborted": 0}
+    assert found["releases"] == {"reserved": 1, "committed": 0, "published": 1, "aborted": 0, "adopted": 0}
     assert found["unfinished"] == [{"id": "dead", "state": "reserved", "attempts": 1}]
     assert (found["periods_closed"], found["last_period"], found["periods_waiting"]) == (1, "d1", ["d2"])
     words = operations.standing_words(found)

@@ -303,15 +303,18 @@ def test_a_release_carries_the_head_of_the_ledger_after_it_was_reserved_and_befo
     release = published(transaction)
     with closing(sqlite3.connect(books(transaction) / "ledger.sqlite")) as connection:
         digests = [row[0] for row in connection.execute("SELECT digest FROM journal ORDER BY sequence")]
-    assert len(digests) == 6  # created, capped, reserved, begun, committed, published
+    assert len(digests) == 7  # created, capped, reserved, begun, committed, witnessed, published
     assert reserved == digests[2]
     assert release.ledger_head == digests[3]
-    assert accounts.verify_ledger(books(transaction), [transaction.target]).head == digests[5]
+    assert accounts.verify_ledger(books(transaction), [transaction.target]).head == digests[6]
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3, 4])
-def test_a_ledger_that_forgot_a_release_is_refused_and_draws_nothing(transaction: Transaction, kept: int) -> None:
+def test_a_ledger_that_forgot_a_release_is_refused_and_draws_nothing(
+    transaction: Transaction, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     published(transaction)
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "another machine"))  # no witness: the release itself tells
     before = tree(transaction.target)
     with closing(sqlite3.connect(books(transaction) / "ledger.sqlite")) as connection:
         connection.execute("DELETE FROM journal WHERE sequence > ?", (kept,))
@@ -329,13 +332,45 @@ def test_a_ledger_that_forgot_a_release_is_refused_and_draws_nothing(transaction
     assert tree(transaction.target) == before
 
 
-def test_a_ledger_restored_and_used_again_is_found_out_by_the_release_it_forgot(transaction: Transaction) -> None:
+def test_a_restored_ledger_is_behind_its_witness_and_goes_on_when_it_has_adopted(
+    transaction: Transaction, tmp_path: Path
+) -> None:
+    copy = books(transaction).with_name("backup")
+    shutil.copytree(books(transaction), copy)
+    published(transaction)
+    forgotten = transaction.target.rename(tmp_path / "seen.zarr")  # published elsewhere
+    shutil.rmtree(books(transaction))
+    copy.rename(books(transaction))
+    with pytest.raises(RefusedError, match=r"committed elsewhere: census\. Nothing was drawn"):
+        trusted.reserve(transaction)
+    restored = ledger_of(transaction)
+    assert restored.records == []
+    assert restored.adopt() == ["census"]
+    assert trusted.reserve(transaction) is State.ADOPTED
+    for step in (trusted.publish, lambda asked: trusted.finalise(asked, *partials_of(asked))):
+        with pytest.raises(RefusedError, match="another copy"):
+            step(transaction)
+    assert not transaction.target.exists()
+    before = tree(forgotten)
+    forgotten.rename(transaction.target)  # as the message says
+    assert trusted.reserve(transaction) is State.ADOPTED
+    trusted.publish(transaction)
+    assert tree(transaction.target) == before
+    with pytest.raises(RefusedError, match="another copy"):
+        accounts.verify_ledger(books(transaction), [transaction.target])
+
+
+def test_a_ledger_restored_and_used_again_is_found_out_by_the_release_it_forgot(
+    transaction: Transaction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "one machine"))
     copy = books(transaction).with_name("backup")
     shutil.copytree(books(transaction), copy)
     published(transaction)
     forgotten = transaction.target.rename(transaction.target.with_name("seen.zarr"))  # published elsewhere
     shutil.rmtree(books(transaction))
     copy.rename(books(transaction))
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "another machine"))  # which has seen nothing of it
     second = published(transaction)
     assert second.release_id == open_release(forgotten).release_id
     accounts.verify_ledger(books(transaction), [transaction.target])

@@ -8,7 +8,9 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,7 +18,7 @@ from dpdist import __version__
 from dpdist.cli import knowledge, rows, work
 from dpdist.cli.ledgers import ledger
 from dpdist.cli.options import say
-from dpdist.errors import DpdistError, WeakGuaranteeWarning
+from dpdist.errors import DpdistError, NoWitnessWarning, WeakGuaranteeWarning
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -54,7 +56,10 @@ def main() -> None:
 def execute(command: click.Command) -> None:
     """Run a command, of this package or of a workflow: every failure is one paragraph and an exit code."""
     try:
-        code = command(standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", NoWitnessWarning)
+            warnings.showwarning = _told(warnings.showwarning)
+            code = command(standalone_mode=False)
     except DpdistError as error:
         _fail(str(error), error.exit_code)
     except click.exceptions.Exit as stop:
@@ -72,6 +77,18 @@ def execute(command: click.Command) -> None:
             1,
         )
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _told(shown: Callable[..., None]) -> Callable[..., None]:
+    """Return a way to show warnings that says ours in words."""
+
+    def show(message: Warning | str, category: type[Warning], *others: Any, **more: Any) -> None:
+        if issubclass(category, NoWitnessWarning):
+            say(f"dpdist: {message}")
+        else:
+            shown(message, category, *others, **more)
+
+    return show
 
 
 def _fail(message: str, code: int) -> None:

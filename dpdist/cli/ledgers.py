@@ -1,4 +1,4 @@
-"""The commands about a budget: ledger create, show, verify and export."""
+"""The commands about a budget: ledger create, show, verify, export and adopt."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dpdist.cli.options import LEDGER, PATH, answer, budget_options, json_option
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
-from dpdist.words import counted
+from dpdist.words import counted, listed
 
 
 @click.group()
 def ledger() -> None:
-    """Create, show, check or export a budget."""
+    """Create, show, check, export or mend a budget."""
 
 
 @ledger.command("create")
@@ -38,7 +38,7 @@ def ledger_create(ledger: Place, rows: Path, budget: PrivacyLoss | None, as_json
 def ledger_show(ledger: Place, as_json: bool) -> None:
     """Show budget, balance and releases."""
     opened = Ledger(ledger)
-    balance = opened.balance()
+    balance, missing = opened.balance(), opened.missing()
     if as_json:
         click.echo(json.dumps(_ledger_json(opened)))
         return
@@ -49,6 +49,11 @@ def ledger_show(ledger: Place, as_json: bool) -> None:
         click.echo(
             f"{record.state:<10} {record.release_id}  {record.parameters['mechanism']}, {record.guarantee.loss}, "
             f"{record.guarantee.neighbours}"
+        )
+    if missing:
+        click.echo(
+            f"BEHIND ITS WITNESS: committed elsewhere and not charged here: {listed(missing)}. Nothing can be released "
+            f"before: dpdist ledger adopt {ledger}"
         )
 
 
@@ -84,6 +89,25 @@ def ledger_export(ledger: Place) -> None:
     click.echo(json.dumps(_ledger_json(Ledger(ledger)), indent=2))
 
 
+@ledger.command("adopt")
+@click.argument("ledger", type=LEDGER)
+@json_option
+def ledger_adopt(ledger: Place, as_json: bool) -> None:
+    """Charge what copies of LEDGER have released, after it was copied or restored from a backup.
+
+    What was released elsewhere is never drawn here. If the witness is lost, the whole budget is charged.
+    """
+    opened = Ledger(ledger)
+    adopted = opened.adopt()
+    words = f"{ledger}: nothing was missing."
+    if adopted:
+        words = f"{ledger}: charged {counted(len(adopted), 'release')} committed elsewhere: {listed(adopted)}."
+    if opened.exhausted:
+        words += " The whole budget is charged, because the witness was lost."
+    value = {"ledger": str(ledger), "adopted": adopted, "exhausted": opened.exhausted, "head": opened.head}
+    answer(as_json, value, words)
+
+
 def _ledger_json(opened: Ledger) -> dict[str, Any]:
     return {
         "dataset_id": opened.dataset_id,
@@ -101,4 +125,5 @@ def _ledger_json(opened: Ledger) -> dict[str, Any]:
             for record in opened.records
         ],
         "head": opened.head,
+        "missing": opened.missing(),
     }

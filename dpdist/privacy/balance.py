@@ -28,7 +28,9 @@ class Balance:
     left_closed
         What can still be charged to a release of all periods closed so far; None where rows come in no periods.
     closed
-        Whether nothing can be charged any more because the ledger is of version 1 and its past has no caps.
+        Whether nothing can be charged any more: the ledger is of version 1 and its past has no caps, or is exhausted.
+    exhausted
+        Whether the whole budget was charged because the witness was lost (:mod:`dpdist.privacy.witness`).
     condition
         What a person stated of its past, on which the guarantee rests; None: it rests on nothing.
     """
@@ -38,10 +40,13 @@ class Balance:
     left: Left
     left_closed: Left | None = None
     closed: bool = False
+    exhausted: bool = False
     condition: str | None = None
 
     def __str__(self) -> str:
         words = f"charged {counted(self.charged, 'release')}; left: "
+        if self.exhausted:
+            return f"{words}nothing, because the whole budget was charged when the witness was lost"
         if self.closed:
             return (
                 f"{words}nothing. This ledger was begun by an older version, and its releases fit no caps that were "
@@ -60,6 +65,7 @@ class Balance:
             "left": self.left.to_json(),
             **({} if self.left_closed is None else {"left_closed": self.left_closed.to_json()}),
             "closed": self.closed,
+            "exhausted": self.exhausted,
             "condition": self.condition,
         }
 
@@ -73,6 +79,7 @@ class Balance:
             Left.from_json(value["left"]),
             None if closed is None else Left.from_json(closed),
             value["closed"],
+            value.get("exhausted", False),
             value["condition"],
         )
 

@@ -26,6 +26,8 @@ class State(enum.StrEnum):
     COMMITTED = "committed"
     PUBLISHED = "published"
     ABORTED = "aborted"
+    ADOPTED = "adopted"
+    """Committed to another copy of this ledger: charged, and never drawn here."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Record:
         File name and SHA-256 of the committed bytes, None before.
     periods
         The periods it reads; none: the whole table.
+    witnessed
+        Whether the witness had seen its commitment, so that its bytes may have been given out.
     """
 
     release_id: str
@@ -52,6 +56,30 @@ class Record:
     blob: str | None = None
     digest: str | None = None
     periods: tuple[str, ...] = ()
+    witnessed: bool = False
+
+    @property
+    def given_out(self) -> bool:
+        """Whether somebody may have seen its bytes: they are the only ones that ever may be."""
+        return self.state is State.PUBLISHED or (self.state is State.COMMITTED and self.witnessed)
+
+    def testimony(self) -> dict[str, Any]:
+        """Return what a witness keeps of it, JSON values; the inverse of :meth:`adopted`."""
+        return {
+            "id": self.release_id,
+            "parameters": self.parameters,
+            "guarantee": self.guarantee.to_json(),
+            "periods": list(self.periods),
+            "digest": self.digest,
+        }
+
+    @classmethod
+    def adopted(cls, value: dict[str, Any], fence: int) -> Record:
+        """Return the record of a release that another copy committed."""
+        guarantee, periods = Guarantee.from_json(value["guarantee"]), tuple(value["periods"])
+        return cls(
+            value["id"], value["parameters"], guarantee, State.ADOPTED, fence, digest=value["digest"], periods=periods
+        )
 
 
 @dataclass
@@ -70,6 +98,10 @@ class View:
         Whether caps precede every charge; False of a ledger of version 1.
     condition
         What a person stated of a ledger of version 1, on which its guarantee rests; None: it rests on nothing.
+    witnessed
+        Whether a witness was ever written, so that a missing one was lost.
+    exhausted
+        Whether the whole budget was charged because the witness was lost.
     """
 
     after: int = 0
@@ -83,6 +115,8 @@ class View:
     exceeded: str | None = None
     begun_with_caps: bool = True
     condition: str | None = None
+    witnessed: bool = False
+    exhausted: bool = False
 
     def fold(self, entry: dict[str, Any]) -> None:
         """Take in the next entry of the journal."""
@@ -90,14 +124,19 @@ class View:
         if event in {"created", "closed", "capped"}:
             self._fold_of_all(event, entry)
             return
+        if event == "adopted":
+            self._adopt(entry)
+            return
         release_id = entry["id"]
         if event == "reserved":
             self._reserve(release_id, entry)
             return
         record = self.records[release_id]
+        self.witnessed |= event == "witnessed"
         changes: dict[str, dict[str, Any]] = {
             "begun": {"fence": record.fence + 1},
             "committed": {"state": State.COMMITTED, "blob": entry.get("blob"), "digest": entry.get("digest")},
+            "witnessed": {"witnessed": True},
             "published": {"state": State.PUBLISHED},
             "aborted": {"state": State.ABORTED, "fence": record.fence + 1},
         }
@@ -158,6 +197,45 @@ class View:
         if not accounts.book(record.release_id, Charge(record.guarantee, record.periods)):
             self.exceeded = self.exceeded or record.release_id
 
+    def _adopt(self, entry: dict[str, Any]) -> None:
+        """Take in what another copy committed, and take back what was under way here and never given out."""
+        self.witnessed = True
+        self.exhausted |= entry["head"] is None
+        for release_id in entry["void"]:
+            known = self.records[release_id]
+            self.records[release_id] = replace(
+                known, state=State.ABORTED, fence=known.fence + 1, blob=None, digest=None, witnessed=False
+            )
+        if entry["periods"]:
+            self.periods = dict(sorted({**self._periods(), **entry["periods"]}.items()))
+        for value in entry["releases"]:
+            here = self.records.pop(value["id"], None)  # it goes to the end
+            if here is not None and here.digest is not None:  # both draws are out: both stay charged
+                second = f"{here.release_id}.{here.digest[:16]}"
+                self.records[second] = replace(here, release_id=second, state=State.ADOPTED, blob=None)
+            self.records[value["id"]] = Record.adopted(value, here.fence + 1 if here else 0)
+        self._cap_as_adopted(entry["capped"])
+
+    def _cap_as_adopted(self, capped: dict[str, Any] | None) -> None:
+        """Fix the caps that the other copy fixed before its first answer, and charge everything to them.
+
+        What was given out here before was given out there too, or by the same beginning, so the caps are the same; if
+        they are not, two machines went on without a common witness, and no caps precede all answers.
+        """
+        here = None if self.accounts is None else self.capped
+        if capped is not None and here is not None and capped != here:
+            self.exhausted |= any(record.given_out for record in self.records.values())
+        fixed = capped or here
+        if fixed is not None:
+            self._cap(tuple(CapSet.from_json(each) for each in fixed["sets"]), fixed["condition"])
+
+    @property
+    def capped(self) -> dict[str, Any] | None:
+        """The caps and their condition, JSON values; None where none are fixed."""
+        if self.accounts is None:
+            return None
+        return {"sets": [each.to_json() for each in self.accounts.caps], "condition": self.condition}
+
     def _periods(self) -> dict[str, str]:
         if self.periods is None:
             raise DataError("The journal speaks of periods, and the rows of this ledger come in none.")
@@ -195,7 +273,7 @@ class View:
 
     def trial(self, first: Guarantee | None = None) -> PeriodFilters | None:
         """Return a copy of the accounts, under :meth:`caps`; None of a ledger of version 1 that cannot go on."""
-        if self.exceeded is not None:
+        if self.exceeded is not None or self.exhausted:
             return None
         if self.accounts is not None:
             return self.accounts.copy()

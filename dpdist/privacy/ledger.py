@@ -5,11 +5,13 @@
     (none) --reserve--> RESERVED --commit(fence)--> COMMITTED --publish--> PUBLISHED
                         begin(): fence += 1, dead attempts' drafts deleted
                         abort(): refund, only while nothing was committed --> ABORTED
+                        adopt(): committed to another copy of this ledger --> ADOPTED
 
 A release is charged when it is reserved, before any row is read, and stays charged whatever dies afterwards. Its
 noise becomes *the* noise in the one transaction that commits it; a draw that was not committed stays in the private
 folder of the ledger, is never published and is deleted before the next draw. So a crash can cost budget, never
-privacy, and the same id always yields the same bytes.
+privacy, and the same id always yields the same bytes. Of a ledger that was copied or restored, a witness outside of it
+(:mod:`dpdist.privacy.witness`) sees to that: committed bytes are given out when the witness has seen them.
 
 What is charged is kept below caps that are fixed with the first charge, in the same transaction, and never change:
 then all releases together keep the budget, even if each is chosen from the answers before it
@@ -29,13 +31,14 @@ import hashlib
 import json
 import re
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.errors import DataError, DpdistError, NoWitnessWarning, RefusedError, UsageError
 from dpdist.noise.entropy import random_token
 from dpdist.privacy.accounting import CapSet, Left, certified
 from dpdist.privacy.balance import Balance, refusal
@@ -45,7 +48,8 @@ from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.journal import Storage, Transaction, canonical
 from dpdist.privacy.parallel import Charge, PeriodFilters
 from dpdist.privacy.places import Place
-from dpdist.words import counted
+from dpdist.privacy.witness import VARIABLE, FolderWitness, Held, Testimony, Witness
+from dpdist.words import counted, listed
 
 ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
 """What a release id is made of; no dots, because drafts are named ``id.fence.token``."""
@@ -65,6 +69,7 @@ class Ledger:
 
     def __init__(self, place: Place) -> None:
         self._storage = _storage(place)
+        self._witness = _witness()
         if not self._storage.exists():
             raise DataError(
                 f"There is no ledger at {place}. If it was moved, pass --ledger; if it is lost, restore it from a "
@@ -142,6 +147,124 @@ class Ledger:
                 view.fold(entry)
             yield view, transaction
 
+    @contextmanager
+    def _current(self, release_id: str | None = None) -> Iterator[tuple[View, Transaction]]:
+        """Hold the journal, and before it the witness, which must know nothing that the journal does not know.
+
+        The witness is not asked about a release whose bytes were given out: they can only be given out again.
+
+        Raises
+        ------
+        RefusedError
+            If the ledger is behind its witness, or the witness is lost.
+        """
+        record = None if release_id is None else self.record(release_id)
+        if record is not None and record.given_out:
+            with self._locked() as found:
+                yield found
+            return
+        with self._witness.held(self.ledger_id) as witness, self._locked() as (view, transaction):
+            self._require_current(witness, view)
+            yield view, transaction
+
+    def _require_current(self, witness: Held, view: View) -> None:
+        """Refuse a ledger that is behind its witness; else let the witness see what is new to it."""
+        seen = witness.read()
+        if seen is None:
+            self._require_no_witness_lost(view)
+        else:
+            missing = seen.unknown_to(view)
+            if missing:
+                raise RefusedError(
+                    f"The ledger {self._storage} is behind its witness {self._witness.place(view.ledger_id)}: it is a "
+                    f"copy, or was restored from a backup, and does not know of {counted(len(missing), 'release')} "
+                    f"committed elsewhere: {listed(entry['id'] for entry in missing)}. Nothing was drawn. Use the "
+                    f"ledger that has them, or charge them to this one with: dpdist ledger adopt {self._storage}"
+                )
+        if seen is None or not seen.tells(view):
+            witness.write(Testimony.of(view))
+
+    def _require_no_witness_lost(self, view: View) -> None:
+        place = self._witness.place(view.ledger_id)
+        if view.witnessed:
+            raise RefusedError(
+                f"The ledger {self._storage} had a witness, and there is none at {place}. Without it nobody can tell "
+                f"what another copy has released. Bring the file back: mount the volume it lies on and name it in "
+                f"{VARIABLE}. If it is lost, dpdist ledger adopt {self._storage} goes on without it, at the price of "
+                "the whole budget."
+            )
+        if any(record.digest is not None for record in view.records.values()):
+            warnings.warn(
+                f"The ledger {self._storage} never had a witness, so a copy of it that was used before now cannot be "
+                f"seen. From now on {place} is its witness: keep it.",
+                NoWitnessWarning,
+                stacklevel=2,
+            )
+
+    def _tell(self, witness: Held, release_id: str) -> None:
+        """Let the witness see what was committed, and note in the journal that it did."""
+        with self._locked() as (view, transaction):
+            self._require_current(witness, view)
+            record = self._known(view, release_id)
+            if record.state is State.COMMITTED and not record.witnessed:
+                self._append(view, transaction, {"event": "witnessed", "id": release_id})
+
+    def missing(self) -> list[str]:
+        """Return the ids of releases that the witness has seen and this ledger does not know of; none: it is current.
+
+        Raises
+        ------
+        DataError
+            If the witness is damaged.
+        """
+        view = self._snapshot()
+        seen = self._witness.read(view.ledger_id)
+        return [] if seen is None else [entry["id"] for entry in seen.unknown_to(view)]
+
+    def adopt(self) -> list[str]:
+        """Charge what was committed to other copies of this ledger, so that it may be used again; idempotent.
+
+        What was under way here and never given out is refunded: another copy may have drawn it. If the witness is
+        lost, nobody can tell what was committed elsewhere, and the whole budget is charged.
+
+        Returns
+        -------
+        list of str
+            The ids that were adopted: they are charged, and never drawn here.
+        """
+        with self._witness.held(self.ledger_id) as witness:
+            with self._locked() as (view, transaction):
+                seen = witness.read()
+                lost = seen is None and view.witnessed
+                missing = [] if seen is None else seen.unknown_to(view)
+                if missing or (lost and not view.exhausted):
+                    witnessed = set() if seen is None else {entry["digest"] for entry in seen.releases}
+                    void = [
+                        record.release_id
+                        for record in view.records.values()
+                        if record.state in {State.RESERVED, State.COMMITTED}
+                        and not record.given_out
+                        and record.digest not in witnessed
+                    ]
+                    for release_id in void:
+                        transaction.sweep(release_id, keep=None)
+                    entry = {
+                        "event": "adopted",
+                        "head": seen and seen.head,
+                        "void": void,
+                        "releases": missing,
+                        "periods": {} if seen is None else seen.periods or {},
+                        "capped": seen and seen.capped,
+                    }
+                    self._append(view, transaction, entry)
+            with self._locked() as (view, _):
+                # looked at anew: should the books have been exchanged meanwhile, the witness must forget nothing
+                if lost and view.exhausted:
+                    witness.write(Testimony.of(view))
+                else:
+                    self._require_current(witness, view)
+        return [entry["id"] for entry in missing]
+
     def _snapshot(self) -> View:
         with self._locked() as (view, _):
             return view
@@ -149,7 +272,7 @@ class Ledger:
     @property
     def ledger_id(self) -> str:
         """32 random hexadecimal digits drawn when it was created; its rows name it as the one that is charged."""
-        return self._snapshot().ledger_id
+        return self._view.ledger_id or self._snapshot().ledger_id
 
     @property
     def dataset_id(self) -> str:
@@ -199,7 +322,7 @@ class Ledger:
                 f"{name!r} cannot name a period: take up to 64 letters and digits with single dots, hyphens or "
                 "underscores between, which sort in time, such as 2026-01-05."
             )
-        with self._locked() as (view, transaction):
+        with self._current() as (view, transaction):
             if view.periods is None:
                 raise RefusedError(f"The rows of {self._storage} do not come in periods; a table is one or the other.")
             if name in view.periods:
@@ -224,6 +347,11 @@ class Ledger:
     def charges(self) -> list[Charge]:
         """What was charged and not refunded, and to which periods."""
         return self._snapshot().charged
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the whole budget was charged because the witness was lost."""
+        return self._snapshot().exhausted
 
     @property
     def caps(self) -> tuple[CapSet, ...]:
@@ -251,7 +379,8 @@ class Ledger:
         view, budget = self._snapshot(), self.budget
         count, accounts = len(view.charged), view.trial()
         if accounts is None:
-            return Balance(budget, count, Left(0, 0, budget.delta_atto, 1.0), closed=True)
+            nothing = Left(0, 0, budget.delta_atto, 1.0)
+            return Balance(budget, count, nothing, closed=True, exhausted=view.exhausted)
         left = accounts.to_come.left()
         closed = None if view.periods is None else accounts.left(view.periods) if view.periods else left
         return Balance(budget, count, left, closed, condition=view.condition)
@@ -311,14 +440,15 @@ class Ledger:
         ------
         RefusedError
             If the budget does not suffice, the id stands for other parameters, the ledger belongs to another data
-            set, the neighbouring relation is not the ledger's, or a period is not closed with this content.
+            set or is behind its witness, the neighbouring relation is not the ledger's, or a period is not closed with
+            this content.
         UsageError
             If the id is malformed.
         """
         parameters = json.loads(canonical(parameters))
         if not re.fullmatch(ID_PATTERN, release_id):
             raise UsageError("A release id is 1 to 64 letters, digits, hyphens or underscores (--id).")
-        with self._locked() as (view, transaction):
+        with self._current(release_id) as (view, transaction):
             if view.dataset_id != dataset_id:
                 raise RefusedError(
                     f"The ledger {self._storage} belongs to another data set. Pass the ledger of these rows (--ledger)."
@@ -364,6 +494,11 @@ class Ledger:
     def _caps_to_fix(self, view: View, charge: Charge) -> list[dict[str, Any]]:
         """Return what has to be written before a charge that fits: the caps, if they are not fixed yet."""
         charged, guarantee = view.charged, charge.guarantee
+        if view.exhausted:
+            raise RefusedError(
+                f"The whole budget of {self._storage} was charged when its witness was lost. What was committed can be "
+                "published again; nothing more can be released."
+            )
         if charged and charged[0].guarantee.neighbours is not guarantee.neighbours:
             relation = charged[0].guarantee.neighbours
             raise RefusedError(
@@ -401,12 +536,14 @@ class Ledger:
         Raises
         ------
         RefusedError
-            If the release is not reserved (it was aborted).
+            If the release is not reserved (it was aborted or adopted), or the ledger is behind its witness.
         """
-        with self._locked() as (view, transaction):
+        with self._current(release_id) as (view, transaction):
             record = self._known(view, release_id)
             if record.state in {State.COMMITTED, State.PUBLISHED}:
                 return None
+            if record.state is State.ADOPTED:
+                raise self._adopted(record)
             if record.state is State.ABORTED:
                 raise RefusedError(
                     f"The release {release_id} was aborted and refunded while this run was at work. Run it again."
@@ -421,8 +558,9 @@ class Ledger:
         """Make this draw the release, unless a later attempt began or another one committed.
 
         The content is brought to the place of the ledger first, piece by piece, as it is drawn: it need not fit in
-        memory. One transaction then records its name and digest. If the process dies before that, what it left is an
-        orphan that was never published and that the next :meth:`begin` deletes.
+        memory. One transaction then records its name and digest, and the witness sees it. If the process dies before
+        that transaction, what it left is an orphan that was never published and that the next :meth:`begin` deletes; if
+        it dies after it, :meth:`opened` lets the witness see it.
 
         Returns
         -------
@@ -433,23 +571,29 @@ class Ledger:
         ------
         ResumableError
             If the disk is full; the reservation stays and a later run may succeed.
+        RefusedError
+            If the ledger is behind its witness: another copy has committed meanwhile.
         """
         name = f"{release_id}.{fence}.{random_token()[:16]}"
         committed = False
         try:
             digest = self._storage.stage(name, content)
-            with self._locked() as (view, transaction):
-                record = self._known(view, release_id)
-                live = record.state is State.RESERVED and record.fence == fence
-                if live and transaction.keep(name):
-                    entry = {
-                        "event": "committed",
-                        "id": release_id,
-                        "blob": name,
-                        "digest": digest,
-                    }
-                    self._append(view, transaction, entry)
-                    committed = True
+            with self._witness.held(self.ledger_id) as witness:
+                with self._locked() as (view, transaction):
+                    self._require_current(witness, view)
+                    record = self._known(view, release_id)
+                    live = record.state is State.RESERVED and record.fence == fence
+                    if live and transaction.keep(name):
+                        entry = {
+                            "event": "committed",
+                            "id": release_id,
+                            "blob": name,
+                            "digest": digest,
+                        }
+                        self._append(view, transaction, entry)
+                        committed = True
+                if committed:
+                    self._tell(witness, release_id)
         finally:
             if not committed:
                 self._storage.discard(name)
@@ -476,14 +620,28 @@ class Ledger:
 
     @contextmanager
     def opened(self, release_id: str) -> Iterator[BinaryIO]:
-        """Open the committed bytes for reading, checked against their digest.
+        """Open the committed bytes for reading, checked against their digest, when the witness has seen them.
 
         Raises
         ------
         DataError
             If nothing was committed, or the stored bytes are missing or were altered.
+        RefusedError
+            If the ledger is behind its witness, and these bytes were never given out.
         """
         record = self._known(self._snapshot(), release_id)
+        if record.state is State.COMMITTED and not record.witnessed:
+            with self._witness.held(self.ledger_id) as witness:
+                self._tell(witness, release_id)
+            record = self._known(self._snapshot(), release_id)
+        with self._content(record) as file:
+            yield file
+
+    @contextmanager
+    def _content(self, record: Record) -> Iterator[BinaryIO]:
+        release_id = record.release_id
+        if record.state is State.ADOPTED:
+            raise self._adopted(record)
         if record.blob is None:
             raise DpdistError(f"The release {release_id} is {record.state}, not committed.")
         with self._storage.blob(record.blob) as file:
@@ -523,19 +681,27 @@ class Ledger:
             return record.state is State.ABORTED
 
     def verify(self) -> None:
-        """Check the chain of the journal from its first entry, the budget, and every committed blob.
+        """Check the chain of the journal from its first entry, the witness, the budget, and every committed blob.
 
         Raises
         ------
         DataError
             If anything was altered, or the charges exceed the budget.
+        RefusedError
+            If the ledger is behind its witness.
         """
         self._view = View()
+        missing = self.missing()
+        if missing:
+            raise RefusedError(
+                f"The ledger {self._storage} is an older copy: its witness has seen {listed(missing)} committed. "
+                f"Restore a newer copy, or charge them to this one with: dpdist ledger adopt {self._storage}"
+            )
         view = self._snapshot()
         self._require_kept(view)
         for record in view.records.values():
             if record.blob is not None:
-                with self.opened(record.release_id):
+                with self._content(record):
                     pass  # what is altered cannot be opened
 
     @property
@@ -546,12 +712,23 @@ class Ledger:
     def remembers(self, release_id: str, head: str) -> bool:
         """Say whether a release was committed here, and the journal once ended in this head, which it tells.
 
+        One that was adopted is remembered too; which head it tells is known to the copy that committed it.
+
         If not, the journal was cut short or restored from an older copy since: it no longer knows of a draw that
         somebody has seen, and would pay for a second one.
         """
         with self._locked() as (view, transaction):
             record = view.records.get(release_id)
+            if record is not None and record.state is State.ADOPTED:
+                return True
             return record is not None and record.blob is not None and transaction.contains(head)
+
+    def _adopted(self, record: Record) -> RefusedError:
+        return RefusedError(
+            f"The release {record.release_id} was committed to another copy of the ledger {self._storage}, and is "
+            f"charged here. A second draw would undo the noise of both. Publish it from that copy (its committed bytes "
+            f"have SHA-256 {str(record.digest)[:16]}...), or copy the published release to its place."
+        )
 
     def _known(self, view: View, release_id: str) -> Record:
         record = view.records.get(release_id)
@@ -570,6 +747,10 @@ def _storage(place: Place) -> Storage:
             "A ledger in PostgreSQL needs SQLAlchemy and psycopg. Install them with: pip install 'dpdist[postgres]'"
         ) from None
     return PostgresStorage(place)
+
+
+def _witness() -> Witness:
+    return FolderWitness()
 
 
 def _differences(left: dict[str, Any], right: dict[str, Any]) -> str:

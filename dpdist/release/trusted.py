@@ -138,7 +138,8 @@ def require_remembered(ledger: Ledger, target: Path) -> None:
         raise RefusedError(
             f"{target} holds the release {found.release_id}, and the ledger does not know of it: the ledger was cut "
             "short or restored from an older copy, or the release was charged to another one. Restore a copy of the "
-            "ledger at least as new as the release; drawing again would undo the noise of both."
+            "ledger at least as new as the release, or charge it to this one with dpdist ledger adopt, if a witness "
+            "saw it; drawing again would undo the noise of both."
         )
 
 
@@ -350,8 +351,13 @@ def publish(transaction: Transaction) -> None:
     ------
     DataError
         If the committed bytes were altered, or the target cannot be written.
+    RefusedError
+        If they were committed to another copy of the ledger, and the release does not stand at its place.
     """
     ledger = Ledger(transaction.ledger)
+    record = ledger.record(transaction.release_id)
+    if record is not None and record.state is State.ADOPTED and require_place(transaction):
+        return  # published by the copy of the ledger that committed it
     with ledger.opened(transaction.release_id) as content:
         archive.publish(content, transaction.target)
     ledger.published(transaction.release_id)

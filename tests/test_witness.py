@@ -1,0 +1,526 @@
+"""A copy of a ledger, or one restored from a backup, draws nothing a second time; a crash locks nobody out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ledgers import DATASET, begun, behind, epsilon_spent, folder, folder_ledger, ledger, place, pure, reserve
+from releases import content_of
+
+from dpdist.errors import DataError, NoWitnessWarning, RefusedError, ResumableError, UsageError
+from dpdist.privacy import witness
+from dpdist.privacy.books import State
+from dpdist.privacy.folder import FolderStorage
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.privacy.journal import Transaction
+from dpdist.privacy.ledger import Ledger
+from dpdist.privacy.places import Address, Place
+from dpdist.privacy.witness import FolderWitness, HeldFile, state_home
+
+__all__ = ["folder", "folder_ledger", "ledger", "place"]
+SEAL = "5" * 64
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep the witnesses of each test in a folder of its own, which does not exist yet."""
+    chosen = tmp_path / "deep" / "state"
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(chosen))
+    return chosen
+
+
+def copy_of(place: Place, name: str = "copy") -> Place:
+    """Copy a ledger as ``cp -r`` or ``pg_dump`` would."""
+    if isinstance(place, Path):
+        return Path(shutil.copytree(place, place.with_name(name)))
+    with behind(place) as execute:
+        names = (name, place.ledger)
+        execute("INSERT INTO journal SELECT ?, sequence, entry, digest FROM journal WHERE ledger = ?", names)
+        execute("INSERT INTO blobs SELECT ?, name, part, content FROM blobs WHERE ledger = ?", names)
+    return Address(place.text.replace("ledger=books", f"ledger={name}"))
+
+
+def file_of(ledger: Ledger) -> Path:
+    return Path(FolderWitness().place(ledger.ledger_id))
+
+
+def released(place: Place, release_id: str, content: bytes) -> bytes:
+    """Do what one run does."""
+    ledger = Ledger(place)
+    state = reserve(ledger, release_id)
+    if state is State.RESERVED:
+        fence = ledger.begin(release_id)
+        assert fence is not None
+        assert ledger.commit(release_id, fence, [content])
+    out = content_of(ledger, release_id)
+    ledger.published(release_id)
+    return out
+
+
+class DiedError(BaseException):
+    """Nothing catches it: the process is gone."""
+
+
+def dies(*_: Any, **__: Any) -> None:
+    raise DiedError
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("ledger")
+def test_the_same_release_of_a_copied_ledger_is_refused_and_nothing_is_drawn(place: Place) -> None:
+    twin = copy_of(place)
+    assert released(place, "a", b"first draw") == b"first draw"
+    head = Ledger(twin).head
+    with pytest.raises(RefusedError, match=r"committed elsewhere: a\. Nothing was drawn.*dpdist ledger adopt"):
+        reserve(Ledger(twin), "a")
+    assert Ledger(twin).head == head
+    assert Ledger(twin).records == []
+    assert Ledger(twin).missing() == ["a"]
+    with pytest.raises(RefusedError, match="older copy"):
+        Ledger(twin).verify()
+    # the ledger itself goes on
+    assert released(place, "a", b"never drawn") == b"first draw"
+    assert released(place, "b", b"next") == b"next"
+    Ledger(place).verify()
+
+
+def test_a_copy_that_is_behind_spends_nothing_of_any_kind(place: Place) -> None:
+    made = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("3"), periodic=True)
+    begun(made, "b")
+    twin = Ledger(copy_of(place))
+    released(place, "a", b"draw")
+    for use in (
+        lambda: reserve(twin, "c"),
+        lambda: reserve(twin, "b"),
+        lambda: twin.begin("b"),
+        lambda: twin.commit("b", 1, [b"draw"]),
+        lambda: twin.close_period("p", SEAL),
+    ):
+        head = twin.head
+        with pytest.raises(RefusedError, match="behind its witness"):
+            use()
+        assert twin.head == head
+    assert twin.abort("b")  # to take back what was never committed is no harm
+
+
+def test_of_two_copies_that_are_drawing_only_the_first_to_commit_is_given_out(ledger: Ledger, place: Place) -> None:
+    twin = Ledger(copy_of(place))
+    ours, theirs = begun(ledger, "a"), begun(twin, "a")
+    assert twin.commit("a", theirs, [b"theirs"])
+    with pytest.raises(RefusedError, match="behind its witness"):
+        ledger.commit("a", ours, [b"ours"])
+    record = ledger.record("a")
+    assert record is not None
+    assert (record.state, record.blob) == (State.RESERVED, None)
+    assert content_of(twin, "a") == b"theirs"
+
+
+def test_many_copies_at_once_give_out_one_draw(folder: Path) -> None:
+    Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse("3"))
+    copies = [copy_of(folder, f"copy{number}") for number in range(6)]
+    out: list[bytes] = []
+    refused: list[RefusedError] = []
+    barrier = threading.Barrier(len(copies))
+
+    def run(number: int) -> None:
+        barrier.wait()
+        try:
+            out.append(released(copies[number], "a", f"draw {number}".encode()))
+        except RefusedError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(copies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(out), len(refused)) == (1, len(copies) - 1)
+
+
+@pytest.mark.usefixtures("ledger")
+def test_a_copy_gives_out_again_what_was_given_out_before_it_was_copied(place: Place) -> None:
+    released(place, "a", b"first")
+    twin = copy_of(place)
+    released(place, "b", b"second")
+    assert released(twin, "a", b"never drawn") == b"first"
+    with pytest.raises(RefusedError, match="elsewhere: b"):
+        reserve(Ledger(twin), "b")
+
+
+@pytest.mark.usefixtures("ledger")
+def test_copies_share_no_witness_with_another_ledger(place: Place, tmp_path: Path) -> None:
+    released(place, "a", b"draw")
+    other = Ledger.create(tmp_path / "other", dataset_id=DATASET, budget=PrivacyLoss.parse("3"))
+    assert other.missing() == []
+    assert released(tmp_path / "other", "a", b"another table") == b"another table"
+
+
+# --- adopting ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("ledger")
+def test_what_was_released_elsewhere_is_adopted_charged_and_never_drawn(place: Place) -> None:
+    released(place, "a", b"first")
+    backup = copy_of(place, "backup")
+    released(place, "b", b"second")
+    restored = Ledger(backup)
+    assert restored.adopt() == ["b"]
+    assert restored.adopt() == []
+    assert [(r.release_id, r.state) for r in restored.records] == [("a", State.PUBLISHED), ("b", State.ADOPTED)]
+    assert epsilon_spent(restored) == 2
+    restored.verify()
+    assert reserve(restored, "b") is State.ADOPTED
+    for use in (lambda: restored.begin("b"), lambda: content_of(restored, "b")):
+        with pytest.raises(RefusedError, match="another copy"):
+            use()
+    assert not restored.abort("b")
+    assert released(backup, "a", b"never drawn") == b"first"
+    assert released(backup, "c", b"third") == b"third"
+    with pytest.raises(RefusedError, match="budget"):
+        reserve(restored, "d")
+    # now the other one is behind, and may adopt in its turn
+    with pytest.raises(RefusedError, match="elsewhere: c"):
+        reserve(Ledger(place), "c")
+    assert Ledger(place).adopt() == ["c"]
+    assert content_of(Ledger(place), "b") == b"second"
+    assert epsilon_spent(Ledger(place)) == 3
+
+
+@pytest.mark.usefixtures("ledger")
+def test_adopting_refunds_what_was_under_way_and_never_given_out(place: Place) -> None:
+    twin = Ledger(copy_of(place))
+    fence = begun(twin, "b")
+    released(place, "a", b"draw")
+    assert twin.adopt() == ["a"]
+    assert not twin.commit("b", fence, [b"late"])
+    states = {record.release_id: record.state for record in twin.records}
+    assert states == {"b": State.ABORTED, "a": State.ADOPTED}
+    assert epsilon_spent(twin) == 1
+    assert reserve(twin, "b") is State.RESERVED
+
+
+@pytest.mark.usefixtures("ledger")
+def test_the_parameters_of_an_adopted_release_bind_its_id(place: Place) -> None:
+    twin = Ledger(copy_of(place))
+    released(place, "a", b"draw")
+    twin.adopt()
+    with pytest.raises(RefusedError, match="period differ"):
+        reserve(twin, "a", period="may")
+
+
+def test_closed_periods_are_adopted_with_the_releases_that_read_them(place: Place) -> None:
+    ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1"), periodic=True)
+    twin = Ledger(copy_of(place))
+    for name, seal in (("1", "a" * 64), ("2", "b" * 64)):
+        ledger.close_period(name, seal)
+        ledger.reserve(name, dataset_id=DATASET, parameters={}, guarantee=pure(), periods={name: seal})
+        fence = ledger.begin(name)
+        assert fence is not None
+        assert ledger.commit(name, fence, [name.encode()])
+    assert twin.adopt() == ["1", "2"]
+    assert twin.periods == ledger.periods
+    assert [(r.release_id, r.periods) for r in twin.records] == [("1", ("1",)), ("2", ("2",))]
+    with pytest.raises(RefusedError, match="budget"):
+        twin.reserve("again", dataset_id=DATASET, parameters={}, guarantee=pure(), periods={"1": "a" * 64})
+    twin.close_period("3", "c" * 64)
+    twin.reserve("3", dataset_id=DATASET, parameters={}, guarantee=pure(), periods={"3": "c" * 64})
+
+
+@pytest.mark.usefixtures("ledger")
+def test_two_draws_that_two_machines_gave_out_are_both_charged(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Path
+) -> None:
+    twin = copy_of(place)
+    released(place, "a", b"here")
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "another machine"))
+    released(twin, "a", b"there")  # which this machine cannot see, and PRIVACY.md says so
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(state))
+    brought = Ledger(twin)
+    with pytest.raises(RefusedError, match="behind its witness"):
+        reserve(brought, "b")
+    assert brought.adopt() == ["a"]
+    assert epsilon_spent(brought) == 2
+    again = Ledger(place)
+    assert len(again.adopt()) == 1
+    assert epsilon_spent(again) == 2
+    assert again.adopt() == brought.adopt() == []
+
+
+# --- a witness that is lost, or was never written ---------------------------------------------------------------------
+
+
+def test_a_lost_witness_stops_all_and_costs_the_whole_budget(ledger: Ledger, place: Place, state: Path) -> None:
+    released(place, "a", b"draw")
+    begun(ledger, "b")
+    shutil.rmtree(state)  # a container's home, or a job on another host
+    for use in (lambda: reserve(ledger, "c"), lambda: ledger.begin("b"), lambda: ledger.commit("b", 1, [b"draw"])):
+        with pytest.raises(
+            RefusedError, match=r"mount the volume.*DPDIST_STATE_HOME.*dpdist ledger adopt.*whole budget"
+        ):
+            use()
+    ledger.verify()
+    assert released(place, "a", b"never drawn") == b"draw"  # bytes that are out may be given out again
+    assert ledger.adopt() == []
+    assert ledger.adopt() == []
+    assert ledger.exhausted
+    assert epsilon_spent(ledger) == 3
+    for release_id in ("b", "c"):
+        with pytest.raises(RefusedError, match="whole budget"):
+            reserve(ledger, release_id)
+    assert released(place, "a", b"never drawn") == b"draw"
+    Ledger(place).verify()
+
+
+def test_a_ledger_that_nothing_was_committed_to_may_change_its_machine(
+    ledger: Ledger, place: Place, state: Path
+) -> None:
+    begun(ledger, "a")
+    shutil.rmtree(state)
+    assert released(place, "a", b"draw") == b"draw"
+
+
+def test_an_old_ledger_is_told_once_that_it_had_no_witness(
+    ledger: Ledger, place: Place, monkeypatch: pytest.MonkeyPatch, state: Path
+) -> None:
+    append = Transaction.append
+
+    def without_witness(self: Transaction, entry: dict[str, Any], after: int, head: str) -> None:
+        if entry["event"] != "witnessed":
+            append(self, entry, after, head)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transaction, "append", without_witness)
+        patch.setattr(Ledger, "_attest", lambda *_: None)
+        fence = begun(ledger, "a")
+        assert ledger.commit("a", fence, [b"old draw"])
+        ledger.published("a")
+    shutil.rmtree(state)
+    twin = copy_of(place)
+    with pytest.warns(NoWitnessWarning, match="never had a witness"):
+        assert reserve(Ledger(place), "b") is State.RESERVED
+    released(place, "b", b"draw")
+    released(place, "c", b"draw")  # and not again: a warning is an error here
+    assert Ledger(twin).missing() == ["b", "c"]
+
+
+def test_a_damaged_witness_is_exit_4_and_names_the_file(ledger: Ledger, place: Place) -> None:
+    released(place, "a", b"draw")
+    path = file_of(ledger)
+    content = bytearray(path.read_bytes())
+    for wrong in (content[:-9], bytes(content).replace(b'"a"', b'"b"'), b""):
+        path.write_bytes(wrong)
+        with pytest.raises(DataError, match=r"witness .*\.json is damaged") as refusal:
+            reserve(Ledger(place), "b")
+        assert refusal.value.exit_code == 4
+        with pytest.raises(DataError):
+            Ledger(place).adopt()
+    path.write_bytes(content)
+    assert reserve(Ledger(place), "b") is State.RESERVED
+
+
+# --- where it is kept -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o777])
+def test_only_its_owner_can_read_a_witness_whatever_the_umask(folder: Path, state: Path, umask: int) -> None:
+    ledger = Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse("3"))
+    before = os.umask(umask)
+    try:
+        with FolderWitness().held(ledger.ledger_id) as held, ledger._locked() as (view, _):
+            held.write(witness.Testimony.of(view))
+    finally:
+        os.umask(before)
+    for path in [state.parent, state, *state.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    assert sorted(path.suffix for path in (state / "witness").iterdir()) == [".json", ".lock"]
+
+
+def test_a_folder_that_others_could_enter_is_closed_to_them(ledger: Ledger, state: Path) -> None:
+    state.mkdir(parents=True)
+    state.chmod(0o755)  # a volume's own root is the operator's
+    (state / "witness").mkdir(mode=0o755)
+    reserve(ledger, "a")
+    assert stat.S_IMODE((state / "witness").stat().st_mode) == 0o700
+    assert stat.S_IMODE(state.stat().st_mode) == 0o755
+
+
+def test_the_folder_is_the_one_the_environment_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    assert state_home() == tmp_path / "deep" / "state"
+    monkeypatch.setenv("DPDIST_STATE_HOME", "")
+    assert state_home() == tmp_path / "xdg" / "dpdist"
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")  # which the specification of XDG tells to ignore
+    assert state_home() == tmp_path / ".local" / "state" / "dpdist"
+    monkeypatch.setenv("DPDIST_STATE_HOME", "relative")
+    with pytest.raises(UsageError, match="absolute"):
+        state_home()
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_charged_or_drawn(
+    ledger: Ledger, state: Path
+) -> None:
+    state.parent.mkdir()
+    state.write_text("a file is in the way")
+    head = ledger.head
+    with pytest.raises(DataError, match="DPDIST_STATE_HOME"):
+        reserve(ledger, "a")
+    assert ledger.head == head
+
+
+@pytest.mark.parametrize(("number", "kind"), [(28, ResumableError), (13, DataError)])
+def test_a_full_disk_stops_the_commit_and_the_same_command_goes_on(
+    ledger: Ledger, place: Place, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    fence = begun(ledger, "a")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(kind, match="DPDIST_STATE_HOME"):
+            ledger.commit("a", fence, [b"draw"])
+        with pytest.raises(kind, match="DPDIST_STATE_HOME"):
+            content_of(Ledger(place), "a")  # committed, and not seen by the witness: not given out
+    assert released(place, "a", b"never drawn") == b"draw"
+
+
+def test_who_holds_a_witness_for_too_long_makes_others_give_up_for_now(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(witness, "WAIT_SECONDS", 0)
+    with FolderWitness().held(ledger.ledger_id), pytest.raises(ResumableError, match="Another process"):
+        reserve(ledger, "a")
+    assert reserve(ledger, "a") is State.RESERVED
+
+
+@pytest.mark.parametrize("identity", ["../../escape", "", "A" * 32])
+def test_an_identity_that_is_none_names_no_file(identity: str) -> None:
+    with pytest.raises(DataError):
+        FolderWitness().place(identity)
+
+
+def test_a_witness_holds_charges_and_no_draw(ledger: Ledger, place: Place) -> None:
+    released(place, "a", b"the draw itself")
+    body = json.loads(file_of(ledger).read_bytes().partition(b"\n")[0])
+    assert body["format"] == "dpdist-witness/1"
+    (entry,) = body["releases"]
+    assert entry.keys() == {"id", "parameters", "guarantee", "periods", "digest"}
+    assert entry["guarantee"] == pure().to_json()
+    assert b"the draw itself" not in file_of(ledger).read_bytes()
+
+
+# --- crashes ----------------------------------------------------------------------------------------------------------
+
+
+def _dies_before_the_witness(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HeldFile, "write", dies)
+
+
+def _dies_after_the_witness(patch: pytest.MonkeyPatch) -> None:
+    append = Transaction.append
+
+    def appended(self: Transaction, entry: dict[str, Any], after: int, head: str) -> None:
+        if entry["event"] == "witnessed":
+            raise DiedError
+        append(self, entry, after, head)
+
+    patch.setattr(Transaction, "append", appended)
+
+
+@pytest.mark.parametrize("death", [_dies_before_the_witness, _dies_after_the_witness])
+@pytest.mark.parametrize("first", ["ledger", "copy"])
+def test_a_death_around_the_witness_locks_nobody_out_and_gives_out_one_draw(
+    ledger: Ledger,
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    death: Callable[[pytest.MonkeyPatch], None],
+    first: str,
+) -> None:
+    twin = copy_of(place)
+    fence = begun(ledger, "a")
+    with monkeypatch.context() as patch:
+        death(patch)
+        with pytest.raises(DiedError):
+            ledger.commit("a", fence, [b"ours"])
+    record = ledger.record("a")
+    assert record is not None
+    assert record.state is State.COMMITTED
+    seen = death is _dies_after_the_witness
+    if first == "ledger" or seen:
+        if seen:
+            with pytest.raises(RefusedError):
+                reserve(Ledger(twin), "a")
+        assert released(place, "a", b"never drawn") == b"ours"
+        with pytest.raises(RefusedError):
+            released(twin, "a", b"theirs")
+        return
+    # nobody saw our draw: the copy may draw, and then ours is never given out
+    assert released(twin, "a", b"theirs") == b"theirs"
+    for _ in range(2):
+        with pytest.raises(RefusedError):
+            released(place, "a", b"never drawn")
+        Ledger(place).adopt()
+    mended = Ledger(place)
+    mended.verify()
+    assert [(r.release_id, r.state) for r in mended.records] == [("a", State.ADOPTED)]
+    assert epsilon_spent(mended) == 1
+
+
+@pytest.mark.usefixtures("ledger")
+def test_a_death_while_adopting_is_mended_by_adopting_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch, state: Path
+) -> None:
+    twin = Ledger(copy_of(place))
+    released(place, "a", b"draw")
+    assert twin.adopt() == ["a"]
+    begun(twin, "b")
+    assert twin.commit("b", 1, [b"draw"])
+    shutil.rmtree(state)
+    lost = twin
+    with monkeypatch.context() as patch:
+        patch.setattr(HeldFile, "write", dies)
+        with pytest.raises(DiedError):
+            lost.adopt()
+    assert lost.exhausted  # the charge comes first
+    lost.adopt()
+    assert epsilon_spent(lost) == 3
+
+
+def test_a_witness_forgets_nothing_when_the_books_are_exchanged_while_it_is_adopted(
+    folder: Path, folder_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # found by the search of test_state_space.py: between its two transactions a backup was restored
+    twin, backup = (Path(shutil.copytree(folder, folder.with_name(name))) for name in ("twin", "backup"))
+    released(folder, "a", b"draw")
+    transaction, append, adopted = FolderStorage.transaction, Transaction.append, []
+
+    def appended(self: Transaction, entry: dict[str, Any], after: int, head: str) -> None:
+        append(self, entry, after, head)
+        adopted.append(entry["event"])
+
+    def restored(self: FolderStorage) -> Any:
+        if adopted == ["adopted"]:
+            shutil.rmtree(twin)
+            shutil.copytree(backup, twin)
+        return transaction(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transaction, "append", appended)
+        patch.setattr(FolderStorage, "transaction", restored)
+        with pytest.raises(RefusedError, match="elsewhere: a"):
+            Ledger(twin).adopt()
+    assert Ledger(twin).missing() == ["a"]
+    assert released(folder, "a", b"never drawn") == b"draw"
+    assert folder_ledger.missing() == []
