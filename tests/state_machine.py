@@ -1,0 +1,429 @@
+"""A process that releases, one step after the other, over the real ledger and the real commit; memory is below them.
+
+What runs is :class:`dpdist.privacy.ledger.Ledger` and :func:`dpdist.release.trusted.commit_once`; only what lies below
+them is replaced, by books and a witness in memory. Other processes may act between any two *steps* of a process:
+
+* each transaction of the journal is one step, since SQLite and PostgreSQL run one at a time. The lock of the witness is
+  taken with the step that follows, and released with the step before: both commute with what others do meanwhile;
+* each draft that is stored, each reading of committed bytes, each giving out of them is one step.
+
+A process may die before any step, and within one wherever it has left something behind that no transaction undoes:
+after the witness was replaced, and after drafts were deleted.
+
+Nothing is undone to go back: a process is brought to where it stood by running its call again on what it saw in the
+steps before. What a step does depends on the books and the witness before it and on where the process stands: which of
+the product's functions are under way, where in them, and what their variables hold. Every transaction reads the whole
+journal anew, so books may be exchanged below a process without its notice; the real ledger refuses some of these.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import traceback
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from hashlib import sha256
+from types import FunctionType, SimpleNamespace
+from typing import Any, BinaryIO, NamedTuple
+from unittest import mock
+
+from dpdist.errors import DpdistError, RefusedError
+from dpdist.privacy import journal
+from dpdist.privacy import ledger as ledgers
+from dpdist.privacy.books import State, View
+from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.journal import Transaction, canonical
+from dpdist.privacy.ledger import Ledger
+from dpdist.privacy.witness import Testimony
+from dpdist.release import trusted
+
+DATASET = "0123456789abcdef" * 2
+LEDGER_ID = "f" * 32
+RERUNS = 1
+"""How often a command that was refused or overtaken is run again by whoever ran it, after adopting if told so."""
+
+
+class Books(NamedTuple):
+    """What lies in one folder: the journal's entries with their digests, and files by name.
+
+    The line is another one after a copy and after a restored backup. No ledger can see it: it tells draws apart.
+    """
+
+    journal: tuple[tuple[str, str], ...]
+    blobs: frozenset[tuple[str, bytes]]
+    line: str = ""
+
+
+class Command(NamedTuple):
+    """Who runs what: a release of epsilon 1, on the ledger (0) or on its copy (1)."""
+
+    release_id: str
+    copy: int = 0
+
+
+class Scene(NamedTuple):
+    """What the steps of one process can touch."""
+
+    books: Books
+    witness: str | None
+
+
+class Local(NamedTuple):
+    """Where a process stands: its call, what it saw in the steps of it, and how often it was run again."""
+
+    call: int = 0
+    seen: tuple[Scene, ...] = ()
+    reruns: int = 0
+    holds: bool = False
+    end: str = ""
+    frames: Hashable = ()
+
+
+class Result(NamedTuple):
+    """What one step did, and what it leaves if the process dies within it."""
+
+    after: Scene
+    local: Local
+    given: tuple[str, bytes] | None
+    locks: bool
+    deaths: tuple[Scene, ...]
+
+
+class StopError(BaseException):
+    """The process waits before its next step."""
+
+
+class DeathError(BaseException):
+    """The process dies."""
+
+
+# --- below the ledger -------------------------------------------------------------------------------------------------
+
+
+class Machine:
+    """Runs one call of one process: again on what it saw, then one step on the scene as it is."""
+
+    def __init__(self, who: str, seen: Sequence[Scene], now: Scene, dies_at: int | None = None) -> None:
+        self.who, self.seen, self.now, self.dies_at = who, seen, now, dies_at
+        self.steps = self.operations = 0
+        self.attempt = ""
+        self.clock = 0.0
+        self.scene = now
+        self.gone = self.held = self.locked = self.looked = self.filed = False
+        self.given: tuple[str, bytes] | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether this is the step on the scene as it is, and not one that is run again."""
+        return self.steps == len(self.seen) + 1
+
+    def step(self) -> None:
+        """Begin a step."""
+        if self.gone or self.live:
+            self.gone = True
+            raise StopError
+        self.scene = self.seen[self.steps] if self.steps < len(self.seen) else self.now
+        self.steps += 1
+        self.locked |= self.live and self.held
+
+    @property
+    def saw(self) -> Scene:
+        """What the process could see of the scene in its step."""
+        blobs = self.now.books.blobs if self.filed else frozenset()
+        return Scene(self.now.books._replace(blobs=blobs), self.now.witness if self.looked else None)
+
+    def leaves(self, **changes: Any) -> None:
+        """Change the scene in a way that no transaction undoes."""
+        if not self.gone:
+            self.scene = self.scene._replace(**changes)
+            self.operations += self.live
+            if self.live and self.operations == self.dies_at:
+                self.gone = True
+                raise DeathError
+
+    def sleep(self, _: float) -> None:
+        """Wait for so long that whoever should have committed meanwhile has or never will."""
+        self.clock += 1e6
+
+
+class MemoryTransaction(Transaction):
+    """A transaction on books in memory."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__("books")
+        self.machine = machine
+        self.added: tuple[tuple[str, str], ...] = ()
+
+    def contains(self, digest: str) -> bool:
+        return any(row[1] == digest for row in self.machine.scene.books.journal)
+
+    def keep(self, name: str) -> bool:
+        self.machine.filed |= self.machine.live
+        return any(blob == name for blob, _ in self.machine.scene.books.blobs)
+
+    def sweep(self, release_id: str, keep: str | None) -> None:
+        self.machine.filed |= self.machine.live  # how many operations there are depends on it
+        books = self.machine.scene.books
+        left = frozenset(b for b in books.blobs if b[0].partition(".")[0] != release_id or b[0] == keep)
+        if left != books.blobs:
+            self.machine.leaves(books=books._replace(blobs=left))
+
+    def _rows(self, first: int) -> Sequence[tuple[int, str, str]]:
+        rows = enumerate((*self.machine.scene.books.journal, *self.added), start=1)
+        return [(number, *row) for number, row in rows if number >= first]
+
+    def _insert(self, sequence: int, entry: str, digest: str) -> None:
+        assert sequence == len(self.machine.scene.books.journal) + len(self.added) + 1
+        self.added = (*self.added, (entry, digest))
+        value = json.loads(entry)
+        if value["event"] == "begun":  # no two attempts of a process have line and fence in common
+            books = self.machine.scene.books
+            fence = folded(books.journal).records[value["id"]].fence + 1
+            self.machine.attempt = f"{self.machine.who}.{books.line}.{fence}"
+
+
+class MemoryStorage:
+    """Books in memory."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    def __str__(self) -> str:
+        return "books"
+
+    def exists(self) -> bool:
+        return True
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        self.machine.step()
+        transaction = MemoryTransaction(self.machine)
+        yield transaction
+        books = self.machine.scene.books
+        self.machine.scene = self.machine.scene._replace(
+            books=books._replace(journal=(*books.journal, *transaction.added))
+        )
+
+    def stage(self, name: str, pieces: Iterable[bytes]) -> str:
+        self.machine.step()
+        content = b"".join(pieces)
+        books = self.machine.scene.books
+        self.machine.scene = self.machine.scene._replace(books=books._replace(blobs=books.blobs | {(name, content)}))
+        return sha256(content).hexdigest()
+
+    def discard(self, name: str) -> None:
+        if not self.machine.gone:  # its name is its own: it commutes with all that others do
+            books = self.machine.scene.books
+            left = frozenset(blob for blob in books.blobs if blob[0] != name)
+            self.machine.scene = self.machine.scene._replace(books=books._replace(blobs=left))
+
+    @contextmanager
+    def blob(self, name: str) -> Iterator[BinaryIO]:
+        self.machine.step()
+        self.machine.filed |= self.machine.live
+        yield io.BytesIO(dict(self.machine.scene.books.blobs).get(name, b""))
+
+
+class MemoryWitness:
+    """A witness in memory; its text is what would stand in the file."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    def place(self, ledger_id: str) -> str:
+        return f"witness of {ledger_id}"
+
+    @contextmanager
+    def held(self, ledger_id: str) -> Iterator[MemoryWitness]:
+        assert ledger_id == LEDGER_ID
+        self.machine.held = True
+        try:
+            yield self
+        finally:
+            if not self.machine.gone:
+                self.machine.held = False
+
+    def read(self, _: str = LEDGER_ID) -> Testimony | None:
+        self.machine.looked |= self.machine.live
+        return told(self.machine.scene.witness)
+
+    def write(self, testimony: Testimony) -> None:
+        releases = sorted(testimony.releases, key=lambda each: (each["id"], each["digest"]))
+        text = canonical([releases, testimony.capped])  # its head is told to people, and decides nothing
+        self.machine.leaves(witness=text)
+
+
+@lru_cache(None)
+def told(text: str | None) -> Testimony | None:
+    if text is None:
+        return None
+    releases, capped = json.loads(text)
+    return Testimony("head", tuple(releases), None, capped)
+
+
+# --- what a process does ----------------------------------------------------------------------------------------------
+
+
+def _guarantee() -> Guarantee:
+    return Guarantee(Neighbours.REPLACE_ONE, PrivacyLoss(MICRO), None, Arithmetic.IDEAL_REAL, "none")
+
+
+def _reserve(_: Machine, release_id: str) -> str:
+    state = Ledger(PLACE).reserve(
+        release_id, dataset_id=DATASET, parameters={"mechanism": "none"}, guarantee=_guarantee()
+    )
+    return "commit" if state is State.RESERVED else "give"
+
+
+def _commit(machine: Machine, release_id: str) -> str:
+    trusted.commit_once(Ledger(PLACE), release_id, lambda _: [f"draw {machine.attempt}".encode()])
+    return "give"
+
+
+def _give(machine: Machine, release_id: str) -> str:
+    with Ledger(PLACE).opened(release_id) as file:
+        content = file.read()
+        machine.step()
+        machine.given = (release_id, content)
+    return "record"
+
+
+def _record(_: Machine, release_id: str) -> str:
+    Ledger(PLACE).published(release_id)
+    return "done"
+
+
+def _adopt(_: Machine, __: str) -> str:
+    Ledger(PLACE).adopt()
+    return "reserve"
+
+
+PLACE: Any = "books"
+CALLS: dict[str, Callable[[Machine, str], str]] = {
+    "reserve": _reserve, "commit": _commit, "give": _give, "record": _record, "adopt": _adopt,
+}  # fmt: skip
+NAMES = list(CALLS)
+
+
+@contextmanager
+def _below(machine: Machine) -> Iterator[None]:
+    time = SimpleNamespace(monotonic=lambda: machine.clock, sleep=machine.sleep)
+    _BELOW[:] = [machine]
+    with mock.patch.object(ledgers, "time", time), mock.patch.object(trusted, "time", time):
+        yield
+
+
+_BELOW: list[Machine] = []
+
+
+@contextmanager
+def in_memory() -> Iterator[None]:
+    """Put books and witness in memory below every ledger that is opened."""
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (ledgers, "_storage", lambda _: MemoryStorage(_BELOW[0])),
+            (ledgers, "_witness", lambda: MemoryWitness(_BELOW[0])),
+            (ledgers, "random_token", lambda: _BELOW[0].attempt),
+            (trusted, "_ATTEMPTS", 1),
+            (Ledger, "_locked", _anew),
+            (journal, "_digest", lru_cache(None)(journal._digest)),
+            (Guarantee, "from_json", staticmethod(_guaranteed)),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield
+
+
+_LOCKED = Ledger._locked
+
+
+def _anew(self: Ledger) -> Any:
+    """Read the whole journal in every transaction: nobody notices by what he had read that the books were exchanged."""
+    self._view = View()
+    return _LOCKED(self)
+
+
+def _guaranteed(value: dict[str, Any]) -> Guarantee:
+    assert value["epsilon_micro"] == MICRO
+    return _THE_GUARANTEE
+
+
+_THE_GUARANTEE = _guarantee()
+
+
+def advanced(who: str, command: Command, local: Local, scene: Scene) -> Result:
+    """Let a process make its next step."""
+    machine, name, frames = _run(who, command, local, scene, None)
+    seen = (*local.seen, machine.saw)
+    if name is None:
+        after = local._replace(seen=seen, holds=machine.held, frames=frames)
+    elif name in CALLS:
+        again = name == "reserve"
+        after = Local(NAMES.index(name), (), local.reruns + again)
+        if after.reruns > RERUNS:
+            after = Local(end="gave up")
+    else:
+        after = Local(end=name)
+    deaths = tuple(_run(who, command, local, scene, number)[0].scene for number in range(1, machine.operations + 1))
+    return Result(machine.scene, after, machine.given, machine.locked and not local.holds, deaths)
+
+
+def _run(
+    who: str, command: Command, local: Local, scene: Scene, dies_at: int | None
+) -> tuple[Machine, str | None, Hashable]:
+    """Run a call up to the end of its next step; return the name of the next call, or None and where it stands."""
+    frames: Hashable = ()
+    machine = Machine(who, local.seen, scene, dies_at)
+    with _below(machine):
+        try:
+            name: str | None = CALLS[NAMES[local.call]](machine, command.release_id)
+        except (StopError, DeathError) as error:
+            name, frames = None, (_frames(error), machine.attempt, machine.clock)
+        except RefusedError as error:
+            name = _refused(str(error), local)
+        except DpdistError as error:
+            name = "reserve"  # others overtook it, or the books were exchanged below it: it is run again
+            if not any(words in str(error) for words in _EXCHANGED):
+                raise
+    return machine, name, frames
+
+
+def _frames(error: BaseException) -> Hashable:
+    """Return where the product's functions stand that are under way, and what their variables hold.
+
+    Left out are what is shared by all and what a function only uses while its transaction is open.
+    """
+    return tuple(
+        (frame.f_code.co_qualname, frame.f_lasti, _values(frame.f_locals))
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals["__name__"].startswith("dpdist.") or frame.f_code in _CODES
+    )
+
+
+def _values(variables: dict[str, Any]) -> Hashable:
+    return tuple(sorted((name, repr(value)) for name, value in variables.items() if not isinstance(value, _SHARED)))
+
+
+_EXCHANGED = ("overtaken", "missing or altered", "not committed", "knows no release")
+_SHARED = (Ledger, View, Transaction, Machine, MemoryStorage, MemoryWitness, FunctionType, io.BytesIO)
+_CODES = {call.__code__ for call in CALLS.values()}
+
+
+def _refused(words: str, local: Local) -> str:
+    if "behind its witness" in words:
+        return "adopt" if local.reruns < RERUNS else "behind"
+    if "to another copy" in words:
+        return "adopted"
+    if "aborted" in words:
+        return "reserve"
+    assert "the budget of" in words, words
+    return "over budget"
+
+
+@lru_cache(None)
+def folded(entries: tuple[tuple[str, str], ...]) -> View:
+    view = View()
+    for text, _ in entries:
+        view.fold(json.loads(text))
+    return view
