@@ -212,7 +212,7 @@ def test_an_altered_file_serves_for_nothing(
 
 
 def assert_useless_once_altered(ledger: Ledger, place: Any, alteration: Callable[[Any], object]) -> None:
-    committed(ledger, "a", b"bytes")  # entries 2 to 5
+    committed(ledger, "a", b"bytes")  # entries 2 to 6
     reserve(ledger, "b")
     ledger.begin("b")
     assert ledger._snapshot().after == 8

@@ -396,7 +396,7 @@ class Ledger:
         RefusedError
             If the ledger has caps, or can go on without such a statement, or exceeds its budget even so.
         """
-        with self._locked() as (view, transaction):
+        with self._current() as (view, transaction):
             if view.trial() is not None or view.accounts is not None:
                 raise RefusedError(
                     f"{self._storage} needs no statement: its caps were fixed before an answer was seen."
