@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -18,7 +19,7 @@ from ledgers import DATASET, gaussian, pure, reserve
 from releases import content_of
 
 from dpdist.cli import cli
-from dpdist.errors import RefusedError
+from dpdist.errors import NoWitnessWarning, RefusedError
 from dpdist.privacy.accounting import CapSet, caps_for, certified
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
@@ -26,10 +27,13 @@ from dpdist.privacy.ledger import Ledger
 STORED = Path(__file__).parent / "stored" / "ledgers-1"
 BUDGET = PrivacyLoss.parse("2", "1e-6")
 Stored = Callable[[str], Ledger]
+pytestmark = pytest.mark.filterwarnings("ignore::dpdist.errors.NoWitnessWarning")  # one test is about it
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Stored:
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stored:
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "state"))  # each test has copies of the same ledgers
+
     def opened(name: str) -> Ledger:
         (tmp_path / name / "blobs").mkdir(parents=True)
         shutil.copytree(STORED / name, tmp_path / name, dirs_exist_ok=True)
@@ -53,6 +57,15 @@ def test_what_version_1_wrote_is_read_and_verifies(stored: Stored, name: str) ->
             ledger.reserve("r0", dataset_id=DATASET, parameters=again.parameters, guarantee=again.guarantee).value
             == "published"
         )  # repeated at no cost
+
+
+def test_a_ledger_that_never_had_a_witness_says_so_once(stored: Stored) -> None:
+    ledger = stored("pure")
+    with pytest.warns(NoWitnessWarning, match="never had a witness"):
+        ledger.reserve("more", dataset_id=DATASET, parameters={}, guarantee=pure(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ledger.begin("more")
 
 
 @pytest.mark.parametrize("name", ["unused", "pure", "gaussian", "point"])
