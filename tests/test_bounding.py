@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -206,9 +207,47 @@ def test_parameters_out_of_range_are_refused(parameters: dict[str, Any]) -> None
         RowBound(3, 1.0, **parameters)
 
 
-def test_a_width_that_int64_cannot_square_is_refused() -> None:
+def test_a_width_that_int64_cannot_square_is_refused_and_one_less_is_not() -> None:
     with pytest.raises(UsageError, match="grid bits"):
-        RowBound(2**14, 1.0, 24)
+        RowBound(2**13, 1.0, 24)
+    assert RowBound(2**13 - 1, 1.0, 24).width == 2**13 - 1
+
+
+@pytest.mark.parametrize(
+    ("clip", "said"), [(0.0, "positive"), (-0.5, "positive"), (2.0**-500, "beyond"), (2.0**500, "beyond")]
+)
+def test_the_last_clip_norms_that_are_refused_are_told_why(clip: float, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        RowBound(3, clip)
+
+
+@pytest.mark.parametrize("clip", [math.nextafter(2.0**-500, 1), math.nextafter(2.0**500, 1)])
+def test_the_first_clip_norms_that_are_taken_bound_rows(clip: float) -> None:
+    bound = RowBound(2, clip)
+    assert squares(bounded(bound, np.array([[clip, 0.0], [clip, clip]]))) == [4**16, 2 * 46340**2]
+
+
+def test_a_row_at_the_end_of_the_exact_range_has_the_same_bits_with_and_without_the_kernel() -> None:
+    steps = np.array([[2**26, 3001, 67108863, 11189, 134, 7]])
+    assert squares(steps) == [2**53]  # the first that float64 may have rounded
+    bounded(RowBound(6, 1.0, 16), steps / 2**16)
+
+
+def test_however_many_rows_the_kernel_leaves_numpy_bounds_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lazy(rows: Rows, *public: Any) -> int:
+        left = public[-1]
+        left[: len(rows)] = np.arange(len(rows))
+        return len(rows)
+
+    rows = np.random.default_rng(8).normal(size=(50, 2))
+    expected = bounded(RowBound(2, 1.0), rows)
+    monkeypatch.setattr(bounding, "compiled_kernel", lambda: lazy)
+    assert np.array_equal(RowBound(2, 1.0).apply(rows, np.empty((50, 2))), expected)
+
+
+def test_without_numba_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dpdist.rows.kernel", None)
+    assert bounding.compiled_kernel.__wrapped__() is None
 
 
 def test_the_block_and_total_limits_follow_from_the_bound() -> None:

@@ -66,6 +66,20 @@ def test_a_rounding_that_unknown_bits_decide_is_extended(plus: int, *, negative:
         assert (draw, source.extended) == (2 * scale + floor, 0)
 
 
+class Ones:
+    """Every bit is one."""
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        return np.full(count, 2**64 - 1, dtype=np.uint64)
+
+
+def test_an_interval_that_only_just_reaches_the_next_integer_is_extended() -> None:
+    # 3 (n + 1) = 2 * 2^64 + 1: of all numbers that begin with these 64 bits only the very last ones round up
+    bits = Bits((2**65 + 1) // 3 - 1, 64, Ones())
+    assert lattice._floor(3, bits, 0) == 2
+    assert bits.bits == 128
+
+
 @given(st.integers(1, 2**50), st.integers(0, 2**64 - 1), st.sampled_from([0, HALF]), st.booleans())
 def test_values_are_those_of_slow_integers(scale: int, x: int, plus: int, negative: bool) -> None:
     source = Scripted(x % 1000)

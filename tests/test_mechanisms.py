@@ -18,6 +18,7 @@ from dpdist.mechanisms.base import Additive, Calibrated
 from dpdist.mechanisms.registry import MECHANISMS, mechanism_named, recommended
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
+from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.triangle import diagonal_positions, packed, unpacked
 
@@ -73,6 +74,18 @@ def test_gaussian_scales_are_the_stated_ones() -> None:
     assert replace["sigma_off_diagonal"] / 4**BITS == pytest.approx(4.224679, rel=1e-6)
     add = calibrated("gaussian", 10, Neighbours.ADD_REMOVE, ONE_MILLIONTH).noise
     assert add["sigma_diagonal"] / 4**BITS == pytest.approx(4.224679, rel=1e-6)
+
+
+def test_gaussian_scales_are_the_least_integers_that_keep_the_loss_and_their_squares_the_variances() -> None:
+    loss = PrivacyLoss.parse("4", "1e-5")  # sigma is 1.08: these bounds meet almost every small scale
+    sigma = Fraction(gaussian_sigma(loss))
+    for bound in range(1, 300):
+        found = registry.calibrated("gaussian", LatticeQuery(2, bound, Neighbours.ADD_REMOVE), loss)
+        s, t = found.noise["sigma_diagonal"], found.noise["sigma_off_diagonal"]
+        assert s - 1 < bound * sigma <= s
+        assert 2 * (t - 1) ** 2 < s * s <= 2 * t * t
+        assert proved(found).mu_squared == Fraction(bound**2, s * s)
+        assert (found.noise["variance_diagonal"], found.noise["variance_off_diagonal"]) == (s * s, t * t)
 
 
 @pytest.mark.parametrize("neighbours", BOTH)
