@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,15 @@ def test_a_malformed_id_is_refused(ledger: Ledger, release_id: str) -> None:
     with pytest.raises(UsageError):
         reserve(ledger, release_id)
     assert ledger.records == []
+
+
+def test_what_was_reserved_at_a_lower_price_is_not_drawn_at_a_higher_one(ledger: Ledger) -> None:
+    asked = partial(ledger.reserve, "a", dataset_id=DATASET, parameters={})
+    asked(guarantee=pure(1))
+    assert asked(guarantee=pure(1)) is State.RESERVED
+    with pytest.raises(RefusedError, match=r"reserved .* by another version of dpdist, at epsilon 1"):
+        asked(guarantee=pure(2))
+    assert asked(guarantee=replace(pure(1), bounded_ranges=(Fraction(1),))) is State.RESERVED
 
 
 def test_losses_under_two_relations_are_never_added(ledger: Ledger) -> None:

@@ -40,7 +40,7 @@ from typing import Any, BinaryIO
 
 from dpdist.errors import DataError, DpdistError, NoWitnessWarning, RefusedError, UsageError
 from dpdist.noise.entropy import random_token
-from dpdist.privacy.accounting import CapSet, Left, certified
+from dpdist.privacy.accounting import CapSet, Left, certified, prices
 from dpdist.privacy.balance import Balance, refusal
 from dpdist.privacy.books import FORMAT, PERIODIC, Record, State, View
 from dpdist.privacy.folder import FolderStorage
@@ -461,6 +461,7 @@ class Ledger:
                     f"{_differences(known.parameters, parameters) or 'periods'} differ. Choose another --id."
                 )
             if known is not None and known.state is not State.ABORTED:
+                self._require_charged(known, guarantee)
                 return known.state
             caps = self._caps_to_fix(view, charge)
             entry = {
@@ -472,6 +473,17 @@ class Ledger:
             }
             self._append(view, transaction, *caps, entry)
         return State.RESERVED
+
+    def _require_charged(self, known: Record, guarantee: Guarantee) -> None:
+        """Refuse to draw what was reserved at a lower price, as another version may have done."""
+        if known.state is State.RESERVED and not any(
+            price.holds(next(prices(guarantee))) for price in prices(known.guarantee)
+        ):
+            raise RefusedError(
+                f"The release {known.release_id} was reserved in {self._storage} by another version of dpdist, at "
+                f"{known.guarantee.loss}, and would now cost more. Nothing was drawn. Finish it with that version, or "
+                "choose another --id."
+            )
 
     @staticmethod
     def _append(view: View, transaction: Transaction, *entries: dict[str, Any]) -> None:
