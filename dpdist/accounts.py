@@ -47,6 +47,7 @@ def ingest_rows(
     progress: Callable[[int, int], None] | None = None,
     unit: Unit | None = None,
     choices: Choices = Choices(),  # noqa: B008 - frozen
+    say: Callable[[str], None] | None = None,
 ) -> RowsTable:
     """Write rows.zarr from files and, with a budget, its ledger.
 
@@ -59,8 +60,9 @@ def ingest_rows(
     if budget is not None:
         _require_no_ledger(place)
     table = ingest(
-        source, rows, budget=budget, columns=columns, compress=compress, progress=progress, unit=unit, choices=choices
-    )
+        source, rows, budget=budget, columns=columns, compress=compress, progress=progress, unit=unit, choices=choices,
+        say=say,
+    )  # fmt: skip
     return table if budget is None else complete_ingest(rows, place)
 
 

@@ -12,6 +12,7 @@
     columns = ["age", "height"]  # optional
     variable = "counts"          # optional: the array of rows, of a file that holds several
     missing = 0                  # optional: the alleles to put where a genotype is missing
+    header = "yes"               # optional: the first line of text names the columns; or "no", it is a row
     privacy_unit = "person"      # optional: a column of whole numbers; of each only the first max_rows rows are kept
     max_rows = 3
     periods = false              # true: path is a folder of periods, source one of an entry per period
@@ -53,6 +54,7 @@ With ``periods = true`` every run takes in and releases the periods that are new
 
 from __future__ import annotations
 
+import csv
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -78,6 +80,7 @@ from dpdist.rows.readers import Choices, Remote, location_of
 from dpdist.rows.readers import Place as SourcePlace
 from dpdist.rows.units import Unit
 from dpdist.transport import Certificates
+from dpdist.words import has_control
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ _KEYS: dict[str, dict[str, type | tuple[type, ...]]] = {
         "path": str, "source": str, "budget_epsilon": (int, Decimal, str), "budget_delta": (int, Decimal, str),
         "budget_pure": (int, Decimal, str), "budget_delta_reserve": (int, Decimal, str),
         "columns": list, "periods": bool, "privacy_unit": str, "max_rows": int,
-        "variable": str, "missing": int,
+        "variable": str, "missing": int, "header": str,
     },
     "release": {
         "path": str, "epsilon": (int, Decimal, str), "delta": (int, Decimal, str), "clip": (int, Decimal),
@@ -266,6 +269,20 @@ def options_from(texts: Sequence[str]) -> dict[str, str]:
     return options
 
 
+def columns_from(text: str) -> list[str]:
+    """Read names that are separated by commas; one that holds a comma stands in double quotes.
+
+    Raises
+    ------
+    UsageError
+        If a quote is not closed.
+    """
+    try:
+        return [name.strip() for name in next(csv.reader([text], skipinitialspace=True, strict=True), [""])]
+    except csv.Error:
+        raise UsageError("A double quote is not closed in --columns.") from None
+
+
 def numbers_from(text: str, option: str) -> tuple[float, ...]:
     """Read numbers that are separated by commas.
 
@@ -381,6 +398,8 @@ def read_job(
         raise DataError(f"The job file {path} cannot be read: {error.strerror}.") from None
     except ValueError as error:
         raise UsageError(f"{path} is not TOML: {error}.") from None
+    except RecursionError:
+        raise UsageError(f"{path} is not TOML that means anything: it is nested too deeply.") from None
     _check(path, content)
     folder = path.absolute().parent
     rows, release = content["rows"], content["release"]
@@ -439,7 +458,7 @@ def read_job(
         unit=unit_from(rows.get("privacy_unit"), rows.get("max_rows")),
         periodic=rows.get("periods", False),
         continual=release.get("continual", 1),
-        choices=Choices(rows.get("variable"), rows.get("missing")),
+        choices=Choices(rows.get("variable"), rows.get("missing"), rows.get("header")),
     )
 
 
@@ -499,6 +518,8 @@ def _check_value(where: str, known: dict[str, type | tuple[type, ...]], key: str
         raise UsageError(f"{where} knows no {key!r}; it knows {', '.join(known)}.")
     if isinstance(value, bool) is not (kind is bool) or not isinstance(value, kind):
         raise UsageError(f"{where} {key} has a value of the wrong kind.")
+    if any(has_control(text) for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)):
+        raise UsageError(f"{where} {key} holds a control character. Take it out.")
     if isinstance(value, list) and not (value and all(isinstance(name, str) for name in value)):
         raise UsageError(f"{where} {key} must be a list of at least one column name.")
     if key == "components" and value != "auto" and not (isinstance(value, int) and value >= 1):

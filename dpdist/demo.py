@@ -18,6 +18,7 @@ from dpdist.pca.spectrum import captured_variance, top_eigenpairs
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.release.request import ReleaseRequest
+from dpdist.staging import make_public_folder
 
 _CLIP = 64.0
 """Public: a pixel is 0..16 by construction, and a quarter of the 64 pixels at full ink has this norm."""
@@ -35,7 +36,7 @@ def run(directory: Path, cluster: pipeline.Cluster) -> None:
     DataError
         If the folder cannot be written or the cluster cannot be used.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    make_public_folder(directory)
     rows, released = directory / "rows.zarr", directory / "release.zarr"
     model, scores = directory / "model.zarr", directory / "scores.zarr"
     digits = load_digits().data.astype(np.uint8)

@@ -18,6 +18,11 @@ from private rows, because messages travel: to logs, dashboards and other people
 
 from __future__ import annotations
 
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class DpdistError(Exception):
     """Base of every error this package raises on purpose."""
@@ -71,3 +76,20 @@ class ResumableError(DpdistError):
     """Work stopped half-way; nothing is lost and the same command resumes it."""
 
     exit_code = 5
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let libraries print nothing about a file that may be damaged: what is wrong with it is told in one sentence.
+
+    Warnings are dropped, and so is what Python reports of an object that a library gave up half-made and that fails
+    once more when it is collected; both may quote what stands in the file.
+    """
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.unraisablehook = before

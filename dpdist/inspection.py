@@ -14,7 +14,7 @@ import numpy as np
 import zarr
 
 from dpdist import accounts
-from dpdist.errors import DataError, RefusedError
+from dpdist.errors import DataError, RefusedError, quiet
 from dpdist.noise.entropy import Progress
 from dpdist.pca import model as models
 from dpdist.pca import projection
@@ -37,6 +37,7 @@ _SHOWN = 6
 _PRIVATE = "PRIVATE: for whoever may read the rows"
 
 
+@quiet()
 def inspected(
     path: Path, *, ledger: Place | None = None, verify: bool = False, progress: Progress | None = None
 ) -> Facts:
@@ -106,6 +107,7 @@ def _checked(table: RowsTable, chunks: list[int], progress: Progress | None, wro
 
 
 def _rows(table: RowsTable, ledger: Place | None, *, verify: bool, progress: Progress | None) -> Facts:
+    _require_plausible(table.path, table.chunks)
     missing = dict(incomplete(table))
     damaged = list(missing.values())
     if verify:
@@ -130,6 +132,13 @@ def _rows(table: RowsTable, ledger: Place | None, *, verify: bool, progress: Pro
         "ledger": _ledger(ledger or accounts.default_ledger(beside), table.ledger_id, table.budget),
         "damaged": damaged if verify or damaged else None,
     }
+
+
+def _require_plausible(path: Path, announced: int) -> None:
+    """Refuse to list what is missing where a damaged head announces chunks without end."""
+    stored = sum(1 for _ in (path / "c").glob("*"))
+    if announced > 1000 * (stored + 1):
+        raise DataError(f"{path} announces {announced} chunks and holds {stored}. Restore its zarr.json.")
 
 
 def _periods(table: PeriodicTable, ledger: Place | None, *, verify: bool, progress: Progress | None) -> Facts:
@@ -219,6 +228,7 @@ def _scores(path: Path, *, verify: bool, progress: Progress | None) -> Facts:
         facts = {}
     if not facts:
         raise DataError(f"{path} is a scores.zarr that was damaged. Write it again with dpdist project.")
+    _require_plausible(path, facts["chunks"])
     if verify:
         facts["damaged"] = []
         for index in range(facts["chunks"]):

@@ -126,5 +126,6 @@ def _ingest(job: Job, source: Place, say: Callable[[str], None], progress: night
             progress=update,
             unit=job.unit,
             choices=job.choices,
+            say=say,
         )
     say(f"{job.rows}: ingested, {counted(table.columns, 'column')}.")  # how many rows may be private

@@ -42,7 +42,7 @@ from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import open_rows
 from dpdist.rows.intake import changes, discard, take_in, waiting
 from dpdist.rows.periods import PeriodicTable, Span
-from dpdist.staging import locked, make_once
+from dpdist.staging import locked, make_once, make_public_folder
 from dpdist.store import attributes_at
 from dpdist.words import counted
 
@@ -151,7 +151,7 @@ def run(job: Job, *, say: Callable[[str], None], progress: Progress) -> dict[str
         sources, strays = waiting(job.source, list(series.ledger.periods))
     fresh: list[str] = []
     for folder in (job.release, job.release / "total", *([job.model] if job.model else [])):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_public_folder(folder)
     count = 0
     with job.cluster.kept() as cluster:
         for count in _counts(series, sources, progress, say, problems):
@@ -202,7 +202,7 @@ def _close(series: Series, period: str, entry: Path, progress: Progress, say: Ca
         with progress(f"Taking in {period}") as update:
             seal = take_in(
                 series.table, period, entry, closed,
-                columns=series.job.columns, choices=series.job.choices, progress=update,
+                columns=series.job.columns, choices=series.job.choices, progress=update, say=say,
             )  # fmt: skip
         try:
             series.ledger.close_period(period, seal)

@@ -31,6 +31,40 @@ def require_new(target: Path, what: str) -> None:
         raise DataError(f"The folder {parent} is not writable. Change its permissions or write the {what} elsewhere.")
 
 
+def make_public_folder(path: Path) -> None:
+    """Make a folder, and those it stands in, that others may look into and only its owner may change."""
+    if not path.is_dir():
+        make_public_folder(path.absolute().parent)
+        path.mkdir(0o755, exist_ok=True)
+
+
+def require_space(folder: Path, size: int, what: str) -> None:
+    """Refuse to write more than there is room for: a few bytes may announce any number of rows.
+
+    How much was announced is not said, because the number of rows may be private.
+
+    Parameters
+    ----------
+    folder
+        Where it shall be written.
+    size
+        Bytes, at least.
+    what
+        What they are, for the message.
+
+    Raises
+    ------
+    DataError
+        If they are more than the file system has free.
+    """
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise DataError(
+            f"The {what} need more than the {free >> 20} MiB that are free at {folder}. Free some space there, or "
+            "write them elsewhere."
+        )
+
+
 def sync_tree(root: Path) -> None:
     """Flush every file and folder under root, and root itself, to the disk."""
     for folder, _, names in os.walk(root):
@@ -48,7 +82,7 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def staged(target: Path, what: str, *, private: bool = False, owner_only: bool = False) -> Iterator[Path]:
+def staged(target: Path, what: str, *, private: bool = False) -> Iterator[Path]:
     """Give an empty folder beside target to build in; on success it is flushed and renamed to target, else removed.
 
     The folder is locked while its builder lives, so what a killed one left behind is recognised and removed.
@@ -60,9 +94,7 @@ def staged(target: Path, what: str, *, private: bool = False, owner_only: bool =
     what
         What it is, for error messages.
     private
-        Whether to deny entry to all but the owner and the group.
-    owner_only
-        Whether only its owner may enter the folder (0700) and read what is in it (files 0600), whatever the umask.
+        Whether to deny all of it to everybody but the owner.
 
     Raises
     ------
@@ -73,10 +105,9 @@ def staged(target: Path, what: str, *, private: bool = False, owner_only: bool =
     aside, handle = None, None
     try:
         _remove_abandoned(target)
-        aside, handle = _locked_folder(target, 0o700 if owner_only else 0o750 if private else 0o777)
+        aside, handle = _locked_folder(target)
         yield aside
-        if owner_only:
-            _close(aside)
+        _set_modes(aside, private=private)
         sync_tree(aside)
         require_new(target, what)
         aside.rename(target)
@@ -89,12 +120,6 @@ def staged(target: Path, what: str, *, private: bool = False, owner_only: bool =
         if aside is not None and handle is not None:
             shutil.rmtree(aside, ignore_errors=True)
             os.close(handle)
-
-
-def _close(folder: Path) -> None:
-    """Leave a folder, and all that is in it, to its owner; it was made so that nobody else can have entered it."""
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def make_once(there: Callable[[], bool], make: Callable[[], object]) -> None:
@@ -122,13 +147,26 @@ def make_once(there: Callable[[], bool], make: Callable[[], object]) -> None:
 
 
 @contextmanager
-def scratch(beside: Path, name: str) -> Iterator[Path]:
+def scratch(beside: Path, name: str, size: int = 0) -> Iterator[Path]:
     """Give an empty folder that only its owner can enter, for private rows that pass through the disk; then remove it.
 
     As in :func:`staged`, what a killed process left of that name is recognised and removed by the next one.
+
+    Parameters
+    ----------
+    beside, name
+        Where it is made, and its name but for a random part.
+    size
+        Bytes that will be written into it.
+
+    Raises
+    ------
+    DataError
+        If there is no room for so many.
     """
     _remove_abandoned(beside / name)
-    aside, handle = _locked_folder(beside / name, 0o700)
+    require_space(beside, size, "rows, which are unpacked first,")
+    aside, handle = _locked_folder(beside / name)
     try:
         yield aside
     finally:
@@ -136,11 +174,34 @@ def scratch(beside: Path, name: str) -> Iterator[Path]:
         os.close(handle)
 
 
-def _locked_folder(target: Path, mode: int) -> tuple[Path, int]:
-    """Make a folder beside target and lock it; again, should a cleaner take it in the instant between the two."""
+def _set_modes(root: Path, *, private: bool) -> None:
+    """Say who may read and write a folder and what is in it, whatever the umask was.
+
+    What is private belongs to its owner alone. What is public others may read, unless the umask kept it from them, and
+    nobody else may ever write.
+    """
+    folders, files = (0o700, 0o600) if private else (0o755 & ~_umask(), 0o644 & ~_umask())
+    for folder, _, names in os.walk(root):
+        Path(folder).chmod(folders)
+        for name in names:
+            Path(folder, name).chmod(files)
+
+
+def _umask() -> int:
+    """Return the umask, which the system tells only to whoever sets one."""
+    found = os.umask(0o077)
+    os.umask(found)
+    return found
+
+
+def _locked_folder(target: Path) -> tuple[Path, int]:
+    """Make a folder beside target, for its owner alone, and lock it.
+
+    It is made again, should a cleaner take it in the instant between the two.
+    """
     while True:
         aside = target.with_name(f".{target.name}.{random_token()[:8]}.partial")
-        aside.mkdir(mode)
+        aside.mkdir(0o700)
         with suppress(FileNotFoundError, BlockingIOError):
             handle = _lock(aside)
             if aside.exists():
@@ -185,7 +246,8 @@ def replace_file(path: Path, content: bytes, what: str, *, private: bool = False
     """
     aside = path.with_name(f".{path.name}.{random_token()[:8]}.partial")
     try:
-        with open(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666), "wb") as file:  # noqa: PTH123 - of a handle
+        with open(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - of a handle
+            os.fchmod(file.fileno(), 0o600 if private else 0o644 & ~_umask())
             file.write(content)
         sync(aside)
         aside.replace(path)

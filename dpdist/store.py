@@ -28,7 +28,7 @@ def attributes_at(path: Path) -> dict[str, Any] | None:
     """Return the ``dpdist`` attributes of a Zarr v3 folder, or None when there are none to read."""
     try:
         found = json.loads((path / "zarr.json").read_text(encoding="utf-8"))["attributes"]["dpdist"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -122,7 +122,11 @@ def complete_arrays(path: Path, names: set[str]) -> dict[str, Array]:
     arrays = dict(zarr.open_group(path, mode="r", zarr_format=3).arrays())
     if set(arrays) != names:
         raise ValueError("arrays are missing or foreign")
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     for array in arrays.values():
+        codecs = [type(codec) for codec in array.metadata.codecs]  # type: ignore[union-attr]
+        if array.nbytes > size or codecs != [BytesCodec, Crc32cCodec]:
+            raise ValueError("more is announced than there is")  # before it is set aside, or unpacked
         if array.nchunks_initialized != array.nchunks:
             raise ValueError("chunks are missing")
     return arrays

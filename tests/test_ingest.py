@@ -28,7 +28,7 @@ from dpdist.errors import DataError, UsageError
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import DTYPES, chunk_rows_for
 from dpdist.rows.ingest import ingest
-from dpdist.rows.readers import KINDS, Survey, arrays, parquet, text
+from dpdist.rows.readers import KINDS, Choices, Survey, arrays, parquet, text
 
 Table = npt.NDArray[Any]
 SECRET = 73519.25
@@ -81,12 +81,18 @@ def pieces_of(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
         monkeypatch.setattr(reader, "PIECE", size)
 
 
-def refused(source: Path, *needles: str, columns: list[str] | None = None, never: tuple[str, ...] = ()) -> str:
+def refused(
+    source: Path,
+    *needles: str,
+    columns: list[str] | None = None,
+    never: tuple[str, ...] = (),
+    choices: Choices = Choices(),  # noqa: B008 - frozen
+) -> str:
     """Ingest what must be refused; check the message, that no value is in it or behind it, and that nothing is left."""
     target = source.parent / "rows.zarr"
     before = sorted(source.parent.rglob("*"))
     with pytest.raises(DataError) as caught:
-        ingest(source, target, columns=columns)
+        ingest(source, target, columns=columns, choices=choices)
     message = str(caught.value)
     for needle in needles:
         assert needle in message
@@ -206,7 +212,7 @@ def test_parquet_columns_of_several_types_are_promoted(tmp_path: Path) -> None:
 )
 def test_whole_numbers_in_csv_take_the_narrowest_type(tmp_path: Path, low: float, high: float, dtype: str) -> None:
     (tmp_path / "t.csv").write_text(f"{low},1\n2.0,{high}\n")
-    opened = ingest(tmp_path / "t.csv", tmp_path / "rows.zarr")
+    opened = ingest(tmp_path / "t.csv", tmp_path / "rows.zarr", choices=Choices(header="no"))
     assert opened.dtype == dtype
     assert opened.names == ("c0", "c1")
     assert stored(tmp_path / "rows.zarr").tolist() == [[low, 1], [2, high]]
@@ -226,7 +232,8 @@ def test_whole_numbers_in_csv_take_the_narrowest_type(tmp_path: Path, low: float
 )
 def test_csv_dialects(tmp_path: Path, content: bytes, names: tuple[str, ...]) -> None:
     (tmp_path / "t.csv").write_bytes(content)
-    assert ingest(tmp_path / "t.csv", tmp_path / "rows.zarr").names == names
+    header = {"c0": "no", "id": "yes"}.get(names[0])
+    assert ingest(tmp_path / "t.csv", tmp_path / "rows.zarr", choices=Choices(header=header)).names == names
     assert stored(tmp_path / "rows.zarr").tolist() == [[1, 2], [3, -4]]
 
 
@@ -276,7 +283,8 @@ def test_whole_numbers_of_several_csv_files_are_judged_together(tmp_path: Path) 
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "0.csv").write_text("0,100\n")
     (tmp_path / "parts" / "1.csv").write_text("-5,127\n")
-    assert ingest(tmp_path / "parts", tmp_path / "rows.zarr").dtype == "int8"  # uint8 and int8 promote to int16
+    made = ingest(tmp_path / "parts", tmp_path / "rows.zarr", choices=Choices(header="no"))
+    assert made.dtype == "int8"  # uint8 and int8 promote to int16
     assert stored(tmp_path / "rows.zarr").tolist() == [[0, 100], [-5, 127]]
 
 
@@ -327,7 +335,8 @@ def test_a_bad_csv_is_refused_by_line(tmp_path: Path, suffix: str, content: str,
     raw = content.encode("utf-8", errors="surrogatepass").replace(b"\xed\xa3\xbf", b"\xff")
     path = tmp_path / f"bad.{suffix}"
     path.write_bytes(gzip.compress(raw) if suffix == "csv.gz" else raw)
-    refused(path, f"bad.{suffix}", *needles)
+    choices = Choices(header="no" if content[:1].isdigit() else None)
+    refused(path, f"bad.{suffix}", *needles, choices=choices)
 
 
 def test_an_open_quote_in_a_column_left_out_does_not_swallow_rows(tmp_path: Path) -> None:

@@ -499,9 +499,8 @@ def test_damaged_files_are_refused(tmp_path: Path, name: str) -> None:
         refused(tmp_path / name, name)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # h5netcdf, of a file it gave up
 @pytest.mark.parametrize("name", WRITERS)
-def test_flipped_bytes_never_raise_anything_else(tmp_path: Path, name: str) -> None:
+def test_flipped_bytes_never_raise_or_print_anything_else(tmp_path: Path, name: str) -> None:
     WRITERS[name](tmp_path / name)
     whole = (tmp_path / name).read_bytes()
     rng = np.random.default_rng(1)
@@ -509,8 +508,7 @@ def test_flipped_bytes_never_raise_anything_else(tmp_path: Path, name: str) -> N
         content = bytearray(whole)
         content[rng.integers(min(len(whole), 200) if number % 2 else len(whole))] = rng.integers(256)
         (tmp_path / name).write_bytes(content)
-        with suppress(DpdistError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the libraries, about what they find odd
+        with suppress(DpdistError):
             ingest(tmp_path / name, tmp_path / f"{number}.zarr")
     assert not list(tmp_path.glob(".*"))
 

@@ -69,6 +69,8 @@ def execute(command: click.Command) -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _fail("Interrupted. The same command resumes; what was reserved is not charged again.", 5)
+    except MemoryError:
+        _fail("The memory does not suffice. Take a machine with more, or end what else runs on this one.", 4)
     except Exception as error:  # noqa: BLE001 - its text may quote data, so only type and place are told
         place = traceback.extract_tb(error.__traceback__)[-1]
         _fail(

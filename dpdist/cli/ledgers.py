@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dpdist import accounts
-from dpdist.cli.options import LEDGER, PATH, answer, budget_options, json_option
+from dpdist.cli.options import LEDGER, PATH, answer, budget_options, json_option, show
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
@@ -46,7 +46,7 @@ def ledger_show(ledger: Place, as_json: bool) -> None:
     click.echo(f"balance   {balance}")
     click.echo("guarantee all of it together keeps the budget, even if each release is chosen from earlier answers")
     for record in opened.records:
-        click.echo(
+        show(
             f"{record.state:<10} {record.release_id}  {record.parameters['mechanism']}, {record.guarantee.loss}, "
             f"{record.guarantee.neighbours}"
         )

@@ -18,6 +18,7 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.places import place_of
 from dpdist.rows.readers import location_of
 from dpdist.transport import Certificates
+from dpdist.words import printable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -79,7 +80,12 @@ LEDGER = Account(path_type=Path)
 
 def say(text: str) -> None:
     """Print words for people, on standard error; cautions in amber, on a terminal."""
-    click.echo(text.replace("CAUTION:", click.style("CAUTION:", fg="yellow", bold=True)), err=True)
+    click.echo(printable(text).replace("CAUTION:", click.style("CAUTION:", fg="yellow", bold=True)), err=True)
+
+
+def show(text: str) -> None:
+    """Print words that were asked for, on standard output."""
+    click.echo(printable(text))
 
 
 def answer(as_json: bool, value: dict[str, Any], words: str) -> None:

@@ -17,6 +17,7 @@ from dpdist.cli.options import (
     large_delta_option,
     ledger_option,
     neighbours_option,
+    show,
     trusted_option,
 )
 from dpdist.engine import progress_bar
@@ -100,6 +101,6 @@ def inspect(path: Path, ledger: Place | None, verify: bool, as_json: bool) -> No
     """
     with progress_bar("Checking chunks") as progress:
         facts = inspection.inspected(path, ledger=ledger, verify=verify, progress=progress)
-    click.echo(json.dumps(facts) if as_json else inspection.words(facts))
+    show(json.dumps(facts) if as_json else inspection.words(facts))
     if facts["damaged"]:
         click.get_current_context().exit(DataError.exit_code)

@@ -24,6 +24,7 @@ from dpdist.cli.options import (
     neighbours_option,
     options_of,
     say,
+    show,
     tls_options,
     trusted_option,
 )
@@ -59,6 +60,11 @@ from dpdist.words import counted
 @click.option("--max-rows", type=int, help="Rows kept of each privacy unit at most, the first ones.")
 @click.option("--variable", help="The array of rows, where .nc, .zarr or .h5ad hold several.")
 @click.option("--missing", type=int, help="Alleles to put where a genotype is missing: 0, 1 or 2 [default: refused].")
+@click.option(
+    "--header",
+    type=click.Choice(["yes", "no"]),
+    help="Whether the first line of a .csv names the columns, or is a row [default: refused where that is in doubt].",
+)
 @json_option
 def ingest(
     source: SourcePlace,
@@ -70,6 +76,7 @@ def ingest(
     max_rows: int | None,
     variable: str | None,
     missing: int | None,
+    header: str | None,
     as_json: bool,
 ) -> None:
     """Write ROWS, a Zarr array, from SOURCE: a file, a folder of files, or the address of one (s3://, gs://, https://).
@@ -77,13 +84,13 @@ def ingest(
     Read are .npy, .npz, .csv, .csv.gz, .parquet (also in folders KEY=VALUE), .h5ad, .nc, .zarr, .bed with .bim and
     .fam, .vcf and .vcf.gz. Of genotypes the rows are the samples.
     """
-    choices = Choices(variable, missing)
-    names = [name.strip() for name in columns.split(",")] if columns is not None else None
+    choices = Choices(variable, missing, header)
+    names = None if columns is None else config.columns_from(columns)
     unit = config.unit_from(privacy_unit, max_rows)
     with progress_bar("Ingesting") as progress:
         table = accounts.ingest_rows(
             source, rows, budget=budget, columns=names, compress=compress, progress=progress, unit=unit,
-            choices=choices,
+            choices=choices, say=say,
         )  # fmt: skip
     answer(
         as_json,
@@ -265,7 +272,7 @@ def status(job: Path, textfile: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
     else:
-        click.echo(operations.standing_words(found))
+        show(operations.standing_words(found))
 
 
 @click.command()

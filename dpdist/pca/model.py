@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from dpdist.errors import DataError
+from dpdist.errors import DataError, quiet
 from dpdist.pca.scree import scree
 from dpdist.pca.spectrum import Components
 from dpdist.release.artefact import Release
@@ -51,7 +51,7 @@ def save(model: Model, release: Release, path: Path) -> None:
     DataError
         If path exists or its folder cannot be written.
     """
-    with staged(path, "model", owner_only=not release.private_as_claimed) as aside:
+    with staged(path, "model", private=not release.private_as_claimed) as aside:
         attributes: dict[str, Any] = {
             "format": FORMAT,
             "release_id": model.release_id,
@@ -75,6 +75,7 @@ def save(model: Model, release: Release, path: Path) -> None:
             put_array(group, name, values)
 
 
+@quiet()
 def open_model(path: Path) -> Model:
     """Read a model.zarr.
 

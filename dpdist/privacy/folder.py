@@ -92,8 +92,7 @@ class FolderStorage:
             If it would stand on a network file system.
         """
         self._require_local()
-        with staged(self._folder, "ledger") as aside:
-            aside.chmod(0o700)
+        with staged(self._folder, "ledger", private=True) as aside:
             (aside / "blobs").mkdir(mode=0o700)
             made = FolderStorage(aside)
             os.close(os.open(made.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))

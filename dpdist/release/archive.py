@@ -129,7 +129,7 @@ def publish(archive: IO[bytes], target: Path, *, private: bool = False) -> None:
 
 
 def _unpack(archive: IO[bytes], target: Path, *, private: bool) -> None:
-    with staged(target, "release", owner_only=private) as aside:
+    with staged(target, "release", private=private) as aside:
         for name, content in _members(archive):
             path = aside / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 import dpdist
-from dpdist.errors import DataError, UsageError
+from dpdist.errors import DataError, UsageError, quiet
 from dpdist.mechanisms.base import Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.registry import mechanism_named
@@ -274,6 +274,7 @@ def _tile_is_sound(answer: Any, moment: Array, place: tuple[slice, slice], relea
     )
 
 
+@quiet()
 def open_release(path: Path) -> Release:
     """Read and verify a release.zarr.
 

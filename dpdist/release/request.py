@@ -22,6 +22,7 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.journal import canonical
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable
+from dpdist.words import has_control
 
 
 class Centring(enum.StrEnum):
@@ -89,6 +90,9 @@ class ReleaseRequest:
         statement = self.statement
         statement.require_delta_use(self.loss)
         statement.filled(self.options)  # refuses what it does not know
+        told = {"id (--id)": self.name, "period": self.period}
+        if wrong := [what for what, text in told.items() if has_control(text or "")]:
+            raise UsageError(f"The {wrong[0]} holds a control character: it is published, and shown on terminals.")
         if self.for_reproduction and self.name is not None:
             raise UsageError(
                 "A release for reproduction takes no chosen id, because no ledger keeps ids apart: leave --id out."

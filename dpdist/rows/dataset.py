@@ -22,17 +22,19 @@ import numpy.typing as npt
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 
-from dpdist.errors import DataError
+from dpdist.errors import DataError, quiet
 from dpdist.noise.entropy import random_token
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.units import Unit
-from dpdist.staging import replace_file, staged
+from dpdist.staging import replace_file, require_space, staged
 from dpdist.store import CHECKSUM_BYTES, Array, array_options, require_format
 
 FORMAT = "dpdist-rows/1"
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
 """What a stored row may be made of."""
 _TARGET_CHUNK = 8 << 20
+_LZ4_MOST = 255
+"""Bytes that LZ4 makes of one at most."""
 BLOSC_BYTES = 16
 """What Blosc adds at most to bytes it cannot compress."""
 
@@ -219,6 +221,8 @@ def created(
         If target exists or its folder cannot be written.
     """
     with staged(target, "rows", private=True) as aside:
+        size = rows * len(names) * np.dtype(dtype).itemsize
+        require_space(aside, size // _LZ4_MOST if compress else size, "rows")
         array = zarr.create_array(
             store=aside,
             shape=(rows, len(names)),
@@ -277,9 +281,10 @@ def _declare(table: RowsTable, **declared: Any) -> None:
     file = table.path / "zarr.json"
     whole = json.loads(file.read_text(encoding="utf-8"))
     whole["attributes"]["dpdist"].update(declared)
-    replace_file(file, json.dumps(whole, indent=2).encode(), "rows")
+    replace_file(file, json.dumps(whole, indent=2).encode(), "rows", private=True)
 
 
+@quiet()
 def open_rows(path: Path, *, whole: bool = True) -> RowsTable:
     """Open and validate a rows.zarr, the presence and size of every chunk included.
 

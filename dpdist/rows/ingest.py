@@ -27,10 +27,10 @@ from dpdist.rows.readers import (
     files_of,
     opened_sources,
 )
-from dpdist.rows.readers.base import Rows
+from dpdist.rows.readers.base import AskError, Rows, columns_option
 from dpdist.rows.units import Numbers, Unit, first_rows, whole_numbers
-from dpdist.staging import require_new
-from dpdist.words import listed
+from dpdist.staging import require_new, require_space
+from dpdist.words import counted, has_control, listed
 
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 
@@ -47,6 +47,7 @@ def ingest(
     period: str | None = None,
     unit: Unit | None = None,
     choices: Choices = Choices(),  # noqa: B008 - frozen
+    say: Callable[[str], None] | None = None,
 ) -> RowsTable:
     """Write files of rows into a new rows.zarr.
 
@@ -74,7 +75,10 @@ def ingest(
     unit
         The privacy unit: of each, only the first rows are kept, as many as it says. Its column is not stored.
     choices
-        Which array of a file that holds several, and what to put where a genotype is missing.
+        Which array of a file that holds several, what to put where a genotype is missing, and whether the first line
+        of text names the columns.
+    say
+        Told what was guessed of the files.
 
     Returns
     -------
@@ -91,9 +95,32 @@ def ingest(
     DataError
         If target exists or cannot be written; if a file is missing, damaged, of another kind or with other columns
         than the first; if a value is missing, NaN, infinite or not a number. The message names the file and the
-        row, never a value, and nothing is left behind.
+        row, never a value, and nothing is left behind. If a file can be taken in several ways it names the options
+        to choose from.
     """
     require_new(target, "rows")
+    try:
+        _ingest(source, target, budget, columns, compress, progress, ledger_id, period, unit, choices, say)
+    except AskError as error:
+        question = error.asked(source, target)
+    else:
+        return open_rows(target)
+    raise DataError(question)
+
+
+def _ingest(
+    source: Place,
+    target: Path,
+    budget: PrivacyLoss | None,
+    columns: Sequence[str] | None,
+    compress: bool,
+    progress: Callable[[int, int], None] | None,
+    ledger_id: str | None,
+    period: str | None,
+    unit: Unit | None,
+    choices: Choices,
+    say: Callable[[str], None] | None,
+) -> None:
     with opened_sources(source, target.absolute().parent, choices) as sources:
         names = _common_names(sources)
         keep = _kept(names, columns, unit)
@@ -108,9 +135,14 @@ def ingest(
         dtype = _common_dtype(surveys) if surveys else np.dtype(np.uint8)
         total = sum(survey.rows for survey in surveys)
         kept_names = tuple(names[place] for place in keep)
+        if columns is None and filled:
+            _require_no_index(filled[0], keep, names)
+        if say is not None and (guessed := [each.guess for each in sources if each.guess]):
+            say(guessed[0] + (f" So is that of {counted(len(guessed) - 1, 'other file')}." if guessed[1:] else ""))
         kept = None
         if unit is not None:
             place = names.index(unit.column)
+            require_space(target.absolute().parent, 16 * total, "numbers of privacy units")
             kept = first_rows(_units(filled, place), total, unit.max_rows, target.absolute().parent)
             total = kept.count
         with created(
@@ -136,7 +168,40 @@ def ingest(
             for each, state in zip(sources, before, strict=True):
                 if _state(each.path) != state:
                     raise _changed(each.path)
-    return open_rows(target)
+
+
+def _require_no_index(source: Source, keep: tuple[int, ...], names: tuple[str, ...]) -> None:
+    """Ask whether a column without a name that counts the rows shall be kept.
+
+    That is decided by values of private rows, and so is every refusal of ingest: it is told to whoever holds the file,
+    before there are rows, a ledger or anything to release, and what a release publishes does not depend on it. Once the
+    columns are named (``--columns``) no value is looked at.
+
+    Raises
+    ------
+    AskError
+        If it counts from 0 or 1 on.
+    """
+    place = source.unnamed
+    if place not in keep:
+        return
+    row, first = 0, -1
+    with closing(source.blocks((place,))) as blocks:
+        for block in blocks:
+            values = block[:, 0]
+            first = int(values[0]) if row == 0 and values[0] in {0, 1} else first
+            if first < 0 or not np.array_equal(values, np.arange(row + first, row + first + values.size)):
+                return
+            row += values.size
+    others = [names[other] for other in keep if other != place]
+    raise AskError(
+        f"{source.path}: a column without a name counts the rows, from {first} on: an index tells nobody's value, and "
+        "its squares would be summed like the others'.",
+        {
+            columns_option(others): "leaves it out",
+            columns_option([names[other] for other in keep]): f"keeps it, as {names[place]}",
+        },
+    )
 
 
 def _changed(path: Place) -> DataError:
@@ -181,6 +246,12 @@ def _common_names(sources: Sequence[Source]) -> tuple[str, ...]:
     for each in sources:
         if each.names != first.names:
             raise DataError(f"{each.path} has other columns than {first.path}. Give all files the same, in one order.")
+    for place, name in enumerate(first.names):
+        if has_control(name):
+            raise DataError(
+                f"{first.path}: the name of column {place + 1} (counting from 1) holds a control character. Names are "
+                "published, and shown on terminals: rename the column."
+            )
     if len(set(first.names)) < len(first.names):
         twice = listed(sorted({name for name in first.names if first.names.count(name) > 1}))
         raise DataError(f"{first.path} has several columns of one name: {twice}. Rename them.")

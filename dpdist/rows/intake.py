@@ -137,10 +137,10 @@ def _require_plain(entry: Path) -> None:
             )
 
 
-def has_rows(path: Path, beside: Path) -> bool:
+def has_rows(path: Path, beside: Path, choices: Choices = Choices()) -> bool:  # noqa: B008 - frozen
     """Tell whether a file holds rows; what cannot be told is taken to."""
     try:
-        with opened_sources(path, beside) as sources:
+        with opened_sources(path, beside, choices) as sources:
             for source in sources:
                 source.survey((0,))
     except NoRowsError:
@@ -164,6 +164,7 @@ def take_in(
     columns: Sequence[str] | None = None,
     choices: Choices = Choices(),  # noqa: B008 - frozen
     progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> str:
     """Ingest the rows of a period that is not closed yet, and seal them; hold ``locked(table.path)`` meanwhile.
 
@@ -178,7 +179,7 @@ def take_in(
         Its name, and its source.
     closed
         The periods that are closed, in order, each with its seal as the ledger has it.
-    columns, choices, progress
+    columns, choices, progress, say
         As :func:`dpdist.rows.ingest.ingest`.
 
     Returns
@@ -199,10 +200,10 @@ def take_in(
         last = list(closed)[-1]
         names = table.span({last: closed[last]}, len(closed) - 1).names
     read = [_remembered(name, files, key_of(table.path)) for name, files in _sources(entry).items()]
-    _require_fresh(table, period, entry, read, closed)
+    _require_fresh(table, period, entry, read, closed, choices)
     shutil.rmtree(target, ignore_errors=True)
     try:
-        made = _stored(table, period, entry, names, columns, choices, progress)
+        made = _stored(table, period, entry, names, columns, choices, progress, say)
         _require_same(entry, read, made, names)
         replace_file(target / _SOURCES, json.dumps([asdict(each) for each in read]).encode(), "rows", private=True)
         return seal_rows(made)
@@ -219,12 +220,14 @@ def _stored(
     columns: Sequence[str] | None,
     choices: Choices,
     progress: Callable[[int, int], None] | None,
+    say: Callable[[str], None] | None,
 ) -> RowsTable:
     target = table.rows_of(period)
     if _sources(entry):
         return ingest(
-            entry, target, columns=columns, choices=choices, progress=progress, ledger_id=table.ledger_id, period=period
-        )
+            entry, target, columns=columns, choices=choices, progress=progress, say=say,
+            ledger_id=table.ledger_id, period=period,
+        )  # fmt: skip
     if names is None:
         raise DataError(f"{entry} holds no files, and the first period must have rows: they name the columns.")
     with created(target, rows=0, dtype="uint8", names=names, budget=None, ledger_id=table.ledger_id, period=period):
@@ -284,16 +287,21 @@ def _sources_of(table: PeriodicTable, period: str) -> list[SourceFile]:
     path = table.rows_of(period) / _SOURCES
     try:
         return [SourceFile(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         raise DataError(f"{path} is missing or damaged. Restore it: it tells which files were ingested.") from None
 
 
 def _require_fresh(
-    table: PeriodicTable, period: str, entry: Path, read: Iterable[SourceFile], closed: Iterable[str]
+    table: PeriodicTable,
+    period: str,
+    entry: Path,
+    read: Iterable[SourceFile],
+    closed: Iterable[str],
+    choices: Choices,
 ) -> None:
     seen = {each.digest: f"{each.name} of the period {other}" for other in closed for each in _sources_of(table, other)}
     for each in read:
-        if each.digest in seen and has_rows(_path_of(entry, each.name), table.path):
+        if each.digest in seen and has_rows(_path_of(entry, each.name), table.path, choices):
             raise RefusedError(
                 f"{each.name} of the period {period} ({entry}) is the same, byte for byte, as {seen[each.digest]}: its "
                 "rows would be charged and counted twice. Remove the repetition."

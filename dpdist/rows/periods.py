@@ -188,7 +188,6 @@ def create_periods(path: Path, budget: PrivacyLoss) -> PeriodicTable:
         If something is there already, or it cannot be written.
     """
     with staged(path, "rows", private=True) as aside:
-        aside.chmod(0o700)
         handle = os.open(aside / KEY, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(handle, "w", encoding="ascii") as file:
             file.write(random_token() + random_token())
@@ -245,7 +244,7 @@ def open_periods(path: Path) -> PeriodicTable:
             PrivacyLoss.from_json(info["budget"]),
             None if ledger_id is None else str(ledger_id),
         )
-    except (OSError, ValueError, KeyError, TypeError, DataError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, DataError):
         raise DataError(
             f"{path} is not a folder of periods, or its {_FILE} was damaged. dpdist run makes one from a job file "
             "whose [rows] has periods = true."

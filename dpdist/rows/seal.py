@@ -89,7 +89,7 @@ def sealed_tags(table: RowsTable) -> list[str]:
         content = json.loads((table.path / SEAL).read_text(encoding="utf-8"))
         tags = [str(tag) for tag in content["chunks"]]
         same = content == {**_described(table), "chunks": tags} and len(tags) == table.chunks
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         content, tags, same = None, [], False
     if not same or not hmac.compare_digest(_seal_of(content, table.path.parent), str(table.seal)):
         raise DataError(f"{table.path} is not what was sealed when its period was closed. Restore it from a copy.")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpdist.errors import DataError, UsageError
-from dpdist.rows.readers.anndata import H5ad
+from dpdist.rows.readers.anndata import AnnDataStore, H5ad
 from dpdist.rows.readers.arrays import Npy, Npz
 from dpdist.rows.readers.base import Choices, NoRowsError, Places, Source, Survey, attempt
 from dpdist.rows.readers.netcdf import NetCdf
@@ -16,7 +16,7 @@ from dpdist.rows.readers.parquet import Parquet
 from dpdist.rows.readers.partitions import Keys, Partitioned, key_in
 from dpdist.rows.readers.plink import COMPANIONS, Plink
 from dpdist.rows.readers.remote import Fetched, Remote, location_of
-from dpdist.rows.readers.stores import MARKS, Store
+from dpdist.rows.readers.stores import MARKS, Store, is_anndata
 from dpdist.rows.readers.text import Csv
 from dpdist.rows.readers.vcf import Vcf
 from dpdist.staging import scratch
@@ -140,7 +140,7 @@ def opened_sources(place: Any, beside: Path, choices: Choices = Choices()) -> It
 def _kind(place: Any) -> type[Source]:
     if attempt(place, place.is_dir):
         if is_store(place):
-            return Store
+            return AnnDataStore if is_anndata(place) else Store
     elif attempt(place, place.is_file):
         for suffix, kind in KINDS.items():
             if kind is not Store and place.name.lower().endswith(suffix):

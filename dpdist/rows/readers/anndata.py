@@ -1,56 +1,80 @@
-"""Reader of AnnData files, .h5ad, dense and sparse, by their published layout in HDF5.
+"""Readers of AnnData, dense and sparse: .h5ad files, and Zarr stores that say that they are AnnData.
 
-https://anndata.readthedocs.io/en/stable/fileformat-prose.html says how X, its layers and the names of the variables
-are stored. h5py alone reads them: what is not needed of the file is not opened.
+Of such a store or file only X is a table of rows, and what has its shape or stands for it before genes were left out:
+its layers, and raw. The other matrices beside it (``obsm``, ``obsp``, ``varm``) were computed from all rows together,
+as a PCA is: released, they would be protected for nobody, so they are never offered.
+
+anndata's own reader takes sparse matrices apart; what is not needed of the file is not opened.
 """
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_matrix
 
 from dpdist.errors import DataError
-from dpdist.rows.readers.base import PIECE, STORED, Places, Rows, Survey, attempt, each, require_table, required
-from dpdist.rows.readers.chunked import Chunked, Layout, only
+from dpdist.rows.readers.base import (
+    PIECE,
+    STORED,
+    Places,
+    Rows,
+    Survey,
+    attempt,
+    bounded,
+    each,
+    require_table,
+    required,
+)
+from dpdist.rows.readers.chunked import Chunked, Layout, only, require_chunks
+from dpdist.rows.readers.hdf5 import contained, strings
+from dpdist.rows.readers.stores import holds_values, opened
 from dpdist.rows.readers.turned import turned, width_for
 
 _SPARSE = {"csr_matrix": "csr", "csc_matrix": "csc"}
+_PARTS = ("data", "indices", "indptr")
 
 
-class H5ad(Chunked):
-    """X of a .h5ad file, or with ``--variable`` another matrix of the same rows; columns are named as in ``var``."""
+class AnnData(Chunked):
+    """X, or with ``--variable`` another matrix of the same rows; columns are named as in ``var``."""
 
     takes = ("variable",)
-    needs_file = True
 
-    @contextmanager
-    def _file(self) -> Iterator[Any]:
-        with required("h5py", "anndata", ".h5ad files").File(self.path, "r") as file:
-            yield file
+    @abstractmethod
+    def _root(self) -> AbstractContextManager[Any]:
+        """Open it: a group of groups and arrays, as h5py and zarr give them."""
+
+    @abstractmethod
+    def _is_stored(self, array: Any, place: str) -> bool:
+        """Say whether any value of an array is stored."""
+
+    @abstractmethod
+    def _longest(self, labels: Any) -> int:
+        """Return how many bytes one of the strings of an array may have."""
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        with self._file() as file:
-            yield file[self._place]
+        with self._root() as root:
+            yield root[self._place]
 
     @cached_property
     def _place(self) -> str:
         """Where the matrix is."""
-        required("h5py", "anndata", ".h5ad files")
         found = attempt(self.path, self._matrices)
         if self.choices.variable is None and "X" in found:
             return "X"
         return only(self.path, found, self.choices.variable, "matrix")
 
     def _matrices(self) -> dict[str, tuple[int, ...]]:
-        with self._file() as file:
-            places = ["X", "raw/X", *(f"layers/{name}" for name in file.get("layers", ()))]
-            return {place: _shape(file[place]) for place in places if place in file}
+        with self._root() as root:
+            layers = sorted(root["layers"].keys()) if "layers" in root else ()
+            places = ["X", "raw/X", *(f"layers/{name}" for name in layers)]
+            return {place: _shape(root[place]) for place in places if place in root}
 
     @cached_property
     def _kind(self) -> str:
@@ -63,31 +87,53 @@ class H5ad(Chunked):
                 told = matrix.attrs.get("encoding-type", f"{matrix.attrs.get('h5sparse_format', '')}_matrix")
                 return _SPARSE[str(told)]
 
-        return attempt(self.path, read)
+        found = attempt(self.path, read)
+        if found != "dense":
+            required("anndata", "anndata", "sparse AnnData")
+        return found
 
     @cached_property
     def _layout(self) -> Layout:
         def read() -> Layout:
             with self._opened() as matrix:
                 shape = _shape(matrix)
-                if self._kind != "dense":
-                    return Layout(shape, matrix["data"].dtype, (1, *shape[1:]))
-                chunks = matrix.chunks or (1,) * len(shape)
-                return Layout(shape, matrix.dtype, tuple(map(min, chunks, shape)))
+                if self._kind == "dense":
+                    chunks = matrix.chunks or (1,) * len(shape)
+                    stored = self._is_stored(matrix, self._place)
+                    return Layout(shape, matrix.dtype, tuple(map(min, chunks, shape)), stored)
+                parts = {name: matrix[name] for name in _PARTS}
+                for array in parts.values():
+                    require_chunks(self.path, math.prod(array.chunks or ()) * array.dtype.itemsize)
+                stored = all(
+                    not array.shape[0] or self._is_stored(array, f"{self._place}/{name}")
+                    for name, array in parts.items()
+                )
+                return Layout(shape, parts["data"].dtype, (1, *shape[1:]), stored)
 
         return attempt(self.path, read)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        def read() -> tuple[str, ...]:
-            with self._file() as file:
-                var = file["raw/var" if self._place == "raw/X" else "var"]
-                return tuple(var[var.attrs["_index"]].asstr()[:])
+        columns = self._checked.columns
 
-        found = attempt(self.path, read)
-        if len(found) != self._checked.columns:
-            raise DataError(f"{self.path} names {len(found)} variables for {self._layout.columns} columns. Mend it.")
-        return found
+        def read() -> Iterator[list[str]]:
+            with self._root() as root:
+                var = root["raw/var" if self._place == "raw/X" else "var"]
+                labels = var[var.attrs["_index"]]
+                if hasattr(labels, "keys"):  # nullable strings, of which none is missing
+                    if not labels.attrs["encoding-type"] == "nullable-string-array" or np.any(labels["mask"][:]):
+                        raise ValueError
+                    labels = labels["values"]
+                if labels.shape != (columns,):
+                    raise _OtherCountError(labels.shape[0])
+                require_chunks(self.path, math.prod(labels.chunks or ()) * labels.dtype.itemsize)
+                yield from strings(labels, columns, self._longest(labels))
+
+        try:
+            return bounded(self.path, each(self.path, read()))
+        except _OtherCountError as error:
+            count = error.count
+        raise DataError(f"{self.path} names {count} variables for {columns} columns. Mend it.")
 
     def survey(self, keep: Places) -> Survey:
         found = self._checked
@@ -135,6 +181,45 @@ class H5ad(Chunked):
                 first = last
 
 
+class H5ad(AnnData):
+    """A .h5ad file."""
+
+    needs_file = True
+
+    @contextmanager
+    def _root(self) -> Iterator[Any]:
+        h5py = required("h5py", "anndata", ".h5ad files")
+        with contained(self.path, h5py) as file:
+            yield file
+
+    def _is_stored(self, array: Any, place: str) -> bool:  # noqa: ARG002 - HDF5 knows
+        return int(array.id.get_storage_size()) > 0
+
+    def _longest(self, labels: Any) -> int:
+        return int(self.path.stat().st_size if labels.dtype.kind == "O" else labels.dtype.itemsize)
+
+
+class AnnDataStore(AnnData):
+    """A Zarr store of AnnData."""
+
+    @contextmanager
+    def _root(self) -> Iterator[Any]:
+        with opened(self.path) as root:
+            yield root
+
+    def _is_stored(self, array: Any, place: str) -> bool:  # noqa: ARG002 - the place is told
+        return holds_values(self.path, place)
+
+    def _longest(self, labels: Any) -> int:
+        return int(labels.dtype.itemsize)  # of strings of any length a chunk is unpacked as a whole
+
+
+class _OtherCountError(DataError):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+
 def _shape(matrix: Any) -> tuple[int, ...]:
     if hasattr(matrix, "keys"):
         return tuple(int(n) for n in matrix.attrs["shape" if "shape" in matrix.attrs else "h5sparse_shape"])
@@ -144,21 +229,22 @@ def _shape(matrix: Any) -> tuple[int, ...]:
 def _dense(matrix: Any, lines: slice, across: int) -> Rows:
     """Return some lines of a sparse matrix: rows of a CSR, columns of a CSC.
 
-    SciPy writes where the indices say without looking, so they are looked at first.
+    SciPy writes where the indices say without looking, and as many values are read as the ends of lines say; so both
+    are looked at first.
     """
-    ends = matrix["indptr"][lines.start : lines.stop + 1].astype(np.int64)
+    from anndata.io import sparse_dataset  # noqa: PLC0415 - only where there is such a matrix
+
+    ends = np.asarray(matrix["indptr"][lines.start : lines.stop + 1]).astype(np.int64)
     stored = matrix["data"].shape[0]
     if ends[0] < 0 or ends[-1] > stored or (np.diff(ends) < 0).any() or (np.diff(ends) > across).any():
         raise ValueError
     if matrix["indices"].shape[0] != stored or (ends.size > 1 and lines.start == 0 and ends[0] != 0):
         raise ValueError
-    part = slice(int(ends[0]), int(ends[-1]))
-    indices, data = matrix["indices"][part].astype(np.int64), matrix["data"][part]
-    if indices.size and (indices.min() < 0 or indices.max() >= across):
+    opened_matrix = sparse_dataset(matrix, should_cache_indptr=False)
+    found = opened_matrix[lines] if opened_matrix.format == "csr" else opened_matrix[:, lines].T
+    if found.indices.size and (found.indices.min() < 0 or found.indices.max() >= across):
         raise ValueError
-    dtype = np.dtype(STORED[data.dtype.name])
-    shape = (len(ends) - 1, across)
-    found = csr_matrix((data.astype(dtype), indices, ends - ends[0]), shape=shape)
+    found = found.astype(STORED[found.dtype.name])
     found.sort_indices()
     if not found.has_canonical_format:  # one cell twice: there is no saying which is meant
         raise ValueError

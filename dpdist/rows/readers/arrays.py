@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import math
 import zipfile
 from collections.abc import Generator, Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from dpdist.rows.readers.base import (
     Source,
     Survey,
     attempt,
+    bounded,
     each,
     numbered,
     require_table,
@@ -27,6 +29,10 @@ from dpdist.rows.readers.base import (
 )
 from dpdist.staging import scratch
 from dpdist.words import listed
+
+_PIECE = 1 << 20
+_HEAD = 1 << 14
+"""Bytes in which the head of an array ends: NumPy refuses longer ones, but reads them first."""
 
 
 class Header(NamedTuple):
@@ -41,12 +47,20 @@ class Header(NamedTuple):
     @classmethod
     def read(cls, file: IO[bytes], size: int) -> Header:
         versions = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        shape, fortran, dtype = versions[np.lib.format.read_magic(file)](file)
-        return cls(shape, fortran, dtype, file.tell(), size)
+        start = io.BytesIO(file.read(_HEAD))
+        shape, fortran, dtype = versions[np.lib.format.read_magic(start)](start)
+        if any(n < 0 for n in shape):
+            raise ValueError
+        return cls(shape, fortran, dtype, start.tell(), size)
+
+    @property
+    def needed(self) -> int:
+        """Bytes that head and numbers take."""
+        return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
     def checked(self, path: Location) -> Header:
         require_table(path, self.shape, self.dtype)
-        if self.size < self.offset + math.prod(self.shape) * self.dtype.itemsize:
+        if self.size < self.needed:
             raise DataError(f"{path} is truncated: shorter than its header announces. Restore the file.")
         return self
 
@@ -75,6 +89,13 @@ class Header(NamedTuple):
                 else:
                     piece = fill(np.empty((rows, d), dtype=self.dtype), start * d)
                     yield piece if keep == tuple(range(d)) else piece[:, keep]
+
+
+def _exactly(file: IO[bytes], size: int) -> bytes:
+    found = file.read(size)
+    if len(found) != size:
+        raise EOFError
+    return found
 
 
 class Npy(Source):
@@ -140,17 +161,33 @@ class Npz(Npy):
         _, labels = self._members.get("feature_names", (None, self._header))
         if labels.shape != (d,) or labels.dtype.kind != "U":
             return numbered(d)
-        packed = b"".join(each(self.path, self._unpacked("feature_names")))
-        read = partial(np.frombuffer, packed, dtype=labels.dtype, count=d, offset=labels.offset)
-        return tuple(map(str, attempt(self.path, read)))
+        return bounded(self.path, each(self.path, self._labels(labels)))
 
-    def _unpacked(self, member: str) -> Iterator[bytes]:
-        with zipfile.ZipFile(self.path) as archive, archive.open(self._members[member][0]) as file:
-            while piece := file.read(1 << 20):
-                yield piece
+    def _labels(self, labels: Header) -> Iterator[list[str]]:
+        """Yield the names of the columns."""
+        size = labels.dtype.itemsize
+        if not 0 < size <= _PIECE:
+            raise ValueError
+        rest = b""
+        for number, piece in enumerate(self._unpacked("feature_names")):
+            rest += piece if number else piece[labels.offset :]
+            whole = len(rest) // size
+            yield list(map(str, np.frombuffer(rest, dtype=labels.dtype, count=whole)))
+            rest = rest[whole * size :]
+
+    def _unpacked(self, name: str) -> Iterator[bytes]:
+        """Yield a member, and no more than its head announces."""
+        info, header = self._members[name]
+        if header.size != header.needed:
+            raise ValueError
+        with zipfile.ZipFile(self.path) as archive, archive.open(info) as file:
+            for start in range(0, header.size, _PIECE):
+                yield _exactly(file, min(_PIECE, header.size - start))
+            if file.read(1):  # only at the end is the checksum compared
+                raise ValueError
 
     def blocks(self, keep: Places) -> Generator[Rows]:
-        with scratch(self.beside, "unpacked") as folder:
+        with scratch(self.beside, "unpacked", self._header.size) as folder:
             plain = folder / "X.npy"
             with plain.open("wb") as out:
                 for piece in each(self.path, self._unpacked(self._member)):

@@ -31,11 +31,16 @@ _LARGEST = 1 << 30
 
 
 class Layout(NamedTuple):
-    """Shape, type and chunks of an array; chunks of 1 where it has none."""
+    """Shape, type and chunks of an array, and whether any is stored; chunks of 1 where it has none.
+
+    Of a chunk that is not stored every value is the fill value. So are sparse arrays written; but of an array without
+    any chunk a few bytes could announce more rows than any disk holds.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunks: tuple[int, ...]
+    stored: bool = True
 
     @property
     def columns(self) -> int:
@@ -62,15 +67,15 @@ class Chunked(Source):
     @property
     def _checked(self) -> Layout:
         found = self._layout
-        if len(found.shape) > 2:
+        if len(found.shape) > 2 and min(found.shape) >= 0:
             require_table(self.path, (found.shape[0], found.columns), found.dtype)
         else:
             require_table(self.path, found.shape, found.dtype)
-        size = math.prod(found.chunks) * found.dtype.itemsize
-        if size > _LARGEST:
+        require_chunks(self.path, math.prod(found.chunks) * found.dtype.itemsize)
+        if not found.stored and found.shape[0]:
             raise DataError(
-                f"{self.path} has chunks of {size >> 20} MiB, and a chunk is unpacked as a whole. Write it with chunks "
-                f"of at most {_LARGEST >> 20} MiB."
+                f"{self.path} announces an array of which nothing is stored: all of it would be read as one fill "
+                "value. Restore it, or write it with its values."
             )
         return found
 
@@ -88,14 +93,15 @@ class Chunked(Source):
     def _bands(self, found: Layout) -> Generator[Rows]:
         """Yield all columns, as many rows at a time as chunks have, or several times as many."""
         n, d = found.shape[0], found.columns
-        high = min(found.chunks[0], n)
         row = d * found.dtype.itemsize
+        slab = row // found.shape[1] * found.chunks[1]
+        high = max(1, min(found.chunks[0], n, _LARGEST // slab))
         if high * row <= WINDOW or found.chunks[1:] == found.shape[1:]:
             # a chunk that holds all columns is unpacked as a whole for any of its rows
             step = high * max(1, PIECE // (high * row))
             yield from each(self.path, self._read(found, step))
             return
-        for start in range(0, n, high):  # each chunk is unpacked once
+        for start in range(0, n, high):  # each chunk is unpacked once, if those beside one another are not too many
             stop = min(start + high, n)
             yield from turned(self.path, self.beside, self._slabs(found, start, stop), (stop - start, d), found.dtype)
 
@@ -114,6 +120,21 @@ class Chunked(Source):
         if read.dtype != found.dtype:
             raise TypeError  # not what the file announced
         return read.reshape(read.shape[0], -1)
+
+
+def require_chunks(path: Any, size: int) -> None:
+    """Refuse chunks of so many bytes that one of them fills the memory.
+
+    Raises
+    ------
+    DataError
+        With their size, and how large they may be.
+    """
+    if size > _LARGEST:
+        raise DataError(
+            f"{path} has chunks of {size >> 20} MiB, and a chunk is unpacked as a whole. Write it with chunks of at "
+            f"most {_LARGEST >> 20} MiB."
+        )
 
 
 def only(path: Any, found: dict[str, tuple[int, ...]], variable: str | None, many: str) -> str:

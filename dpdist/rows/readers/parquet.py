@@ -24,11 +24,16 @@ from dpdist.rows.readers.base import (
     attempt,
     each,
     matrix,
+    no_numbers,
 )
 from dpdist.staging import scratch
 
 _ROW_GROUP = 64 << 20  # a larger row group is unpacked, as many columns at a time as the next line says
 _COLUMNS = 16
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
 class Parquet(Source):
@@ -53,13 +58,10 @@ class Parquet(Source):
     def survey(self, keep: Places) -> Survey:
         if not self._metadata.num_rows:
             raise NoRowsError(f"{self.path} has no rows. Remove it, or add rows.")
-        stored = []
-        for place in keep:
-            kind = self._schema.types[place]
-            if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-                where = f"{self.path}, column {self.names[place]!r}"
-                raise DataError(f"{where}: values of type {kind} are no numbers. Convert the column or leave it out.")
-            stored.append(STORED[np.dtype(kind.to_pandas_dtype()).name])
+        kinds = {self.names[place]: self._schema.types[place] for place in keep}
+        if bad := {name: str(kind) for name, kind in kinds.items() if not _is_number(kind)}:
+            raise no_numbers(self.path, bad, [name for name in kinds if name not in bad])
+        stored = [STORED[np.dtype(kind.to_pandas_dtype()).name] for kind in kinds.values()]
         return Survey(self._metadata.num_rows, np.result_type(*(stored or ["uint8"])))
 
     def kept_as(self, place: int) -> np.dtype[Any] | None:
@@ -73,7 +75,8 @@ class Parquet(Source):
         # Arrow holds a page or two of every column it reads, about 2 MiB each: more than the table, if that is wide
         found = self.survey(keep)
         header = Header((found.rows, len(keep)), True, found.dtype, 0, 0)
-        with scratch(self.beside, "unpacked") as folder:
+        size = found.rows * len(keep) * found.dtype.itemsize
+        with scratch(self.beside, "unpacked", size) as folder:
             plain = folder / "X"
             with plain.open("wb") as out:
                 for first in range(0, len(keep), _COLUMNS):

@@ -21,7 +21,8 @@ import fsspec
 import numpy as np
 
 from dpdist.errors import DataError, UsageError
-from dpdist.rows.readers.base import Places, Rows, Source, Survey, attempt
+from dpdist.rows.readers.base import AskError, Places, Rows, Source, Survey, attempt
+from dpdist.staging import require_space
 
 T = TypeVar("T")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -201,6 +202,7 @@ class Fetched(Source):
     def _fetch(self, remote: Remote) -> None:
         handle = os.open(self.folder / remote.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as out, remote.open("rb") as file:
+            require_space(self.folder, int(remote.stat().st_size), "rows, which are fetched first,")
             while piece := file.read(_PIECE):
                 out.write(piece)
 
@@ -210,11 +212,20 @@ class Fetched(Source):
             return question(self._source)
         except DataError as error:
             message = str(error).replace(str(self.folder / self.path.name), str(self.path))
-        raise DataError(message)
+            ways = (error.ways, error.more) if isinstance(error, AskError) else None
+        raise DataError(message) if ways is None else AskError(message, *ways)
 
     @property
     def names(self) -> tuple[str, ...]:
         return self._asked(lambda source: source.names)
+
+    @property
+    def unnamed(self) -> int | None:
+        return self._asked(lambda source: source.unnamed)
+
+    @property
+    def guess(self) -> str | None:
+        return self._asked(lambda source: source.guess)
 
     def survey(self, keep: Places) -> Survey:
         return self._asked(lambda source: source.survey(keep))

@@ -39,7 +39,7 @@ def turned(
         (n, d), and the type to keep them in.
     """
     n, d = shape
-    with scratch(beside, "unpacked") as folder:
+    with scratch(beside, "unpacked", n * d * dtype.itemsize) as folder:
         widths = []
         with (folder / "X").open("wb") as out:
             for block in each(path, blocks):
