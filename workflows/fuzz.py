@@ -14,6 +14,8 @@ Results: fuzz.json and fuzz.md beside --out.
 from __future__ import annotations
 
 import argparse
+import gzip
+import importlib
 import json
 import os
 import re
@@ -21,9 +23,11 @@ import resource
 import shutil
 import signal
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -32,7 +36,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import anndata
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xarray
+import zarr
+from bed_reader import to_bed
+from scipy import sparse
+
+from dpdist import cli
 
 MEMORY = 1536 << 20
 """Bytes that a case may take beyond what the process has when it starts."""
@@ -123,14 +136,6 @@ KINDS: dict[str, Kind] = {
 
 def make(folder: Path) -> None:
     """Write a good file of every kind, with the libraries that define them."""
-    import anndata
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    import xarray
-    import zarr
-    from bed_reader import to_bed
-    from scipy import sparse
-
     warnings.simplefilter("ignore")
     os.chdir(folder)
     rows = np.random.default_rng(0).poisson(1.5, (40, 4)).astype(np.float32)
@@ -138,8 +143,6 @@ def make(folder: Path) -> None:
     np.savez_compressed("t.npz", X=rows, feature_names=np.array(GENES))
     text = "\n".join([",".join(GENES), *(",".join(map(str, row)) for row in rows.tolist())]) + "\n"
     Path("t.csv").write_text(text)
-    import gzip
-
     Path("t.csv.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
     table = pa.table({name: rows[:, place] for place, name in enumerate(GENES)})
     pq.write_table(table, "t.parquet", row_group_size=15)
@@ -164,7 +167,7 @@ def make(folder: Path) -> None:
     counts = (rows % 3).astype(np.int8)
     facts = {"sid": GENES, "iid": [f"s{i}" for i in range(40)]}
     to_bed("t.bed", counts, properties=facts, num_threads=1)
-    fixed = "#CHROM POS ID REF ALT QUAL FILTER INFO FORMAT".split()
+    fixed = ["#CHROM", "POS", "ID", "REF", "ALT", "QUAL", "FILTER", "INFO", "FORMAT"]
     lines = ["##fileformat=VCFv4.3", "\t".join(fixed + facts["iid"])]
     for place, column in enumerate(counts.T.tolist()):
         cells = [("0/0", "0/1", "1/1")[count] for count in column]
@@ -173,21 +176,33 @@ def make(folder: Path) -> None:
     Path("t.vcf.gz").write_bytes(gzip.compress(Path("t.vcf").read_bytes(), mtime=0))
     np.savez("centre.npz", centre=np.ones(4), scale=np.ones(4))
     Path("job.toml").write_text(
-        '[rows]\npath = "rows.zarr"\nsource = "t.csv"\nbudget_epsilon = 3\nbudget_delta = 1e-5\ncolumns = ["g0", "g1"]\n'
+        '[rows]\npath = "rows.zarr"\nsource = "t.csv"\nbudget_epsilon = 3\nbudget_delta = 1e-5\n'
+        'columns = ["g0", "g1"]\n'
         '[release]\npath = "release.zarr"\nepsilon = 1\ndelta = 1e-6\nclip = 8.0\nmechanism = "gaussian"\n'
         'centre = "private"\ngrid_bits = 16\n[pca]\npath = "model.zarr"\ncomponents = 2\n[cluster]\nworkers = 1\n'
     )
     maker = Path(__file__).parents[1] / "cluster" / "make-certificates"
     _must([sys.executable, str(maker), "certificates", "30"])
-    _must([sys.executable, "-m", "dpdist", "ingest", "t.npy", "rows.zarr", "--budget-epsilon", "3", "--budget-delta", "1e-5"])
+    _must(
+        [
+            sys.executable,
+            "-m",
+            "dpdist",
+            "ingest",
+            "t.npy",
+            "rows.zarr",
+            "--budget-epsilon",
+            "3",
+            "--budget-delta",
+            "1e-5",
+        ]
+    )
     _must([sys.executable, "-m", "dpdist", "release", "rows.zarr", "release.zarr", *LOSS, "--workers", "1"])
     _must([sys.executable, "-m", "dpdist", "pca", "release.zarr", "model.zarr", "--components", "2"])
 
 
 def _must(command: list[str]) -> None:
-    import subprocess
-
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True)  # noqa: S603 - our own commands
 
 
 def damage(root: Path, rng: np.random.Generator) -> str:
@@ -218,23 +233,23 @@ def _cut(content: bytearray, rng: np.random.Generator) -> bytes:
 
 def _extreme(content: bytearray, rng: np.random.Generator) -> bytes:
     """Write a very large number, as lengths and counts are written."""
-    width = int(rng.choice([1, 2, 4, 8]))
-    value = int(rng.choice(np.array(EXTREMES, dtype=object))) % 256**width
-    place = rng.integers(max(1, len(content) - width))
+    width = (1, 2, 4, 8)[rng.integers(4)]
+    value: int = EXTREMES[rng.integers(len(EXTREMES))] % 256**width
+    place = int(rng.integers(max(1, len(content) - width)))
     content[place : place + width] = value.to_bytes(width, "little" if rng.random() < 0.7 else "big")
     return bytes(content)
 
 
 def _blank(content: bytearray, rng: np.random.Generator) -> bytes:
-    start = rng.integers(len(content) + 1)
+    start = int(rng.integers(len(content) + 1))
     size = min(int(rng.integers(1, 200)), len(content) - start)
-    content[start : start + size] = bytes([int(rng.choice([0, 255, 27, 10]))]) * size
+    content[start : start + size] = bytes([(0, 255, 27, 10)[rng.integers(4)]]) * size
     return bytes(content)
 
 
 def _repeat(content: bytearray, rng: np.random.Generator) -> bytes:
-    start = rng.integers(len(content) + 1)
-    return bytes(content[:start] + content[max(0, start - 60) : start] * int(rng.integers(1, 50)) + content[start:])
+    start, times = int(rng.integers(len(content) + 1)), int(rng.integers(1, 50))
+    return bytes(content[:start] + content[max(0, start - 60) : start] * times + content[start:])
 
 
 def _number(content: bytearray, rng: np.random.Generator) -> bytes:
@@ -254,7 +269,10 @@ def names_in(folder: Path) -> set[str]:
 
 def charged(folder: Path) -> int | None:
     """Return how many entries the ledger has; None if it cannot be read."""
-    with suppress(sqlite3.Error), sqlite3.connect(f"file:{folder}/rows.ledger/ledger.sqlite?immutable=1", uri=True) as db:
+    with (
+        suppress(sqlite3.Error),
+        sqlite3.connect(f"file:{folder}/rows.ledger/ledger.sqlite?immutable=1", uri=True) as db,
+    ):
         return int(db.execute("SELECT count(*) FROM journal").fetchone()[0])
     return None
 
@@ -272,7 +290,9 @@ def run_case(folder: Path, command: tuple[str, ...]) -> tuple[int, int, float]:
     if pid == 0:
         os.chdir(folder)
         for number, name in ((1, ".out"), (2, ".err")):
-            os.dup2(os.open(folder.parent / f"{folder.name}{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+            os.dup2(
+                os.open(folder.parent / f"{folder.name}{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number
+            )
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
@@ -282,15 +302,11 @@ def run_case(folder: Path, command: tuple[str, ...]) -> tuple[int, int, float]:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
         start, code = _status("VmRSS"), 1
         try:
-            from dpdist import cli
-
             sys.argv = ["dpdist", *command]
             cli.main()
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 0
         except BaseException:  # noqa: BLE001 - told as what it is
-            import traceback
-
             traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -347,19 +363,27 @@ def fuzz(kind_name: str, number: int, made: Path, scratch: Path, tally: Tally) -
     if fault := wrong_with(folder, code, before, entries):
         said = (scratch / "case.err").read_text(errors="replace")[-600:]
         tally.failures.append(
-            {"kind": kind_name, "number": number, "how": how, "command": " ".join(command), "fault": fault, "said": said}
+            {
+                "kind": kind_name,
+                "number": number,
+                "how": how,
+                "command": " ".join(command),
+                "fault": fault,
+                "said": said,
+            }
         )
         print(f"{kind_name} {number} ({how}; {' '.join(command[:2])}): {fault}\n{said}", file=sys.stderr)
 
 
 def preload() -> None:
     """Import what the commands import, so that a forked process starts at once."""
-    import importlib
-
     for name in (
-        "anndata", "bed_reader", "h5netcdf", "h5py", "pyarrow.csv", "pyarrow.parquet", "scipy.io", "xarray",
-        "dpdist.cli", "dpdist.report", "dpdist.estimators",
-    ):  # fmt: skip
+        "h5netcdf",
+        "h5py",
+        "pyarrow.csv",
+        "scipy.io",
+        "dpdist.report",
+    ):
         importlib.import_module(name)
 
 
@@ -398,12 +422,14 @@ def main() -> None:
 
 def report(tallies: dict[str, Tally], out: Path | None) -> None:
     """Print a table, and write it where it was asked for; failures are an exit code of 1."""
-    lines = ["| damaged | cases | done | usage | refused | unusable data | peak, MiB | longest, s | failures |", "|---|" + "---:|" * 8]
+    lines = [
+        "| damaged | cases | done | usage | refused | unusable data | peak, MiB | longest, s | failures |",
+        "|---|" + "---:|" * 8,
+    ]
     for kind, tally in tallies.items():
-        codes = " | ".join(str(tally.codes[code]) for code in (0, 2, 3, 4))
-        lines.append(
-            f"| {kind} | {tally.codes.total()} | {codes} | {tally.peak >> 20} | {tally.seconds:.1f} | {len(tally.failures)} |"
-        )
+        numbers = [tally.codes.total(), *(tally.codes[code] for code in (0, 2, 3, 4)), tally.peak >> 20]
+        told = " | ".join([kind, *map(str, numbers), f"{tally.seconds:.1f}", str(len(tally.failures))])
+        lines.append(f"| {told} |")
     whole = sum(tally.codes.total() for tally in tallies.values())
     failures = [failure for tally in tallies.values() for failure in tally.failures]
     peak, longest = (max(values) for values in zip(*((t.peak, t.seconds) for t in tallies.values()), strict=True))
