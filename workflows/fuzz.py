@@ -31,7 +31,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,8 @@ LARGEST = 256 << 20
 """Bytes of the largest file it may write."""
 EXTREMES = (0, 1, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1)
 NUMBERS = ("-5", "0", "1000000000000", str(2**62), "1e308", "NaN", '"x"', "null", "[" * 2000 + "]" * 2000, "{}")
+PLINK = ("t.bed", "t.bim", "t.fam")
+FOLDERS = ("rows.zarr", "rows.ledger", "release.zarr", "model.zarr", "job.toml", "t.csv", "certificates", "centre.npz")
 LABELS = {"Ingesting", "Checking chunks"}
 LOSS = ("--epsilon", "1", "--delta", "1e-6", "--clip", "8")
 GENES = ["g0", "g1", "g2", "g3"]
@@ -269,10 +271,8 @@ def names_in(folder: Path) -> set[str]:
 
 def charged(folder: Path) -> int | None:
     """Return how many entries the ledger has; None if it cannot be read."""
-    with (
-        suppress(sqlite3.Error),
-        sqlite3.connect(f"file:{folder}/rows.ledger/ledger.sqlite?immutable=1", uri=True) as db,
-    ):
+    place = f"file:{folder}/rows.ledger/ledger.sqlite?immutable=1"
+    with suppress(sqlite3.Error), closing(sqlite3.connect(place, uri=True)) as db:
         return int(db.execute("SELECT count(*) FROM journal").fetchone()[0])
     return None
 
@@ -352,7 +352,11 @@ def fuzz(kind_name: str, number: int, made: Path, scratch: Path, tally: Tally) -
     rng = np.random.default_rng([number, *kind_name.encode()])
     folder = scratch / "case"
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(made, folder)
+    folder.mkdir()
+    for name in {kind.damaged, *(PLINK if kind.damaged in PLINK else FOLDERS if "." not in kind_name else ())}:
+        (shutil.copytree if (made / name).is_dir() else shutil.copy)(made / name, folder / name)
+    if not (folder / "rows.ledger").exists():
+        shutil.copytree(made / "rows.ledger", folder / "rows.ledger")
     how = damage(folder / kind.damaged, rng)
     command = kind.commands[int(rng.integers(len(kind.commands)))]
     before, entries = names_in(folder), None if kind_name == "ledger" else charged(folder)
