@@ -104,7 +104,7 @@ def staged(target: Path, what: str, *, private: bool = False) -> Iterator[Path]:
     require_new(target, what)
     aside, handle = None, None
     try:
-        _remove_abandoned(target)
+        remove_abandoned(target)
         aside, handle = _locked_folder(target)
         yield aside
         _set_modes(aside, private=private)
@@ -164,7 +164,7 @@ def scratch(beside: Path, name: str, size: int = 0) -> Iterator[Path]:
     DataError
         If there is no room for so many.
     """
-    _remove_abandoned(beside / name)
+    remove_abandoned(beside / name)
     require_space(beside, size, "rows, which are unpacked first,")
     aside, handle = _locked_folder(beside / name)
     try:
@@ -268,7 +268,8 @@ def _lock(folder: Path) -> int:
     return handle
 
 
-def _remove_abandoned(target: Path) -> None:
+def remove_abandoned(target: Path) -> None:
+    """Remove what processes that were killed left while they made something there."""
     for litter in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
         # a live builder holds the lock; one that has just ended takes its folder away itself
         with suppress(OSError):

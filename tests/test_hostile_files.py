@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import stat
 import struct
 import subprocess
@@ -37,7 +38,7 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import created
 from dpdist.rows.ingest import ingest
-from dpdist.rows.readers import Choices
+from dpdist.rows.readers import Choices, apart
 from dpdist.staging import make_public_folder
 
 __all__ = ["call"]
@@ -452,3 +453,33 @@ def test_what_a_terminal_would_obey_is_spelled_out(tmp_path: Path, monkeypatch: 
         writer.append(np.ones((1, 2), dtype=np.uint8))  # as a version before this one took them
     assert "a\\x1b[2J" in call("inspect", "rows.zarr").out
     assert "\\x1b[2J" in call("inspect", "\x1b[2J.zarr").message
+
+
+def test_a_file_that_hangs_its_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_h5ad(tmp_path / "t.h5ad", counts())
+    content = bytearray((tmp_path / "t.h5ad").read_bytes())
+    heap = content.index(b"GCOL")
+    content[heap + 16 : heap + 216] = bytes(200)  # objects of no length, behind which HDF5 looks for the next for ever
+    (tmp_path / "t.h5ad").write_bytes(content)
+    monkeypatch.setattr(apart, "_PATIENCE", 2)
+    refused(tmp_path / "t.h5ad", "t.h5ad", "damaged")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is a file read apart")
+def test_a_crash_of_a_library_and_its_appetite_are_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_h5ad(tmp_path / "t.h5ad", counts())
+
+    def crash(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def hunger(*_: object) -> None:
+        bytearray(5 << 30)
+
+    for fault, needle in ((crash, "its library ends by a crash"), (hunger, "does not fit into the memory")):
+        with monkeypatch.context() as patch:
+            patch.setattr("dpdist.rows.readers.anndata.contained", fault)
+            refused(tmp_path / "t.h5ad", "t.h5ad", needle)
+    made = ingest(tmp_path / "t.h5ad", tmp_path / "rows.zarr")
+    assert np.array_equal(stored(made.path), counts())

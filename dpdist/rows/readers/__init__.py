@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dpdist.errors import DataError, UsageError
 from dpdist.rows.readers.anndata import AnnDataStore, H5ad
+from dpdist.rows.readers.apart import Apart
 from dpdist.rows.readers.arrays import Npy, Npz
 from dpdist.rows.readers.base import Choices, NoRowsError, Places, Source, Survey, attempt
 from dpdist.rows.readers.netcdf import NetCdf
@@ -151,14 +153,23 @@ def _kind(place: Any) -> type[Source]:
     raise DataError(f"{place} is not a file, or does not exist. Pass a file, or a folder of nothing but files.")
 
 
+def _reader(kind: type[Source], stack: ExitStack, place: Any, beside: Path, choices: Choices) -> Source:
+    made = kind(place, beside, choices)
+    if not kind.fragile:
+        return made
+    apart = Apart(place, beside, choices, made)
+    stack.callback(apart.close)
+    return apart
+
+
 def _source(place: Any, keys: Keys, beside: Path, choices: Choices, stack: ExitStack) -> Source:
     kind = _kind(place)
     if isinstance(place, Remote) and (kind.needs_file or place.web):
         others = tuple(place.with_suffix(suffix) for suffix in COMPANIONS if kind is Plink)
         folder = stack.enter_context(scratch(beside, "fetched"))
-        made: Source = Fetched(place, beside, choices, kind, folder, others)
+        made: Source = Fetched(place, beside, choices, partial(_reader, kind, stack), folder, others)
     else:
-        made = kind(place, beside, choices)
+        made = _reader(kind, stack, place, beside, choices)
     if not keys:
         return made
     if kind is not Parquet:

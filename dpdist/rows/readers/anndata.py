@@ -185,6 +185,7 @@ class H5ad(AnnData):
     """A .h5ad file."""
 
     needs_file = True
+    fragile = True
 
     @contextmanager
     def _root(self) -> Iterator[Any]:

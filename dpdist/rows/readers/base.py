@@ -26,6 +26,8 @@ from dpdist.rows.dataset import DTYPES
 from dpdist.words import listed
 
 T = TypeVar("T")
+progressed: Callable[[], object] = bool
+"""Called for every piece that was read; a reader in a process of its own (:mod:`.apart`) says so that it lives."""
 _TYPED = 50
 """Names that a command is told with."""
 _UNNAMED = frozenset({"", "Unnamed: 0", "__index_level_0__"})
@@ -191,6 +193,8 @@ class Source(ABC):
     """The choices that this kind of file leaves open."""
     needs_file: ClassVar[bool] = False
     """Whether a file is needed, and an object in a store has to be fetched first."""
+    fragile: ClassVar[bool] = False
+    """Whether the library that reads it can hang or crash on a damaged file, and is given a process of its own."""
     path: Any  # a Location; a Path where needs_file
     beside: Path
     choices: Choices = Choices()
@@ -252,6 +256,7 @@ def attempt(path: Location, action: Callable[[], T]) -> T:
 def each(path: Location, pieces: Iterator[T]) -> Generator[T]:
     """Pass pieces on; only their making counts as an attempt, not what the receiver does with them."""
     while (piece := attempt(path, partial(next, pieces, None))) is not None:
+        progressed()
         yield piece
 
 

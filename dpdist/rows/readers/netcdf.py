@@ -34,6 +34,7 @@ class NetCdf(Chunked):
 
     takes = ("variable",)
     needs_file = True
+    fragile = True
 
     @contextmanager
     def _variables(self) -> Iterator[tuple[Mapping[str, Any], set[str]]]:
