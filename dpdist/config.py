@@ -396,10 +396,8 @@ def read_job(
         content = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
     except OSError as error:
         raise DataError(f"The job file {path} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not TOML: {error}.") from None
-    except RecursionError:
-        raise UsageError(f"{path} is not TOML that means anything: it is nested too deeply.") from None
     _check(path, content)
     folder = path.absolute().parent
     rows, release = content["rows"], content["release"]
