@@ -5,8 +5,8 @@ The tables are synthetic, so nothing here is private and no ledger is touched.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms import attack
-from dpdist.mechanisms.attack import AuditTask
+from dpdist.mechanisms.attack import AuditTask, Scene
+from dpdist.mechanisms.base import Calibrated
 from dpdist.pictures import picture
 from dpdist.pipeline import Cluster
 from dpdist.privacy import audit
@@ -38,22 +39,32 @@ class Audit:
         What was attacked, with all the draws.
     claim, guarantee
         What its authors claim and what is proved, at the parameters of the attack.
-    finding
-        The best event at the claimed epsilon, counted.
+    counted
+        The best event, from draws of two tables alone.
+    weighted
+        The best event, from weighted draws; None where the mechanism's likelihood ratio is not known.
     sample
-        The attacker's numbers, (2, draws).
+        The attacker's numbers on draws of the two tables, (2, draws).
     """
 
     task: AuditTask
     claim: PrivacyLoss | None
     guarantee: Guarantee | None
-    finding: audit.Finding
+    counted: audit.Finding
+    weighted: audit.Finding | None
     sample: npt.NDArray[np.float64]
+
+    @property
+    def finding(self) -> audit.Finding:
+        """What shows more."""
+        return max(filter(None, (self.counted, self.weighted)), key=lambda each: each.epsilon(self.task.loss.delta))
+
+    def _rejects(self, loss: PrivacyLoss) -> bool:
+        return any(audit.rejects(each, loss) for each in (self.counted, self.weighted) if each is not None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
-        found = audit.to_json(self.finding, self.task.loss)
-        rejected = found.pop("rejected")
+        counted, weighted = (each and audit.to_json(each, self.task.loss) for each in (self.counted, self.weighted))
         return {
             "mechanism": self.task.mechanism,
             "neighbours": self.task.query.neighbours.value,
@@ -61,24 +72,33 @@ class Audit:
             "draws": self.task.draws,
             "claim": None if self.claim is None else self.claim.to_json(),
             "proved": None if self.guarantee is None else self.guarantee.loss.to_json(),
-            **found,
-            "claim_rejected": rejected,
-            "proof_rejected": self.guarantee is not None and audit.rejects(self.finding, self.guarantee.loss),
+            "counted": counted,
+            "weighted": weighted,
+            "epsilon_lower": self.finding.epsilon(self.task.loss.delta),
+            "confidence": 1 - sum(each.error for each in (self.counted, self.weighted) if each is not None),
+            "claim_rejected": self._rejects(self.task.loss),
+            "proof_rejected": self.guarantee is not None and self._rejects(self.guarantee.loss),
         }
 
     def words(self) -> str:
         """Return the result in sentences."""
         loss, found = self.task.loss, self.to_json()
-        margin = max(found["delta_estimate"] - found["delta_lower"], 0.0)
         verdict = "REJECTED" if found["claim_rejected"] else "not rejected"
         proved = "nothing" if self.guarantee is None else str(self.guarantee.loss)
+        counted = found["counted"]
+        margin = max(counted["delta_estimate"] - counted["delta_lower"], 0.0)
         words = (
-            f"{self.task.mechanism}, {self.task.query.neighbours}, {self.task.draws} draws of each of two tables: at "
-            f"epsilon {loss.epsilon:g} delta is at least {found['delta_lower']:.4g} (estimate "
-            f"{found['delta_estimate']:.4g} ± {margin:.2g}); at delta {loss.delta:g} epsilon is at least "
-            f"{found['epsilon_lower']:.4g}; confidence {found['confidence']:.6g}. Claimed {loss}: {verdict}. "
-            f"Proved {proved}."
+            f"{self.task.mechanism}, {self.task.query.neighbours}, {self.task.draws} draws of each of two tables "
+            f"{counted['rows_apart']} rows apart: at epsilon {loss.epsilon:g} delta is at least "
+            f"{counted['delta_lower']:.4g} (estimate {counted['delta_estimate']:.4g} ± {margin:.2g}); at delta "
+            f"{loss.delta:g} epsilon is at least {counted['epsilon_lower']:.4g}."
         )
+        if found["weighted"]:
+            words += (
+                f" Draws weighted by the likelihood ratio, which relies on its formula: epsilon is at least "
+                f"{found['weighted']['epsilon_lower']:.4g}."
+            )
+        words += f" Confidence {found['confidence']:.6g}. Claimed {loss}: {verdict}. Proved {proved}."
         if found["proof_rejected"]:
             words += " THE PROOF IS CONTRADICTED: please report this."
         return words
@@ -108,16 +128,37 @@ def run(task: AuditTask, error: float, cluster: Cluster) -> Audit:
     if task.loss.epsilon > _LARGEST_EPSILON:
         raise UsageError(f"No number of draws says anything about an epsilon above {_LARGEST_EPSILON} (--epsilon).")
     calibrated = task.calibrated()
-    share = -(-task.draws // _TASKS)
-    part = AuditTask(task.mechanism, task.query, task.loss, task.options, share)
     with cluster.connected() as found:
-        count = len(found.workers)
-        groups = [[part] * len(range(i, _TASKS, count)) for i in range(min(count, _TASKS))]
-        sums = found.reduce(attack.run, _joined, groups, f"Drawing {task.mechanism}")
-        sample = found.trusted(lambda *parts: _joined(parts), sums=sums)
-    finding = audit.examine(sample[0], sample[1], task.loss.epsilon, error)
-    whole = AuditTask(task.mechanism, task.query, task.loss, task.options, sample.shape[1])
-    return Audit(whole, calibrated.claim, calibrated.guarantee, finding, sample)
+
+        def drawn(scene: Scene) -> npt.NDArray[np.float64]:
+            part = replace(task, draws=-(-task.draws // _TASKS), scene=scene)
+            count = len(found.workers)
+            groups = [[part] * len(range(i, _TASKS, count)) for i in range(min(count, _TASKS))]
+            sums = found.reduce(attack.run, _joined, groups, f"Drawing {task.mechanism}")
+            return found.trusted(lambda *parts: _joined(parts), sums=sums)
+
+        return _examined(task, calibrated, error, drawn)
+
+
+def attacked(task: AuditTask, calibrated: Calibrated, error: float) -> Audit:
+    """Do so in this process, with a mechanism that may differ from the one the task names."""
+    return _examined(task, calibrated, error, lambda scene: attack.attack(calibrated, scene, task.draws))
+
+
+def _examined(
+    task: AuditTask, calibrated: Calibrated, error: float, drawn: Callable[[Scene], npt.NDArray[np.float64]]
+) -> Audit:
+    ratio_known = calibrated.log_ratio(np.eye(task.query.size), np.eye(task.query.size)) is not None
+    part = error / 2 if ratio_known else error
+    scene = attack.choose(calibrated, task.query, task.loss, task.draws, part, weighted=False)
+    sample = drawn(scene)
+    counted = audit.examine(sample[0], sample[1], part, delta=task.loss.delta, apart=scene.apart)
+    weighted = None
+    if ratio_known:
+        tilted = drawn(attack.choose(calibrated, task.query, task.loss, task.draws, part, weighted=True))
+        weighted = audit.examine_weighted(tilted[0], tilted[1], part, task.loss.delta)
+    whole = replace(task, draws=sample.shape[1], scene=scene)
+    return Audit(whole, calibrated.claim, calibrated.guarantee, counted, weighted, sample)
 
 
 def _joined(parts: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
@@ -137,7 +178,8 @@ def plot(result: Audit, path: Path) -> None:
     loss = result.task.loss
     grid = np.linspace(0, 2 * loss.epsilon, _GRID)
     first, second = result.sample
-    measured = [audit.examine(first, second, epsilon, result.finding.error).delta(epsilon) for epsilon in grid]
+    error, apart = result.counted.error, result.counted.apart
+    measured = [audit.examine(first, second, error, epsilon=e, apart=apart).delta(e) for e in grid]
     low, middle, _ = np.array(measured).T
     with picture(path) as axes:
         if result.claim is not None:
@@ -147,8 +189,8 @@ def plot(result: Audit, path: Path) -> None:
             proved = [_proved_delta(result.guarantee, e) for e in grid]
             axes.plot(grid, proved, color="tab:blue", label="proved (upper bound)")
         axes.fill_between(grid, low, np.maximum(low, middle), color="tab:red", alpha=0.25, lw=0)
-        confidence = 1 - result.finding.error
-        axes.plot(grid, low, color="tab:red", label=f"measured lower bound, confidence {confidence:g} at each epsilon")
+        confidence = 1 - error
+        axes.plot(grid, low, color="tab:red", label=f"counted lower bound, confidence {confidence:g} at each epsilon")
         axes.axvline(loss.epsilon, color="black", lw=0.6, ls=":")
         axes.set(xlabel="epsilon", ylabel="delta", xlim=(0, grid[-1]), ylim=(0, None))
         axes.set_title(f"{result.task.mechanism}: claimed {loss}, {result.task.query.neighbours}")

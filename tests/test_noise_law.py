@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from dpdist.cli import cli
 from dpdist.errors import DataError
-from dpdist.mechanisms.attack import Held, as_matrix
+from dpdist.mechanisms.attack import Held, views
 from dpdist.mechanisms.base import DeltaUse, Kind
 from dpdist.mechanisms.noise_law import EdgeKind, Noise, Part
 from dpdist.mechanisms.registry import MECHANISMS, calibrated
@@ -121,7 +121,7 @@ def test_the_edge_of_a_sum_is_where_its_spectrum_ends(name: str) -> None:
     for _ in range(8):
         noise = -total.mean_diagonal * np.eye(size)
         for one in drawn:
-            noise += as_matrix(one.answer(zero, SYSTEM), size)
+            noise += next(views(one, zero, 1, SYSTEM))
         largest.append(np.linalg.eigvalsh(noise)[-1])
     assert 0.75 * law.edge < np.mean(largest) < 1.1 * law.edge
     # the twin: the edge of noise of three times the variance

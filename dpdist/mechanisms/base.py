@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,6 +26,10 @@ from dpdist.triangle import Band, Triangle
 Matrix = npt.NDArray[np.float64]
 Answer = Triangle | Matrix
 """A packed triangle of int64 (a second moment in lattice units) or, 2-D, (k, d) orthonormal rows (a subspace)."""
+
+
+LogRatio = Callable[[Matrix], float]
+"""A log-likelihood ratio as a function of a release: a (d, d) matrix, or the rows that were seen."""
 
 
 class Output(enum.StrEnum):
@@ -250,6 +254,18 @@ class Calibrated(Protocol):
         """Draw the release once; a slow sampler reports to progress, if there is one."""
         ...
 
+    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
+        """Return ``log p(release | here) - log p(release | there)`` as a function of the release; None: not known.
+
+        For audits (:mod:`dpdist.mechanisms.ratios`): the guarantee does not rest on it.
+
+        Parameters
+        ----------
+        here, there
+            Two exact moments in lattice units, (d, d) float64.
+        """
+        ...
+
 
 class ClaimsWhatIsProved:
     """The part of a calibrated mechanism that is the same wherever the claim is the proof."""
@@ -268,6 +284,11 @@ class Additive(ABC):
     @abstractmethod
     def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:
         """Draw the noise matrix once, as a packed triangle of int64 in lattice units."""
+
+    def draws(self, count: int, entropy: Entropy) -> Iterator[Triangle]:
+        """Yield so many independent draws, for audits: a law that is drawn faster side by side overrides this."""
+        for _ in range(count):
+            yield self.draw(entropy)
 
     def answer(self, moment: ExactMoment, entropy: Entropy, progress: Progress | None = None) -> Answer:
         """Return the moment plus one draw."""

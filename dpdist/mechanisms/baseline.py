@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dpdist.mechanisms.base import DeltaUse, IndependentEntries, Mechanism, Output, Statement
+from dpdist.mechanisms.base import DeltaUse, IndependentEntries, Matrix, Mechanism, Output, Statement
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
@@ -36,6 +36,9 @@ class CalibratedNone(IndependentEntries):
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:  # noqa: ARG002 - there is nothing to draw
         """Return zeros; packed, int64."""
         return np.zeros(band.entries, dtype=np.int64)
+
+    def log_ratio(self, here: Matrix, there: Matrix) -> None:
+        """Return None: what is released is the moment itself."""
 
 
 class NoPrivacy:

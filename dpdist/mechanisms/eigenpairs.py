@@ -33,12 +33,14 @@ from typing import Any
 import numpy as np
 
 from dpdist.errors import UsageError
+from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
     COMPONENTS,
     Answer,
     ClaimsWhatIsProved,
     DeltaUse,
     ExactMoment,
+    LogRatio,
     Matrix,
     Mechanism,
     Output,
@@ -108,6 +110,15 @@ class CalibratedEigenpairs(ClaimsWhatIsProved):
         values = np.sort(np.maximum(values, 0))[::-1]
         vectors = successive(self.concentration * matrix, self.count, entropy)
         return rounded((vectors.T * values) @ vectors)
+
+    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
+        """Return the ratio for one component; None for more, which cannot be told apart in their sum."""
+        if self.count > 1:
+            return None
+        if self.deflated:
+            return ratios.deflated_pair(here, there, self.concentration, self.scale)
+        vector = ratios.top_vector(here, there, self.concentration)
+        return ratios.clipped_pair(here, there, self.scale, vector)
 
 
 def _calibrated(

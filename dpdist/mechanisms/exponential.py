@@ -44,6 +44,7 @@ from typing import Any
 import numpy as np
 
 from dpdist.errors import UsageError
+from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
     COMPONENTS,
     Answer,
@@ -51,6 +52,8 @@ from dpdist.mechanisms.base import (
     DeltaUse,
     ExactMoment,
     Kind,
+    LogRatio,
+    Matrix,
     Mechanism,
     Option,
     Output,
@@ -99,6 +102,10 @@ class CalibratedBingham(ClaimsWhatIsProved):
     ) -> Answer:
         """Draw the vectors once; (k, d) orthonormal rows."""
         return successive(self.concentration * moment.matrix(), self.count, entropy)
+
+    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
+        """Return the ratio of the successive Bingham densities."""
+        return ratios.successive_bingham(here, there, self.concentration)
 
 
 class Bingham:
@@ -168,6 +175,12 @@ class CalibratedPpca:
         if self.count == 1:
             return successive(matrix, 1, entropy)
         return gibbs(matrix, self.count, self.sweeps, entropy)
+
+    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
+        """Return the ratio of the density for one component, 0 for all; None between: what Gibbs sampling draws."""
+        if self.count == self.size:
+            return lambda _: 0.0
+        return ratios.successive_bingham(here, there, self.concentration) if self.count == 1 else None
 
 
 class Ppca:

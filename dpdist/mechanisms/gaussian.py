@@ -27,7 +27,17 @@ from fractions import Fraction
 from typing import Any
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import ClaimsWhatIsProved, DeltaUse, IndependentEntries, Mechanism, Output, Statement
+from dpdist.mechanisms import ratios
+from dpdist.mechanisms.base import (
+    ClaimsWhatIsProved,
+    DeltaUse,
+    IndependentEntries,
+    LogRatio,
+    Matrix,
+    Mechanism,
+    Output,
+    Statement,
+)
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
@@ -62,6 +72,10 @@ class CalibratedGaussian(ClaimsWhatIsProved, IndependentEntries):
         out = rounded_normal(self.sigma_off_diagonal, band.entries, entropy)
         out[band.diagonal] = rounded_normal(self.sigma_diagonal, band.height, entropy)
         return out
+
+    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
+        """Return the ratio of the normals before rounding, which a release is post-processed from."""
+        return ratios.two_scales(here, there, self.sigma_diagonal, self.sigma_off_diagonal)
 
 
 class Gaussian:

@@ -31,7 +31,8 @@ from typing import Any
 import numpy as np
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import DeltaUse, ExactMoment, Kind, Mechanism, Option, Output, Statement
+from dpdist.mechanisms import ratios
+from dpdist.mechanisms.base import DeltaUse, ExactMoment, Kind, LogRatio, Matrix, Mechanism, Option, Output, Statement
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy, Progress
@@ -88,6 +89,10 @@ class CalibratedProjection:
             draws = normals(self.size * count, entropy).reshape(self.size, count)
             inner += draws @ draws.T
         return rounded(factor @ inner @ factor.T / self.sketch)
+
+    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
+        """Return the ratio of the normal vectors whose second moment is released."""
+        return ratios.projection(here, there, self.sketch, self.ridge)
 
 
 def published_ridge(rule: str, loss: PrivacyLoss, sketch: int) -> float:

@@ -32,14 +32,24 @@ rounding the sum, so post-processing. The theorem is about real numbers, and the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import Additive, ClaimsWhatIsProved, DeltaUse, Mechanism, Output, Statement
+from dpdist.mechanisms import ratios
+from dpdist.mechanisms.base import (
+    Additive,
+    ClaimsWhatIsProved,
+    DeltaUse,
+    LogRatio,
+    Matrix,
+    Mechanism,
+    Output,
+    Statement,
+)
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy, Progress
@@ -50,6 +60,8 @@ from dpdist.triangle import Triangle, rounded
 
 _MAX_SPREAD = 2**54
 """Largest k d: an entry beyond 2^60, 64 times that, has a probability below exp(-64)."""
+_SIDE_BY_SIDE = 100
+"""Spectra simulated together: more gain nothing."""
 
 
 def _nuclear_variances(size: int) -> tuple[float, float]:
@@ -96,9 +108,21 @@ class CalibratedNuclear(_Calibrated):
 
     def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:
         """Draw E once; packed triangle, int64. Progress is told of the sweeps, which know nothing of the data."""
-        eigenvalues = self.scale * nuclear_spectra(self.size, 1, entropy, progress=progress)[0]
+        return self._turned(nuclear_spectra(self.size, 1, entropy, progress=progress)[0], entropy)
+
+    def draws(self, count: int, entropy: Entropy) -> Iterator[Triangle]:
+        """Yield so many independent draws, whose spectra are simulated side by side."""
+        for start in range(0, count, _SIDE_BY_SIDE):
+            for spectrum in nuclear_spectra(self.size, min(_SIDE_BY_SIDE, count - start), entropy):
+                yield self._turned(spectrum, entropy)
+
+    def _turned(self, spectrum: Matrix, entropy: Entropy) -> Triangle:
         vectors = haar(self.size, self.size, entropy)
-        return rounded((vectors * eigenvalues) @ vectors.T)
+        return rounded((vectors * (self.scale * spectrum)) @ vectors.T)
+
+    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
+        """Return the change of the nuclear norm over the scale."""
+        return ratios.norm(here, there, self.scale, ratios.nuclear_length)
 
 
 @dataclass(frozen=True)
@@ -118,6 +142,10 @@ class CalibratedFrobenius(_Calibrated):
         radius = gammas(self.size * (self.size + 1) / 2, 1, entropy)[0]
         direction *= self.scale * radius / np.linalg.norm(direction)
         return rounded(direction)
+
+    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
+        """Return the change of the Frobenius norm over the scale."""
+        return ratios.norm(here, there, self.scale, lambda e: float(np.linalg.norm(e)))
 
 
 def _guarantee(query: LatticeQuery, loss: PrivacyLoss, scale: int) -> Guarantee:

@@ -32,7 +32,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import ClaimsWhatIsProved, DeltaUse, IndependentEntries, Mechanism, Output, Statement
+from dpdist.mechanisms import ratios
+from dpdist.mechanisms.base import (
+    ClaimsWhatIsProved,
+    DeltaUse,
+    IndependentEntries,
+    LogRatio,
+    Matrix,
+    Mechanism,
+    Output,
+    Statement,
+)
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
@@ -64,6 +74,10 @@ class CalibratedLaplace(ClaimsWhatIsProved, IndependentEntries):
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
         """Draw some rows of E once; packed, int64."""
         return discrete_laplace(self.scale, band.entries, entropy)
+
+    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
+        """Return the ratio of the integer probabilities, which is exact."""
+        return ratios.laplace(here, there, self.scale)
 
 
 def _calibrated(query: LatticeQuery, loss: PrivacyLoss, sensitivity: int) -> CalibratedLaplace:

@@ -44,7 +44,8 @@ from typing import Any
 import numpy as np
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import Additive, DeltaUse, Kind, Mechanism, Option, Output, Statement
+from dpdist.mechanisms import ratios
+from dpdist.mechanisms.base import Additive, DeltaUse, Kind, LogRatio, Mechanism, Option, Output, Statement
 from dpdist.mechanisms.directions import ALLOCATION_OPTIONS, Matrix, covariance_spectrum, orthonormal, precisions
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
@@ -118,6 +119,17 @@ class CalibratedMatrixGaussian(Additive):
             draws = self.directions @ draws
             draws = draws @ self.directions.T if self.two_sided else draws
         return rounded(draws)
+
+    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
+        """Return the ratio of the normals before rounding.
+
+        In the eigenbasis of Sigma the symmetric part has independent entries, of variance ``s_i s_j / 2`` (two-sided)
+        or ``(s_i + s_j) / 4`` off the diagonal, and twice that on it.
+        """
+        values = self.eigenvalues
+        variance = np.outer(values, values) / 2 if self.two_sided else np.add.outer(values, values) / 4
+        np.fill_diagonal(variance, 2 * np.diag(variance))
+        return ratios.gaussian(here, there, variance, self.directions)
 
 
 def _mu_squared(query: LatticeQuery, eigenvalues: Matrix, *, two_sided: bool) -> Fraction:

@@ -43,7 +43,8 @@ from typing import Any
 import numpy as np
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import Additive, DeltaUse, Mechanism, Output, Statement
+from dpdist.mechanisms import ratios
+from dpdist.mechanisms.base import Additive, DeltaUse, LogRatio, Matrix, Mechanism, Output, Statement
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.mechanisms.wishart import ARITHMETIC
@@ -116,6 +117,10 @@ class CalibratedWishart(Additive):
         squares = [2 * gammas((self.columns - i) / 2, 1, entropy)[0] for i in range(self.size)]
         np.fill_diagonal(factor, np.sqrt(squares))
         return rounded(self.scale * (factor @ factor.T))
+
+    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
+        """Return the ratio of the Wishart densities before rounding; infinite off the support of one of them."""
+        return ratios.wishart(here, there, self.columns, self.scale)
 
 
 @lru_cache(maxsize=256)

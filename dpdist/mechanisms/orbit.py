@@ -49,12 +49,14 @@ from typing import Any
 import numpy as np
 
 from dpdist.errors import UsageError
+from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
     COMPONENTS,
     ClaimsWhatIsProved,
     DeltaUse,
     ExactMoment,
     Kind,
+    LogRatio,
     Matrix,
     Mechanism,
     Option,
@@ -158,6 +160,14 @@ class CalibratedOrbit(ClaimsWhatIsProved):
         values, vectors = np.linalg.eigh(moment.matrix())
         return rounded(self.unit * _aligned(values, vectors, np.array(self.spectrum), self.rate, entropy, progress))
 
+    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
+        """Return the ratio of the density on the orbit; 0 for a constant spectrum."""
+        lowest, spread = self.spectrum[-1], self.spectrum[0] - self.spectrum[-1]
+        if not spread:
+            return lambda _: 0.0
+        found = ratios.orbit(here, there, (np.array(self.spectrum) - lowest) / spread, self.rate)
+        return lambda y: found((y / self.unit - lowest * np.eye(len(y))) / spread)
+
 
 @dataclass(frozen=True)
 class CalibratedLowRankOrbit(ClaimsWhatIsProved):
@@ -196,6 +206,14 @@ class CalibratedLowRankOrbit(ClaimsWhatIsProved):
         spectrum = np.zeros(values.size)
         spectrum[:k] = np.sort(np.clip(values[-k:] + self.scale * noise, 0.0, _LARGEST))[::-1]
         return rounded(_aligned(values, vectors, spectrum, self.rate, entropy, progress))
+
+    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
+        """Return the ratio for one component; None for more, whose eigenvalues the real part does not show."""
+        if self.components > 1:
+            return None
+        line = np.eye(len(here))[0]
+        aligned = ratios.orbit(here, there, line, self.rate if line.size > 1 else 0.0)
+        return ratios.clipped_pair(here, there, self.scale, lambda y, value: aligned(y / value))
 
 
 SPECTRUM = Option(

@@ -43,12 +43,14 @@ from typing import Any
 import numpy as np
 
 from dpdist.errors import UsageError
+from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
     COMPONENTS,
     Answer,
     DeltaUse,
     ExactMoment,
     Kind,
+    LogRatio,
     Matrix,
     Mechanism,
     Option,
@@ -128,6 +130,15 @@ class CalibratedPower:
         for _ in range(self.iterations):
             frame, _ = np.linalg.qr(moment.times(frame) + self._noise(frame, entropy))
         return np.ascontiguousarray(frame.T)
+
+    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
+        """Return the ratio of all frames, the first included, stacked as rows; None beyond one component.
+
+        The guarantee covers every frame, because the workers see them.
+        """
+        if self.count > 1:
+            return None
+        return ratios.power_rounds(here, there, self.shape, self.scale, relative=self.relative)
 
 
 def _sensitivity_squared(query: LatticeQuery, count: int) -> int:

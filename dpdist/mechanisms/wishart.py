@@ -44,11 +44,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpdist.errors import UsageError
+from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
     Additive,
     ClaimsWhatIsProved,
     DeltaUse,
     Kind,
+    LogRatio,
     Matrix,
     Mechanism,
     Option,
@@ -110,6 +112,10 @@ class CalibratedTwoSidedWishart(ClaimsWhatIsProved, Additive):
     def _wishart(self, columns: int, entropy: Entropy) -> Matrix:
         z = normals(self.size * columns, entropy).reshape(self.size, columns)
         return z @ z.T
+
+    def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio:
+        """Return the ratio of the entries along the change: a bound on what the whole matrix shows."""
+        return ratios.two_sided_wishart(here, there, self.size + 1, self.scale)
 
 
 class TwoSidedWishart:

@@ -1,25 +1,68 @@
 """What draws prove about a privacy claim: lower bounds on epsilon and delta with a stated confidence.
 
-An attacker looks at one number computed from the release and says whether a row was there. From how often he is right
-and wrong, over many draws from two neighbouring tables, follow bounds on the privacy profile
+An attacker looks at one number computed from the release and says which of two tables it came from. From how often he
+is right and wrong, over many draws, follow bounds on the privacy profile
 ``delta(epsilon) = max over events of P(event) - exp(epsilon) Q(event)`` that hold whatever the mechanism is. The event
-is chosen on one half of the draws and counted on the other, so the choice costs no confidence. Counts are bounded
-after Clopper & Pearson (1934), exactly.
+is chosen on one half of the draws and measured on the other, so the choice costs no confidence.
+
+**Counted.** Draws from both tables; counts are bounded after Clopper & Pearson (1934), exactly. This rests on the draws
+alone. Events of a probability far below one over the number of draws cannot be seen.
+
+**Weighted.** Draws from a third table, on which the event is common, weighted by the likelihood ratio of either table
+to it (importance sampling). An event here bounds the weights on it, so their mean is that of variables in [0, 1], and
+is bounded after Hoeffding (1963, theorem 1): n independent ones of mean m have an average beyond x, on either side,
+with probability at most ``exp(-n KL(x, m))``, KL the divergence of two coins. This rests on the draws and on the ratio.
+
+**Tables further apart.** Along a chain of j neighbours an (epsilon, delta) mechanism has
+``P(event) <= exp(j epsilon) Q(event) + delta (exp(j epsilon) - 1) / (exp(epsilon) - 1)``: apply the definition j
+times. So what is measured on tables j rows apart bounds epsilon and delta as well. It helps where one row moves a
+release by a fraction of its noise, and epsilon is only reached far out.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special
 
 from dpdist.privacy.guarantee import PrivacyLoss
 
 Sample = npt.NDArray[np.float64]
+_CANDIDATES = 400
+"""Thresholds that are looked at, evenly spread over the draws."""
+_SPANS = (1.5, 3.0, 6.0)
+"""Widths of the window of log weights that an event of weighted draws allows."""
+_CAUTION = 0.01
+"""Events are chosen by wider bounds than they are measured by, because other draws may see less."""
+_NO_MORE = 700.0
+"""Largest exponent."""
+
+
+class Measure(Protocol):
+    """What was seen of the probability of an event."""
+
+    def interval(self, error: float) -> tuple[float, float]:
+        """Return bounds on its probability; each fails with probability at most ``error``."""
+        ...
+
+    @property
+    def estimate(self) -> float:
+        """Unbiased estimate."""
+        ...
+
+    @property
+    def draws(self) -> int:
+        """Number of draws."""
+        ...
+
+    @property
+    def hits(self) -> int:
+        """How many of them were in the event."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -31,80 +74,263 @@ class Count:
 
     def interval(self, error: float) -> tuple[float, float]:
         """Return Clopper-Pearson bounds on its probability; each fails with probability at most ``error``."""
-        k, n = self.hits, self.draws
-        low = 0.0 if k == 0 else float(stats.beta.ppf(error, k, n - k + 1))
-        high = 1.0 if k == n else float(stats.beta.isf(error, k + 1, n - k))
-        return low, high
+        low, high = clopper_pearson(np.array([float(self.hits)]), self.draws, error)
+        return float(low[0]), float(high[0])
+
+    @property
+    def estimate(self) -> float:
+        """Unbiased estimate."""
+        return self.hits / self.draws
+
+
+def clopper_pearson(hits: Sample, draws: int, error: float) -> tuple[Sample, Sample]:
+    """Return lower and upper bounds for many counts at once, each wrong with probability at most ``error``."""
+    with np.errstate(invalid="ignore"):  # 0 hits, or all
+        low = np.where(hits <= 0, 0.0, special.betaincinv(hits, draws - hits + 1, error))
+        high = np.where(hits >= draws, 1.0, special.betainccinv(hits + 1, draws - hits, error))
+    return low, high
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """The probability of an event as the mean of weights in [0, 1] times ``exp(log_unit)``.
+
+    Parameters
+    ----------
+    hits, draws
+        How many draws were in the event, of how many.
+    mean
+        Of the weights, 0 outside the event.
+    log_unit
+        Logarithm of the largest weight the event allows.
+    """
+
+    hits: int
+    draws: int
+    mean: float
+    log_unit: float
+
+    @classmethod
+    def of(cls, log_weights: Sample, event: npt.NDArray[np.bool_], log_unit: float) -> Weighted:
+        """Measure an event on which no log weight exceeds ``log_unit``.
+
+        Raises
+        ------
+        AssertionError
+            If one does.
+        """
+        inside = log_weights[event] - log_unit
+        if inside.max(initial=0.0) > 1e-9:
+            raise AssertionError("the event bounds the weights")
+        weights = np.zeros(log_weights.size)
+        weights[event] = np.exp(np.minimum(inside, 0.0))
+        return cls(inside.size, weights.size, float(weights.mean()), log_unit)
+
+    def interval(self, error: float) -> tuple[float, float]:
+        """Return bounds after Hoeffding; each fails with probability at most ``error``."""
+        unit, limit = math.exp(self.log_unit), -math.log(error) / self.draws
+        return _where(self.mean, 0.0, limit) * unit, _where(self.mean, 1.0, limit) * unit
+
+    @property
+    def estimate(self) -> float:
+        """Unbiased estimate."""
+        return self.mean * math.exp(self.log_unit)
+
+
+def _where(mean: float, end: float, limit: float) -> float:
+    """Return the point between a mean and an end of [0, 1] at which the divergence of the mean to it is ``limit``."""
+
+    def divergence(x: float) -> float:
+        return sum(p * math.log(p / q) for p, q in ((mean, x), (1 - mean, 1 - x)) if p > 0)
+
+    near, far = mean, end
+    for _ in range(40):
+        middle = (near + far) / 2
+        near, far = (middle, far) if divergence(middle) <= limit else (near, middle)
+    return far  # on the safe side
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one event shows: its counts on the two tables.
+    """What one event shows: its probabilities on two tables, as measured.
 
     Parameters
     ----------
     more, less
-        Counts on the table on which the event is more likely, and on the other.
+        On the table on which the event is more likely, and on the other.
     error
         Probability that a bound below is wrong.
+    apart
+        j, the number of rows by which the tables differ.
+    ratio
+        Weighted: the least log-likelihood ratio of a release in the event, so ``Q(event) <= exp(-ratio) P(event)``.
     """
 
-    more: Count
-    less: Count
+    more: Measure
+    less: Measure
     error: float
+    apart: int = 1
+    ratio: float = -math.inf
 
     def delta(self, epsilon: float) -> tuple[float, float, float]:
-        """Return a lower bound, the estimate and an upper bound on ``P(event) - exp(epsilon) Q(event)``.
+        """Return a lower bound, the estimate and an upper bound of what this event shows of delta at epsilon.
 
-        The lower bound is one on the delta of the mechanism at epsilon. The upper bound is about this event only.
+        For neighbours that is ``P(event) - exp(epsilon) Q(event)``, else what follows from tables further apart. The
+        lower bound is one on the delta of the mechanism at epsilon. The upper bound is about this event only.
         """
         (low, high), (less_low, less_high) = self.more.interval(self.error / 2), self.less.interval(self.error / 2)
-        factor = math.exp(epsilon)
-        estimate = self.more.hits / self.more.draws - factor * self.less.hits / self.less.draws
-        return max(0.0, low - factor * less_high), estimate, high - factor * less_low
+        factor = math.exp(min(self.apart * epsilon, _NO_MORE))
+        chain = math.fsum(math.exp(min(i * epsilon, _NO_MORE)) for i in range(self.apart))
+        estimate = self.more.estimate - factor * self.less.estimate
+        bound = max(0.0, low - factor * less_high, -low * math.expm1(min(epsilon - self.ratio, _NO_MORE)))
+        return bound / chain, estimate / chain, (high - factor * less_low) / chain
 
     def epsilon(self, delta: float) -> float:
         """Return a lower bound on the epsilon of the mechanism at delta; 0 where nothing is shown."""
-        low, high = self.more.interval(self.error / 2)[0], self.less.interval(self.error / 2)[1]
-        return max(0.0, math.log((low - delta) / high)) if low > delta else 0.0
+        if self.delta(0.0)[0] <= delta:
+            return 0.0
+        low, high = 0.0, 1.0
+        while self.delta(high)[0] > delta and high < _NO_MORE:
+            low, high = high, 2 * high
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.delta(middle)[0] > delta else (low, middle)
+        return low
 
 
-def examine(first: Sample, second: Sample, epsilon: float, error: float) -> Finding:
-    """Find the threshold that tells two samples apart best at epsilon, and count it on draws that had no say in it.
+def examine(
+    first: Sample, second: Sample, error: float, *, epsilon: float | None = None, delta: float = 0.0, apart: int = 1
+) -> Finding:
+    """Find the threshold that tells two samples apart best, and count it on draws that had no say in it.
 
     Parameters
     ----------
     first, second
-        The attacker's number on draws from either of two neighbouring tables, shapes (m,) and (n,), each of at least
-        four independent draws; infinite values are allowed.
-    epsilon
-        The epsilon at which ``P(event) - exp(epsilon) Q(event)`` is made as large as possible.
+        The attacker's number on draws from either of two tables, shapes (m,) and (n,), each of at least four
+        independent draws; infinite values are allowed.
     error
         Probability with which a bound of the finding is wrong.
+    epsilon, delta
+        The event is the one that shows the largest delta at epsilon, or without epsilon the largest epsilon at delta.
+    apart
+        The number of rows by which the tables differ.
     """
     halves = [(sample[: sample.size // 2], sample[sample.size // 2 :]) for sample in (first, second)]
     (chosen_first, rest_first), (chosen_second, rest_second) = halves
     best = (-math.inf, math.inf, 1, False)
     for swapped, (more, less) in enumerate([(chosen_first, chosen_second), (chosen_second, chosen_first)]):
         for sign in (1, -1):
-            advantage, threshold = _best_threshold(sign * more, sign * less, math.exp(epsilon))
-            best = max(best, (advantage, threshold, sign, bool(swapped)))
+            score, threshold = _best_threshold(sign * more, sign * less, error, epsilon, delta, apart)
+            best = max(best, (score, threshold, sign, bool(swapped)))
     _, threshold, sign, swapped_over = best
     more, less = (rest_second, rest_first) if swapped_over else (rest_first, rest_second)
     hits = [int((sign * sample >= threshold).sum()) for sample in (more, less)]
-    return Finding(Count(hits[0], more.size), Count(hits[1], less.size), error)
+    return Finding(Count(hits[0], more.size), Count(hits[1], less.size), error, apart)
 
 
-def _best_threshold(more: Sample, less: Sample, factor: float) -> tuple[float, float]:
-    """Return the largest ``P(x >= t) - factor Q(x >= t)`` over thresholds t among the draws, and that t."""
+def _best_threshold(
+    more: Sample, less: Sample, error: float, epsilon: float | None, delta: float, apart: int
+) -> tuple[float, float]:
+    """Return the best score over thresholds t of the event ``x >= t`` among the draws, and that t."""
     points = np.unique(np.concatenate([more, less]))
-    p = 1 - np.searchsorted(np.sort(more), points) / more.size
-    q = 1 - np.searchsorted(np.sort(less), points) / less.size
-    # One count more on the other side penalises events that look impossible there only because few were drawn. It
-    # guides the choice of the event alone; the bound itself comes from the other half of the draws.
-    advantage = p - factor * (q + 1 / less.size)
-    where = int(np.argmax(advantage))
-    return float(advantage[where]), float(points[where])
+    points = points[np.unique(np.linspace(0, points.size - 1, 20 * _CANDIDATES).astype(int))]
+    hits, wrong = (sample.size - np.searchsorted(np.sort(sample), points).astype(float) for sample in (more, less))
+    if epsilon is not None:
+        # One count more on the other side penalises events that look impossible there only because few were drawn.
+        score = hits / more.size - math.exp(min(apart * epsilon, _NO_MORE)) * (wrong + 1) / less.size
+    else:
+        low, high = clopper_pearson(hits, more.size, error / 2)[0], clopper_pearson(wrong, less.size, error / 2)[1]
+        score = log_excess(low, delta, high)
+    where = int(np.argmax(score))
+    return float(score[where]), float(points[where])
+
+
+def log_excess(low: Sample, delta: float, high: Sample) -> Sample:
+    """Return ``log((low - delta) / high)``, what an event between neighbours shows of epsilon."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(low > delta, np.log((low - delta) / high), -math.inf)
+
+
+def examine_weighted(first: Sample, second: Sample, error: float, delta: float) -> Finding:
+    """Find the event that shows the largest epsilon on one half of weighted draws, and measure it on the other half.
+
+    Events are ``L >= t``, L the log-likelihood ratio of the two tables, where the weight lies in a window.
+
+    Parameters
+    ----------
+    first, second
+        Log-likelihood ratios of two neighbouring tables to the one the draws were made at, (n,) each, of the same
+        independent draws, at least eight; minus infinity where a table cannot have made them.
+    error
+        Probability with which a bound of the finding is wrong, if the ratios are right.
+    delta
+        Where epsilon is bounded.
+    """
+    half = first.size // 2
+    event = weighted_event(first[:half], second[:half], error, delta, half)
+    more, less = (second, first) if event.swapped else (first, second)
+    return event.measured(more[half:], less[half:], error)
+
+
+@dataclass(frozen=True)
+class WeightedEvent:
+    """Releases whose log-likelihood ratio is at least ``threshold`` and whose log weight is in a window below ``top``.
+
+    ``swapped`` says that the second table is the one on which it is more likely; ``promise`` what epsilon it seems to
+    show.
+    """
+
+    promise: float
+    swapped: bool
+    threshold: float
+    top: float
+    span: float
+
+    def measured(self, more: Sample, less: Sample, error: float, draws: int = 0) -> Finding:
+        """Measure it by log weights, as if these were so many draws."""
+        event = (_difference(more, less) >= self.threshold) & (more <= self.top) & (more >= self.top - self.span)
+        unit = self.top - min(self.threshold, _NO_MORE)
+        first, second = Weighted.of(more, event, self.top), Weighted.of(less, event, unit)
+        if draws:
+            first, second = replace(first, draws=draws), replace(second, draws=draws)
+        return Finding(first, second, error, ratio=self.threshold)
+
+
+def weighted_event(
+    first: Sample, second: Sample, error: float, delta: float, draws: int, *, candidates: int = 25, fewest: int = 8
+) -> WeightedEvent:
+    """Return the event that seems to show the largest epsilon at delta in so many other draws like these.
+
+    At least ``fewest`` of these draws are in it; so many thresholds are tried as there are ``candidates``.
+    """
+    error *= _CAUTION
+    best = WeightedEvent(-math.inf, False, math.inf, 0.0, 0.0)  # no draw is in it
+    for swapped, (more, less) in enumerate([(first, second), (second, first)]):
+        ratio = _difference(more, less)
+        usable = (ratio > 0) & np.isfinite(more)
+        if not usable.any():
+            continue
+        for threshold in np.unique(np.quantile(ratio[usable], np.linspace(0, 0.98, candidates), method="lower")):
+            for top in np.unique(np.quantile(more[usable & (ratio >= threshold)], [0.5, 0.8, 1.0], method="higher")):
+                for span in _SPANS:
+                    event = WeightedEvent(0.0, bool(swapped), float(threshold), float(top), span)
+                    found = event.measured(more, less, error, draws)
+                    shown = _shown(found, delta)
+                    if found.more.hits >= fewest and shown > best.promise:
+                        best = replace(event, promise=shown)
+    return best
+
+
+def _difference(more: Sample, less: Sample) -> Sample:
+    with np.errstate(invalid="ignore"):
+        return np.nan_to_num(more - less, nan=0.0, posinf=math.inf, neginf=-math.inf)
+
+
+def _shown(finding: Finding, delta: float) -> float:
+    low, high = finding.more.interval(finding.error / 2)[0], finding.less.interval(finding.error / 2)[1]
+    if low <= delta or low < finding.more.estimate / 2:
+        return -math.inf
+    return max(math.log((low - delta) / high), finding.ratio + math.log1p(-delta / low))
 
 
 def rejects(finding: Finding, loss: PrivacyLoss) -> bool:
@@ -134,6 +360,7 @@ def to_json(finding: Finding, loss: PrivacyLoss) -> dict[str, Any]:
         "delta_upper_of_this_event": high,
         "epsilon_lower": finding.epsilon(loss.delta),
         "confidence": 1 - finding.error,
-        "counts": [[c.hits, c.draws] for c in (finding.more, finding.less)],
+        "rows_apart": finding.apart,
+        "counts": [[measured.hits, measured.draws] for measured in (finding.more, finding.less)],
         "rejected": rejects(finding, loss),
     }

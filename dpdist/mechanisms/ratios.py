@@ -1,0 +1,262 @@
+"""Log-likelihood ratios: how much better one moment explains a release than another does, law by law.
+
+A ratio ``log p(y | here) - log p(y | there)`` is the best number an attacker can compute (Neyman & Pearson 1933) and
+is what a privacy claim is about: a pure mechanism has ``|ratio| <= epsilon`` for neighbouring moments. Each function
+takes two moments as (d, d) float64 matrices in lattice units and returns the ratio as a function of a release, with
+everything that does not depend on the release computed once. The ratios are those of the real-valued laws; rounding a
+release to the lattice changes them by the lattice unit over the scale of the noise, about 1e-9.
+
+A release is what the attacker sees: the (d, d) matrix, or the (k, d) rows of a subspace, or for iterations every frame.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+from scipy.special import kve
+
+from dpdist.mechanisms.base import LogRatio, Matrix
+from dpdist.noise.integrals import log_bingham, log_orbit
+
+_NEGLIGIBLE = 1e-12
+"""Changes smaller than this part of the largest are rounding errors of an eigendecomposition."""
+_RAYS = np.linspace(-11, 11, 301)
+
+
+def gaussian(here: Matrix, there: Matrix, variance: Matrix, basis: Matrix | None = None) -> LogRatio:
+    """Symmetric noise with independent normal entries on and above the diagonal.
+
+    ``sum_{i<=j} D_ij (y_ij - m_ij) / v_ij``, D the difference and m the mean of the moments.
+
+    Parameters
+    ----------
+    here, there
+        The moments, (d, d).
+    variance
+        v, of each entry.
+    basis
+        Orthonormal columns in which the entries are independent; None for the coordinate axes.
+    """
+
+    def turned(matrix: Matrix) -> Matrix:
+        return matrix if basis is None else basis.T @ matrix @ basis
+
+    weights = np.triu(turned(here - there) / variance)
+    middle = float(np.sum(weights * turned(here + there))) / 2
+    return lambda y: float(np.sum(weights * turned(y))) - middle
+
+
+def two_scales(here: Matrix, there: Matrix, on: float, off: float) -> LogRatio:
+    """As :func:`gaussian`, of two standard deviations: on and off the diagonal."""
+    variance = np.full(here.shape, float(off) ** 2)
+    np.fill_diagonal(variance, float(on) ** 2)
+    return gaussian(here, there, variance)
+
+
+def laplace(here: Matrix, there: Matrix, scale: float) -> LogRatio:
+    """Independent (discrete) Laplace entries on and above the diagonal: the change of their l1 norm over the scale."""
+    upper = np.triu_indices(len(here))
+    a, b = here[upper], there[upper]
+    return lambda y: float(np.sum(np.abs(y[upper] - b) - np.abs(y[upper] - a))) / scale
+
+
+def norm(here: Matrix, there: Matrix, scale: float, length: Callable[[Matrix], float]) -> LogRatio:
+    """Noise of density ``exp(-|E| / scale)``: the change of the norm over the scale (Hardt & Talwar 2010)."""
+    return lambda y: (length(y - there) - length(y - here)) / scale
+
+
+def nuclear_length(matrix: Matrix) -> float:
+    """Return the sum of the absolute eigenvalues."""
+    return float(np.abs(np.linalg.eigvalsh(matrix)).sum())
+
+
+def wishart(here: Matrix, there: Matrix, degrees: int, scale: float) -> LogRatio:
+    """Noise ``scale Z Z^T`` with Z of ``degrees`` >= d normal columns.
+
+    Its density is ``|E|^((degrees-d-1)/2) exp(-tr E / 2 scale)`` on the positive definite cone and 0 elsewhere
+    (Wishart 1928). Where only one moment explains the release the ratio is infinite.
+    """
+    power = (degrees - len(here) - 1) / 2
+
+    def log_density(noise: Matrix) -> float:
+        values = np.linalg.eigvalsh(noise)
+        if values[0] <= 0:
+            return -math.inf
+        return power * float(np.sum(np.log(values))) - float(np.trace(noise)) / (2 * scale)
+
+    def ratio(y: Matrix) -> float:
+        first, second = log_density(y - here), log_density(y - there)
+        return 0.0 if first == second else first - second  # outside both only by rounding to the lattice
+
+    return ratio
+
+
+def two_sided_wishart(here: Matrix, there: Matrix, columns: int, scale: float) -> LogRatio:
+    """Noise ``W1 - W2``, each ``scale Z Z^T`` with so many columns: the ratio of its entries along the change.
+
+    Along orthonormal eigenvectors of the change the diagonal entries of each Wishart matrix are independent, ``scale``
+    times chi-squared with ``columns`` degrees of freedom. Their difference x has a density proportional to
+    ``|z|^n K_n(|z|)``, ``z = x / 2 scale``, ``n = (columns - 1) / 2`` (Kotz, Kozubowski & Podgorski 2001, section 4.1).
+    The release is post-processed to the entries that the change moves, so the ratio shows no more than the density of
+    the whole matrix would, for which no practical formula is known.
+    """
+    change, vectors = np.linalg.eigh(here - there)
+    moved = vectors[:, np.abs(change) > _NEGLIGIBLE * np.abs(change).max(initial=0)]
+    a, b = (np.einsum("ij,ij->j", moved, matrix @ moved) for matrix in (here, there))
+    order = (columns - 1) / 2
+
+    def log_density(x: Matrix) -> float:
+        z = np.maximum(np.abs(x) / (2 * scale), 1e-3)  # the density is flat at 0
+        return float(np.sum(order * np.log(z) + np.log(kve(order, z)) - z))
+
+    def ratio(y: Matrix) -> float:
+        seen = np.einsum("ij,ij->j", moved, y @ moved)
+        return log_density(seen - a) - log_density(seen - b)
+
+    return ratio
+
+
+def projection(here: Matrix, there: Matrix, sketch: int, ridge: float) -> LogRatio:
+    """Second moment Y of so many normal vectors of covariance ``K = M + ridge I``, over their number r.
+
+    ``-(r/2) (log|K| - log|K'| + tr(K^{-1} - K'^{-1}) Y)``: the vectors are normal, and Y is sufficient for K.
+    """
+    first, second = (matrix + ridge * np.eye(len(matrix)) for matrix in (here, there))
+    inverse = np.linalg.inv(first) - np.linalg.inv(second)
+    shift = float(np.linalg.slogdet(first)[1] - np.linalg.slogdet(second)[1])
+    return lambda y: -sketch / 2 * (shift + float(np.sum(inverse * y)))
+
+
+def successive_bingham(here: Matrix, there: Matrix, concentration: float) -> LogRatio:
+    """Rows x_i of density ``exp(c x^T M x) / Z_i`` on the unit sphere orthogonal to the rows above.
+
+    ``c sum_i x_i^T D x_i`` less the change of every log Z_i, which is the normaliser of the moment seen on the
+    complement of the rows above (:func:`dpdist.noise.integrals.log_bingham`).
+    """
+    a, b = concentration * here, concentration * there
+    first = _normaliser(b) - _normaliser(a)
+
+    def ratio(rows: Matrix) -> float:
+        total = first + float(np.sum((rows @ (a - b)) * rows))
+        for i in range(1, len(rows)):
+            basis = np.linalg.qr(rows[:i].T, mode="complete")[0][:, i:]
+            if basis.size:
+                total += _normaliser(basis.T @ b @ basis) - _normaliser(basis.T @ a @ basis)
+        return total
+
+    return ratio
+
+
+def _normaliser(matrix: Matrix) -> float:
+    return log_bingham(np.linalg.eigvalsh(matrix).astype(np.float64, copy=False))
+
+
+def _laplace_left(value: float, scale: float) -> float:
+    """Log probability that a Laplace variable around ``value`` is not positive."""
+    return -value / scale - math.log(2) if value >= 0 else math.log1p(-math.exp(value / scale) / 2)
+
+
+def deflated_pair(here: Matrix, there: Matrix, concentration: float, scale: float) -> LogRatio:
+    """Release of ``l u u^T``: u a Bingham vector of the moment, l Laplace around ``u^T M u``.
+
+    The chain rule: the ratio of u, then that of l given u. Both can be read off the matrix.
+    """
+    direction = successive_bingham(here, there, concentration)
+
+    def ratio(y: Matrix) -> float:
+        values, vectors = np.linalg.eigh(y)
+        where = int(np.argmax(np.abs(values)))
+        u, value = vectors[:, where], float(values[where])
+        return direction(u[None]) + (abs(value - float(u @ there @ u)) - abs(value - float(u @ here @ u))) / scale
+
+    return ratio
+
+
+def clipped_pair(here: Matrix, there: Matrix, scale: float, direction: Callable[[Matrix, float], float]) -> LogRatio:
+    """Release of ``l X``: l Laplace around the largest eigenvalue and clipped at 0, X drawn independently, tr X = 1.
+
+    Where l is 0 the matrix is 0 and says nothing of X.
+
+    Parameters
+    ----------
+    here, there
+        The moments, (d, d).
+    scale
+        Of the Laplace variable.
+    direction
+        The ratio of X, of the release and of l.
+    """
+    a, b = (float(np.linalg.eigvalsh(matrix)[-1]) for matrix in (here, there))
+    clipped = _laplace_left(a, scale) - _laplace_left(b, scale)
+
+    def ratio(y: Matrix) -> float:
+        value = float(np.trace(y))
+        if value <= 0:
+            return clipped
+        return (abs(value - b) - abs(value - a)) / scale + direction(y, value)
+
+    return ratio
+
+
+def top_vector(here: Matrix, there: Matrix, concentration: float) -> Callable[[Matrix, float], float]:
+    """Return the ratio of the one Bingham vector whose projector a release is a multiple of."""
+    found = successive_bingham(here, there, concentration)
+    return lambda y, _: found(np.linalg.eigh(y)[1][:, -1:].T)
+
+
+def orbit(here: Matrix, there: Matrix, spectrum: Matrix, rate: float) -> Callable[[Matrix], float]:
+    """Ratio of ``X = Re U diag(g) U*`` of density ``exp(rate tr(M X))`` against the invariant measure of the orbit.
+
+    ``rate tr(D X)`` less the change of the log normaliser (:func:`dpdist.noise.integrals.log_orbit`). The imaginary
+    part of the Hermitian matrix does not enter, so its real part is sufficient.
+    """
+    a, b = (log_orbit((rate * np.linalg.eigvalsh(m)).astype(np.float64, copy=False), spectrum) for m in (here, there))
+    change = rate * (here - there)
+    return lambda x: float(np.sum(change * x)) + b - a
+
+
+def power_rounds(here: Matrix, there: Matrix, shape: str, scale: float, *, relative: bool) -> LogRatio:
+    """All frames of the power method for one vector, ``x <- ±(M x + g) / |M x + g|``: rows x_0, x_1, ..., x_L.
+
+    Given x, the next vector has the density ``integral over r of |r|^(d-1) f(r x' - M x)``, f the density of g and r
+    from minus to plus infinity, because the sign is lost. The integral is a sum over a grid around its peak. x_0 does
+    not depend on the data, and the ratios of the rounds add up.
+
+    Parameters
+    ----------
+    here, there
+        The moments, (d, d).
+    shape
+        ``normal``, ``k-norm`` or ``laplace``.
+    scale
+        Standard deviation, scale of the norm, or scale of the entries of g.
+    relative
+        Whether the scale is multiplied by the largest entry of x.
+    """
+    size = len(here)
+
+    def log_density(mean: Matrix, following: Matrix, width: float) -> float:
+        grid = float(mean @ following) + width * np.sinh(_RAYS)
+        if shape == "normal":
+            grid = float(mean @ following) + width * _RAYS
+            exponent = -((np.outer(grid, following) - mean) ** 2).sum(axis=1) / (2 * width**2)
+            step: Matrix = np.zeros_like(grid)
+        else:
+            noise = np.outer(grid, following) - mean
+            lengths = np.abs(noise).sum(axis=1) if shape == "laplace" else np.linalg.norm(noise, axis=1)
+            exponent, step = -lengths / width, np.log(np.cosh(_RAYS))
+        exponent += (size - 1) * np.log(np.maximum(np.abs(grid) / width, 1e-300)) + step
+        highest = float(exponent.max())
+        return highest + math.log(float(np.exp(exponent - highest).sum()))
+
+    def ratio(frames: Matrix) -> float:
+        total = 0.0
+        for x, following in pairwise(frames):
+            width = scale * (float(np.abs(x).max()) if relative else 1.0)
+            total += log_density(here @ x, following, width) - log_density(there @ x, following, width)
+        return total
+
+    return ratio
