@@ -303,6 +303,30 @@ def test_a_lost_witness_stops_all_and_costs_the_whole_budget(ledger: Ledger, pla
     Ledger(place).verify()
 
 
+def test_the_whole_budget_is_charged_to_every_copy_once_a_witness_was_lost(
+    ledger: Ledger, place: Place, state: Path
+) -> None:
+    released(place, "a", b"draw")
+    other, third = copy_of(place, "other"), copy_of(place, "third")
+    assert released(third, "b", b"the draw of b that is out") == b"the draw of b that is out"
+    shutil.rmtree(state)
+    assert ledger.adopt() == []
+    twin = Ledger(other)
+    for use in (lambda: reserve(twin, "b"), twin.verify):
+        with pytest.raises(RefusedError, match=r"witness.*whole budget.*dpdist ledger adopt"):
+            use()
+    assert twin.exhausted_elsewhere
+    assert twin.adopt() == []
+    assert twin.exhausted
+    assert not twin.exhausted_elsewhere
+    with pytest.raises(RefusedError, match="whole budget"):
+        reserve(twin, "b")  # a second draw of b would undo the noise of the first
+    assert Ledger(third).adopt() == []
+    assert Ledger(third).exhausted
+    Ledger(third).verify()
+    assert released(third, "b", b"never drawn") == b"the draw of b that is out"
+
+
 def test_a_ledger_that_nothing_was_committed_to_may_change_its_machine(
     ledger: Ledger, place: Place, state: Path
 ) -> None:

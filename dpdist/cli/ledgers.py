@@ -50,7 +50,12 @@ def ledger_show(ledger: Place, as_json: bool) -> None:
             f"{record.state:<10} {record.release_id}  {record.parameters['mechanism']}, {record.guarantee.loss}, "
             f"{record.guarantee.neighbours}"
         )
-    if missing:
+    if opened.exhausted_elsewhere:
+        click.echo(
+            "BEHIND ITS WITNESS: an earlier witness was lost, and the whole budget was charged to another copy. "
+            f"Nothing can be released before: dpdist ledger adopt {ledger}"
+        )
+    elif missing:
         click.echo(
             f"BEHIND ITS WITNESS: committed elsewhere and not charged here: {listed(missing)}. Nothing can be released "
             f"before: dpdist ledger adopt {ledger}"

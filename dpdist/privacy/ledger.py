@@ -173,6 +173,7 @@ class Ledger:
         if seen is None:
             self._require_no_witness_lost(view)
         else:
+            self._require_not_exhausted_elsewhere(seen, view)
             missing = seen.unknown_to(view)
             if missing:
                 raise RefusedError(
@@ -183,6 +184,15 @@ class Ledger:
                 )
         if seen is None or not seen.tells(view):
             witness.write(Testimony.of(view))
+
+    def _require_not_exhausted_elsewhere(self, seen: Testimony, view: View) -> None:
+        if seen.exhausts(view):
+            raise RefusedError(
+                f"The ledger {self._storage} is behind its witness {self._witness.place(view.ledger_id)}: an earlier "
+                "witness was lost, and the whole budget was charged to another copy of this ledger, because nobody can "
+                f"tell what was released. Nothing was drawn. Charge it to this one with: dpdist ledger adopt "
+                f"{self._storage}"
+            )
 
     def _require_no_witness_lost(self, view: View) -> None:
         place = self._witness.place(view.ledger_id)
@@ -221,11 +231,19 @@ class Ledger:
         seen = self._witness.read(view.ledger_id)
         return [] if seen is None else [entry["id"] for entry in seen.unknown_to(view)]
 
+    @property
+    def exhausted_elsewhere(self) -> bool:
+        """Whether the whole budget was charged to another copy, because a witness was lost, and not to this one."""
+        view = self._snapshot()
+        seen = self._witness.read(view.ledger_id)
+        return seen is not None and seen.exhausts(view)
+
     def adopt(self) -> list[str]:
         """Charge what was committed to other copies of this ledger, so that it may be used again; idempotent.
 
         What was under way here and never given out is refunded: another copy may have drawn it. If the witness is
-        lost, nobody can tell what was committed elsewhere, and the whole budget is charged.
+        lost, nobody can tell what was committed elsewhere, and the whole budget is charged: to this copy now, and to
+        every other one before it is used again, because the new witness says so.
 
         Returns
         -------
@@ -237,7 +255,8 @@ class Ledger:
                 seen = witness.read()
                 lost = seen is None and view.witnessed
                 missing = [] if seen is None else seen.unknown_to(view)
-                if missing or (lost and not view.exhausted):
+                exhausts = lost and not view.exhausted if seen is None else seen.exhausts(view)
+                if missing or exhausts:
                     witnessed = set() if seen is None else {entry["digest"] for entry in seen.releases}
                     void = [
                         record.release_id
@@ -250,7 +269,7 @@ class Ledger:
                         transaction.sweep(release_id, keep=None)
                     entry = {
                         "event": "adopted",
-                        "head": seen and seen.head,
+                        "head": None if seen is None or seen.exhausted else seen.head,  # None: of nothing certain
                         "void": void,
                         "releases": missing,
                         "periods": {} if seen is None else seen.periods or {},
@@ -704,10 +723,11 @@ class Ledger:
         """
         self._view = View()
         missing = self.missing()
-        if missing:
+        if missing or self.exhausted_elsewhere:
+            what = f"{listed(missing)} committed" if missing else "the whole budget charged, as an earlier one was lost"
             raise RefusedError(
-                f"The ledger {self._storage} is an older copy: its witness has seen {listed(missing)} committed. "
-                f"Restore a newer copy, or charge them to this one with: dpdist ledger adopt {self._storage}"
+                f"The ledger {self._storage} is an older copy: its witness has seen {what}. Restore a newer copy, or "
+                f"charge what is missing to this one with: dpdist ledger adopt {self._storage}"
             )
         view = self._snapshot()
         self._require_kept(view)

@@ -62,28 +62,37 @@ class Testimony:
         The closed periods with their digests; None where rows do not come in periods.
     capped
         The caps that were fixed before the first release; None where none were.
+    exhausted
+        Whether the whole budget was charged to a copy, because an earlier witness was lost.
     """
 
     head: str
     releases: tuple[Entry, ...]
     periods: dict[str, str] | None
     capped: Entry | None
+    exhausted: bool = False
 
     @classmethod
     def of(cls, view: View) -> Testimony:
         """Return what a ledger has to tell."""
         releases = tuple(record.testimony() for record in view.records.values() if record.digest is not None)
-        return cls(view.head, releases, None if view.periods is None else dict(view.periods), view.capped)
+        periods = None if view.periods is None else dict(view.periods)
+        return cls(view.head, releases, periods, view.capped, view.exhausted)
 
     def unknown_to(self, view: View) -> list[Entry]:
         """Return the releases that a ledger does not know of, in the order of commitment."""
         known = {_draw(record.release_id, record.digest) for record in view.records.values()}
         return [entry for entry in self.releases if _draw(entry["id"], entry["digest"]) not in known]
 
+    def exhausts(self, view: View) -> bool:
+        """Say whether the whole budget was charged elsewhere, and not to this ledger yet."""
+        return self.exhausted and not view.exhausted
+
     def tells(self, view: View) -> bool:
-        """Say whether every release that the ledger committed was seen."""
+        """Say whether every release that the ledger committed was seen, and that it is exhausted if it is."""
         seen = {_draw(entry["id"], entry["digest"]) for entry in self.releases}
-        return all(r.digest is None or _draw(r.release_id, r.digest) in seen for r in view.records.values())
+        known = all(r.digest is None or _draw(r.release_id, r.digest) in seen for r in view.records.values())
+        return known and (self.exhausted or not view.exhausted)
 
 
 def _draw(release_id: str, digest: str | None) -> tuple[str, str | None]:
@@ -216,7 +225,8 @@ class HeldFile:
         value: dict[str, Any] = json.loads(body)
         if value["format"] != FORMAT:
             raise DataError(f"{self._path} has format {value['format']!r}, and this version reads {FORMAT!r}.")
-        return Testimony(value["head"], tuple(value["releases"]), value["periods"], value["capped"])
+        releases, exhausted = tuple(value["releases"]), value.get("exhausted", False)
+        return Testimony(value["head"], releases, value["periods"], value["capped"], exhausted)
 
     def write(self, testimony: Testimony) -> None:
         """Replace it; it is durable when this returns.
@@ -234,6 +244,7 @@ class HeldFile:
             "releases": list(testimony.releases),
             "periods": testimony.periods,
             "capped": testimony.capped,
+            "exhausted": testimony.exhausted,
         }
         body = canonical(value).encode()
         aside = self._path.with_suffix(".partial")  # one name: whoever writes holds the lock
