@@ -237,6 +237,29 @@ def test_closed_periods_are_adopted_with_the_releases_that_read_them(place: Plac
     twin.reserve("3", dataset_id=DATASET, parameters={}, guarantee=pure(), periods={"3": "c" * 64})
 
 
+def test_rows_that_two_copies_closed_as_different_periods_are_charged_once(place: Place) -> None:
+    made = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1"), periodic=True)
+    twin = Ledger(copy_of(place))
+    asked: dict[str, Any] = {"dataset_id": DATASET, "parameters": {}, "guarantee": pure()}
+    made.close_period("2026-01-06", SEAL)
+    twin.close_period("2026-01-05", SEAL)
+    twin.close_period("2026-01-07", "7" * 64)
+    made.reserve("a", periods={"2026-01-06": SEAL}, **asked)
+    fence = made.begin("a")
+    assert fence is not None
+    assert made.commit("a", fence, [b"draw"])
+    assert twin.adopt() == ["a"]
+    head = twin.head
+    for name in ("2026-01-05", "2026-01-06"):
+        with pytest.raises(RefusedError, match=r"charged and counted twice\. Nothing was drawn"):
+            twin.reserve("b", periods={name: SEAL}, **asked)
+        with pytest.raises(RefusedError, match="charged and counted twice"):
+            twin.reserve("b", periods={name: SEAL, "2026-01-07": "7" * 64}, **asked)
+    assert twin.head == head
+    assert twin.reserve("a", periods={"2026-01-06": SEAL}, **asked) is State.ADOPTED
+    assert twin.reserve("b", periods={"2026-01-07": "7" * 64}, **asked) is State.RESERVED
+
+
 def test_the_caps_are_adopted_that_were_fixed_before_the_first_answer(place: Place) -> None:
     ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("2", "1e-5"))
     twin = Ledger(copy_of(place))

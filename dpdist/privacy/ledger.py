@@ -460,7 +460,7 @@ class Ledger:
         RefusedError
             If the budget does not suffice, the id stands for other parameters, the ledger belongs to another data
             set or is behind its witness, the neighbouring relation is not the ledger's, or a period is not closed with
-            this content.
+            this content, or repeats that of another.
         UsageError
             If the id is malformed.
         """
@@ -482,6 +482,7 @@ class Ledger:
             if known is not None and known.state is not State.ABORTED:
                 self._require_charged(known, guarantee)
                 return known.state
+            self._require_apart(view, charge.periods)
             caps = self._caps_to_fix(view, charge)
             entry = {
                 "event": "reserved",
@@ -521,6 +522,18 @@ class Ledger:
                     "the ledger is an older copy. Restore what was altered; nothing was spent."
                 )
         return tuple(sorted(periods))
+
+    def _require_apart(self, view: View, periods: tuple[str, ...]) -> None:
+        """Refuse a period whose rows are those of another, which two copies of a ledger may have closed, each one."""
+        closed = view.periods or {}
+        for name in periods:
+            others = [other for other, digest in closed.items() if other != name and digest == closed[name]]
+            if others:
+                raise RefusedError(
+                    f"The rows of the period {name} are those of {listed(others)}, which another copy of the ledger "
+                    f"{self._storage} closed: released again, each would be charged and counted twice. Nothing was "
+                    "drawn. What was released of them can be published again; nothing more can be released of them."
+                )
 
     def _caps_to_fix(self, view: View, charge: Charge) -> list[dict[str, Any]]:
         """Return what has to be written before a charge that fits: the caps, if they are not fixed yet."""
