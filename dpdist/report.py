@@ -241,8 +241,8 @@ def _budget(ledger: Ledger) -> str:
     balance = ledger.balance()
     return (
         "<h2>Budget of this table</h2>\n"
-        f"<p>All releases of this table together keep {escape(str(balance.budget))}, whoever chooses them and whatever "
-        f"follows from earlier answers. So far: {escape(str(balance))}.</p>\n"
+        f"<p>The budget is {escape(str(balance.budget))}. The guarantee of all releases of this table: "
+        f"{escape(balance.promise)}. So far: {escape(str(balance))}.</p>\n"
         f"<div class='bar'><div style='width:{100 * balance.left.share:.1f}%'></div></div>\n"
         f"<p class='faint'>Head of the ledger: <code>{escape(ledger.head)}</code></p>\n"
     )

@@ -146,6 +146,18 @@ def test_a_ledger_that_needs_no_statement_takes_none(stored: Stored, name: str) 
     assert ledger.head == head
 
 
+def test_nothing_is_promised_of_a_past_without_caps(stored: Stored, tmp_path: Path) -> None:
+    kept = "guarantee all of it together keeps the budget, even if"
+    for name, proved in (("mixed", False), ("gaussian", True)):
+        stored(name)
+        shown = CliRunner().invoke(cli, ["ledger", "show", str(tmp_path / name)])
+        assert shown.exit_code == 0
+        assert (kept in shown.output) is proved
+    mixed = Ledger(tmp_path / "mixed")
+    assert "keeps the budget" not in mixed.balance().promise
+    assert mixed.attest().promise.startswith("all of it together keeps the budget if the 2 requests")
+
+
 def test_a_past_beyond_the_budget_is_closed_whatever_is_stated(stored: Stored) -> None:
     # sixty pure releases of 0.05 kept to delta 1e-6 at epsilon 1.84 by zCDP; as Gaussian ones they do not fit 2
     with pytest.raises(RefusedError, match="do not keep its budget, even if"):

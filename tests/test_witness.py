@@ -18,6 +18,7 @@ from releases import content_of
 
 from dpdist.errors import DataError, NoWitnessWarning, RefusedError, ResumableError, UsageError
 from dpdist.privacy import witness
+from dpdist.privacy.balance import Balance
 from dpdist.privacy.books import State
 from dpdist.privacy.folder import FolderStorage
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -298,6 +299,26 @@ def test_two_draws_that_two_machines_gave_out_are_both_charged(
     assert len(again.adopt()) == 1
     assert epsilon_spent(again) == 2
     assert again.adopt() == brought.adopt() == []
+
+
+def test_draws_of_two_machines_beyond_the_budget_are_told_as_what_they_are(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Path
+) -> None:
+    made = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1"))
+    assert "keeps the budget, even if" in made.balance().promise
+    twin = copy_of(place)
+    released(place, "a", b"here")
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "another machine"))
+    released(twin, "a", b"there")
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(state))
+    brought = Ledger(twin)
+    assert brought.adopt() == ["a"]
+    balance = brought.balance()
+    assert balance.promise == "all of it together exceeds the budget"
+    assert str(balance) == "charged 2 releases; left: nothing, because what is charged exceeds the budget"
+    assert Balance.from_json(balance.to_json()) == balance
+    with pytest.raises(DataError, match="without a common witness"):
+        reserve(brought, "b")
 
 
 # --- a witness that is lost, or was never written ---------------------------------------------------------------------

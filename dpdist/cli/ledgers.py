@@ -44,7 +44,7 @@ def ledger_show(ledger: Place, as_json: bool) -> None:
         return
     click.echo(f"budget    {balance.budget}")
     click.echo(f"balance   {balance}")
-    click.echo("guarantee all of it together keeps the budget, even if each release is chosen from earlier answers")
+    click.echo(f"guarantee {balance.promise}")
     for record in opened.records:
         show(
             f"{record.state:<10} {record.release_id}  {record.parameters['mechanism']}, {record.guarantee.loss}, "

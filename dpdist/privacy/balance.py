@@ -31,6 +31,9 @@ class Balance:
         Whether nothing can be charged any more: the ledger is of version 1 and its past has no caps, or is exhausted.
     exhausted
         Whether the whole budget was charged because the witness was lost (:mod:`dpdist.privacy.witness`).
+    exceeded
+        Whether what is charged exceeds the budget: two machines released at once without a common witness, or somebody
+        tampered.
     condition
         What a person stated of its past, on which the guarantee rests; None: it rests on nothing.
     """
@@ -42,9 +45,26 @@ class Balance:
     closed: bool = False
     exhausted: bool = False
     condition: str | None = None
+    exceeded: bool = False
+
+    @property
+    def promise(self) -> str:
+        """What is proved of everything that is charged, together; a sentence without its full stop."""
+        if self.exceeded:
+            return "all of it together exceeds the budget"
+        if self.exhausted:
+            return "what is charged here keeps the budget; what other copies released besides, nobody can tell"
+        if self.closed:
+            return "none that holds if a release was chosen from earlier answers: no caps were fixed before the first"
+        words = "all of it together keeps the budget"
+        if self.condition is not None:
+            return f"{words} if {self.condition}"
+        return f"{words}, even if each release is chosen from earlier answers"
 
     def __str__(self) -> str:
         words = f"charged {counted(self.charged, 'release')}; left: "
+        if self.exceeded:
+            return f"{words}nothing, because what is charged exceeds the budget"
         if self.exhausted:
             return f"{words}nothing, because the whole budget was charged when the witness was lost"
         if self.closed:
@@ -67,6 +87,7 @@ class Balance:
             "closed": self.closed,
             "exhausted": self.exhausted,
             "condition": self.condition,
+            "exceeded": self.exceeded,
         }
 
     @classmethod
@@ -81,6 +102,7 @@ class Balance:
             value["closed"],
             value.get("exhausted", False),
             value["condition"],
+            value.get("exceeded", False),
         )
 
 

@@ -399,7 +399,8 @@ class Ledger:
         count, accounts = len(view.charged), view.trial()
         if accounts is None:
             nothing = Left(0, 0, budget.delta_atto, 1.0)
-            return Balance(budget, count, nothing, closed=True, exhausted=view.exhausted)
+            exceeded = view.exceeded is not None
+            return Balance(budget, count, nothing, closed=True, exhausted=view.exhausted, exceeded=exceeded)
         left = accounts.to_come.left()
         closed = None if view.periods is None else accounts.left(view.periods) if view.periods else left
         return Balance(budget, count, left, closed, condition=view.condition)
@@ -561,7 +562,10 @@ class Ledger:
         """Refuse a journal whose caps do not keep the budget, or whose charges do not keep to its caps."""
         capped = view.accounts is None or certified(view.accounts.caps, self._budget_of(view))
         if view.exceeded is not None or not capped:
-            raise DataError(f"The releases charged to {self._storage} exceed its budget: it was tampered with.")
+            raise DataError(
+                f"The releases charged to {self._storage} exceed its budget: it was tampered with, or copies of it "
+                "released without a common witness. Nothing more can be charged to it."
+            )
 
     def _budget_of(self, view: View) -> PrivacyLoss:
         """Return the budget of a view."""
