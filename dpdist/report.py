@@ -1,7 +1,7 @@
-"""One page about one release, for people: what is promised, what was spent, and what can be seen over the noise.
+"""One page about one release, for people: what is promised, how the budget stands, and what can be seen over the noise.
 
 The page is a single HTML file that loads nothing from anywhere. All of it is post-processing of public numbers: the
-release, and of the ledger only the budget and what was spent of it. Names of columns come from whoever made the files
+release, and of the ledger only the budget and what is left of it. Names of columns come from whoever made the files
 and are escaped.
 """
 
@@ -97,7 +97,7 @@ def write(
     image
         Draw the components as images of this shape instead of as loadings.
     ledger
-        The ledger that was charged, to show its budget and what was spent.
+        The ledger that was charged, to show its budget and what is left.
 
     Raises
     ------

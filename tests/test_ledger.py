@@ -284,6 +284,14 @@ def test_a_pure_release_fits_beside_a_gaussian_one_if_that_was_declared_beforeha
     Ledger(place).verify()
 
 
+def test_the_declaration_is_named_with_every_digit(place: Place) -> None:
+    made = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("3", "1e-6"))
+    one = replace(pure(1), loss=PrivacyLoss.parse("1.234561"))
+    made.reserve("a", dataset_id=DATASET, parameters={}, guarantee=gaussian("1", "1e-6"))
+    with pytest.raises(RefusedError, match=r"--budget-pure 1\.234561 had been declared"):
+        made.reserve("b", dataset_id=DATASET, parameters={}, guarantee=one)
+
+
 def test_a_refusal_names_the_declaration_that_would_have_avoided_it(place: Place) -> None:
     ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("2", "1e-6"))
     ledger.reserve("g", dataset_id=DATASET, parameters={}, guarantee=gaussian("0.5", "1e-6"))

@@ -72,7 +72,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         nowhere.
     budget_epsilon, budget_delta
         For rows in memory: what this release may cost together with all earlier ones of this process that share a row
-        with it. None: no more than this release alone, so that a second fit is refused.
+        with it. None: no more than this release alone, so that a second fit is refused. It holds also for fits that
+        were chosen from earlier answers if all of them name the same; a larger one, named after an answer, was no limit
+        on that answer.
     budget
         For rows in memory: a :class:`dpdist.Budget` that this fit is charged to, whatever its rows are. Then it decides
         about rows that were released before, if they were charged to it too. None: there is none.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -165,7 +166,14 @@ def _declaration(budget: PrivacyLoss, charged: Sequence[Charge], charge: Charge)
         return ""
     parts = []
     if total.epsilon_micro:
-        parts.append(f"--budget-pure {total.epsilon_micro / MICRO:g}")
+        parts.append(f"--budget-pure {_exactly(total.epsilon_micro, MICRO)}")
     if total.delta_atto:
-        parts.append(f"--budget-delta-reserve {total.delta_atto / ATTO:g}")
+        parts.append(f"--budget-delta-reserve {_exactly(total.delta_atto, ATTO)}")
     return " and ".join(parts)
+
+
+def _exactly(count: int, unit: int) -> str:
+    """Write a number of units, short and with every digit: rounded, it would not have been enough."""
+    value = Fraction(count, unit)
+    short = f"{count / unit:g}"
+    return short if Fraction(short) == value else f"{Decimal(count) / unit}"
