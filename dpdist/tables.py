@@ -17,6 +17,7 @@ from dpdist.pca.forecast import GOOD, Forecast
 from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.pca.scree import Scree
 from dpdist.privacy.caution import in_words
+from dpdist.words import counted
 
 _HEADS = ("mechanism", "output", "claimed", "proved", "arithmetic")
 _FIELDS = ("output", "law", "sensitivity", "claimed", "proved", "arithmetic", "cost", "reference")
@@ -60,7 +61,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 def above_noise(found: Scree) -> str:
     """Return a table of eigenvalues beside the noise: of each component, how much is signal."""
     heads = (
-        "component", "eigenvalue", "without noise", "exact one of shortened rows", "squared cosine if alone", "between",
+        "no.", "eigenvalue", "without noise", "exact one of shortened rows", "squared cosine if alone", "between",
     )  # fmt: skip
     rows = [heads]
     for i, (value, strength, cosine) in enumerate(
@@ -71,8 +72,11 @@ def above_noise(found: Scree) -> str:
         rows.append((str(i + 1), f"{value:.6g}", *seen, between(found.cosine_intervals[i])))
     rows[_SHOWN + 1 :] = [("...", "", "", "", "", "")] if len(rows) > _SHOWN + 1 else []
     edge = f"The noise ends at {found.edge:.6g} (confidence {found.confidence:g})"
-    last = f"{edge}: {found.above} stand above it."
-    return "\n".join([*_aligned(rows), last, _ALONE, _SURE])
+    last = f"{edge}: {counted(found.above, 'component')} stand{'s' * (found.above == 1)} above it."
+    # Heads are wrapped, so that the table fits a terminal of 80 columns.
+    widths = [max(len(heads[i]) if i < 2 else 0, 8, *(len(row[i]) for row in rows[1:])) for i in range(len(heads))]
+    widths[0] = max(len(row[0]) for row in rows)
+    return "\n".join([*(_row(row, widths) for row in rows), last, _ALONE, _SURE])
 
 
 def between(ends: npt.NDArray[np.float64]) -> str:
