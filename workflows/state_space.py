@@ -30,8 +30,8 @@ SPACES: dict[str, dict[str, Any]] = {
     "x, y and a copy": {"commands": [X, Y, COPY_OF_X], "deaths": 2, "copied": True},
     "x and two of a copy": {"commands": [X, COPY_OF_X, COPY_OF_Y], "deaths": 2, "copied": True},
     "x, y and a copy, backup": {"commands": [X, Y, COPY_OF_X], "deaths": 2, "copied": True, "restored": True},
-    "x twice and y, backup": {"commands": [X, X, Y], "deaths": 2, "restored": True, "budget": 2},
-    "x twice and a copy, backup": {"commands": [X, X, COPY_OF_X], "deaths": 2, "copied": True, "restored": True},
+    "x, y and a copy, backup, no death": {"commands": [X, Y, COPY_OF_X], "copied": True, "restored": True},
+    "x, y and a copy, backup, a death": {"commands": [X, Y, COPY_OF_X], "deaths": 1, "copied": True, "restored": True},
 }
 
 
