@@ -32,9 +32,10 @@ from distributed.core import rpc
 from distributed.security import Security
 from distributed.system import MEMORY_LIMIT
 from distributed.utils import silence_logging_cmgr
+from distributed.utils_comm import gather_from_workers
 
 import dpdist
-from dpdist.errors import DataError, DpdistError, ResumableError
+from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
 from dpdist.process import forbid_core_dumps
 from dpdist.transport import Certificates, require_safe_workers
 from dpdist.tree import levels
@@ -46,6 +47,8 @@ CONNECT_SECONDS = 15
 LOST_SECONDS = 60
 """How long a pass waits for a worker when there is none left."""
 _LOOK_SECONDS = 5
+_AGAIN_SECONDS = 0.5
+"""Between two attempts to fetch a sum whose worker has just gone."""
 WORKER_ENVIRONMENT = {
     # one BLAS thread per worker process: the processes are the parallelism
     "OMP_NUM_THREADS": "1",
@@ -127,11 +130,14 @@ def _probe(path: str, dask_worker: Any) -> tuple[str, bool, bool]:
 class Engine:
     """A connection to a cluster; made by :func:`connected`."""
 
-    def __init__(self, client: Client, *, trusted_worker: bool, insecure: bool, sharing: int) -> None:
+    def __init__(
+        self, client: Client, *, trusted_worker: bool, insecure: bool, sharing: int, foreign: bool = False
+    ) -> None:
         self._client = client
         self._trusted_worker = trusted_worker
         self._insecure = insecure
         self._sharing = sharing
+        self._foreign = foreign  # whether the user's own client connected to it
         self._placed: AbstractSet[str] = frozenset()  # the workers that the latest sums were placed on
 
     @property
@@ -145,12 +151,12 @@ class Engine:
         Raises
         ------
         RefusedError
-            If one could be listened to on the network.
+            If one, or the scheduler, could be listened to on the network.
         """
         with _translated():
             found: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
         if not self._insecure:  # each time, because a worker may have come since
-            require_safe_workers(found)
+            require_safe_workers(self._client.scheduler.address, found, foreign=self._foreign)
         return found
 
     @property
@@ -160,13 +166,18 @@ class Engine:
         return min([*limits, memory_here() // self._sharing])
 
     def require_path(self, path: Path) -> None:
-        """Check that every worker runs this version, sees a path, and keeps its sums in memory.
+        """Check that nobody listens to the cluster, and that every worker runs this version and sees a path.
+
+        Its sums stay in its memory, too.
 
         Raises
         ------
+        RefusedError
+            If the scheduler or a worker is on the network and not encrypted, unless told to be insecure.
         DataError
             Naming the worker that does not.
         """
+        self._known()
         with _translated():
             try:
                 answers = self._client.run(_probe, str(path))
@@ -339,15 +350,51 @@ class Engine:
         """
         if not self._trusted_worker:
             with _translated():
-                for _ in self._completed(sums, self._placed):
-                    pass  # some may have been lost since, and are summed again
-                values = self._client.gather(list(sums), direct=True) if sums else []
+                values = self._fetched(sums)
             return function(*arguments, *values)  # a scheduler that is lost by now is not needed any more
         with _translated():
             future = self._submit(function, *arguments, *sums, resources={"trusted": 1})
             (done,) = self._completed([future], self._placed if sums else set(), trusted=True)
             result: Result = done.result()
             return result
+
+    def _fetched(self, sums: Sequence[Future]) -> list[Any]:
+        """Return the values of sums, each fetched from a worker that holds it and from nowhere else.
+
+        ``Client.gather(direct=True)`` asks the scheduler for what it cannot fetch itself, and says nothing.
+
+        Raises
+        ------
+        ResumableError
+            If a worker cannot be reached from here. What was lost with a worker is summed again, and waited for.
+        """
+        found: dict[Any, Any] = {}
+        until = time.monotonic() + LOST_SECONDS
+        while missing := [each for each in sums if each.key not in found]:
+            for done in self._completed(missing, self._placed):
+                if done.status != "finished":
+                    done.result()  # raises what the task raised
+            self._known()  # refuses to fetch from one that has come since and can be listened to
+            got, holders = self._client.sync(_from_workers, self._client, [each.key for each in missing])
+            found |= got
+            if len(got) < len(missing):
+                if time.monotonic() > until:
+                    raise ResumableError(_UNREACHABLE.format(where=", ".join(sorted(holders)) or "a worker"))
+                time.sleep(_AGAIN_SECONDS)
+        return [found[each.key] for each in sums]
+
+
+_UNREACHABLE = (
+    "This process cannot fetch sums from {where}. They are never sent by way of the scheduler: let this machine "
+    "connect to the workers' ports, and run the same command again: it resumes at no further cost."
+)
+
+
+async def _from_workers(client: Client, keys: list[Any]) -> tuple[dict[Any, Any], set[str]]:
+    """Fetch what workers hold; return it by its keys, and the addresses that were asked."""
+    who_has = await client.scheduler.who_has(keys=keys)
+    found, *_ = await gather_from_workers(who_has, rpc=client.rpc)
+    return found, {address for holders in who_has.values() for address in holders}
 
 
 def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[Sequence[Result]], Result]) -> Result:
@@ -366,26 +413,51 @@ def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[
 
     Raises
     ------
+    UsageError
+        If the current client is asynchronous.
     RefusedError
-        If a worker is on the network and not encrypted.
+        If the scheduler or a worker is on the network and not encrypted; before anything is submitted.
     DataError
         If a worker runs another version, or may spill sums to its disk.
     ResumableError
         If the cluster is lost.
     """
     forbid_core_dumps()
+    client = _current_client()
+    if client is not None:
+        here = Engine(client, trusted_worker=False, insecure=False, sharing=1, foreign=True)
+        here.require_path(Path(os.sep))  # any path will do: it is about the network, versions and spilling
     blocks = [block for row in array.to_delayed() for block in row]
     sums = [dask.delayed(_guarded, pure=False, traverse=False)(function, block) for block in blocks]
     for level in levels(len(sums)):
         sums = [dask.delayed(_added, pure=False)(add, *sums[part.start : part.stop]) for part in level]
-    client = getattr(dask.base.get_scheduler(collections=sums), "__self__", None)
-    if not isinstance(client, Client):
+    if client is None:
         return add(dask.compute(*sums))
-    here = Engine(client, trusted_worker=False, insecure=False, sharing=1)
-    here.require_path(Path(os.sep))  # any path will do: it is about versions and spilling
     with _translated():
         futures = client.compute(sums)
     return here.trusted(lambda *values: add(values), sums=futures)
+
+
+def _current_client() -> Client | None:
+    """Return the client by which Dask would compute now; None where it would compute in this process.
+
+    Raises
+    ------
+    UsageError
+        If it is asynchronous: then nothing can be waited for here.
+    """
+    try:
+        client = getattr(dask.base.get_scheduler(), "__self__", None)
+        current = client if isinstance(client, Client) else None
+        if current is None or not current.asynchronous:
+            return current
+    except RuntimeError:  # what Dask says of such a client, in words about its own functions
+        pass
+    raise UsageError(
+        "The current Dask client is asynchronous, or dask.config asks for a client and there is none, and a fit waits "
+        "for its result: make one with Client(address), or call it in a thread of its own with "
+        "`await asyncio.to_thread(estimator.fit, X)`."
+    )
 
 
 def _is_trusted(worker: dict[str, Any]) -> bool:

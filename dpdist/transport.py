@@ -128,23 +128,41 @@ def require_safe(scheduler: str, certificates: Certificates | None, *, insecure:
         )
 
 
-def require_safe_workers(addresses: Iterable[str]) -> None:
-    """Refuse workers that others could listen to: a scheduler on loopback may have workers elsewhere.
+def require_safe_workers(scheduler: str, workers: Iterable[str], *, foreign: bool) -> None:
+    """Refuse a cluster that others could listen to: a scheduler on loopback may have workers elsewhere.
+
+    Parameters
+    ----------
+    scheduler, workers
+        The addresses that it has now.
+    foreign
+        Whether the user's own client connected to it. Nobody was asked then whether the network itself is safe, so
+        there is no way round.
 
     Raises
     ------
     RefusedError
         If one is neither encrypted nor on this machine's loopback interface.
     """
-    for address in addresses:
-        protocol, place = parse_address(address)
-        # inproc: threads of this process, which nothing outside can speak to
-        if protocol not in {"tls", "inproc"} and not (protocol == "tcp" and _on_this_machine(place)):
-            raise RefusedError(
-                f"The worker {address} is on the network and not encrypted: whoever listens there reads un-noised "
-                "sums. Start workers of an unencrypted cluster with --host 127.0.0.1, or the cluster with TLS "
-                "(cluster/README.md); or, where the network itself is safe, pass --insecure."
+    for address in (scheduler, *workers):
+        if not _is_safe(address):
+            what = "scheduler" if address == scheduler else "worker"
+            cure = (
+                "or, where the network itself is safe, pass --insecure."
+                if not foreign
+                else "or ingest the rows and fit the path of the rows.zarr. Nothing was sent."
             )
+            raise RefusedError(
+                f"The {what} {address} is on the network and not encrypted: whoever listens there reads un-noised "
+                "sums. Start workers of an unencrypted cluster on 127.0.0.1 (--host), or the cluster with TLS "
+                f"(cluster/README.md); {cure}"
+            )
+
+
+def _is_safe(address: str) -> bool:
+    protocol, place = parse_address(address)
+    # inproc: threads of this process, which nothing outside can speak to
+    return protocol in {"tls", "inproc"} or (protocol == "tcp" and _on_this_machine(place))
 
 
 def _on_this_machine(place: str) -> bool:

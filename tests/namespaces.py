@@ -18,9 +18,10 @@ def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
-def need() -> None:
-    """Skip a test where no network namespaces can be made."""
-    packages.need_time("iproute2")
+def need(*, minutes: bool = True) -> None:
+    """Skip a test where no network namespaces can be made, or, where it takes minutes, unless these were asked for."""
+    if minutes:
+        packages.need_time("iproute2")
     packages.need("iproute2", "ip", "nsenter")
     reason = "only root makes network namespaces" if os.getuid() else _refusal()
     if reason is not None:  # no program to install helps here: it is this user, or this kernel, that may not

@@ -313,10 +313,15 @@ def test_all_others_do(scheduler: str) -> None:
 
 
 def test_workers_must_be_encrypted_or_on_this_machine_too() -> None:
-    require_safe_workers(["tls://192.0.2.1:4711", "tcp://127.0.0.1:4711", "tcp://[::1]:4711", "inproc://192.0.2.1/7/1"])
+    here = "tcp://127.0.0.1:1"
+    safe = ["tls://192.0.2.1:4711", "tcp://127.0.0.1:4711", "tcp://[::1]:4711", "inproc://192.0.2.1/7/1"]
+    require_safe_workers(here, safe, foreign=False)
     for address in ("tcp://192.0.2.1:4711", "tcp://node7:4711", "ws://127.0.0.1:4711"):
         with pytest.raises(RefusedError, match="--insecure"):
-            require_safe_workers(["tcp://127.0.0.1:1", address])
+            require_safe_workers(here, [here, address], foreign=False)
+        for scheduler, workers in ((address, []), (here, [address])):
+            with pytest.raises(RefusedError, match="Nothing was sent"):
+                require_safe_workers(scheduler, workers, foreign=True)
 
 
 def test_address_and_certificates_must_go_together(folder: Path) -> None:
