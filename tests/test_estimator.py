@@ -25,7 +25,7 @@ from sklearn.pipeline import make_pipeline
 from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.estimators import fitting
-from dpdist.pipeline import Cluster
+from dpdist.pipeline import Cluster, fit_components, project_rows
 from dpdist.privacy.fingerprints import Fingerprints
 from dpdist.privacy.register import Register
 from dpdist.release import artefact
@@ -439,3 +439,27 @@ def test_the_lines_of_the_readme_run(tmp_path: Path) -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     block = readme.split("## From Python")[1].split("```python\n")[1].split("```")[0]
     subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, check=True, timeout=300)
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16"])
+def test_transform_of_a_path_is_what_dpdist_project_writes_to_the_bit(
+    tmp_path: Path, scheduler: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset, "_TARGET_CHUNK", 50 * COLUMNS * 8)  # several chunks, the last one not full
+    rows = (table() * 10).astype(dtype)
+    path = ingested(rows, tmp_path)
+    centre = {"centre": np.full(COLUMNS, 0.1), "scale": np.linspace(0.3, 3, COLUMNS)}
+    fitted = PrivatePCA(2, **LOSS, centre=centre, release=tmp_path / "r.zarr", cluster=Cluster(scheduler)).fit(path)
+    fit_components(tmp_path / "r.zarr", tmp_path / "m.zarr", 2)
+    project_rows(path, tmp_path / "m.zarr", tmp_path / "s.zarr", cluster=Cluster(scheduler))
+    written = np.asarray(zarr.open_array(tmp_path / "s.zarr", mode="r")[...])
+    found = fitted.transform(path)
+    assert found.dtype == written.dtype == ("float32" if dtype == "float32" else "float64")
+    assert found.tobytes() == written.tobytes()
+    for name in FORMS[-4:] + FORMS[:1] + ("dask",):  # and so is the type, and the rest to rounding, of rows elsewhere
+        folder = tmp_path / name
+        folder.mkdir()
+        there = fitted.transform(formed(name, rows, folder))
+        assert there.dtype == found.dtype, name
+        assert np.allclose(np.asarray(there), found, rtol=1e-5, atol=1e-4), name

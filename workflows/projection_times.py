@@ -53,7 +53,7 @@ def read(task: ProjectionTask) -> None:
 def write(task: ProjectionTask) -> None:
     """Write as many scores."""
     scores = ChunkWriter(
-        (task.table.chunk_rows, COMPONENTS), scores_dtype(task.table, open_model(task.model).components)
+        (task.table.chunk_rows, COMPONENTS), scores_dtype(task.table.dtype, open_model(task.model).components)
     )
     scores.rows[:] = 1
     for index in task.chunks:
@@ -62,7 +62,7 @@ def write(task: ProjectionTask) -> None:
 
 def multiply(task: ProjectionTask) -> None:
     """Multiply as many rows, always the same ones."""
-    dtype = scores_dtype(task.table, open_model(task.model).components)
+    dtype = scores_dtype(task.table.dtype, open_model(task.model).components)
     rows, step = len(task.chunks) * task.table.chunk_rows, 128
     block, vectors = np.ones((step, task.table.columns), dtype), np.ones((task.table.columns, COMPONENTS), dtype)
     out = np.empty((step, COMPONENTS), dtype)

@@ -28,10 +28,10 @@ from dpdist import engine
 from dpdist.errors import DataError
 from dpdist.moment.arrays import ArraySum, BlockSum, RowSum, add_sums, dense
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import FORMAT, open_rows
+from dpdist.rows.dataset import DTYPES, FORMAT, open_rows
 from dpdist.rows.readers.base import numbered
 
-Matrix = npt.NDArray[np.float64]
+Values = npt.NDArray[Any]
 _PIECE_BYTES = 8 << 20
 """float64 bytes of the rows that are read from a disk at once."""
 
@@ -95,38 +95,39 @@ class Rows:
             found.add(piece)
         return found.total()
 
-    def mapped(self, function: Callable[[npt.NDArray[Any]], Matrix], width: int, names: Sequence[str], dim: str) -> Any:
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type in which rows are handed on: see :func:`dpdist.moment.arrays.dense`."""
+        found = np.dtype(self.data.dtype)
+        return found if found.name in DTYPES and found.isnative else np.dtype(np.float64)
+
+    def mapped(
+        self, function: Callable[[npt.NDArray[Any]], Values], width: int, dtype: Any, names: Sequence[str], dim: str
+    ) -> Any:
         """Return what a function makes of the rows, each of which it takes alone: lazy where they are.
 
         Parameters
         ----------
         function
-            Takes (r, d) and returns (r, width) float64.
-        width, names, dim
-            Number of columns of the result and, where these are labelled, their names and that of their dimension.
+            Takes (r, d) and returns (r, width).
+        width, dtype, names, dim
+            Number of columns of the result, its type and, where columns are labelled, their names and that of their
+            dimension.
         """
         found: Any
         if self.lazy:
             rows = self._blocks()
             found = rows.map_blocks(
-                of_rows, function=function, dtype=np.float64, chunks=(rows.chunks[0], (width,)), meta=np.empty((0, 0))
+                of_rows, function=function, dtype=dtype, chunks=(rows.chunks[0], (width,)), meta=np.empty((0, 0), dtype)
             )
         else:
-            found = np.empty((self.data.shape[0], width))
+            found = np.empty((self.data.shape[0], width), dtype)
             for place, piece in self._pieces():
                 found[place] = function(piece)
         return found if self.labelled is None else _labelled(self.labelled, found, names, dim)
 
 
-def scores_of(rows: npt.NDArray[Any], mean: Matrix, scale: Matrix, components: Matrix) -> Matrix:
-    """Return ``((rows - mean) / scale) @ components.T``, (r, k) float64."""
-    shifted = rows - mean
-    shifted /= scale
-    found: Matrix = shifted @ components.T
-    return found
-
-
-def of_rows(block: Any, function: Callable[[npt.NDArray[Any]], Matrix]) -> Matrix:
+def of_rows(block: Any, function: Callable[[npt.NDArray[Any]], Values]) -> Values:
     """Apply a function of rows to a block, which may be sparse; Dask calls its tasks by this name."""
     return function(dense(block))
 

@@ -24,7 +24,8 @@ from dpdist.estimators.fitting import (
     require_private,
     tell_columns,
 )
-from dpdist.estimators.inputs import rows_of, rows_path, scores_given, scores_of
+from dpdist.estimators.inputs import rows_of, rows_path, scores_given
+from dpdist.pca.projection import Projector, scores_in_memory
 from dpdist.pca.scree import above_noise, require_edge, scree
 from dpdist.pca.spectrum import Components, components, total_variance
 from dpdist.pipeline import Cluster, components_of
@@ -32,6 +33,7 @@ from dpdist.privacy.budget import Budget
 from dpdist.privacy.guarantee import Guarantee
 from dpdist.release.artefact import Release
 from dpdist.release.request import ReleaseRequest
+from dpdist.rows.dataset import open_rows
 
 Matrix = npt.NDArray[np.float64]
 AUTO = "auto"
@@ -287,8 +289,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         Returns
         -------
         scores
-            (n, k) float64: of a Dask array a Dask array, nothing of which is computed yet; of a DataArray a DataArray
-            of dimensions (rows, component); else a NumPy array.
+            (n, k) float64, or float32 of float32 rows: of a Dask array a Dask array, nothing of which is computed yet;
+            of a DataArray a DataArray of dimensions (rows, component); else a NumPy array. Of the path of a rows.zarr
+            the bits that ``dpdist project`` writes.
 
         Raises
         ------
@@ -298,8 +301,12 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         check_is_fitted(self, "components_")
         with in_python_words():
             rows = rows_of(self, X, fitting=False)
-            map_ = partial(scores_of, mean=self.mean_, scale=self.scale_, components=self.components_)
-            return rows.mapped(map_, self.n_components_, list(self.get_feature_names_out()), "component")
+            found = Components(self.components_, None, per_row=False, mean=self.mean_, scale=self.scale_)
+            if (path := rows_path(X)) is not None:
+                return scores_in_memory(open_rows(path), found)
+            projector = Projector(found, rows.dtype)
+            names = list(self.get_feature_names_out())
+            return rows.mapped(projector, self.n_components_, projector.dtype, names, "component")
 
     def inverse_transform(self, X: Any) -> Any:  # noqa: N803
         """Return the rows that have these scores and lie in the span of the components about the mean. Private.
@@ -324,7 +331,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             scores = scores_given(X, self.n_components_)
             names = list(getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)]))
             map_ = partial(_rows_of_scores, mean=self.mean_, scale=self.scale_, components=self.components_)
-            return scores.mapped(map_, self.n_features_in_, names, "feature")
+            return scores.mapped(map_, self.n_features_in_, np.float64, names, "feature")
 
     @property
     def _n_features_out(self) -> int:  # what ClassNamePrefixFeaturesOutMixin asks for
@@ -334,7 +341,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.non_deterministic = True
-        tags.transformer_tags.preserves_dtype = ["float64"]
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
 
     def _components_of(self, release: Release, given: Any, count: int | None) -> tuple[Release, Components]:

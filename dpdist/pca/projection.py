@@ -7,14 +7,16 @@ every chunk is there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import zarr
+from threadpoolctl import threadpool_limits
 
 from dpdist.errors import DataError
 from dpdist.pca.model import Model, open_model
@@ -41,12 +43,75 @@ class ProjectionTask:
     chunks: range
 
 
-def project_chunks(task: ProjectionTask) -> None:
-    """Write ``((x - mean) / scale) V^T`` for every row of the task's chunks, in :func:`scores_dtype`.
+class Projector:
+    """Projects rows on components: ``((x - mean) / scale) V^T``, by the one rule of every face.
 
-    Rows are read, shifted and multiplied in pieces that stay in cache; the scale is divided out of the components once,
-    and so is what the mean loses as float32. A chunk of scores is written when the checksum of its rows is known to
-    match.
+    Rows are shifted and multiplied in pieces that stay in cache; the scale is divided out of the components once, and
+    so is what the mean loses as float32. It may be pickled, and called by several threads at once.
+
+    Parameters
+    ----------
+    found
+        The components, (k, d).
+    rows
+        The type that rows come in.
+
+    Attributes
+    ----------
+    dtype
+        Of the scores: see :func:`scores_dtype`.
+    piece_rows
+        Most rows that are multiplied at once.
+    """
+
+    def __init__(self, found: Components, rows: npt.DTypeLike) -> None:
+        self.dtype = scores_dtype(rows, found)
+        self._found = found
+        self._vectors = np.ascontiguousarray((found.components / found.scale).T.astype(self.dtype))
+        self._mean = found.mean.astype(self.dtype)
+        self._lost = (((found.mean - self._mean) / found.scale) @ found.components.T).astype(self.dtype)
+        self.piece_rows = max(1, _PIECE_BYTES // (self.dtype.itemsize * len(found.mean)))
+
+    def __call__(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the scores of rows, (r, d), as a new (r, k) array."""
+        out = np.empty((rows.shape[0], self._vectors.shape[1]), self.dtype)
+        pieces = range(0, rows.shape[0], self.piece_rows)
+        self._write((rows[start : start + self.piece_rows] for start in pieces), out)
+        return out
+
+    def project(self, reader: ChunkReader, index: int, out: npt.NDArray[Any]) -> int:
+        """Write the scores of a chunk to the first rows of ``out``, and return how many they are.
+
+        Raises
+        ------
+        DataError
+            If the chunk cannot be read, or its checksum does not match: what was written is to be discarded then.
+        """
+        return self._write(reader.read(index), out)
+
+    def _write(self, pieces: Iterable[npt.NDArray[Any]], out: npt.NDArray[Any]) -> int:
+        start, found = 0, self._found
+        shifted = np.empty((0, len(self._mean)), self.dtype)
+        for piece in pieces:
+            if piece.shape[0] > shifted.shape[0]:
+                shifted = np.empty((piece.shape[0], piece.shape[1]), self.dtype)
+            block, scores = shifted[: piece.shape[0]], out[start : start + piece.shape[0]]
+            with np.errstate(over="ignore", invalid="ignore"):  # rows with NaN or infinity have such scores
+                np.subtract(piece, self._mean, out=block)
+                np.matmul(block, self._vectors, out=scores)
+                scores -= self._lost
+                wrong = ~np.isfinite(scores).all(axis=1)
+                if wrong.any():  # float32 may have overflowed on the way; the other rows stay as they are
+                    exact = ((piece[wrong].astype(np.float64) - found.mean) / found.scale) @ found.components.T
+                    scores[wrong] = exact
+            start += piece.shape[0]
+        return start
+
+
+def project_chunks(task: ProjectionTask) -> None:
+    """Write the scores of every row of the task's chunks, as a :class:`Projector` makes them.
+
+    A chunk of scores is written when the checksum of its rows is known to match.
 
     Raises
     ------
@@ -54,38 +119,48 @@ def project_chunks(task: ProjectionTask) -> None:
         If a chunk of rows or the model cannot be read.
     """
     table, found = task.table, open_model(task.model).components
-    dtype = scores_dtype(table, found)
-    vectors = np.ascontiguousarray((found.components / found.scale).T.astype(dtype))
-    mean = found.mean.astype(dtype)
-    lost = (((found.mean - mean) / found.scale) @ found.components.T).astype(dtype)
-    most = max(1, _PIECE_BYTES // (dtype.itemsize * table.columns))
-    reader = ChunkReader(table, most)
-    shifted = np.empty((min(most, table.chunk_rows), table.columns), dtype)
-    scores = ChunkWriter((table.chunk_rows, vectors.shape[1]), dtype)
+    projector = Projector(found, table.dtype)
+    reader = ChunkReader(table, projector.piece_rows)
+    scores = ChunkWriter((table.chunk_rows, found.components.shape[0]), projector.dtype)
     for index in task.chunks:
-        scores.rows[table.rows_in(index) :] = 0
-        start = 0
-        for piece in reader.read(index):
-            block, out = shifted[: piece.shape[0]], scores.rows[start : start + piece.shape[0]]
-            with np.errstate(over="ignore", invalid="ignore"):  # rows with NaN or infinity have such scores
-                np.subtract(piece, mean, out=block)
-                np.matmul(block, vectors, out=out)
-                out -= lost
-                wrong = ~np.isfinite(out).all(axis=1)
-                if wrong.any():  # float32 may have overflowed on the way; the other rows stay as they are
-                    out[wrong] = ((piece[wrong].astype(np.float64) - found.mean) / found.scale) @ found.components.T
-            start += piece.shape[0]
+        written = projector.project(reader, index, scores.rows)
+        scores.rows[written:] = 0
         scores.write(task.scores / "c" / str(index) / "0")
 
 
-def scores_dtype(table: RowsTable, found: Components) -> np.dtype[Any]:
+def scores_in_memory(table: RowsTable, found: Components) -> npt.NDArray[Any]:
+    """Return the scores of all rows of a table, (n, k): the bits that ``dpdist project`` writes on this machine.
+
+    Raises
+    ------
+    DataError
+        If a chunk of rows cannot be read, or there is no memory for the scores.
+    """
+    projector = Projector(found, table.dtype)
+    reader = ChunkReader(table, projector.piece_rows)
+    try:
+        scores = np.empty((table.rows, found.components.shape[0]), projector.dtype)
+    except MemoryError:
+        raise DataError(
+            f"The scores of {table.path} are too large for this machine's memory: write them to the disk with dpdist "
+            f"project {table.path} MODEL SCORES."
+        ) from None
+    start = 0
+    # as the worker processes have it: BLAS may add in another order on another number of threads
+    with threadpool_limits(limits=1, user_api="blas"):
+        for index in range(table.chunks):
+            start += projector.project(reader, index, scores[start:])
+    return scores
+
+
+def scores_dtype(rows: npt.DTypeLike, found: Components) -> np.dtype[Any]:
     """Return float32 for float32 rows, which are no more precise themselves; else float64.
 
     The scores of such a row are within some 1e-7 of the norm of the row, shifted and scaled; one beyond 3.4e38 is
     infinite. Means and scales near the ends of float32 take float64.
     """
     ordinary = max(abs(found.mean).max(), found.scale.max(), (1 / found.scale).max()) <= _ORDINARY
-    return np.dtype(np.float32 if table.dtype == "float32" and ordinary else np.float64)
+    return np.dtype(np.float32 if np.dtype(rows) == np.float32 and ordinary else np.float64)
 
 
 @contextmanager
@@ -107,7 +182,7 @@ def scores_of(
             store=aside,
             shape=(table.rows, count),
             chunks=(table.chunk_rows, count),
-            **array_options(scores_dtype(table, model.components)),
+            **array_options(scores_dtype(table.dtype, model.components)),
             attributes={
                 "dpdist": {
                     "format": FORMAT,
