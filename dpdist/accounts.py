@@ -5,27 +5,29 @@ A table has one budget and one ledger for ever. Whatever dies half-way is comple
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.paths import AnyPath, local
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
-from dpdist.privacy.places import Place
+from dpdist.privacy.places import Place, PlaceGiven, place_given
 from dpdist.release import archive, trusted
 from dpdist.release.artefact import open_release
 from dpdist.rows.dataset import RowsTable, bind_ledger, open_rows
 from dpdist.rows.ingest import ingest
 from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, open_periods
-from dpdist.rows.readers import Choices
+from dpdist.rows.readers import Choices, Remote, location_of
 from dpdist.rows.readers import Place as SourcePlace
 from dpdist.rows.reproduction import require_unreproduced
 from dpdist.rows.units import Unit
 from dpdist.staging import locked, make_once, require_new
 
 
-def default_ledger(rows: Path) -> Path:
+def default_ledger(rows: AnyPath) -> Path:
     """Return where the ledger of a rows.zarr stands unless told otherwise: ``.ledger`` in place of ``.zarr``.
 
     Examples
@@ -33,15 +35,16 @@ def default_ledger(rows: Path) -> Path:
     >>> default_ledger(Path("rows.zarr")).name, default_ledger(Path("visits.2025")).name
     ('rows.ledger', 'visits.2025.ledger')
     """
+    rows = local(rows)
     return rows.with_name(rows.name.removesuffix(".zarr") + ".ledger")
 
 
 def ingest_rows(
-    source: SourcePlace,
-    rows: Path,
+    source: SourcePlace | AnyPath,
+    rows: AnyPath,
     *,
     budget: PrivacyLoss | None = None,
-    ledger: Place | None = None,
+    ledger: PlaceGiven | None = None,
     columns: Sequence[str] | None = None,
     compress: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -56,7 +59,9 @@ def ingest_rows(
     DataError
         If the source is unusable, or rows or ledger exist already.
     """
-    place = ledger or default_ledger(rows)
+    rows = local(rows)
+    source = source if isinstance(source, Remote) else location_of(os.fspath(source))
+    place = place_given(ledger or default_ledger(rows))
     if budget is not None:
         _require_no_ledger(place)
     table = ingest(
@@ -76,7 +81,7 @@ def _require_no_ledger(ledger: Place) -> None:
         require_new(ledger, "ledger")
 
 
-def create_ledger(ledger: Place, rows: Path, budget: PrivacyLoss | None = None) -> Ledger:
+def create_ledger(ledger: PlaceGiven, rows: AnyPath, budget: PrivacyLoss | None = None) -> Ledger:
     """Create the ledger of rows, once; what died half-way is completed by the same call.
 
     A table has one budget and one ledger for ever: with a second one, the same release could be drawn twice.
@@ -99,12 +104,14 @@ def create_ledger(ledger: Place, rows: Path, budget: PrivacyLoss | None = None) 
     DataError
         If another ledger stands there, or it or the rows cannot be written.
     """
+    rows = local(rows)
     with locked(rows):
         return _create_ledger(ledger, rows, budget)
 
 
-def _create_ledger(ledger: Place, rows: Path, budget: PrivacyLoss | None = None) -> Ledger:
+def _create_ledger(ledger: PlaceGiven, rows: Path, budget: PrivacyLoss | None = None) -> Ledger:
     """Create the ledger of rows that are locked."""
+    ledger = place_given(ledger)
     table = open_rows(rows)
     declared = budget or table.budget
     if declared is None:
@@ -171,8 +178,9 @@ def _unused(ledger: Place, dataset_id: str, budget: PrivacyLoss) -> Ledger | Non
     return found if fresh else None
 
 
-def complete_ingest(rows: Path, ledger: Place | None = None) -> RowsTable:
+def complete_ingest(rows: AnyPath, ledger: PlaceGiven | None = None) -> RowsTable:
     """Open rows, and create the ledger of a declared budget if ingest died before it did."""
+    rows = local(rows)
     table = open_rows(rows)
     if _lacks_ledger(table):
         with locked(rows):
@@ -186,7 +194,7 @@ def _lacks_ledger(table: RowsTable) -> bool:
     return table.budget is not None and table.ledger_id is None
 
 
-def verify_ledger(ledger: Place, releases: Sequence[Path] = ()) -> Ledger:
+def verify_ledger(ledger: PlaceGiven, releases: Sequence[AnyPath] = ()) -> Ledger:
     """Check a ledger from its first entry, and that it knows of these releases; return it.
 
     Raises
@@ -198,7 +206,7 @@ def verify_ledger(ledger: Place, releases: Sequence[Path] = ()) -> Ledger:
     """
     opened = Ledger(ledger)
     opened.verify()
-    for path in releases:
+    for path in map(local, releases):
         trusted.require_remembered(opened, path)
         with opened.opened(open_release(path).release_id) as committed:
             same = archive.holds(path, committed)

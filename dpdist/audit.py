@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from dpdist.errors import UsageError
 from dpdist.mechanisms import attack
 from dpdist.mechanisms.attack import AuditTask, Scene
 from dpdist.mechanisms.base import Calibrated
+from dpdist.paths import AnyPath
 from dpdist.pictures import picture
 from dpdist.pipeline import Cluster
 from dpdist.privacy import audit
@@ -165,7 +165,7 @@ def _joined(parts: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]
     return np.concatenate(parts, axis=1)
 
 
-def plot(result: Audit, path: Path) -> None:
+def plot(result: Audit, path: AnyPath) -> None:
     """Draw the privacy profile: delta against epsilon as claimed, as proved and as measured.
 
     Raises

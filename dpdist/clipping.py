@@ -18,12 +18,13 @@ from dpdist.errors import DataError, RefusedError
 from dpdist.mechanisms.quantile import QuantileFound, quantile_of, require_quantile
 from dpdist.moment.histogram import histogram_tasks, partition_histogram
 from dpdist.moment.total import add_partials
+from dpdist.paths import AnyPath, local
 from dpdist.pipeline import Cluster
 from dpdist.privacy import caution
 from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.privacy.ledger import Ledger
-from dpdist.privacy.places import Place
+from dpdist.privacy.places import PlaceGiven, place_given
 from dpdist.release import norms
 from dpdist.release.norms import NormHistogram, NormsRequest, NormsTransaction
 from dpdist.rows.dataset import RowsTable, open_rows
@@ -111,11 +112,11 @@ class ClipChoice:
 
 
 def choose_clip(
-    rows: Path,
+    rows: AnyPath,
     request: NormsRequest,
     quantile: Fraction,
     *,
-    ledger: Place | None = None,
+    ledger: PlaceGiven | None = None,
     cluster: Cluster | None = None,
     budget_delta: bool = False,
 ) -> ClipChoice:
@@ -152,9 +153,9 @@ def choose_clip(
         If the cluster was lost half-way.
     """
     require_quantile(quantile)
-    table, where = _table_at(rows), cluster or Cluster()
+    table, where = _table_at(local(rows)), cluster or Cluster()
     bound = request.bound(table.columns)
-    place = ledger or default_ledger(table.path)
+    place = place_given(ledger or default_ledger(table.path))
     transaction = NormsTransaction(request, table, place.absolute() if isinstance(place, Path) else place)
     if not where.trusted_worker:
         transaction, committed = _looked_up(transaction, budget_delta)

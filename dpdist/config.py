@@ -70,6 +70,7 @@ from dpdist.errors import DataError, UsageError
 from dpdist.mechanisms.base import Kind, Statement
 from dpdist.mechanisms.quantile import require_quantile
 from dpdist.mechanisms.registry import mechanism_named, recommended
+from dpdist.paths import AnyPath, local
 from dpdist.pipeline import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.places import Place, place_of
@@ -325,7 +326,7 @@ def _option_value(kind: Kind, text: str, folder: Path) -> Any:
     return text
 
 
-def read_public_centre(path: Path) -> dict[str, tuple[float, ...] | None]:
+def read_public_centre(path: AnyPath) -> dict[str, tuple[float, ...] | None]:
     """Read a public centre, and optionally a public scale, one number per column.
 
     A ``.npy`` file holds the centre; a ``.npz`` or ``.json`` file holds ``centre`` and ``scale``, or one of them.
@@ -335,6 +336,7 @@ def read_public_centre(path: Path) -> dict[str, tuple[float, ...] | None]:
     DataError
         If the file is missing or holds something else.
     """
+    path = local(path)
     vectors: dict[str, tuple[float, ...]] = {}
     try:
         if path.suffix == ".json":
@@ -361,7 +363,7 @@ def read_public_centre(path: Path) -> dict[str, tuple[float, ...] | None]:
 
 
 def read_job(
-    path: Path,
+    path: AnyPath,
     *,
     scheduler: str | None = None,
     certificates: Certificates | None = None,
@@ -392,6 +394,7 @@ def read_job(
     DataError
         If the file cannot be read.
     """
+    path = local(path)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
     except OSError as error:
@@ -417,17 +420,17 @@ def read_job(
             f'{path}: [cluster] trusted = "worker" cannot be kept with periods = true: the process that is started '
             "takes in the rows and closes periods in the ledger itself. Start it where it may, and leave trusted out."
         )
-    files = [folder / cluster[key] if key in cluster else None for key in ("tls_ca", "tls_cert", "tls_key")]
+    files = [folder / local(cluster[key]) if key in cluster else None for key in ("tls_ca", "tls_cert", "tls_key")]
     budget = None
     if "budget_epsilon" in rows:
         parts = (str(rows.get(key, 0)) for key in ("budget_delta", "budget_pure", "budget_delta_reserve"))
         budget = PrivacyLoss.declared(str(rows["budget_epsilon"]), *parts)
     return Job(
-        rows=folder / rows["path"],
+        rows=folder / local(rows["path"]),
         source=_source(rows["source"], folder) if "source" in rows else None,
         budget=budget,
         columns=tuple(rows["columns"]) if "columns" in rows else None,
-        release=folder / release["path"],
+        release=folder / local(release["path"]),
         request=request_from(
             epsilon=str(release["epsilon"]),
             delta=str(release["delta"]) if "delta" in release else None,
@@ -443,9 +446,9 @@ def read_job(
             accept_large_delta=release.get("accept_large_delta", False),
         ),
         ledger=place_of(release["ledger"], folder) if "ledger" in release else None,
-        model=folder / pca["path"] if pca else None,
+        model=folder / local(pca["path"]) if pca else None,
         components=None if not pca or pca["components"] == "auto" else pca["components"],
-        scores=folder / project["path"] if project else None,
+        scores=folder / local(project["path"]) if project else None,
         cluster=Cluster(
             scheduler or cluster.get("scheduler"),
             None if scheduler else cluster.get("workers"),

@@ -16,12 +16,13 @@ import zarr
 from dpdist import accounts
 from dpdist.errors import DataError, RefusedError, quiet
 from dpdist.noise.entropy import Progress
+from dpdist.paths import AnyPath, local
 from dpdist.pca import model as models
 from dpdist.pca import projection
 from dpdist.privacy.balance import Balance
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
-from dpdist.privacy.places import Place
+from dpdist.privacy.places import Place, PlaceGiven, place_given
 from dpdist.release import artefact
 from dpdist.release.artefact import open_release
 from dpdist.rows import dataset
@@ -39,7 +40,7 @@ _PRIVATE = "PRIVATE: for whoever may read the rows"
 
 @quiet()
 def inspected(
-    path: Path, *, ledger: Place | None = None, verify: bool = False, progress: Progress | None = None
+    path: AnyPath, *, ledger: PlaceGiven | None = None, verify: bool = False, progress: Progress | None = None
 ) -> Facts:
     """Return what is declared about a folder, as JSON values.
 
@@ -64,6 +65,7 @@ def inspected(
     DataError
         If it is nothing of dpdist's, or too damaged to say what it is, or the ledger is.
     """
+    path, ledger = local(path), None if ledger is None else place_given(ledger)
     kinds: dict[str, Callable[[], Facts]] = {
         dataset.FORMAT: lambda: _rows(open_rows(path, whole=False), ledger, verify=verify, progress=progress),
         artefact.FORMAT: lambda: _release(path),

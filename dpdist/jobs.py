@@ -52,6 +52,20 @@ def require_same_rows(job: Job, table: RowsTable) -> None:
         )
 
 
+def require_components(job: Job, table: RowsTable) -> None:
+    """Refuse a number of components that no release of these rows could have.
+
+    Raises
+    ------
+    UsageError
+        If there are not so many columns, or those above noise are asked for and no edge of it is known.
+    """
+    if job.components is not None and job.components > table.columns:
+        raise UsageError(f"{job.components} components were asked for; {job.rows} has {table.columns} columns.")
+    if job.model is not None and job.components is None:
+        require_edge(job.request, table.columns)
+
+
 def _unit_words(unit: Unit | None) -> str:
     return "each row alone" if unit is None else f"the rows of one {unit.column}, {unit.max_rows} at most"
 
@@ -89,10 +103,7 @@ def run(job: Job, *, say: Callable[[str], None], progress: nightly.Progress) -> 
         make_once(job.rows.exists, partial(_ingest, job, job.source, say, progress))
     require_same_rows(job, open_rows(job.rows))
     table = accounts.complete_ingest(job.rows, job.ledger)
-    if job.components is not None and job.components > table.columns:
-        raise UsageError(f"{job.components} components were asked for; {job.rows} has {table.columns} columns.")
-    if job.model is not None and job.components is None:
-        require_edge(job.request, table.columns)
+    require_components(job, table)
     outcome = pipeline.release_rows(job.rows, job.release, job.request, ledger=job.ledger, cluster=job.cluster)
     say(outcome.words())
     made: dict[str, Any] = {"release_id": outcome.release.release_id}

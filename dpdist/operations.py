@@ -12,8 +12,10 @@ from typing import Any
 
 from dpdist import accounts
 from dpdist.config import Job
-from dpdist.jobs import require_same_rows
+from dpdist.errors import DataError
+from dpdist.jobs import require_components, require_same_rows
 from dpdist.nightly import share_of
+from dpdist.pipeline import made_from
 from dpdist.privacy import caution
 from dpdist.privacy.accounting import Left, caps_for
 from dpdist.privacy.balance import Balance
@@ -25,6 +27,7 @@ from dpdist.release.continual import ended, levels_for
 from dpdist.rows.dataset import open_rows
 from dpdist.rows.intake import waiting
 from dpdist.rows.periods import open_periods
+from dpdist.staging import require_folder, require_new
 from dpdist.words import counted
 
 
@@ -60,6 +63,7 @@ def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
         if job.rows.exists():
             table = open_rows(job.rows)
             require_same_rows(job, table)
+            require_components(job, table)
             known = ledger.record(job.request.release_id(table)) if ledger else None
             if known is not None and known.state is not State.ABORTED:
                 return []
@@ -83,6 +87,30 @@ def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
     return out
 
 
+def require_places(job: Job) -> None:
+    """Refuse paths that the run would refuse: of what is read and not there, or written and cannot be.
+
+    Raises
+    ------
+    DataError
+        Naming the path.
+    """
+    if isinstance(job.source, Path) and not job.source.exists():
+        raise DataError(f"There is no source at {job.source}.")
+    if not job.rows.exists():
+        if job.source is None:
+            open_rows(job.rows)  # says how rows are made
+        require_new(job.rows, "rows")
+    if job.periodic:
+        for folder in filter(None, (job.release, job.model)):
+            require_folder(folder)
+        return
+    release_id = job.request.release_id(open_rows(job.rows)) if job.rows.exists() else None
+    for path, what in ((job.release, "release"), (job.model, "model"), (job.scores, "scores")):
+        if path is not None and (release_id is None or not made_from(path, release_id=release_id)):
+            require_new(path, what)
+
+
 def _require_small_delta(job: Job, rows: int) -> None:
     asked = job.request
     caution.require_small_delta(asked.loss, asked.neighbours, rows, accepted=asked.accept_large_delta)
@@ -102,6 +130,7 @@ def preview(job: Job) -> dict[str, Any]:
     DpdistError
         As the run itself, where the request makes no sense or the ledger is damaged.
     """
+    require_places(job)
     ledger = _ledger(job)
     budget, plan = _budget(job, ledger), planned(job, ledger)
     fresh = new_periods(job, list(ledger.periods) if ledger else [])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import DataError, UsageError
+from dpdist.paths import AnyPath
 from dpdist.pca.forecast import GOOD, Forecast
 from dpdist.pca.scree import Scree
 
@@ -20,7 +20,7 @@ _LETTERS = 40
 
 
 @contextmanager
-def picture(path: Path | IO[bytes], *, size: tuple[float, float] = (7, 4.5)) -> Iterator[Any]:
+def picture(path: AnyPath | IO[bytes], *, size: tuple[float, float] = (7, 4.5)) -> Iterator[Any]:
     """Draw on the axes of the block; they are saved at its end, in the format that the name says, PNG without one.
 
     Raises
@@ -42,7 +42,7 @@ def picture(path: Path | IO[bytes], *, size: tuple[float, float] = (7, 4.5)) -> 
         raise DataError(f"The picture {path} cannot be written: {error}.") from None
 
 
-def draw_forecast(found: Forecast, path: Path) -> None:
+def draw_forecast(found: Forecast, path: AnyPath) -> None:
     """Draw how well each component will be seen against the number of rows."""
     law, expected = found.law, found.expected
     reach = [e.rows_to_see for e in expected] + [e.rows_for_good for e in expected] + [found.rows]
@@ -60,7 +60,7 @@ def draw_forecast(found: Forecast, path: Path) -> None:
             axes.legend(frameon=False, fontsize=8)
 
 
-def draw_scree(found: Scree, path: Path | IO[bytes]) -> None:
+def draw_scree(found: Scree, path: AnyPath | IO[bytes]) -> None:
     """Draw the eigenvalues over the edge of the noise, with what the noise added taken off."""
     places = np.arange(1, found.eigenvalues.size + 1)
     low, high = found.intervals.T
@@ -86,7 +86,7 @@ def draw_scree(found: Scree, path: Path | IO[bytes]) -> None:
         axes.legend(frameon=False, fontsize=8)
 
 
-def draw_images(images: npt.NDArray[np.float64], path: Path | IO[bytes]) -> None:
+def draw_images(images: npt.NDArray[np.float64], path: AnyPath | IO[bytes]) -> None:
     """Draw components as images side by side, each on its own scale; red is positive, blue negative.
 
     Parameters
@@ -110,7 +110,7 @@ def draw_images(images: npt.NDArray[np.float64], path: Path | IO[bytes]) -> None
         axes.set_axis_off()
 
 
-def draw_loadings(components: npt.NDArray[np.float64], names: Sequence[str], path: Path | IO[bytes]) -> None:
+def draw_loadings(components: npt.NDArray[np.float64], names: Sequence[str], path: AnyPath | IO[bytes]) -> None:
     """Draw the largest loadings of components as bars, a panel each.
 
     Parameters

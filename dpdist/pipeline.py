@@ -26,6 +26,7 @@ from dpdist.moment.total import (
     plan,
     require_summable,
 )
+from dpdist.paths import AnyPath, local
 from dpdist.pca import lanczos, projection
 from dpdist.pca import model as models
 from dpdist.pca.scree import above_noise
@@ -34,7 +35,7 @@ from dpdist.pca.spectrum import Components, components
 from dpdist.privacy import caution
 from dpdist.privacy.books import State
 from dpdist.privacy.ledger import Ledger
-from dpdist.privacy.places import Place
+from dpdist.privacy.places import PlaceGiven, place_given
 from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest
@@ -165,11 +166,11 @@ class Outcome:
 
 
 def release_rows(
-    rows: Path,
-    target: Path,
+    rows: AnyPath,
+    target: AnyPath,
     request: ReleaseRequest,
     *,
-    ledger: Place | None = None,
+    ledger: PlaceGiven | None = None,
     cluster: Cluster | None = None,
 ) -> Outcome:
     """Publish one private second moment; the same request again publishes the same bytes at no cost.
@@ -193,17 +194,18 @@ def release_rows(
 
 def release_table(
     table: RowsTable,
-    target: Path,
+    target: AnyPath,
     request: ReleaseRequest,
     *,
-    ledger: Place | None = None,
+    ledger: PlaceGiven | None = None,
     cluster: Cluster | None = None,
 ) -> Outcome:
     """Publish one private second moment of an opened table, or of some of its periods, as :func:`release_rows`."""
     where = cluster or Cluster()
     calibrated = request.calibrated(table.columns, table.max_rows)  # refuses what makes no sense, before anything else
     require_summable(table, request.bound(table.columns))
-    place = ledger or default_ledger(table.path)
+    target = local(target)
+    place = place_given(ledger or default_ledger(table.path))
     account = place.absolute() if isinstance(place, Path) else place
     transaction = trusted.Transaction(request, table, account, target.absolute())
     if request.by_products and where.trusted_worker:
@@ -236,7 +238,7 @@ def _known_state(transaction: trusted.Transaction) -> State | None:
     return None if record is None else record.state
 
 
-def _reproduced(transaction: trusted.Transaction, where: Cluster, ledger: Place | None) -> Outcome:
+def _reproduced(transaction: trusted.Transaction, where: Cluster, ledger: PlaceGiven | None) -> Outcome:
     """Write a release that is not private as claimed, of rows that never had a budget; no ledger is touched."""
     if ledger is not None:
         raise UsageError("A release for reproduction is charged to no ledger: leave --ledger out.")
@@ -325,7 +327,7 @@ def _product(cluster_engine: engine.Engine, transaction: trusted.Transaction) ->
 
 
 def fit_components(
-    release: Path, target: Path, count: int | None, *, cluster: Cluster | None = None
+    release: AnyPath, target: AnyPath, count: int | None, *, cluster: Cluster | None = None
 ) -> tuple[models.Model, Release]:
     """Write model.zarr with the top components of a release; None takes those that stand above its noise.
 
@@ -341,6 +343,7 @@ def fit_components(
     UsageError
         If there are not so many components, the release is drowned in noise, or none stands above it.
     """
+    target = local(target)
     require_new(target, "model")
     opened, taken = components_of(release, count, cluster=cluster)
     found = models.Model(opened.release_id, opened.names, taken)
@@ -348,8 +351,9 @@ def fit_components(
     return found, opened
 
 
-def components_of(release: Path, count: int | None, *, cluster: Cluster | None = None) -> tuple[Release, Components]:
+def components_of(release: AnyPath, count: int | None, *, cluster: Cluster | None = None) -> tuple[Release, Components]:
     """Take the top components of a release.zarr, as :func:`fit_components`, and write nothing."""
+    release = local(release)
     opened = open_release(release)
     with ExitStack() as stack:
         product = None
@@ -377,7 +381,7 @@ def _release_product(release: Path, size: int, nodes: engine.Engine | None) -> C
     return product
 
 
-def project_rows(rows: Path, model: Path, target: Path, *, cluster: Cluster | None = None) -> int:
+def project_rows(rows: AnyPath, model: AnyPath, target: AnyPath, *, cluster: Cluster | None = None) -> int:
     """Write scores.zarr, (n, k) float64, or float32 of float32 rows; return n. Scores are private.
 
     Raises
@@ -386,6 +390,7 @@ def project_rows(rows: Path, model: Path, target: Path, *, cluster: Cluster | No
         If rows, model, cluster or target cannot be used.
     """
     where = cluster or Cluster()
+    model, target = local(model), local(target)
     require_new(target, "scores")
     table, found = open_rows(rows), models.open_model(model)
     with where.connected() as cluster_engine:

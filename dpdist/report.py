@@ -13,13 +13,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
 from scipy.special import ndtr
 
 from dpdist import __version__
 from dpdist.errors import UsageError
 from dpdist.mechanisms.registry import mechanism_named
+from dpdist.paths import AnyPath, local
 from dpdist.pca.scree import Scree, above_noise, noise_law, scree
 from dpdist.pca.shortened import shortened
 from dpdist.pca.spectrum import Components, components
@@ -82,7 +82,12 @@ class Shape:
 
 
 def write(
-    release: Release, path: Path, *, count: int | None = None, image: Shape | None = None, ledger: Ledger | None = None
+    release: Release,
+    path: AnyPath,
+    *,
+    count: int | None = None,
+    image: Shape | None = None,
+    ledger: Ledger | None = None,
 ) -> None:
     """Write the page about a release; a page that is there is replaced.
 
@@ -133,7 +138,7 @@ def write(
         "style-src 'unsafe-inline'\">\n"
         f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{''.join(parts)}\n</body>\n</html>\n"
     )
-    replace_file(path, page.encode(), "report", private=not release.private_as_claimed)
+    replace_file(local(path), page.encode(), "report", private=not release.private_as_claimed)
 
 
 def _default_count(release: Release) -> int:

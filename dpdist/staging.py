@@ -65,6 +65,23 @@ def require_space(folder: Path, size: int, what: str) -> None:
         )
 
 
+def require_folder(target: Path) -> None:
+    """Refuse a folder that is neither there nor can be made, with those above it.
+
+    Raises
+    ------
+    DataError
+        If it, or the nearest one above it that exists, is no folder or cannot be written.
+    """
+    nearest = target.absolute()
+    while not os.path.lexists(nearest):
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise DataError(f"{nearest} exists and is no folder. Remove it, or choose another place for {target}.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise DataError(f"The folder {nearest} is not writable. Change its permissions, or choose another place.")
+
+
 def sync_tree(root: Path) -> None:
     """Flush every file and folder under root, and root itself, to the disk."""
     for folder, _, names in os.walk(root):

@@ -18,6 +18,7 @@ from distributed.comm import parse_address, parse_host_port
 from distributed.security import Security
 
 from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.paths import AnyPath, local
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,12 @@ class Certificates:
     certificate: Path
     key: Path
 
+    def __post_init__(self) -> None:
+        for name in ("authority", "certificate", "key"):  # text will do as well
+            object.__setattr__(self, name, local(getattr(self, name)))
+
     @classmethod
-    def of(cls, authority: Path | None, certificate: Path | None, key: Path | None) -> Certificates | None:
+    def of(cls, authority: AnyPath | None, certificate: AnyPath | None, key: AnyPath | None) -> Certificates | None:
         """Take all three files, or none.
 
         Raises
@@ -38,7 +43,7 @@ class Certificates:
             If only some are given.
         """
         if authority and certificate and key:
-            return cls(authority, certificate, key)
+            return cls(local(authority), local(certificate), local(key))
         if authority or certificate or key:
             raise UsageError(
                 "TLS needs three files: the cluster's CA (--tls-ca), a certificate (--tls-cert) and its key "

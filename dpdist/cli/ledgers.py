@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dpdist import accounts
-from dpdist.cli.options import LEDGER, PATH, answer, budget_options, json_option, show
+from dpdist.cli.options import LEDGER, READ, answer, budget_options, json_option, show
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
@@ -23,7 +23,7 @@ def ledger() -> None:
 
 @ledger.command("create")
 @click.argument("ledger", type=LEDGER)
-@click.option("--rows", required=True, type=PATH, help="The rows whose budget it is.")
+@click.option("--rows", required=True, type=READ, help="The rows whose budget it is.")
 @budget_options
 @json_option
 def ledger_create(ledger: Place, rows: Path, budget: PrivacyLoss | None, as_json: bool) -> None:
@@ -64,7 +64,7 @@ def ledger_show(ledger: Place, as_json: bool) -> None:
 
 @ledger.command("verify")
 @click.argument("ledger", type=LEDGER)
-@click.option("--release", "releases", type=PATH, multiple=True, help="A release it must know of; repeatable.")
+@click.option("--release", "releases", type=READ, multiple=True, help="A release it must know of; repeatable.")
 @json_option
 def ledger_verify(ledger: Place, releases: tuple[Path, ...], as_json: bool) -> None:
     """Check the journal's chain, the balance, the committed releases, and that no published RELEASE was forgotten."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ import click
 
 from dpdist import config
 from dpdist.errors import UsageError
+from dpdist.paths import is_address
 from dpdist.pipeline import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.places import place_of
@@ -63,7 +63,7 @@ class LocalFolder(Folder):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path."""
-        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", str(value)):
+        if is_address(str(value)):
             self.fail(
                 "This is a folder on this machine, not an address: it is written aside and renamed in one step, and "
                 "an object store renames nothing in one step. Write it here, and copy a finished release to the store.",
@@ -73,8 +73,24 @@ class LocalFolder(Folder):
         return super().convert(value, param, ctx)
 
 
+class Existing(Folder):
+    """A path that is read, and no address."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path."""
+        if is_address(str(value)):
+            self.fail(
+                "This is an address, and it is read on this machine: copy what is there to this machine, and name the "
+                "copy. Only the SOURCE of dpdist ingest may be an address.",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 SOURCE = SourceFrom(path_type=Path)
 PATH = LocalFolder(path_type=Path)
+READ = Existing(path_type=Path)
 LEDGER = Account(path_type=Path)
 
 
@@ -104,9 +120,9 @@ def json_option(command: Command) -> Command:
 def tls_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options about TLS; the command gets ``certificates`` and ``insecure``."""
 
-    @click.option("--tls-ca", type=PATH, help="Certificate of the cluster's CA, for a tls:// scheduler.")
-    @click.option("--tls-cert", type=PATH, help="Your certificate, of that CA.")
-    @click.option("--tls-key", type=PATH, help="The certificate's key.")
+    @click.option("--tls-ca", type=READ, help="Certificate of the cluster's CA, for a tls:// scheduler.")
+    @click.option("--tls-cert", type=READ, help="Your certificate, of that CA.")
+    @click.option("--tls-key", type=READ, help="The certificate's key.")
     @click.option("--insecure", is_flag=True, help="Allow an unencrypted scheduler on the network.")
     @functools.wraps(command)
     def collected(tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, **others: Any) -> None:

@@ -10,7 +10,7 @@ import click
 
 from dpdist import clipping, config, inspection
 from dpdist.cli.options import (
-    PATH,
+    READ,
     answer,
     cluster_options,
     json_option,
@@ -29,7 +29,7 @@ _GRID = "0.0009765625:1048576:2"
 
 
 @click.command()
-@click.argument("rows", type=PATH)
+@click.argument("rows", type=READ)
 @click.option(
     "--epsilon", required=True, help="Privacy loss epsilon to spend on the choice: a small part, such as 0.1."
 )
@@ -90,7 +90,7 @@ def bound(
 
 
 @click.command()
-@click.argument("path", type=PATH, metavar="ROWS")
+@click.argument("path", type=READ, metavar="ROWS")
 @ledger_option
 @click.option("--verify", is_flag=True, help="Read every chunk and check it against its checksum, and its seal.")
 @json_option

@@ -12,6 +12,7 @@ from dpdist import accounts, config, jobs, operations, pipeline, tables
 from dpdist.cli.options import (
     LEDGER,
     PATH,
+    READ,
     SOURCE,
     answer,
     budget_options,
@@ -105,7 +106,7 @@ def ingest(
 
 
 @click.command("release")
-@click.argument("rows", type=PATH)
+@click.argument("rows", type=READ)
 @click.argument("release", type=PATH)
 @click.option("--epsilon", required=True, help="Privacy loss epsilon, in steps of a millionth.")
 @click.option(
@@ -157,7 +158,7 @@ def release_command(
 
 
 @click.command()
-@click.argument("release", type=PATH)
+@click.argument("release", type=READ)
 @click.argument("model", type=PATH)
 @click.option(
     "--components",
@@ -199,7 +200,7 @@ def pca(release: Path, model: Path, components: str, plot: Path | None, cluster:
 
 
 @click.command("report")
-@click.argument("release", type=PATH)
+@click.argument("release", type=READ)
 @click.argument("out", type=PATH)
 @click.option("--components", default="auto", metavar="K|auto", help="How many to show [default: auto].")
 @click.option("--image", metavar="HxW", help="Draw components as images of this shape, such as 28x28.")
@@ -222,8 +223,8 @@ def report_command(
 
 
 @click.command()
-@click.argument("rows", type=PATH)
-@click.argument("model", type=PATH)
+@click.argument("rows", type=READ)
+@click.argument("model", type=READ)
 @click.argument("scores", type=PATH)
 @cluster_options
 @json_option
@@ -234,7 +235,7 @@ def project(rows: Path, model: Path, scores: Path, cluster: Cluster, as_json: bo
 
 
 @click.command()
-@click.argument("job", type=PATH)
+@click.argument("job", type=READ)
 @click.option("--scheduler", help="Address of a Dask scheduler, instead of what JOB.toml names.")
 @click.option("--continual", type=int, help="With periods: keep the noise of the total logarithmic for so many.")
 @click.option("--dry-run", is_flag=True, help="Tell what would be released and spent, and do nothing.")
@@ -261,7 +262,7 @@ def run(
 
 
 @click.command()
-@click.argument("job", type=PATH)
+@click.argument("job", type=READ)
 @click.option("--textfile", type=PATH, help="Also write it for node_exporter's textfile collector (Prometheus).")
 @json_option
 def status(job: Path, textfile: Path | None, as_json: bool) -> None:
@@ -277,7 +278,7 @@ def status(job: Path, textfile: Path | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("target", type=PATH, metavar="SUM")
-@click.argument("releases", type=PATH, nargs=-1, required=True)
+@click.argument("releases", type=READ, nargs=-1, required=True)
 @click.option(
     "--disjoint",
     is_flag=True,

@@ -8,13 +8,13 @@ That of a release that is not private as claimed is left to its owner, as the re
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 
 from dpdist.errors import DataError, quiet
+from dpdist.paths import AnyPath, local
 from dpdist.pca.scree import scree
 from dpdist.pca.spectrum import Components
 from dpdist.release.artefact import Release
@@ -43,7 +43,7 @@ class Model:
     components: Components
 
 
-def save(model: Model, release: Release, path: Path) -> None:
+def save(model: Model, release: Release, path: AnyPath) -> None:
     """Write model.zarr; it appears complete or not at all.
 
     Raises
@@ -51,7 +51,7 @@ def save(model: Model, release: Release, path: Path) -> None:
     DataError
         If path exists or its folder cannot be written.
     """
-    with staged(path, "model", private=not release.private_as_claimed) as aside:
+    with staged(local(path), "model", private=not release.private_as_claimed) as aside:
         attributes: dict[str, Any] = {
             "format": FORMAT,
             "release_id": model.release_id,
@@ -76,7 +76,7 @@ def save(model: Model, release: Release, path: Path) -> None:
 
 
 @quiet()
-def open_model(path: Path) -> Model:
+def open_model(path: AnyPath) -> Model:
     """Read a model.zarr.
 
     Raises
@@ -84,6 +84,7 @@ def open_model(path: Path) -> Model:
     DataError
         If there is none or it is damaged.
     """
+    path = local(path)
     otherwise = f"There is no usable model at {path}. Make one with: dpdist pca RELEASE {path} --components K"
     info = require_format(path, FORMAT, otherwise)
     try:

@@ -47,7 +47,7 @@ from dpdist.privacy.folder import FolderStorage
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.journal import Storage, Transaction, canonical
 from dpdist.privacy.parallel import Charge, PeriodFilters
-from dpdist.privacy.places import Place
+from dpdist.privacy.places import Place, PlaceGiven, place_given
 from dpdist.privacy.witness import VARIABLE, FolderWitness, Held, Testimony, Witness
 from dpdist.words import counted, listed
 
@@ -67,7 +67,7 @@ class Ledger:
         If there is no ledger, or its journal is damaged.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: PlaceGiven) -> None:
         self._storage = _storage(place)
         self._witness = _witness()
         if not self._storage.exists():
@@ -78,7 +78,7 @@ class Ledger:
         self._view = View()
 
     @classmethod
-    def create(cls, place: Place, *, dataset_id: str, budget: PrivacyLoss, periodic: bool = False) -> Ledger:
+    def create(cls, place: PlaceGiven, *, dataset_id: str, budget: PrivacyLoss, periodic: bool = False) -> Ledger:
         """Create a ledger with a budget where there is none.
 
         Parameters
@@ -133,7 +133,7 @@ class Ledger:
         return found
 
     @staticmethod
-    def stands_at(place: Place) -> bool:
+    def stands_at(place: PlaceGiven) -> bool:
         """Say whether there is a ledger at a place."""
         return _storage(place).exists()
 
@@ -786,16 +786,17 @@ class Ledger:
         return record
 
 
-def _storage(place: Place) -> Storage:
-    if isinstance(place, Path):
-        return FolderStorage(place)
+def _storage(place: PlaceGiven) -> Storage:
+    found = place_given(place)
+    if isinstance(found, Path):
+        return FolderStorage(found)
     try:
         from dpdist.privacy.postgres import PostgresStorage  # noqa: PLC0415 - an extra, needed for no other ledger
     except ImportError:
         raise UsageError(
             "A ledger in PostgreSQL needs SQLAlchemy and psycopg. Install them with: pip install 'dpdist[postgres]'"
         ) from None
-    return PostgresStorage(place)
+    return PostgresStorage(found)
 
 
 def _witness() -> Witness:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
 from dpdist.errors import UsageError
+from dpdist.paths import AnyPath
 
 SCHEME = "postgresql+psycopg://"
 _FORM = f"{SCHEME}[USER@]HOST[:PORT]/DATABASE?ledger=NAME"
@@ -85,6 +87,19 @@ class Address:
 
 
 Place = Path | Address
+PlaceGiven = Address | AnyPath
+"""A place as a caller may name it."""
+
+
+def place_given(place: PlaceGiven) -> Place:
+    """Read a place that a caller named.
+
+    Raises
+    ------
+    UsageError
+        If it is an address that :class:`Address` refuses.
+    """
+    return place if isinstance(place, Address) else place_of(os.fspath(place), Path())
 
 
 def place_of(text: str, folder: Path) -> Place:

@@ -16,7 +16,6 @@ Matrices are stored in square tiles, and a large one is read tile by tile. How a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from dpdist.errors import DataError, UsageError, quiet
 from dpdist.mechanisms.base import Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.registry import mechanism_named
+from dpdist.paths import AnyPath, local
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.extent import Extent
@@ -275,7 +275,7 @@ def _tile_is_sound(answer: Any, moment: Array, place: tuple[slice, slice], relea
 
 
 @quiet()
-def open_release(path: Path) -> Release:
+def open_release(path: AnyPath) -> Release:
     """Read and verify a release.zarr.
 
     Raises
@@ -283,6 +283,7 @@ def open_release(path: Path) -> Release:
     DataError
         If there is none, or its parts are damaged or contradict one another.
     """
+    path = local(path)
     info = require_format(
         path, FORMAT, f"There is no release at {path}. Make one with: dpdist release ROWS {path} --epsilon E --clip C"
     )

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import reduce
 from operator import add
-from pathlib import Path
 
 import numpy as np
 
 from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.paths import AnyPath, local
 from dpdist.privacy.accounting import composed_epsilon_micro
 from dpdist.privacy.guarantee import ATTO, Arithmetic, Guarantee, PrivacyLoss
 from dpdist.release.archive import archived, publish
@@ -106,7 +106,7 @@ def _apart(releases: Sequence[Release], *, disjoint: bool) -> bool:
     return disjoint and all(tables) and len(set().union(*tables)) == sum(map(len, tables))
 
 
-def write_sum(total: Release, target: Path) -> None:
+def write_sum(total: Release, target: AnyPath) -> None:
     """Publish a sum of releases; the same sum already there is left alone. It is held in memory meanwhile.
 
     An older version may have written it, in other words.
@@ -116,6 +116,7 @@ def write_sum(total: Release, target: Path) -> None:
     DataError
         If something else stands at target, or its folder cannot be written.
     """
+    target = local(target)
     if (attributes_at(target) or {}).get("release_id") == total.release_id:
         found = open_release(target)
         if np.array_equal(found.lattice, total.lattice) and found.guarantee == total.guarantee:

@@ -24,6 +24,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 
 from dpdist.errors import DataError, quiet
 from dpdist.noise.entropy import random_token
+from dpdist.paths import AnyPath, local
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.units import Unit
 from dpdist.staging import replace_file, require_space, staged
@@ -285,7 +286,7 @@ def _declare(table: RowsTable, **declared: Any) -> None:
 
 
 @quiet()
-def open_rows(path: Path, *, whole: bool = True) -> RowsTable:
+def open_rows(path: AnyPath, *, whole: bool = True) -> RowsTable:
     """Open and validate a rows.zarr, the presence and size of every chunk included.
 
     Parameters
@@ -300,6 +301,7 @@ def open_rows(path: Path, *, whole: bool = True) -> RowsTable:
     DataError
         If there is none, it was not made by ``dpdist ingest``, or a chunk is missing or has the wrong size.
     """
+    path = local(path)
     otherwise = f"There are no usable rows at {path}. Make them with: dpdist ingest SOURCE {path}"
     info = require_format(path, FORMAT, otherwise)
     try:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from dpdist.errors import DataError
 from dpdist.noise.entropy import random_token
+from dpdist.paths import AnyPath, local
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, open_rows
 from dpdist.rows.reading import ChunkReader
@@ -220,12 +221,12 @@ def bind_periods(table: PeriodicTable, ledger_id: str) -> PeriodicTable:
     return bound
 
 
-def is_periodic(path: Path) -> bool:
+def is_periodic(path: AnyPath) -> bool:
     """Say whether what stands at a path claims to be a folder of periods."""
-    return (path / _FILE).is_file()
+    return (local(path) / _FILE).is_file()
 
 
-def open_periods(path: Path) -> PeriodicTable:
+def open_periods(path: AnyPath) -> PeriodicTable:
     """Open a folder of periods; what is in the periods is looked at by whoever reads them.
 
     Raises
@@ -233,6 +234,7 @@ def open_periods(path: Path) -> PeriodicTable:
     DataError
         If there is none.
     """
+    path = local(path)
     try:
         info = json.loads((path / _FILE).read_text(encoding="utf-8"))
         if info["format"] != FORMAT:

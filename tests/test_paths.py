@@ -1,0 +1,171 @@
+"""Paths: text, or anything that stands for one; an address is refused with the reason; a dry run looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import crash_driver
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from dpdist import PrivatePCA, accounts, config, engine, inspection, jobs, operations, pipeline, report
+from dpdist.cli import cli
+from dpdist.clipping import choose_clip
+from dpdist.engine import progress_bar
+from dpdist.errors import DataError, UsageError
+from dpdist.paths import AnyPath
+from dpdist.pca.model import open_model
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.privacy.ledger import Ledger
+from dpdist.release.artefact import open_release
+from dpdist.release.combine import combined, write_sum
+from dpdist.release.request import ReleaseRequest
+from dpdist.rows.dataset import open_rows
+
+REQUEST = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), 8.0)
+
+
+class Named:
+    """Stands for a path, as pathlib's and other libraries' do."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __fspath__(self) -> str:
+        return str(self._path)
+
+
+def _everything(folder: Path, form: Callable[[Path], AnyPath]) -> list[Any]:
+    """Call every public function that takes a path, with one in this form."""
+
+    def at(name: str) -> AnyPath:
+        return form(folder / name)
+
+    np.save(folder / "table.npy", np.random.default_rng(1).normal(size=(300, 3)) * [3, 2, 1])
+    (folder / "job.toml").write_text("[rows]\npath = 'rows.zarr'\n[release]\npath = 'r.zarr'\nepsilon = 1\nclip = 8\n")
+    table = accounts.ingest_rows(at("table.npy"), at("rows.zarr"), columns=["c0", "c1", "c2"])
+    accounts.create_ledger(at("rows.ledger"), at("rows.zarr"), PrivacyLoss.parse("9", "1e-5"))
+    pipeline.release_rows(at("rows.zarr"), at("r.zarr"), REQUEST, ledger=at("rows.ledger"))
+    release = open_release(at("r.zarr"))
+    write_sum(combined([release]), at("sum.zarr"))
+    pipeline.fit_components(at("r.zarr"), at("m.zarr"), 2)
+    pipeline.project_rows(at("rows.zarr"), at("m.zarr"), at("s.zarr"))
+    report.write(release, at("r.html"))
+    norms = config.norms_request_from(epsilon="1", delta=None, grid="1:16:2", neighbours="replace-one", centre="none")
+    choose_clip(at("rows.zarr"), norms, Fraction(1, 2), ledger=at("rows.ledger"))
+    return [
+        open_rows(at("rows.zarr")).dataset_id == table.dataset_id,
+        accounts.complete_ingest(at("rows.zarr")).dataset_id == table.dataset_id,
+        accounts.verify_ledger(at("rows.ledger"), [at("r.zarr")]).head == Ledger(at("rows.ledger")).head,
+        open_model(at("m.zarr")).release_id == release.release_id,
+        inspection.inspected(at("r.zarr"), ledger=at("rows.ledger"))["kind"],
+        config.read_job(at("job.toml")).rows == folder / "rows.zarr",
+        PrivatePCA.from_release(at("r.zarr"), 2).transform(at("rows.zarr")).shape,
+        sorted(path.name for path in folder.iterdir()),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_every_public_function_takes_a_path_in_any_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    found = []
+    for form in (Path, str, Named):
+        folder = tmp_path / form.__name__
+        folder.mkdir()
+        found.append(_everything(folder, form))
+    assert found[0] == found[1] == found[2]
+    assert found[0][:4] == [True] * 4
+
+
+@pytest.mark.parametrize("function", [open_rows, open_release, open_model, config.read_job, inspection.inspected])
+def test_an_address_is_refused_by_what_reads_on_this_machine(function: Callable[[str], Any]) -> None:
+    with pytest.raises(UsageError, match=r"s3://bucket/x\.zarr is an address.*copy it here"):
+        function("s3://bucket/x.zarr")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["inspect AT", "bound AT --epsilon 1", "release AT r --epsilon 1 --clip 1", "pca AT m --components 1",
+     "report AT r.html", "project AT m s", "project r AT s", "run AT", "status AT", "combine sum AT",
+     "ledger create l --rows AT", "ledger verify l --release AT"],
+)  # fmt: skip
+def test_a_command_that_reads_says_that_it_reads(command: str) -> None:
+    found = CliRunner().invoke(cli, command.replace("AT", "s3://bucket/rows.zarr").split())
+    assert found.exit_code == 2, found.output
+    words = " ".join(found.output.split())
+    assert "it is read on this machine" in words, words
+    assert "renamed" not in words
+
+
+def test_a_job_names_no_address(tmp_path: Path) -> None:
+    text = "[rows]\npath = 'rows.zarr'\n[release]\npath = 's3://bucket/r.zarr'\nepsilon = 1\nclip = 8\n"
+    (tmp_path / "job.toml").write_text(text)
+    with pytest.raises(UsageError, match=r"s3://bucket/r\.zarr is an address"):
+        config.read_job(tmp_path / "job.toml")
+
+
+JOB = """
+[rows]
+path = "{rows}"
+source = "{source}"
+budget_epsilon = 2
+
+[release]
+path = "{release}"
+epsilon = 1
+clip = 8.0
+
+[pca]
+path = "{model}"
+components = {count}
+
+[project]
+path = "{scores}"
+"""
+GOOD = {"rows": "rows.zarr", "source": "t.npy", "release": "r.zarr", "model": "m.zarr", "scores": "s.zarr", "count": 2}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rows": "no/rows.zarr"}, {"source": "no.npy"}, {"release": "no/r.zarr"}, {"release": "t.npy"},
+     {"model": "no/m.zarr"}, {"model": "t.npy"}, {"scores": "no/s.zarr"}, {"scores": "t.npy"}],
+)  # fmt: skip
+@pytest.mark.parametrize("again", [False, True])
+def test_a_dry_run_refuses_the_paths_that_the_run_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, str], *, again: bool
+) -> None:
+    if again and "source" in wrong:
+        pytest.skip("a source is not looked at again")
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.chdir(tmp_path)
+    np.save("t.npy", np.random.default_rng(1).normal(size=(30, 3)))
+    job = Path("job.toml")
+    job.write_text(JOB.format(**GOOD))
+    assert operations.preview(config.read_job(job))["fits"]
+    if again:
+        jobs.run(config.read_job(job), say=print, progress=progress_bar)
+        assert operations.preview(config.read_job(job))["fits"]
+    before = sorted(Path().iterdir())
+    job.write_text(JOB.format(**{**GOOD, **wrong}))
+    with pytest.raises(DataError):
+        operations.preview(config.read_job(job))
+    assert sorted(Path().iterdir()) == before
+    with pytest.raises(DataError):
+        jobs.run(config.read_job(job), say=print, progress=progress_bar)
+
+
+def test_a_dry_run_refuses_more_components_than_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.chdir(tmp_path)
+    np.save("t.npy", np.random.default_rng(1).normal(size=(30, 3)))
+    job = Path("job.toml")
+    job.write_text(JOB.format(**GOOD))
+    jobs.run(config.read_job(job), say=print, progress=progress_bar)
+    job.write_text(JOB.format(**{**GOOD, "count": 4}))
+    for act in (operations.preview, lambda read: jobs.run(read, say=print, progress=progress_bar)):
+        with pytest.raises(UsageError, match="4 components were asked for"):
+            act(config.read_job(job))
