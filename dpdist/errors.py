@@ -72,6 +72,10 @@ class NoWitnessWarning(UserWarning):
     """A ledger was used before witnesses were kept: it says once that copies used until then cannot be seen."""
 
 
+class DrownedWarning(UserWarning):
+    """Components were taken that do not stand above the noise of their release: they may point anywhere."""
+
+
 class ResumableError(DpdistError):
     """Work stopped half-way; nothing is lost and the same command resumes it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
 from dpdist import PrivateCovariance, PrivatePCA
-from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.errors import DataError, DrownedWarning, RefusedError, UsageError
 from dpdist.estimators import fitting
 from dpdist.pipeline import Cluster, fit_components, project_rows
 from dpdist.privacy.fingerprints import Fingerprints
@@ -383,6 +384,7 @@ def test_a_release_of_rows_in_memory_can_be_kept_and_taken_up_again(tmp_path: Pa
         assert found.explained_variance_ratio_ is None
         assert found.squared_cosines_ is None
         assert found.squared_cosine_intervals_ is None
+        assert found.n_above_noise_ is None
         with pytest.raises(UsageError, match="components, and no"):
             PrivateCovariance(
                 **LOSS, mechanism=mechanism, centre="none", options={"components": 2, "iterations": 3}
@@ -463,3 +465,41 @@ def test_transform_of_a_path_is_what_dpdist_project_writes_to_the_bit(
         there = fitted.transform(formed(name, rows, folder))
         assert there.dtype == found.dtype, name
         assert np.allclose(np.asarray(there), found, rtol=1e-5, atol=1e-4), name
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "two-sided-wishart", "laplace"])
+def test_components_of_noise_are_said_to_be_and_explain_nothing(register: Register, mechanism: str) -> None:
+    """Of 60 rows of a table of 30 columns nothing is seen at epsilon 1: the noise is a hundred times as large.
+
+    The edge holds with confidence 0.95: of 3 mechanisms one false alarm at most is let through, in 10 draws each.
+    """
+    rows = np.random.default_rng(2).normal(size=(60, 30))
+    asked: dict[str, Any] = {"epsilon": 1, "clip": 5, "delta": 1e-6 if mechanism == "gaussian" else None}
+    above = []
+    for _ in range(10):
+        register._fits.clear()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = PrivatePCA(3, **asked, mechanism=mechanism).fit(rows)
+        ratios = found.explained_variance_ratio_
+        assert ratios is not None
+        assert (ratios >= 0).all()
+        assert ratios.sum() <= 1 + 1e-12
+        drowned = [each for each in said if each.category is DrownedWarning]
+        if found.n_above_noise_ is None:  # no edge is known: nothing is said
+            assert not drowned
+            continue
+        above.append(found.n_above_noise_)
+        assert bool(drowned) is (found.n_above_noise_ < 3)
+        assert (ratios > 0).sum() == (np.asarray(found.squared_cosines_) > 0).sum() == found.n_above_noise_
+    assert sum(count > 0 for count in above) <= 5  # above 1 in 20 each: probability below 1e-4
+
+
+def test_components_that_stand_above_the_noise_come_without_a_warning() -> None:
+    rows = np.random.default_rng(2).normal(size=(20_000, 3)) * [3, 2, 1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DrownedWarning)
+        found = PrivatePCA(3, epsilon=10, delta=1e-6, clip=12).fit(rows)
+    assert found.n_above_noise_ == 3
+    assert np.allclose(found.explained_variance_ratio_, np.array([9, 4, 1]) / 14, atol=0.02)  # type: ignore[arg-type]
+    assert np.asarray(found.squared_cosines_).min() > 0.9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 import os
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpdist.errors import DataError, UsageError
+from dpdist.errors import DataError, DrownedWarning, UsageError
 from dpdist.estimators.fitting import (
     in_python_words,
     parameters_of,
@@ -26,7 +27,7 @@ from dpdist.estimators.fitting import (
 )
 from dpdist.estimators.inputs import rows_of, rows_path, scores_given
 from dpdist.pca.projection import Projector, scores_in_memory
-from dpdist.pca.scree import above_noise, require_edge, scree
+from dpdist.pca.scree import Scree, above_noise, require_edge, scree
 from dpdist.pca.spectrum import Components, components, total_variance
 from dpdist.pipeline import Cluster, components_of
 from dpdist.privacy.budget import Budget
@@ -100,8 +101,13 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         (k,) float64: the eigenvalues, per row, as released, of rows shortened to ``clip``. None where n is
         private and no mean was released, or where the mechanism releases no eigenvalues.
     explained_variance_ratio_
-        (k,) float64: the eigenvalues over the trace of the released matrix. Noise adds to the first and not to the
-        second, so drowned components seem larger than they are. None where no matrix was released.
+        (k,) float64, from 0 to 1, with a sum of at most 1: each eigenvalue without what the noise adds to it, over
+        the trace of the released matrix, which is repaired where noise made it smaller than their sum. 0 where the
+        eigenvalue is not beyond the edge of the noise; where no edge is known, eigenvalues as released. None where
+        no matrix was released.
+    n_above_noise_
+        How many of the k components stand above the noise of the release, at confidence 0.95. If these are not all, a
+        :class:`dpdist.errors.DrownedWarning` says so. None where the edge of the noise is not known.
     squared_cosines_
         (k,) float64: the expected squared cosine of each component with the true one, if no other is about as strong;
         0 where its eigenvalue is not beyond the edge of the noise. None where the edge is not known.
@@ -356,13 +362,13 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self.n_components_ = int(found.components.shape[0])
         self.mean_, self.scale_ = found.mean, found.scale
         self.explained_variance_ = found.eigenvalues if found.per_row else None
-        trace = total_variance(release)
-        self.explained_variance_ratio_: Matrix | None = None
-        if found.eigenvalues is not None and trace is not None and trace > 0:
-            self.explained_variance_ratio_ = found.eigenvalues / trace
         seen = None if found.eigenvalues is None else scree(release, found.eigenvalues)
+        self.explained_variance_ratio_ = _shares(release, found, seen)
+        self.n_above_noise_: int | None = None if seen is None else seen.above
         self.squared_cosines_: Matrix | None = None if seen is None else seen.squared_cosines
         self.squared_cosine_intervals_: Matrix | None = None if seen is None else seen.cosine_intervals
+        if seen is not None and seen.above < self.n_components_:
+            _warn_of_drowned(seen.above, self.n_components_)
 
 
 def _count(n_components: Any) -> int | None:
@@ -385,6 +391,32 @@ def _require_components(request: ReleaseRequest, columns: int, *, count: int | N
         require_edge(request, columns)
     elif count > columns:
         raise UsageError(f"{count} components were asked for, and X has {columns} columns (n_components).")
+
+
+def _shares(release: Release, found: Components, seen: Scree | None) -> Matrix | None:
+    """Return which share of the total variance each component explains, from 0 to 1; None where nothing is known."""
+    trace = total_variance(release)
+    if found.eigenvalues is None or trace is None:
+        return None
+    values = np.maximum(found.eigenvalues, 0) if seen is None else seen.strengths
+    # the exact trace is no smaller than the sum of some of its eigenvalues; noise alone makes it so, or negative
+    whole = max(trace, float(values.sum()))
+    shares: Matrix = values / whole if whole > 0 else np.zeros_like(values)
+    return shares
+
+
+def _warn_of_drowned(above: int, count: int) -> None:
+    rest = (
+        f"PrivatePCA.from_release(fitted.release_, n_components={above}) takes those that do, free."
+        if above
+        else "Take a larger epsilon, more rows or fewer columns: dpdist forecast says what would be needed."
+    )
+    warnings.warn(
+        f"{count - above} of {count} components do not stand above the noise of the release, and may point anywhere: "
+        f"squared_cosines_ tells how well each one points. {rest}",
+        DrownedWarning,
+        stacklevel=3,
+    )
 
 
 def _taken(release: Release, count: int | None) -> Components:
