@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import google_crc32c
 import numpy as np
@@ -20,7 +20,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 from dpdist.errors import DataError
 from dpdist.noise.entropy import random_token
 
-Array = zarr.Array[Any]
+Array: TypeAlias = "zarr.Array[Any]"  # text: before 3.1.4 it takes no type at run time
 CHECKSUM_BYTES = 4
 
 
