@@ -26,6 +26,7 @@ from dpdist.moment.total import (
     plan,
     require_summable,
 )
+from dpdist.notebook import table
 from dpdist.paths import AnyPath, local
 from dpdist.pca import lanczos, projection
 from dpdist.pca import model as models
@@ -140,6 +141,12 @@ class Outcome:
     release: Release
     path: Path
     fresh: bool
+
+    def __repr__(self) -> str:
+        return f"Outcome({self.path.name!r}, {'released now' if self.fresh else 'released before'})"
+
+    def _repr_html_(self) -> str:
+        return table("Outcome", {"release": self.path, "released now": self.fresh}) + self.release._repr_html_()
 
     def to_json(self) -> dict[str, Any]:
         """Return what is public about it as JSON values."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 import textwrap
 from collections.abc import Sequence
 
@@ -19,10 +18,8 @@ from dpdist.pca.scree import Scree
 from dpdist.privacy.caution import in_words
 from dpdist.words import counted
 
-_HEADS = ("mechanism", "output", "claimed", "proved", "arithmetic")
 _FIELDS = ("output", "law", "sensitivity", "claimed", "proved", "arithmetic", "cost", "reference")
 _GAP = "  "
-_UNLIMITED = 10**6
 _SHOWN = 25
 _ALONE = (
     "The squared cosine is expected between a component and the true one if no other is about as strong: two of nearly "
@@ -34,18 +31,23 @@ _SURE = (
 )
 
 
-def comparison(statements: Sequence[Statement]) -> str:
-    """Return a table of what each mechanism claims and what is proved, as wide as the terminal."""
-    rows = [_HEADS, *((s.name, str(s.output), s.claimed, s.proved, str(s.arithmetic)) for s in statements)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADS))]
-    # the two columns of prose share what the others leave; piped text is not wrapped, so that it can be searched
-    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNLIMITED
-    room -= widths[0] + widths[1] + widths[4] + 4 * len(_GAP)
-    claimed = min(widths[2], max(12, room * 2 // 5))
-    widths[2:4] = [claimed, min(widths[3], max(16, room - claimed))]
-    lines = [_row(row, widths) for row in rows]
-    lines.insert(1, _GAP.join("-" * width for width in widths))
-    return "\n".join(lines)
+def comparison(statements: Sequence[Statement], others: int = 0) -> str:
+    """Return what each mechanism claims and what is proved, as wide as the terminal; and how many others there are."""
+    lines = []
+    for each in statements:
+        lines.append(f"{each.name} ({each.output}, {each.arithmetic})")
+        for word, text in (("claimed", each.claimed), ("proved", each.proved)):
+            lines.append(_wrapped(text, f"  {word:<8} ", " " * 11))
+        lines.append("")
+    if others:
+        lines.append(_wrapped(f"These are recommended. There are {others} others: dpdist mechanisms --all"))
+    return "\n".join(lines).rstrip()
+
+
+def _wrapped(text: str, first: str = "", later: str = "") -> str:
+    """Return prose as wide as the terminal, or 80 columns where there is none."""
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -95,7 +97,9 @@ def forecast(found: Forecast) -> str:
     """Return a forecast as text: the noise, the components, and the mechanisms compared."""
     request = found.request
     lines = [
-        f"{request.mechanism}, {request.loss} under {request.neighbours}, n = {found.rows}, d = {found.columns}.",
+        _wrapped(
+            f"{request.mechanism}, {request.loss} under {request.neighbours}, n = {found.rows}, d = {found.columns}."
+        ),
         f"Per row, in squared units of the rows (the clip norm's square is {found.largest:g}):",
         f"  noise on an entry   {found.error:.4g} (standard deviation)",
         f"  edge of the noise   {found.edge:.4g} (confidence {CONFIDENCE})",
@@ -109,11 +113,11 @@ def forecast(found: Forecast) -> str:
         cosine = f"{one.squared_cosine:.3f}" if one.squared_cosine else "drowned"
         rows.append((name, f"{one.variance:.4g}", cosine, str(one.rows_to_see), str(one.rows_for_good)))
     lines += _aligned(rows)
-    lines.append(_ALONE)
+    lines.append(_wrapped(_ALONE))
     if found.guessed:
         lines.append(f"{found.seen} of {len(found.expected)} components will stand above the noise.")
     if found.cautions:
-        lines += ["", in_words(found.cautions).strip()]
+        lines += ["", _wrapped(in_words(found.cautions).strip())]
     lines += ["", *_aligned([("mechanism", "seen above"), *((n, f"{v:.4g}") for n, v in found.alternatives)])]
     return "\n".join(lines)
 
@@ -138,7 +142,7 @@ def details(statement: Statement) -> str:
 
 def costs(found: Sequence[ClusterCost]) -> str:
     """Return a table of what releases cost a cluster, a line for each number of workers."""
-    lines = [("workers", "bands", "tasks", "read", "between workers", "to trusted", "worker", "trusted", "time")]
+    lines = [("workers", "bands", "tasks", "read", "between", "sent", "worker", "trusted", "time")]
     for each in found:
         layout = each.layout
         moved = (layout.bytes_read, layout.bytes_between_workers, layout.bytes_to_trusted)
@@ -147,7 +151,11 @@ def costs(found: Sequence[ClusterCost]) -> str:
             amount(moved[0]), amount(moved[1]), amount(moved[2]),
             amount(layout.worker_bytes), amount(layout.trusted_bytes), duration(each.seconds),
         ))  # fmt: skip
-    return "\n".join(_aligned(lines))
+    legend = (
+        "read: bytes read; between: bytes sent between workers; sent: bytes sent to the trusted node; worker, trusted: "
+        "their most memory."
+    )
+    return "\n".join([*_aligned(lines), _wrapped(legend)])
 
 
 def amount(count: int) -> str:

@@ -14,7 +14,7 @@ from cli_scene import LOSS, Call, assert_nothing_spent, call, here, made, names_
 from ledgers import losses
 
 from dpdist import __version__, pipeline
-from dpdist.mechanisms.registry import MECHANISMS
+from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED
 from dpdist.privacy.ledger import Ledger
 
 __all__ = ["call", "here", "made"]
@@ -257,16 +257,40 @@ def test_an_interruption_is_exit_5(here: Path, call: Call, monkeypatch: pytest.M
 
 
 def test_mechanisms_are_listed_in_words_with_claim_and_proof(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = call("mechanisms")
-    assert (said.code, said.err) == (0, "")
-    for mechanism in MECHANISMS.values():
-        for text in (mechanism.statement.name, mechanism.statement.claimed, mechanism.statement.proved):
-            assert text in said.out
-    # in a terminal the same words are wrapped to its width
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "100")
-    narrow = call("mechanisms").out
-    assert max(map(len, narrow.splitlines())) <= 100
+    for width in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        said = call("mechanisms", "--all")
+        assert (said.code, said.err) == (0, "")
+        assert max(map(len, said.out.splitlines())) <= width
+        words = " ".join(said.out.split())
+        for mechanism in MECHANISMS.values():
+            for text in (mechanism.statement.name, mechanism.statement.claimed, mechanism.statement.proved):
+                assert " ".join(text.split()) in words
+        names = [line.split()[0] for line in said.out.splitlines() if line[:1].strip()]
+        assert sorted(names) == sorted(MECHANISMS)
+        assert names[:2] == list(RECOMMENDED)
+
+
+def test_the_recommended_mechanisms_are_shown_first_and_the_others_named(call: Call) -> None:
+    said = call("mechanisms").out
+    names = [line.split()[0] for line in said.splitlines() if line[:1].strip()]
+    assert names[:-1] == list(RECOMMENDED)
+    assert said.endswith(f"There are {len(MECHANISMS) - 2} others: dpdist mechanisms --all\n")
+    for command in ("release", "forecast"):
+        words = " ".join(call(command, "--help").out.split())
+        assert "Recommended are gaussian, the default with --delta, and two-sided-wishart" in words
+        assert "dpdist mechanisms --all lists the others" in words
+        assert "frobenius" not in words
+
+
+def test_a_forecast_fits_a_terminal(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    table = ("--d", "5000", "--n", "1000000000", "--epsilon", "0.001", "--delta", "1e-12")
+    cluster = ("--cluster", "--workers", "1", "--workers", "1024", "--memory-per-worker", "2")
+    for more in ((), cluster, (*cluster, "--neighbours", "add-remove", "--centre", "private")):
+        said = call("forecast", *table, *more)
+        assert said.code == 0, said.err
+        assert max(map(len, (said.out + said.err).splitlines())) <= 80, said.out + said.err
 
 
 def test_one_mechanism_is_told_with_its_options(call: Call) -> None:

@@ -14,13 +14,14 @@ from dpdist.cli.options import (
     answer,
     cluster_options,
     json_option,
+    mechanism_option,
     mechanism_options,
     neighbours_option,
     options_of,
 )
 from dpdist.mechanisms.attack import AuditTask
 from dpdist.mechanisms.base import IndependentEntries
-from dpdist.mechanisms.registry import MECHANISMS
+from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.moment import cost
 from dpdist.pca.forecast import forecast
@@ -30,15 +31,21 @@ from dpdist.rows.dataset import DTYPES
 
 
 @click.command()
-@click.argument("name", required=False, type=click.Choice(list(MECHANISMS)))
+@click.argument("name", required=False, type=click.Choice(list(MECHANISMS)), metavar="[NAME]")
+@click.option("--all", "every", is_flag=True, help="Every mechanism, and not the recommended ones alone.")
 @json_option
-def mechanisms(name: str | None, as_json: bool) -> None:
-    """List what every mechanism claims and what is really proved; with NAME, all that is said of one."""
+def mechanisms(name: str | None, every: bool, as_json: bool) -> None:
+    """Say what the recommended mechanisms claim and what is really proved; with NAME, all that is said of one.
+
+    With --all those of every published mechanism that is there, the recommended ones first. --json prints all of them.
+    """
     statements = [mechanism.statement for mechanism in MECHANISMS.values() if name in {None, mechanism.statement.name}]
     if as_json:
         click.echo(json.dumps({"mechanisms": [asdict(s) for s in statements]}))
     elif name is None:
-        click.echo(tables.comparison(statements))
+        first = [MECHANISMS[each].statement for each in RECOMMENDED]
+        rest = [each for each in statements if each not in first]
+        click.echo(tables.comparison(first + rest if every else first, 0 if every else len(rest)))
     else:
         click.echo(tables.details(statements[0]))
 
@@ -50,7 +57,7 @@ def mechanisms(name: str | None, as_json: bool) -> None:
 @click.option("--delta", help="Its delta; none for pure differential privacy.")
 @click.option("--clip", type=float, default=1.0, show_default=True, help="Public clip norm C.")
 @click.option("--spectrum", help="Public guess of the variances of the components: 4,2,0.5. Never from the data.")
-@click.option("--mechanism", type=click.Choice(list(MECHANISMS)), help="[default: as for a release]")
+@mechanism_option
 @click.option("--centre", type=click.Choice(["none", "private"]), default="none", show_default=True)
 @neighbours_option
 @mechanism_options
@@ -88,7 +95,7 @@ def forecast_command(
 
 
 @click.command("audit")
-@click.argument("mechanism", type=click.Choice(list(MECHANISMS)))
+@click.argument("mechanism", type=click.Choice(list(MECHANISMS)), metavar="MECHANISM")
 @click.option("--epsilon", required=True, help="The epsilon that is claimed.")
 @click.option("--delta", help="The delta that is claimed; none for pure differential privacy.")
 @click.option("--d", "columns", type=click.IntRange(1), default=3, show_default=True, help="Columns of the tables.")

@@ -12,6 +12,7 @@ import click
 
 from dpdist import config
 from dpdist.errors import UsageError
+from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED
 from dpdist.paths import is_address
 from dpdist.pipeline import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
@@ -183,6 +184,18 @@ def large_delta_option(command: Command) -> Command:
         "--accept-large-delta",
         is_flag=True,
         help="Allow a delta that is not below 1/n: it lets a random row be published as it is.",
+    )(command)
+
+
+def mechanism_option(command: Command) -> Command:
+    """Add the name of the mechanism; the command gets ``mechanism``, or None for the recommended one."""
+    with_delta, pure = RECOMMENDED
+    return click.option(
+        "--mechanism",
+        type=click.Choice(list(MECHANISMS)),
+        metavar="NAME",
+        help=f"Recommended are {with_delta}, the default with --delta, and {pure}, the default without; "
+        "dpdist mechanisms --all lists the others.",
     )(command)
 
 

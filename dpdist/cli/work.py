@@ -21,6 +21,7 @@ from dpdist.cli.options import (
     json_option,
     large_delta_option,
     ledger_option,
+    mechanism_option,
     mechanism_options,
     neighbours_option,
     options_of,
@@ -30,7 +31,6 @@ from dpdist.cli.options import (
     trusted_option,
 )
 from dpdist.engine import progress_bar
-from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.pca.scree import require_scree, scree
 from dpdist.pca.shortened import shortened
 from dpdist.pictures import draw_scree
@@ -116,11 +116,7 @@ def ingest(
 @click.option(
     "--clip", required=True, type=float, help="Public clip norm C: from dpdist bound, or else never from the data."
 )
-@click.option(
-    "--mechanism",
-    type=click.Choice(list(MECHANISMS)),
-    help="[default: gaussian with --delta, else two-sided-wishart]",
-)
+@mechanism_option
 @neighbours_option
 @click.option(
     "--centre",

@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator
 
 from dpdist.errors import DataError, UsageError
 from dpdist.estimators.fitting import (
+    facts_of,
     in_python_words,
     parameters_of,
     released,
@@ -20,6 +21,7 @@ from dpdist.estimators.fitting import (
     require_private,
     tell_columns,
 )
+from dpdist.notebook import Shown
 from dpdist.pca.scree import entry_errors
 from dpdist.pca.spectrum import about_mean
 from dpdist.pipeline import Cluster
@@ -31,7 +33,7 @@ from dpdist.release.request import Centring, ReleaseRequest
 Matrix = npt.NDArray[np.float64]
 
 
-class PrivateCovariance(BaseEstimator):  # type: ignore[misc] # no types
+class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
     """Mean and covariance of private rows from one differentially private release.
 
     Parameters
@@ -164,6 +166,9 @@ class PrivateCovariance(BaseEstimator):  # type: ignore[misc] # no types
         tags.input_tags.sparse = True
         tags.non_deterministic = True
         return tags
+
+    def _facts(self) -> dict[str, object]:
+        return facts_of(self)
 
     def _learn(self, release: Release) -> None:
         self.guarantee_: Guarantee | None = release.guarantee

@@ -355,6 +355,20 @@ def tell_columns(estimator: Any, release: Release) -> None:
         estimator.feature_names_in_ = np.array(release.names, dtype=object)
 
 
+def facts_of(asked: Parameters) -> dict[str, object]:
+    """Return what a notebook shows of an estimator: what it was asked for and, once fitted, what it holds."""
+    release = getattr(asked, "release_", None)
+    asks = {"epsilon": asked.epsilon, "delta": asked.delta, "clip": asked.clip, "neighbours": asked.neighbours}
+    if release is None:
+        return {**asks, "fitted": "no"}
+    return {
+        **asks,
+        "release": release.release_id,
+        "guarantee": release.guarantee_words(),
+        "columns": release.bound.columns,
+    }
+
+
 def releases_subspace(request: ReleaseRequest) -> bool:
     """Say whether a mechanism releases components and no matrix."""
     return request.statement.output is Output.COMPONENTS

@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpdist.errors import DataError, DrownedWarning, UsageError
 from dpdist.estimators.fitting import (
+    facts_of,
     in_python_words,
     parameters_of,
     release_path,
@@ -26,6 +27,7 @@ from dpdist.estimators.fitting import (
     tell_columns,
 )
 from dpdist.estimators.inputs import rows_of, rows_path, scores_given
+from dpdist.notebook import Shown
 from dpdist.pca.projection import Projector, scores_in_memory
 from dpdist.pca.scree import Scree, above_noise, require_edge, scree
 from dpdist.pca.spectrum import Components, components, total_variance
@@ -40,7 +42,7 @@ Matrix = npt.NDArray[np.float64]
 AUTO = "auto"
 
 
-class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc] # no types
+class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc] # no types
     """Principal components of private rows: one differentially private release, then free post-processing.
 
     ``fit`` releases the second moment (or, by some mechanisms, the components) of X once, under the guarantee that
@@ -349,6 +351,12 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         tags.non_deterministic = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
+
+    def _facts(self) -> dict[str, object]:
+        facts = facts_of(self)
+        if hasattr(self, "components_"):
+            facts |= {"components": self.n_components_, "above the noise": self.n_above_noise_}
+        return facts
 
     def _components_of(self, release: Release, given: Any, count: int | None) -> tuple[Release, Components]:
         path = rows_path(given)

@@ -43,6 +43,10 @@ _FAMILIES: tuple[tuple[Mechanism, ...], ...] = (
 MECHANISMS: dict[str, Mechanism] = {mechanism.statement.name: mechanism for family in _FAMILIES for mechanism in family}
 
 
+RECOMMENDED = ("gaussian", "two-sided-wishart")
+"""What to take where a delta is allowed, and where none is."""
+
+
 def mechanism_named(name: str) -> Mechanism:
     """Look a mechanism up.
 
@@ -82,4 +86,5 @@ def calibrated(
 
 def recommended(delta_atto: int) -> str:
     """Name the recommended mechanism: `gaussian` where a delta is allowed, `two-sided-wishart` where none is."""
-    return "gaussian" if delta_atto else "two-sided-wishart"
+    with_delta, pure = RECOMMENDED
+    return with_delta if delta_atto else pure

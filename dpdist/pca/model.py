@@ -14,6 +14,7 @@ import numpy as np
 import zarr
 
 from dpdist.errors import DataError, quiet
+from dpdist.notebook import short, table
 from dpdist.paths import AnyPath, local
 from dpdist.pca.scree import scree
 from dpdist.pca.spectrum import Components
@@ -41,6 +42,13 @@ class Model:
     release_id: str
     names: tuple[str, ...]
     components: Components
+
+    def __repr__(self) -> str:
+        k, d = self.components.components.shape
+        return f"Model(k={k}, d={d}, of {short(self.release_id)})"
+
+    def _repr_html_(self) -> str:
+        return table("Model", {"release": self.release_id}) + self.components._repr_html_()
 
 
 def save(model: Model, release: Release, path: AnyPath) -> None:

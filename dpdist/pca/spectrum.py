@@ -19,12 +19,14 @@ from scipy.linalg.blas import dsymv
 from scipy.sparse.linalg import ArpackError
 
 from dpdist.errors import UsageError
+from dpdist.notebook import table
 from dpdist.pca.lanczos import top_eigenpairs_of
 from dpdist.release.artefact import Release
 
 Matrix = npt.NDArray[np.float64]
 _DENSE_LIMIT = 500
 """Up to here LAPACK takes a few hundredths of a second, whatever is asked for."""
+_SHOWN = 10
 _LANCZOS_SHARE = 40
 """Lanczos is asked for no more than one component in so many columns: see :func:`top_eigenpairs`."""
 _RESIDUAL = 1e-12
@@ -61,6 +63,23 @@ class Components:
     per_row: bool
     mean: Matrix
     scale: Matrix
+
+    def __repr__(self) -> str:
+        k, d = self.components.shape
+        return f"Components(k={k}, d={d}{'' if self.eigenvalues is None else ', with eigenvalues'})"
+
+    def _repr_html_(self) -> str:
+        values = None if self.eigenvalues is None else ", ".join(f"{value:.6g}" for value in self.eigenvalues[:_SHOWN])
+        more = " ..." if values and len(self.components) > _SHOWN else ""
+        k, d = self.components.shape
+        return table(
+            "Components",
+            {
+                "components": k,
+                "columns": d,
+                "eigenvalues per row" if self.per_row else "eigenvalues": values and values + more,
+            },
+        )
 
     def leading(self, count: int) -> Components:
         """Return the first ``count`` of them."""

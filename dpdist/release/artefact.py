@@ -26,6 +26,7 @@ from dpdist.errors import DataError, UsageError, quiet
 from dpdist.mechanisms.base import Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.registry import mechanism_named
+from dpdist.notebook import short, table
 from dpdist.paths import AnyPath, local
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
@@ -160,6 +161,28 @@ class Release(Heading):
     """
 
     answer: npt.NDArray[np.int64] | Matrix | Array
+
+    def __repr__(self) -> str:
+        d, proved = self.bound.columns, "not private as claimed"
+        if self.guarantee is not None and self.private_as_claimed:
+            loss = self.guarantee.loss
+            proved = f"epsilon={loss.epsilon:.12g}, delta={loss.delta:.12g}"
+        return f"Release({short(self.release_id)}, {self.mechanism}, d={d}, {proved})"
+
+    def _repr_html_(self) -> str:
+        return table(
+            "Release",
+            {
+                "release": self.release_id,
+                "status": self.status,
+                "guarantee": self.guarantee_words(),
+                "mechanism": self.mechanism,
+                "columns": self.bound.columns,
+                "rows": self.rows,
+                "clip norm": f"{self.bound.clip_norm:g}",
+                "cautions": " ".join(self.cautions) or None,
+            },
+        )
 
     @property
     def in_memory(self) -> bool:

@@ -1,0 +1,49 @@
+"""Results as a notebook shows them: a table of what was found, escaped, that loads nothing from anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+_ID_SHOWN = 10
+
+
+def table(title: str, facts: Mapping[str, object]) -> str:
+    """Return an HTML table of facts by their names; what is None is left out.
+
+    Examples
+    --------
+    >>> table("Release", {"mechanism": "gaussian", "columns": 3, "rows": None})
+    '<table><caption>Release</caption><tr><th>mechanism</th><td>gaussian</td></tr><tr><th>columns</th><td>3</td></tr></table>'
+    """
+    lines = "".join(
+        f"<tr><th>{escape(name)}</th><td>{escape(str(fact))}</td></tr>"
+        for name, fact in facts.items()
+        if fact is not None
+    )
+    return f"<table><caption>{escape(title)}</caption>{lines}</table>"
+
+
+def short(identity: str) -> str:
+    """Return the beginning of an identity, as it stands in a line.
+
+    Examples
+    --------
+    >>> short("m-2e475bc4918eb608"), short("week-47")
+    ('m-2e475bc4...', 'week-47')
+    """
+    return identity if len(identity) <= _ID_SHOWN + 3 else f"{identity[:_ID_SHOWN]}..."
+
+
+class Shown:
+    """An estimator that a notebook shows as a table of its parameters and of what it has learned."""
+
+    def _facts(self) -> dict[str, object]:
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return table(type(self).__name__, self._facts())
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:  # noqa: ARG002 - what a notebook passes
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}
