@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.paths import AnyPath, local
+from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place, PlaceGiven, place_given
@@ -197,6 +198,8 @@ def _lacks_ledger(table: RowsTable) -> bool:
 def verify_ledger(ledger: PlaceGiven, releases: Sequence[AnyPath] = ()) -> Ledger:
     """Check a ledger from its first entry, and that it knows of these releases; return it.
 
+    One that was adopted is known by its id alone: its bytes were committed to another copy, and are compared there.
+
     Raises
     ------
     DataError
@@ -208,7 +211,11 @@ def verify_ledger(ledger: PlaceGiven, releases: Sequence[AnyPath] = ()) -> Ledge
     opened.verify()
     for path in map(local, releases):
         trusted.require_remembered(opened, path)
-        with opened.opened(open_release(path).release_id) as committed:
+        release_id = open_release(path).release_id
+        record = opened.record(release_id)
+        if record is not None and record.state is State.ADOPTED:
+            continue
+        with opened.opened(release_id) as committed:
             same = archive.holds(path, committed)
         if not same:
             raise DataError(f"{path} is not what was committed to {ledger}: it was altered. Publish it again.")

@@ -37,23 +37,23 @@ def comparison(statements: Sequence[Statement], others: int = 0) -> str:
     for each in statements:
         lines.append(f"{each.name} ({each.output}, {each.arithmetic})")
         for word, text in (("claimed", each.claimed), ("proved", each.proved)):
-            lines.append(_wrapped(text, f"  {word:<8} ", " " * 11))
+            lines.append(wrapped(text, f"  {word:<8} ", " " * 11))
         lines.append("")
     if others:
-        lines.append(_wrapped(f"These are recommended. There are {others} others: dpdist mechanisms --all"))
+        lines.append(wrapped(f"These are recommended. There are {others} others: dpdist mechanisms --all"))
     return "\n".join(lines).rstrip()
 
 
-def _wrapped(text: str, first: str = "", later: str = "") -> str:
+def wrapped(text: str, first: str = "", later: str = "") -> str:
     """Return prose as wide as the terminal, or 80 columns where there is none."""
     width = shutil.get_terminal_size().columns
     return textwrap.fill(text, width, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    wrapped = [textwrap.wrap(cell, width) for cell, width in zip(cells, widths, strict=True)]
-    height = max(map(len, wrapped))
-    padded = [lines + [""] * (height - len(lines)) for lines in wrapped]
+    pieces = [textwrap.wrap(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    height = max(map(len, pieces))
+    padded = [lines + [""] * (height - len(lines)) for lines in pieces]
     return "\n".join(
         _GAP.join(f"{line:<{width}}" for line, width in zip(line, widths, strict=True)).rstrip()
         for line in zip(*padded, strict=True)
@@ -97,7 +97,7 @@ def forecast(found: Forecast) -> str:
     """Return a forecast as text: the noise, the components, and the mechanisms compared."""
     request = found.request
     lines = [
-        _wrapped(
+        wrapped(
             f"{request.mechanism}, {request.loss} under {request.neighbours}, n = {found.rows}, d = {found.columns}."
         ),
         f"Per row, in squared units of the rows (the clip norm's square is {found.largest:g}):",
@@ -113,11 +113,11 @@ def forecast(found: Forecast) -> str:
         cosine = f"{one.squared_cosine:.3f}" if one.squared_cosine else "drowned"
         rows.append((name, f"{one.variance:.4g}", cosine, str(one.rows_to_see), str(one.rows_for_good)))
     lines += _aligned(rows)
-    lines.append(_wrapped(_ALONE))
+    lines.append(wrapped(_ALONE))
     if found.guessed:
         lines.append(f"{found.seen} of {len(found.expected)} components will stand above the noise.")
     if found.cautions:
-        lines += ["", _wrapped(in_words(found.cautions).strip())]
+        lines += ["", wrapped(in_words(found.cautions).strip())]
     lines += ["", *_aligned([("mechanism", "seen above"), *((n, f"{v:.4g}") for n, v in found.alternatives)])]
     return "\n".join(lines)
 
@@ -155,7 +155,7 @@ def costs(found: Sequence[ClusterCost]) -> str:
         "read: bytes read; between: bytes sent between workers; sent: bytes sent to the trusted node; worker, trusted: "
         "their most memory."
     )
-    return "\n".join([*_aligned(lines), _wrapped(legend)])
+    return "\n".join([*_aligned(lines), wrapped(legend)])
 
 
 def amount(count: int) -> str:

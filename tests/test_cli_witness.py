@@ -79,6 +79,17 @@ def test_a_restored_backup_is_refused_until_it_has_adopted_what_it_misses(here: 
     assert tree(here / "release.zarr") == before
 
 
+def test_an_adopted_release_is_verified_by_its_id(here: Path, call: Call) -> None:
+    shutil.copytree(here / "rows.ledger", here / "backup")
+    assert call(*RELEASE, "--id", "census").code == 0
+    shutil.rmtree(here / "rows.ledger")
+    (here / "backup").rename(here / "rows.ledger")
+    assert call("ledger", "adopt", "rows.ledger").code == 0
+    said = call("ledger", "verify", "rows.ledger", "--release", "release.zarr")
+    assert said.code == 0
+    assert "Guarantee: all of it together keeps the budget" in said.err
+
+
 def test_a_home_that_does_not_last_is_refused_with_both_ways_out(here: Path, call: Call) -> None:
     assert call(*RELEASE).code == 0
     shutil.rmtree(here.with_name("state"))

@@ -13,6 +13,7 @@ from dpdist.cli.options import LEDGER, READ, answer, budget_options, json_option
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
+from dpdist.tables import wrapped
 from dpdist.words import counted, listed
 
 
@@ -42,24 +43,30 @@ def ledger_show(ledger: Place, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(_ledger_json(opened)))
         return
-    click.echo(f"budget    {balance.budget}")
-    click.echo(f"balance   {balance}")
-    click.echo(f"guarantee {balance.promise}")
-    for record in opened.records:
-        show(
-            f"{record.state:<10} {record.release_id}  {record.parameters['mechanism']}, {record.guarantee.loss}, "
-            f"{record.guarantee.neighbours}"
-        )
     if opened.exhausted_elsewhere:
-        click.echo(
+        _told(
+            "",
             "BEHIND ITS WITNESS: an earlier witness was lost, and the whole budget was charged to another copy. "
-            f"Nothing can be released before: dpdist ledger adopt {ledger}"
+            f"Nothing can be released before: dpdist ledger adopt {ledger}",
         )
     elif missing:
-        click.echo(
+        _told(
+            "",
             f"BEHIND ITS WITNESS: committed elsewhere and not charged here: {listed(missing)}. Nothing can be released "
-            f"before: dpdist ledger adopt {ledger}"
+            f"before: dpdist ledger adopt {ledger}",
         )
+    charged, _, left = str(balance).partition("; ")
+    _told("budget", str(balance.budget))
+    _told("balance", charged)
+    _told("", left)
+    _told("guarantee", balance.promise)
+    for record in opened.records:
+        what = f"{record.parameters['mechanism']}, {record.guarantee.loss}, {record.guarantee.neighbours}"
+        _told(record.state, f"{record.release_id}  {what}")
+
+
+def _told(label: str, text: str) -> None:
+    show(wrapped(text, f"{label:<10} ", " " * 11))
 
 
 @ledger.command("verify")
@@ -69,8 +76,10 @@ def ledger_show(ledger: Place, as_json: bool) -> None:
 def ledger_verify(ledger: Place, releases: tuple[Path, ...], as_json: bool) -> None:
     """Check the journal's chain, the balance, the committed releases, and that no published RELEASE was forgotten."""
     opened = accounts.verify_ledger(ledger, releases)
-    value = {"ledger": str(ledger), "intact": True, "head": opened.head, "releases": len(opened.records)}
-    answer(as_json, value, f"{ledger}: intact, {counted(len(opened.records), 'release')}, head {opened.head}.")
+    count, promise = len(opened.records), opened.balance().promise
+    value = {"ledger": str(ledger), "intact": True, "head": opened.head, "releases": count, "guarantee": promise}
+    words = f"{ledger}: intact, {counted(count, 'release')}, head {opened.head}. Guarantee: {promise}."
+    answer(as_json, value, words)
 
 
 @ledger.command("attest")
