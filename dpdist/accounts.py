@@ -20,6 +20,7 @@ from dpdist.release import archive, trusted
 from dpdist.release.artefact import open_release
 from dpdist.rows.dataset import RowsTable, bind_ledger, open_rows
 from dpdist.rows.ingest import ingest
+from dpdist.rows.origin import origin_of, require_same_origin
 from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, open_periods
 from dpdist.rows.readers import Choices, Remote, location_of
 from dpdist.rows.readers import Place as SourcePlace
@@ -55,14 +56,26 @@ def ingest_rows(
 ) -> RowsTable:
     """Write rows.zarr from files and, with a budget, its ledger.
 
+    Rows that were ingested from the same files, as they are now, with the same options are left alone, and so is their
+    ledger; if it was not created yet, it is.
+
     Raises
     ------
     DataError
-        If the source is unusable, or rows or ledger exist already.
+        If the source is unusable, or other rows or a ledger exist already.
     """
     rows = local(rows)
     source = source if isinstance(source, Remote) else location_of(os.fspath(source))
     place = place_given(ledger or default_ledger(rows))
+    if os.path.lexists(rows):
+        require_same_origin(rows, origin_of(source, columns=columns, compress=compress, unit=unit, choices=choices))
+        table = open_rows(rows)
+        if budget not in {None, table.budget}:
+            raise DataError(
+                f"{rows} exists already and declares {f'a budget of {table.budget}' if table.budget else 'no budget'}, "
+                f"not {budget}. Declare one with dpdist ledger create, once, or choose another place for the rows."
+            )
+        return complete_ingest(rows, place)
     if budget is not None:
         _require_no_ledger(place)
     table = ingest(
@@ -85,6 +98,8 @@ def _require_no_ledger(ledger: Place) -> None:
 def create_ledger(ledger: PlaceGiven, rows: AnyPath, budget: PrivacyLoss | None = None) -> Ledger:
     """Create the ledger of rows, once; what died half-way is completed by the same call.
 
+    The very ledger that these rows name, with the budget they declare, is left alone and opened.
+
     A table has one budget and one ledger for ever: with a second one, the same release could be drawn twice.
 
     Parameters
@@ -101,7 +116,7 @@ def create_ledger(ledger: PlaceGiven, rows: AnyPath, budget: PrivacyLoss | None 
     UsageError
         If neither the call nor the rows declare a budget, or the rows declare another one.
     RefusedError
-        If the rows have a ledger already, or were released for reproduction.
+        If the rows have another ledger, or another budget, already, or were released for reproduction.
     DataError
         If another ledger stands there, or it or the rows cannot be written.
     """
@@ -118,6 +133,8 @@ def _create_ledger(ledger: PlaceGiven, rows: Path, budget: PrivacyLoss | None = 
     if declared is None:
         raise UsageError(f"{rows} declares no budget: pass --budget-epsilon, and --budget-delta where one is allowed.")
     if table.ledger_id is not None:
+        if table.budget == declared and Ledger.stands_at(ledger) and Ledger(ledger).ledger_id == table.ledger_id:
+            return Ledger(ledger)
         raise RefusedError(
             f"{rows} has a ledger already; a second one would spend its budget again. If it was moved, pass "
             "--ledger where it is needed; if it is lost, restore it from a copy."

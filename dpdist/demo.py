@@ -13,7 +13,6 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from dpdist import accounts, pipeline
-from dpdist.pca.model import open_model
 from dpdist.pca.spectrum import captured_variance, top_eigenpairs
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
@@ -57,14 +56,10 @@ def run(directory: Path, cluster: pipeline.Cluster) -> None:
     click.echo(f"   {Ledger(accounts.default_ledger(rows)).balance()}")
 
     _step(3, "Components: free post-processing of the release", f"dpdist pca {released} {model}")
-    made = {"release_id": outcome.release.release_id, "k": _COMPONENTS}
-    if not pipeline.made_from(model, **made):
-        pipeline.fit_components(released, model, _COMPONENTS)
-    found = open_model(model).components
+    found = pipeline.fit_components(released, model, _COMPONENTS)[0].components
 
     _step(4, "Scores: every row projected, on every worker (private)", f"dpdist project {rows} {model} {scores}")
-    if not pipeline.made_from(scores, **made):
-        pipeline.project_rows(rows, model, scores, cluster=cluster)
+    pipeline.project_rows(rows, model, scores, cluster=cluster)
 
     _step(5, "What did privacy cost? (evaluation on public data: not private)", "")
     exact = digits.astype(np.float64)

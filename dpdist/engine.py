@@ -11,6 +11,7 @@ import asyncio
 import io
 import logging
 import os
+import signal
 import sys
 import time
 import traceback
@@ -20,6 +21,7 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
 from itertools import islice
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,8 +33,9 @@ from distributed.comm import CommClosedError
 from distributed.core import rpc
 from distributed.security import Security
 from distributed.system import MEMORY_LIMIT
-from distributed.utils import silence_logging_cmgr
+from distributed.utils import LoopRunner, silence_logging_cmgr
 from distributed.utils_comm import gather_from_workers
+from tornado.ioloop import IOLoop
 
 import dpdist
 from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
@@ -505,9 +508,42 @@ def _require_answer(scheduler: str, security: Security | None) -> None:
         raise DataError(f"No Dask scheduler answers at {scheduler} within {CONNECT_SECONDS} seconds. {cure}") from None
 
 
-def _local_cluster(count: int, *, trusted: bool) -> LocalCluster:
+@contextmanager
+def _deaf_loop() -> Iterator[IOLoop]:
+    """Run an event loop whose processes never hear a terminal's Ctrl-C, not even while they start.
+
+    They belong to this process, which hears it and ends them. A blocked signal stays so in what a thread starts.
+    """
+    _start_tracker()  # whoever starts it unblocks the signal in its thread, which must not be the loop's
+    runner = LoopRunner()
+    runner.start()
+    try:
+        runner.run_sync(_block_interrupts)
+        yield runner.loop
+    finally:
+        runner.stop()
+
+
+def _start_tracker() -> None:
+    """Start multiprocessing's tracker: if this process ends in the middle, it tidies up, and shall not say so."""
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = "ignore::UserWarning"
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        del os.environ["PYTHONWARNINGS"]
+        if before is not None:
+            os.environ["PYTHONWARNINGS"] = before
+
+
+async def _block_interrupts() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _local_cluster(count: int, loop: IOLoop, *, trusted: bool) -> LocalCluster:
     try:
         return LocalCluster(
+            loop=loop,
             n_workers=count,
             threads_per_worker=1,
             processes=True,
@@ -535,6 +571,7 @@ def connected(
     trusted_worker: bool = False,
     certificates: Certificates | None = None,
     insecure: bool = False,
+    folder: Path | None = None,
 ) -> Iterator[Engine]:
     """Connect to a scheduler, or start a local cluster for the time of the block.
 
@@ -554,6 +591,8 @@ def connected(
         For an existing scheduler that speaks TLS.
     insecure
         Whether its workers may be on the network without encryption.
+    folder
+        Where scheduler and workers of a local cluster put their files; None is Dask's own place, and some stay there.
 
     Raises
     ------
@@ -566,9 +605,10 @@ def connected(
     forbid_core_dumps()
     security = certificates and certificates.security()
     with ExitStack() as stack:
-        stack.enter_context(dask.config.set(_LOCAL_CONFIG))
+        stack.enter_context(dask.config.set({**_LOCAL_CONFIG, "temporary-directory": folder and str(folder)}))
         if scheduler is None:
-            address: Any = stack.enter_context(_local_cluster(workers or available_cores(), trusted=trusted_worker))
+            count, loop = workers or available_cores(), stack.enter_context(_deaf_loop())
+            address: Any = stack.enter_context(_local_cluster(count, loop, trusted=trusted_worker))
         else:
             _require_answer(scheduler, security)
             # what Dask says of a lost scheduler is a traceback; we say it in words

@@ -15,13 +15,13 @@ from dpdist.rows.dataset import RowsTable, open_rows
 from dpdist.rows.readers import Place
 from dpdist.rows.units import Unit
 from dpdist.staging import make_once
-from dpdist.store import attributes_at
 from dpdist.words import counted, listed
 
 
-def scores_words(scores: Path) -> str:
-    """Say that scores were written, and what they are."""
-    return f"{scores}: written. PRIVATE: scores are private rows in fewer dimensions; do not publish them."
+def scores_words(scores: Path, *, fresh: bool) -> str:
+    """Say that scores are there, and what they are."""
+    how = "written" if fresh else "written before, and left alone"
+    return f"{scores}: {how}. PRIVATE: scores are private rows in fewer dimensions; do not publish them."
 
 
 def require_same_rows(job: Job, table: RowsTable) -> None:
@@ -106,22 +106,12 @@ def run(job: Job, *, say: Callable[[str], None], progress: nightly.Progress) -> 
     require_components(job, table)
     outcome = pipeline.release_rows(job.rows, job.release, job.request, ledger=job.ledger, cluster=job.cluster)
     say(outcome.words())
-    made: dict[str, Any] = {"release_id": outcome.release.release_id}
     if job.model is not None:
-        if job.components is not None:
-            made["k"] = job.components
-        make_once(
-            partial(pipeline.made_from, job.model, **made),
-            partial(pipeline.fit_components, job.release, job.model, job.components, cluster=job.cluster),
-        )
-        made["k"] = (attributes_at(job.model) or {})["k"]
-        say(f"{job.model}: {counted(made['k'], 'component')}.")
+        model, _, _ = pipeline.fit_components(job.release, job.model, job.components, cluster=job.cluster)
+        say(f"{job.model}: {counted(len(model.components.components), 'component')}.")
     if job.scores is not None and job.model is not None:
-        make_once(
-            partial(pipeline.made_from, job.scores, dataset_id=table.dataset_id, **made),
-            partial(pipeline.project_rows, job.rows, job.model, job.scores, cluster=job.cluster),
-        )
-        say(scores_words(job.scores))
+        _, fresh = pipeline.project_rows(job.rows, job.model, job.scores, cluster=job.cluster)
+        say(scores_words(job.scores, fresh=fresh))
     paths = {"model": job.model, "scores": job.scores}
     return {"release": outcome.to_json(), **{name: path and str(path) for name, path in paths.items()}}
 

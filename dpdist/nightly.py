@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import open_rows
 from dpdist.rows.intake import changes, discard, take_in, waiting
 from dpdist.rows.periods import PeriodicTable, Span
-from dpdist.staging import locked, make_once, make_public_folder
+from dpdist.staging import locked, make_public_folder
 from dpdist.store import attributes_at
 from dpdist.words import counted
 
@@ -279,13 +279,9 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
     model = None
     if job.model is not None:
         model = job.model / f"{periods[-1]}.zarr"
-        wanted = {} if job.components is None else {"k": job.components}
         try:
-            make_once(
-                partial(pipeline.made_from, model, release_id=released.release_id, **wanted),
-                partial(pipeline.fit_components, total, model, job.components, cluster=job.cluster),
-            )
-            say(f"{model}: {counted((attributes_at(model) or {})['k'], 'component')}.")
+            found, _, _ = pipeline.fit_components(total, model, job.components, cluster=job.cluster)
+            say(f"{model}: {counted(len(found.components.components), 'component')}.")
         except DrownedError:  # more periods may lift some above it: the release of this one is no failure
             say("No component stands above the noise of this total, so no model was written.")
             model = None

@@ -107,7 +107,7 @@ def require_places(job: Job) -> None:
         return
     release_id = job.request.release_id(open_rows(job.rows)) if job.rows.exists() else None
     for path, what in ((job.release, "release"), (job.model, "model"), (job.scores, "scores")):
-        if path is not None and (release_id is None or not made_from(path, release_id=release_id)):
+        if path is not None and (release_id is None or not made_from(path, what, release_id=release_id)):
             require_new(path, what)
 
 

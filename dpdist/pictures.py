@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
@@ -10,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import DataError, UsageError
-from dpdist.paths import AnyPath
+from dpdist.paths import AnyPath, local
 from dpdist.pca.forecast import GOOD, Forecast
 from dpdist.pca.scree import Scree
+from dpdist.staging import replace_file
 
 _POINTS = 200
 _BARS = 8
@@ -21,7 +24,7 @@ _LETTERS = 40
 
 @contextmanager
 def picture(path: AnyPath | IO[bytes], *, size: tuple[float, float] = (7, 4.5)) -> Iterator[Any]:
-    """Draw on the axes of the block; they are saved at its end, in the format that the name says, PNG without one.
+    """Draw on the axes of the block; they are saved at its end, all at once, in the format that the name says.
 
     Raises
     ------
@@ -36,10 +39,16 @@ def picture(path: AnyPath | IO[bytes], *, size: tuple[float, float] = (7, 4.5)) 
         raise UsageError("Pictures need matplotlib: pip install 'dpdist[plots]'.") from None
     figure = Figure(figsize=size, layout="constrained")
     yield figure.add_subplot()
-    try:
+    if not isinstance(path, str | os.PathLike):
         figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
+        return
+    path = local(path)
+    drawn = io.BytesIO()
+    try:
+        figure.savefig(drawn, dpi=150, format=path.suffix[1:] or "png")
+    except ValueError as error:
         raise DataError(f"The picture {path} cannot be written: {error}.") from None
+    replace_file(path, drawn.getvalue(), "picture")
 
 
 def draw_forecast(found: Forecast, path: AnyPath) -> None:

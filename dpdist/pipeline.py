@@ -5,8 +5,10 @@ Every step may be repeated. What exists already and is the same is left alone; w
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,9 +44,10 @@ from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import RowsTable, open_rows
 from dpdist.rows.reproduction import admit, require_undeclared
-from dpdist.staging import require_new
+from dpdist.staging import make_once, require_new, scratch
 from dpdist.store import attributes_at
 from dpdist.transport import Certificates, require_safe
+from dpdist.words import listed
 
 
 @dataclass(frozen=True)
@@ -102,15 +105,21 @@ class Cluster:
         """Whether a scheduler or a number of workers was named, for what this process could do as well."""
         return self.scheduler is not None or self.workers is not None
 
-    def connected(self, *, trusted_worker: bool = False) -> AbstractContextManager[engine.Engine]:
+    @contextmanager
+    def connected(self, *, trusted_worker: bool = False) -> Iterator[engine.Engine]:
         """Connect for the time of a block; with ``trusted_worker`` one of the workers must be the trusted one."""
-        return engine.connected(
-            self.scheduler,
-            self.workers,
-            trusted_worker=trusted_worker,
-            certificates=self.certificates,
-            insecure=self.insecure,
-        )
+        with ExitStack() as stack:
+            folder = None if self.scheduler is not None else _folder_of_workers(stack)
+            yield stack.enter_context(
+                engine.connected(
+                    self.scheduler,
+                    self.workers,
+                    trusted_worker=trusted_worker,
+                    certificates=self.certificates,
+                    insecure=self.insecure,
+                    folder=folder,
+                )
+            )
 
     @contextmanager
     def kept(self) -> Iterator[Cluster]:
@@ -120,6 +129,17 @@ class Cluster:
             yield _KeptCluster(**shared, stack=stack)
 
 
+def _folder_of_workers(stack: ExitStack) -> Path:
+    """Make a folder for what local workers leave, in TMPDIR; removed when the stack is closed."""
+    parent = Path(tempfile.gettempdir())
+    try:
+        return stack.enter_context(scratch(parent, "dpdist-workers"))
+    except OSError as error:
+        raise DataError(
+            f"The workers' files cannot be put in {parent}: {error.strerror}. Set TMPDIR to a folder on a local disk."
+        ) from None
+
+
 @dataclass(frozen=True)
 class _KeptCluster(Cluster):
     """A cluster that is connected to once."""
@@ -127,11 +147,12 @@ class _KeptCluster(Cluster):
     stack: ExitStack = field(default_factory=ExitStack)
     engines: list[engine.Engine] = field(default_factory=list)
 
-    def connected(self, *, trusted_worker: bool = False) -> AbstractContextManager[engine.Engine]:  # noqa: ARG002
+    @contextmanager
+    def connected(self, *, trusted_worker: bool = False) -> Iterator[engine.Engine]:  # noqa: ARG002
         """Give the one connection."""
         if not self.engines:
             self.engines.append(self.stack.enter_context(super().connected(trusted_worker=self.trusted_worker)))
-        return nullcontext(self.engines[0])
+        yield self.engines[0]
 
 
 @dataclass(frozen=True)
@@ -335,10 +356,11 @@ def _product(cluster_engine: engine.Engine, transaction: trusted.Transaction) ->
 
 def fit_components(
     release: AnyPath, target: AnyPath, count: int | None, *, cluster: Cluster | None = None
-) -> tuple[models.Model, Release]:
+) -> tuple[models.Model, Release, bool]:
     """Write model.zarr with the top components of a release; None takes those that stand above its noise.
 
-    Return the model, and the release it was taken from.
+    Return the model, the release it was taken from, and whether it was written now: as many components of the same
+    release that stand there already are left alone.
 
     A release that is too large for memory is multiplied from the disk: on the cluster if a scheduler or a number of
     workers is named, else in this process.
@@ -346,28 +368,40 @@ def fit_components(
     Raises
     ------
     DataError
-        If there is no release, or the target cannot be written, or the cluster cannot be used.
+        If there is no release, something else stands at the target, or it cannot be written, or the cluster cannot be
+        used.
     UsageError
         If there are not so many components, the release is drowned in noise, or none stands above it.
     """
-    target = local(target)
-    require_new(target, "model")
-    opened, taken = components_of(release, count, cluster=cluster)
+    release, target = local(release), local(target)
+    opened = open_release(release)
+    made = {"format": models.FORMAT, "release_id": opened.release_id}
+    if not made_from(target, "model", **made, **({} if count is None else {"k": count})):
+        require_new(target, "model")  # before there is any work
+    elif count is not None:
+        return models.open_model(target), opened, False
+    taken = _components_of(opened, release, count, cluster)
     found = models.Model(opened.release_id, opened.names, taken)
-    models.save(found, opened, target)
-    return found, opened
+    there = partial(made_from, target, "model", **made, k=len(taken.components))
+    if make_once(there, partial(models.save, found, opened, target)):
+        return found, opened, True
+    return models.open_model(target), opened, False
 
 
 def components_of(release: AnyPath, count: int | None, *, cluster: Cluster | None = None) -> tuple[Release, Components]:
     """Take the top components of a release.zarr, as :func:`fit_components`, and write nothing."""
     release = local(release)
     opened = open_release(release)
+    return opened, _components_of(opened, release, count, cluster)
+
+
+def _components_of(opened: Release, release: Path, count: int | None, cluster: Cluster | None) -> Components:
     with ExitStack() as stack:
         product = None
         if not opened.in_memory:
             nodes = stack.enter_context(cluster.connected()) if cluster is not None and cluster.named else None
             product = _release_product(release.absolute(), opened.bound.columns, nodes)
-        return opened, above_noise(opened, product) if count is None else components(opened, count, product)
+        return above_noise(opened, product) if count is None else components(opened, count, product)
 
 
 def _release_product(release: Path, size: int, nodes: engine.Engine | None) -> Callable[[Matrix], Matrix]:
@@ -388,38 +422,59 @@ def _release_product(release: Path, size: int, nodes: engine.Engine | None) -> C
     return product
 
 
-def project_rows(rows: AnyPath, model: AnyPath, target: AnyPath, *, cluster: Cluster | None = None) -> int:
-    """Write scores.zarr, (n, k) float64, or float32 of float32 rows; return n. Scores are private.
+def project_rows(rows: AnyPath, model: AnyPath, target: AnyPath, *, cluster: Cluster | None = None) -> tuple[int, bool]:
+    """Write scores.zarr, (n, k) float64, or float32 of float32 rows; they are private.
+
+    Return n, and whether they were written now: scores of the same rows, release and number of components that stand
+    there already are left alone.
 
     Raises
     ------
     DataError
-        If rows, model, cluster or target cannot be used.
+        If something else stands at the target, or rows, model, cluster or target cannot be used.
     """
     where = cluster or Cluster()
     model, target = local(model), local(target)
-    require_new(target, "scores")
     table, found = open_rows(rows), models.open_model(model)
+    there = partial(
+        made_from,
+        target,
+        "scores",
+        format=projection.FORMAT,
+        dataset_id=table.dataset_id,
+        release_id=found.release_id,
+        k=len(found.components.components),
+    )
+    fresh = make_once(there, partial(_project, table, found, model, target, where))
+    if not fresh:
+        projection.require_whole(target, table)
+    return table.rows, fresh
+
+
+def _project(table: RowsTable, found: models.Model, model: Path, target: Path, where: Cluster) -> None:
+    require_new(target, "scores")  # before there is any work
     with where.connected() as cluster_engine:
         tasks = 8 * len(cluster_engine.workers)
         with projection.scores_of(table, found, model, target, tasks) as work:
             for path in (table.path / "zarr.json", model.absolute(), work[0].scores):
                 cluster_engine.require_path(path)
             cluster_engine.map(projection.project_chunks, work, "Projecting rows")
-    return table.rows
 
 
-def made_from(path: Path, **expected: Any) -> bool:
+def made_from(path: Path, what: str, **expected: Any) -> bool:
     """Say whether a model or scores folder at path carries these attributes; refuse to take it for another's.
 
     Raises
     ------
     DataError
-        If something exists there that was made from something else.
+        If something exists there that is something else, or was made from something else.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         return False
     info = attributes_at(path) or {}
-    if any(info.get(key) != value for key, value in expected.items()):
-        raise DataError(f"{path} exists already and was made from something else. Remove it or name another place.")
+    if other := [key for key, value in expected.items() if info.get(key) != value]:
+        raise DataError(
+            f"{path} exists already and was made from something else, or is no {what}: its {listed(other)} "
+            f"{'differs' if len(other) == 1 else 'differ'}. Remove it or name another place."
+        )
     return True

@@ -7,9 +7,10 @@ import glob
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from dpdist import interruption
 from dpdist.errors import DataError
 from dpdist.noise.entropy import random_token
 
@@ -119,28 +120,26 @@ def staged(target: Path, what: str, *, private: bool = False) -> Iterator[Path]:
         As :func:`require_new`, also when the target appears meanwhile or the disk is full.
     """
     require_new(target, what)
-    aside, handle = None, None
     try:
         remove_abandoned(target)
-        aside, handle = _locked_folder(target)
-        yield aside
-        _set_modes(aside, private=private)
-        sync_tree(aside)
-        require_new(target, what)
-        aside.rename(target)
-        sync(target.absolute().parent)
+        with _locked_folder(target) as aside:
+            yield aside
+            _set_modes(aside, private=private)
+            sync_tree(aside)
+            require_new(target, what)
+            with interruption.sealed(aside):
+                aside.rename(target)
+            sync(target.absolute().parent)
     except OSError as error:
         raise DataError(
             f"Writing the {what} {target} failed: {error.strerror}. Nothing was left behind; mend it and try again."
         ) from None
-    finally:
-        if aside is not None and handle is not None:
-            shutil.rmtree(aside, ignore_errors=True)
-            os.close(handle)
 
 
-def make_once(there: Callable[[], bool], make: Callable[[], object]) -> None:
+def make_once(there: Callable[[], bool], make: Callable[[], object]) -> bool:
     """Make what is not there; should another process make it meanwhile, that is taken.
+
+    Return whether it was made now.
 
     Parameters
     ----------
@@ -155,12 +154,14 @@ def make_once(there: Callable[[], bool], make: Callable[[], object]) -> None:
         If it could not be made, and still is not there.
     """
     if there():
-        return
+        return False
     try:
         make()
     except DataError:
         if not there():
             raise
+        return False
+    return True
 
 
 @contextmanager
@@ -183,12 +184,8 @@ def scratch(beside: Path, name: str, size: int = 0) -> Iterator[Path]:
     """
     remove_abandoned(beside / name)
     require_space(beside, size, "rows, which are unpacked first,")
-    aside, handle = _locked_folder(beside / name)
-    try:
+    with _locked_folder(beside / name) as aside:
         yield aside
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        os.close(handle)
 
 
 def _set_modes(root: Path, *, private: bool) -> None:
@@ -211,19 +208,26 @@ def _umask() -> int:
     return found
 
 
-def _locked_folder(target: Path) -> tuple[Path, int]:
-    """Make a folder beside target, for its owner alone, and lock it.
+@contextmanager
+def _locked_folder(target: Path) -> Iterator[Path]:
+    """Give a new, locked folder beside target, for its owner alone; at the end it is removed, if it is still there."""
+    with ExitStack() as stack:
+        handle = None
+        while handle is None:  # again, should a cleaner take it in the instant between making and locking it
+            aside = _aside_of(target)
+            stack.enter_context(interruption.aside(aside))
+            aside.mkdir(0o700)
+            with suppress(FileNotFoundError, BlockingIOError):
+                handle = _lock(aside)
+                stack.callback(os.close, handle)
+                if not aside.exists():
+                    handle = None
+        stack.callback(shutil.rmtree, aside, ignore_errors=True)
+        yield aside
 
-    It is made again, should a cleaner take it in the instant between the two.
-    """
-    while True:
-        aside = target.with_name(f".{target.name}.{random_token()[:8]}.partial")
-        aside.mkdir(0o700)
-        with suppress(FileNotFoundError, BlockingIOError):
-            handle = _lock(aside)
-            if aside.exists():
-                return aside, handle
-            os.close(handle)
+
+def _aside_of(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{random_token()[:8]}.partial")
 
 
 @contextmanager
@@ -261,22 +265,23 @@ def replace_file(path: Path, content: bytes, what: str, *, private: bool = False
     DataError
         If its folder cannot be written.
     """
-    aside = path.with_name(f".{path.name}.{random_token()[:8]}.partial")
+    aside = _aside_of(path)
     try:
-        with open(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - of a handle
-            os.fchmod(file.fileno(), 0o600 if private else 0o644 & ~_umask())
-            file.write(content)
-        sync(aside)
-        aside.replace(path)
-        sync(path.parent)
+        with interruption.aside(aside), ExitStack() as stack:
+            stack.callback(aside.unlink, missing_ok=True)
+            with open(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - of a handle
+                os.fchmod(file.fileno(), 0o600 if private else 0o644 & ~_umask())
+                file.write(content)
+            sync(aside)
+            aside.replace(path)
+            sync(path.parent)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise DataError(f"Writing the {what} {path} failed: {error.strerror}. Nothing was changed.") from None
 
 
 def _lock(folder: Path) -> int:
     """Lock a folder and return its handle; BlockingIOError if another process holds it."""
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # a pipe of that name would never open
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

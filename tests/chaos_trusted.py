@@ -74,7 +74,7 @@ def requeued(scene: Scene, point: str) -> None:
     """End the driver as a batch scheduler does, by SIGTERM."""
     child, _ = scene.held(point)
     child.kill(signal.SIGTERM)
-    scene.land("SIGTERM", true=scene.ends(child, -signal.SIGTERM, 5) != 0)
+    scene.land("SIGTERM", true=scene.ends(child, 5) == 5)
 
 
 def zombie(scene: Scene, point: str) -> None:

@@ -9,6 +9,7 @@ At POINT the driver writes MARKER, the proof that the fault landed, and then act
 
 ``kill``       dies by SIGKILL: no handler, no ``finally``, no flush
 ``interrupt``  interrupts itself as Ctrl-C does
+``terminate``  sends itself SIGTERM, as a batch scheduler does
 ``stop``       stops itself until somebody lets it continue
 ``linger``     waits there for what is done from outside, until MARKER.go exists
 ``meet-N``     waits until N processes have come to this point (MARKER is a folder then)
@@ -180,6 +181,8 @@ def _act(action: str, marker: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "interrupt":
         os.kill(os.getpid(), signal.SIGINT)
+    elif action == "terminate":
+        os.kill(os.getpid(), signal.SIGTERM)
     elif action == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif action == "linger":
@@ -190,11 +193,12 @@ def _act(action: str, marker: Path) -> None:
 
 def run(arguments: Sequence[str]) -> None:
     """Run the command line with a fault in it."""
-    from dpdist import cli, engine
+    from dpdist import cli, engine, interruption
 
     action, point, marker, cluster, *rest = arguments
     # a test run in the background of a shell ignores interrupts, and so would this process
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    interruption.install()
     if point and point != AT_THE_END:
         strikes = iter([True])  # once: a point may be passed again, by an attempt that begins anew
         points()[point].patch(functools.partial(_act, action, Path(marker)), lambda: next(strikes, False))

@@ -249,7 +249,7 @@ def test_an_interruption_is_exit_5(here: Path, call: Call, monkeypatch: pytest.M
     monkeypatch.setattr(pipeline, "open_rows", interrupted)
     said = call("release", "rows.zarr", "release.zarr", *LOSS)
     assert said.code == 5
-    assert said.err == "\ndpdist: Interrupted. The same command resumes; what was reserved is not charged again.\n"
+    assert said.err == "\ndpdist: Interrupted: the same command resumes, and what was reserved is not charged again.\n"
     assert_nothing_spent(here)
 
 

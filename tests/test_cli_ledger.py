@@ -42,7 +42,7 @@ def test_a_ledger_is_created_with_an_exact_budget_once(without_ledger: Path, cal
     create = ("ledger", "create", "new.ledger", "--rows", "rows.zarr")
     said = call(*create, "--budget-epsilon", "0.3", "--budget-delta", "1e-6", "--json")
     assert said.code == 0
-    assert said.json == {"ledger": "new.ledger", "epsilon_micro": 300_000, "delta_atto": 10**12}
+    assert said.json == {"ledger": "new.ledger", "fresh": True, "epsilon_micro": 300_000, "delta_atto": 10**12}
     table = open_rows(without_ledger / "rows.zarr")
     assert (table.budget, table.ledger_id) == (PrivacyLoss(300_000, 10**12), Ledger(Path("new.ledger")).ledger_id)
     before = tree(without_ledger)

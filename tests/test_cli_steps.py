@@ -60,6 +60,7 @@ def test_ingest_tells_what_it_made(tmp_path: Path, call: Call, monkeypatch: pyte
     table = open_rows(tmp_path / "rows.zarr")
     assert said.json == {
         "rows": "rows.zarr",
+        "fresh": True,
         "n": 4,
         "d": 2,
         "dtype": "uint8",
@@ -173,7 +174,7 @@ def test_pca_and_project_tell_what_they_made(released: Path, call: Call, schedul
         assert 0 <= low <= cosine <= high <= 1
     said = call("project", "rows.zarr", "model.zarr", "scores.zarr", "--scheduler", scheduler, "--json")
     assert said.code == 0
-    assert said.json == {"scores": "scores.zarr", "n": ROWS, "private": True}
+    assert said.json == {"scores": "scores.zarr", "fresh": True, "n": ROWS, "private": True}
     assert zarr.open_array(released / "scores.zarr", mode="r").shape == (ROWS, 2)
 
 

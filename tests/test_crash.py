@@ -274,6 +274,7 @@ def test_a_release_on_a_real_cluster_killed_half_way_is_finished_by_the_same_com
 # --- interruption -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("action", ["interrupt", "terminate"])
 @pytest.mark.parametrize(
     "point",
     [
@@ -281,10 +282,14 @@ def test_a_release_on_a_real_cluster_killed_half_way_is_finished_by_the_same_com
         *("inside the commit", "after the commit", "before the rename", "inside the record"),
     ],
 )
-def test_an_interrupted_release_says_so_and_is_finished_by_the_same_command(run: Run, place: Place, point: str) -> None:
-    assert run(place, place.command(), "interrupt", point) == 5
+def test_an_interrupted_release_says_so_and_is_finished_by_the_same_command(
+    run: Run, place: Place, point: str, action: str
+) -> None:
+    assert run(place, place.command(), action, point) == 5
     assert place.marker.exists()
-    assert "same command resumes" in (place.folder / "words").read_text()
+    by = "SIGINT" if action == "interrupt" else "SIGTERM"
+    said = f"dpdist: Interrupted by {by}: the same command resumes, and what was reserved is not charged again."
+    assert (place.folder / "words").read_text().split("\n").count(said) == 1
     # unlike a killed process, an interrupted one tidies up
     assert place.published() == {} or FAULTS[point].published
     record = place.record

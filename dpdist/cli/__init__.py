@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pyarrow as pa
 
-from dpdist import __version__
+from dpdist import __version__, interruption
 from dpdist.cli import knowledge, rows, work
 from dpdist.cli.ledgers import ledger
 from dpdist.cli.options import say
-from dpdist.errors import DpdistError, NoWitnessWarning, WeakGuaranteeWarning
+from dpdist.errors import DpdistError, NoWitnessWarning, ResumableError, WeakGuaranteeWarning
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,6 +27,7 @@ from dpdist.errors import DpdistError, NoWitnessWarning, WeakGuaranteeWarning
 def cli() -> None:
     """Compute differentially private second moments and PCA of large tables, on Dask and Zarr."""
     warnings.simplefilter("ignore", WeakGuaranteeWarning)  # the commands say it in their answers
+    pa.enable_signal_handlers(False)  # its readers would take a signal that they do not answer
 
 
 for command in (
@@ -56,29 +58,49 @@ def main() -> None:
 def execute(command: click.Command) -> None:
     """Run a command, of this package or of a workflow: every failure is one paragraph and an exit code."""
     try:
+        interruption.begin()
+        code = _outcome(command)
+        interruption.end()
+    except KeyboardInterrupt:
+        if interruption.interrupted():
+            interruption.leave()
+        say(f"dpdist: {interruption.sentence()}")  # in somebody else's process
+        code = ResumableError.exit_code
+    sys.exit(code)
+
+
+def _outcome(command: click.Command) -> int:
+    """Run a command, say how it failed if it did, and return its exit code.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If a signal came meanwhile, whatever became of it on the way.
+    """
+    try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", NoWitnessWarning)
             warnings.showwarning = _told(warnings.showwarning)
             code = command(standalone_mode=False)
     except DpdistError as error:
-        _fail(str(error), error.exit_code)
+        return _failed(str(error), error.exit_code)
     except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        return stop.exit_code
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        _fail("Interrupted. The same command resumes; what was reserved is not charged again.", 5)
+        return error.exit_code
+    except click.Abort:
+        raise KeyboardInterrupt from None
     except MemoryError:
-        _fail("The memory does not suffice. Take a machine with more, or end what else runs on this one.", 4)
+        return _failed("The memory does not suffice. Take a machine with more, or end what else runs on this one.", 4)
     except Exception as error:  # noqa: BLE001 - its text may quote data, so only type and place are told
         place = traceback.extract_tb(error.__traceback__)[-1]
-        _fail(
+        return _failed(
             f"This is a defect in dpdist: {type(error).__name__} at {Path(place.filename).name}:{place.lineno}. "
             "Please report it with the command you ran.",
             1,
         )
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
 
 
 def _told(shown: Callable[..., None]) -> Callable[..., None]:
@@ -93,6 +115,8 @@ def _told(shown: Callable[..., None]) -> Callable[..., None]:
     return show
 
 
-def _fail(message: str, code: int) -> None:
+def _failed(message: str, code: int) -> int:
+    if interruption.interrupted():
+        raise KeyboardInterrupt  # what failed, failed because of it
     say(f"dpdist: {message}")
-    sys.exit(code)
+    return code

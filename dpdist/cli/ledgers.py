@@ -29,8 +29,11 @@ def ledger() -> None:
 @json_option
 def ledger_create(ledger: Place, rows: Path, budget: PrivacyLoss | None, as_json: bool) -> None:
     """Declare a budget for ROWS in LEDGER, a new folder or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME."""
+    fresh = not Ledger.stands_at(ledger)
     made = accounts.create_ledger(ledger, rows, budget)
-    answer(as_json, {"ledger": str(ledger), **made.budget.to_json()}, f"{ledger}: budget {made.budget}.")
+    before = "" if fresh else ", created before for these rows and left alone"
+    value = {"ledger": str(ledger), "fresh": fresh, **made.budget.to_json()}
+    answer(as_json, value, f"{ledger}: budget {made.budget}{before}.")
 
 
 @ledger.command("show")

@@ -83,11 +83,13 @@ def ingest(
     """Write ROWS, a Zarr array, from SOURCE: a file, a folder of files, or the address of one (s3://, gs://, https://).
 
     Read are .npy, .npz, .csv, .csv.gz, .parquet (also in folders KEY=VALUE), .h5ad, .nc, .zarr, .bed with .bim and
-    .fam, .vcf and .vcf.gz. Of genotypes the rows are the samples.
+    .fam, .vcf and .vcf.gz. Of genotypes the rows are the samples. Rows that were ingested from the same files are left
+    alone, others never replaced.
     """
     choices = Choices(variable, missing, header)
     names = None if columns is None else config.columns_from(columns)
     unit = config.unit_from(privacy_unit, max_rows)
+    fresh = not rows.exists()
     with progress_bar("Ingesting") as progress:
         table = accounts.ingest_rows(
             source, rows, budget=budget, columns=names, compress=compress, progress=progress, unit=unit,
@@ -96,11 +98,12 @@ def ingest(
     answer(
         as_json,
         {
-            "rows": str(rows), "n": table.rows, "d": table.columns, "dtype": table.dtype, "chunks": table.chunks,
-            "dataset_id": table.dataset_id, "ledger": str(accounts.default_ledger(rows)) if budget else None,
+            "rows": str(rows), "fresh": fresh, "n": table.rows, "d": table.columns, "dtype": table.dtype,
+            "chunks": table.chunks, "dataset_id": table.dataset_id,
+            "ledger": str(accounts.default_ledger(rows)) if budget else None,
         },
         f"{rows}: {counted(table.rows, 'row')} of {counted(table.columns, 'column')}, {table.dtype}, "
-        f"{counted(table.chunks, 'chunk')}. "
+        f"{counted(table.chunks, 'chunk')}{'' if fresh else ', ingested before from the same files and left alone'}. "
         + (f"Budget {budget} in {accounts.default_ledger(rows)}." if budget else "No budget declared yet."),
     )  # fmt: skip
 
@@ -169,8 +172,9 @@ def pca(release: Path, model: Path, components: str, plot: Path | None, cluster:
     """Write MODEL, the top principal components of RELEASE, and say how far each one is signal. Free.
 
     A release of thousands of columns is multiplied from the disk, on the cluster if --scheduler or --workers is given.
+    As many components of the same release that stand there already are left alone; nothing else is replaced.
     """
-    fitted, opened = pipeline.fit_components(release, model, count_of(components), cluster=cluster)
+    fitted, opened, fresh = pipeline.fit_components(release, model, count_of(components), cluster=cluster)
     found = fitted.components
     seen = None if found.eigenvalues is None else scree(opened, found.eigenvalues)
     lengths = shortened(opened)
@@ -178,6 +182,7 @@ def pca(release: Path, model: Path, components: str, plot: Path | None, cluster:
         draw_scree(require_scree(opened, found.eigenvalues), plot)
     value = {
         "model": str(model),
+        "fresh": fresh,
         "components": len(found.components),
         "status": opened.status,
         "eigenvalues": None if found.eigenvalues is None else found.eigenvalues.tolist(),
@@ -190,7 +195,8 @@ def pca(release: Path, model: Path, components: str, plot: Path | None, cluster:
     warning = in_words(opened.cautions)
     if opened.status != "private":
         warning = f" {opened.status.upper()}: do not publish it."
-    words = f"{model}: {counted(len(found.components), 'component')}{largest}.{warning}"
+    before = "" if fresh else ", written before and left alone"
+    words = f"{model}: {counted(len(found.components), 'component')}{largest}{before}.{warning}"
     table = "" if seen is None else f"\n{tables.above_noise(seen)}"
     answer(as_json, value, f"{words}{table}\n{lengths.words()} {lengths.warning()}".rstrip())
 
@@ -225,9 +231,13 @@ def report_command(
 @cluster_options
 @json_option
 def project(rows: Path, model: Path, scores: Path, cluster: Cluster, as_json: bool) -> None:
-    """Write SCORES, the rows projected on MODEL's components. Scores are as private as the rows."""
-    count = pipeline.project_rows(rows, model, scores, cluster=cluster)
-    answer(as_json, {"scores": str(scores), "n": count, "private": True}, jobs.scores_words(scores))
+    """Write SCORES, the rows projected on MODEL's components. Scores are as private as the rows.
+
+    Run again, it leaves them alone; what was made from other rows or another model is not replaced.
+    """
+    count, fresh = pipeline.project_rows(rows, model, scores, cluster=cluster)
+    value = {"scores": str(scores), "fresh": fresh, "n": count, "private": True}
+    answer(as_json, value, jobs.scores_words(scores, fresh=fresh))
 
 
 @click.command()
@@ -284,12 +294,14 @@ def status(job: Path, textfile: Path | None, as_json: bool) -> None:
 def combine(target: Path, releases: tuple[Path, ...], disjoint: bool, as_json: bool) -> None:
     """Write SUM, the sum of RELEASES of disjoint rows, with their joint guarantee. Free post-processing."""
     made = combined([open_release(path) for path in releases], disjoint=disjoint)
-    write_sum(made, target)
-    value = {"release": str(target), **made.attributes(), "cautions": list(made.cautions)}
+    fresh = write_sum(made, target)
+    before = "" if fresh else ", written before and left alone"
+    value = {"release": str(target), "fresh": fresh, **made.attributes(), "cautions": list(made.cautions)}
     answer(
         as_json,
         value,
-        f"{target}: {made.release_id}, the sum of {counted(len(made.releases), 'release')}. {made.mechanism}, "
+        f"{target}: {made.release_id}, the sum of {counted(len(made.releases), 'release')}{before}. "
+        f"{made.mechanism}, "
         f"{made.guarantee_words()}{_condition(made, disjoint=disjoint)}. This file is public."
         + in_words(made.cautions),
     )

@@ -197,3 +197,19 @@ def scores_of(
         yield [ProjectionTask(table, model_path.absolute(), path, run) for run in partitions(table.chunks, tasks)]
         if scores.nchunks_initialized != table.chunks:
             raise DataError(f"Some chunks of {target} were not written. Run the same command again.")
+
+
+def require_whole(scores: Path, table: RowsTable) -> None:
+    """Refuse scores of which a chunk is missing.
+
+    Raises
+    ------
+    DataError
+        If one is, or they cannot be read.
+    """
+    try:
+        whole = zarr.open_array(scores, mode="r", zarr_format=3).nchunks_initialized == table.chunks
+    except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries
+        whole = False
+    if not whole:
+        raise DataError(f"The scores at {scores} are damaged. Remove them and run the same command again.")

@@ -106,10 +106,10 @@ def _apart(releases: Sequence[Release], *, disjoint: bool) -> bool:
     return disjoint and all(tables) and len(set().union(*tables)) == sum(map(len, tables))
 
 
-def write_sum(total: Release, target: AnyPath) -> None:
+def write_sum(total: Release, target: AnyPath) -> bool:
     """Publish a sum of releases; the same sum already there is left alone. It is held in memory meanwhile.
 
-    An older version may have written it, in other words.
+    Return whether it was written now. An older version may have written it, in other words.
 
     Raises
     ------
@@ -120,9 +120,10 @@ def write_sum(total: Release, target: AnyPath) -> None:
     if (attributes_at(target) or {}).get("release_id") == total.release_id:
         found = open_release(target)
         if np.array_equal(found.lattice, total.lattice) and found.guarantee == total.guarantee:
-            return
+            return False
     band = Band.whole(total.bound.width)
     publish(io.BytesIO(b"".join(archived(total, [(band, packed(total.lattice))]))), target)
+    return True
 
 
 def _require_alike(first: Release, other: Release) -> None:

@@ -194,6 +194,7 @@ def created(
     ledger_id: str | None = None,
     period: str | None = None,
     unit: Unit | None = None,
+    origin: dict[str, Any] | None = None,
 ) -> Iterator[RowsWriter]:
     """Create a rows.zarr; it appears at target when the block ends without an error and all rows were written.
 
@@ -215,6 +216,8 @@ def created(
         For rows of one period: the ledger of all periods, and the name.
     unit
         The privacy unit, of which no more rows are written than it says, or None.
+    origin
+        What they are ingested from, as JSON values, or None.
 
     Raises
     ------
@@ -240,6 +243,7 @@ def created(
             "ledger_id": ledger_id,
             **({} if period is None else {"period": period}),
             **({} if unit is None else {"unit": unit.to_json()}),
+            **({} if origin is None else {"origin": origin}),
         }
         writer = RowsWriter(array)
         yield writer

@@ -16,6 +16,7 @@ import numpy as np
 from dpdist.errors import DataError, UsageError
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.rows.origin import origin_of
 from dpdist.rows.readers import (
     Choices,
     NoRowsError,
@@ -122,6 +123,11 @@ def _ingest(
     say: Callable[[str], None] | None,
 ) -> None:
     with opened_sources(source, target.absolute().parent, choices) as sources:
+        origin = (  # that of a period is remembered with its source
+            origin_of(source, columns=columns, compress=compress, unit=unit, choices=choices)
+            if period is None
+            else None
+        )
         names = _common_names(sources)
         keep = _kept(names, columns, unit)
         if len(keep) < 2:
@@ -155,6 +161,7 @@ def _ingest(
             ledger_id=ledger_id,
             period=period,
             unit=unit,
+            origin=origin,
         ) as writer:
             start = 0
             for path, block in _checked(filled, keep, kept_names):

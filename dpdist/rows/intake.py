@@ -207,7 +207,7 @@ def take_in(
         _require_same(entry, read, made, names)
         replace_file(target / _SOURCES, json.dumps([asdict(each) for each in read]).encode(), "rows", private=True)
         return seal_rows(made)
-    except DataError:
+    except (DataError, KeyboardInterrupt):
         shutil.rmtree(target, ignore_errors=True)
         raise
 
