@@ -91,6 +91,8 @@ def test_weighted_means_are_bounded_as_by_hoeffding() -> None:
     weights = np.where(np.arange(1000) % 2 == 0, math.log(0.5), -math.inf)
     for bound in Weighted.of(weights, np.isfinite(weights), 0.0).interval(0.01):
         assert 1000 * stats.entropy([0.25, 0.75], [bound, 1 - bound]) == pytest.approx(math.log(100), rel=1e-6)
+    # nearly certain: nothing overflows
+    assert Weighted(50, 50, 1 - 2**-53, 0.0).interval(0.01)[1] == pytest.approx(1)
     # no hit, and nothing but hits: the bounds of Clopper and Pearson
     for value in (0.0, 1.0):
         found = Weighted.of(np.zeros(50), np.full(50, value > 0), 0.0).interval(0.01)

@@ -287,7 +287,9 @@ def promise(sample: npt.NDArray[np.float64], scene: Scene, loss: PrivacyLoss, dr
     ``exp(-L)`` there. So events are judged that are far too rare there to be seen in these draws.
     """
     if scene.drawn is not None:
-        return audit.weighted_event(sample[0], sample[1], error, loss.delta, draws, candidates=8).promise
+        return audit.weighted_event(
+            sample[0], sample[1], error, loss.delta, draws // 2, candidates=8, fewest=12
+        ).promise
     best = 0.0
     for own in (sample[0], -sample[1]):
         order = np.sort(own)[::-1]

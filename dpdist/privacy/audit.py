@@ -141,7 +141,8 @@ def _where(mean: float, end: float, limit: float) -> float:
     """Return the point between a mean and an end of [0, 1] at which the divergence of the mean to it is ``limit``."""
 
     def divergence(x: float) -> float:
-        return sum(p * math.log(p / q) for p, q in ((mean, x), (1 - mean, 1 - x)) if p > 0)
+        parts = [(p, q) for p, q in ((mean, x), (1 - mean, 1 - x)) if p > 0]
+        return sum(p * math.log(p / q) for p, q in parts) if all(q > 0 for _, q in parts) else math.inf
 
     near, far = mean, end
     for _ in range(40):
@@ -311,7 +312,9 @@ def weighted_event(
         if not usable.any():
             continue
         for threshold in np.unique(np.quantile(ratio[usable], np.linspace(0, 0.98, candidates), method="lower")):
-            for top in np.unique(np.quantile(more[usable & (ratio >= threshold)], [0.5, 0.8, 1.0], method="higher")):
+            for top in np.unique(
+                np.quantile(more[usable & (ratio >= threshold)], [0.3, 0.5, 0.7, 0.85, 1.0], method="higher")
+            ):
                 for span in _SPANS:
                     event = WeightedEvent(0.0, bool(swapped), float(threshold), float(top), span)
                     found = event.measured(more, less, error, draws)
