@@ -12,7 +12,9 @@ from scipy import stats
 
 from dpdist.errors import DataError, UsageError
 from dpdist.privacy.accounting import (
+    CapSet,
     Filter,
+    Left,
     caps_for,
     certified,
     composed,
@@ -21,9 +23,11 @@ from dpdist.privacy.accounting import (
     fits,
     gaussian_delta,
     gaussian_sigma,
+    least_epsilon_micro,
     share,
 )
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.profile import mu_of_pure
 from workflows.adaptive_analyst import halves, played, random_menu, random_staircase, staircase
 
 # (epsilon, delta, sigma) at sensitivity 1 and (epsilon, sigma, Delta, delta), computed independently in 50 digits
@@ -38,6 +42,7 @@ GOLDEN_SIGMA = [
     ("2", "1e-6", 2.23047627118642),
     ("4", "1e-5", 1.08116184952024),
     ("8", "1e-9", 0.7922370498040952),
+    ("40", "1e-6", 0.18362000523583627),
 ]
 GOLDEN_DELTA = [
     (0.0, 1.0, 1.0, 0.3829249225480263),
@@ -70,6 +75,7 @@ def pure(epsilon: str) -> Guarantee:
 def test_sigma_agrees_with_golden_numbers_and_is_on_the_safe_side(epsilon: str, delta: str, sigma: float) -> None:
     loss = PrivacyLoss.parse(epsilon, delta)
     found = gaussian_sigma(loss)
+    assert found > 0
     assert found == pytest.approx(sigma, rel=1e-9)
     exact = Fraction(loss.epsilon_micro, 10**6)
     assert gaussian_delta(exact, 1 / Fraction(found) ** 2) <= loss.delta
@@ -210,6 +216,42 @@ def test_what_is_said_to_be_left_can_be_had_and_a_little_more_cannot() -> None:
             assert not account.holds(pure(f"{(left.pure_micro + 1) / 1e6:.6f}"))
     assert str(filter_for(PrivacyLoss.parse("1"), [pure("0.25")]).left()) == "one pure release of epsilon 0.75"
     assert str(filter_for(PrivacyLoss.parse("1"), [pure("1")]).left()) == "nothing"
+
+
+def test_a_cap_set_holds_what_fills_it_to_the_last_unit_and_nothing_beyond() -> None:
+    caps = CapSet(5, Fraction(1, 3), 7)
+    assert caps.holds(caps)
+    for more in (CapSet(6), CapSet(mu_squared=Fraction(1, 3) + Fraction(1, 10**30)), CapSet(delta_atto=8)):
+        assert not caps.holds(more)
+    exactly = Filter(PrivacyLoss.parse("1", "1e-6"), (CapSet(mu_squared=mu_of_pure(Fraction(1, 2))),))
+    assert exactly.left().pure_micro == 500_000
+
+
+def test_what_is_left_is_told_in_four_digits_rounded_down() -> None:
+    assert str(Left(1_092_999, 0, 10**12, 0.5)) == "one gaussian release of epsilon 1.092 at delta 1e-06"
+    assert str(Left(0, 12_345_678, 0, 0.5)) == "one pure release of epsilon 12.34"
+    assert str(Left(0, 123, 0, 0.5)) == "one pure release of epsilon 0.000123"
+    assert str(Left(0, 12, 0, 0.99999)) == "next to nothing"
+    assert str(Left(0, 12, 0, 0.9998)) == "one pure release of epsilon 0.000012"
+    assert str(Left(0, 0, 0, 1.0)) == "nothing"
+
+
+@pytest.mark.parametrize("delta", [0, 10**12])
+def test_the_least_budget_pays_for_releases_and_a_smaller_one_does_not(delta: int) -> None:
+    kinds = [[pure("0.5")], [pure("0.1"), pure("0.2")], [pure("0.000001")]]
+    if delta:
+        kinds += [
+            [gaussian("1", "1e-6"), pure("0.5")],
+            [gaussian("0.3", "1e-6")] * 3,
+            [point("0.5", "1e-7"), pure("2")],
+        ]
+    for releases in kinds:
+        least = least_epsilon_micro(releases, delta)
+        assert fits(releases, PrivacyLoss(least, delta))
+        assert least == 1 or not fits(releases, PrivacyLoss(least - 1, delta))
+    if not delta:
+        with pytest.raises(UsageError, match=r"No budget of so small a delta|at any epsilon"):
+            least_epsilon_micro([point("1", "1e-5")], delta)
 
 
 @pytest.mark.parametrize("parts", [("1.1", "0"), ("-0.1", "0"), ("0", "2e-6"), ("0", "-1e-9"), ("nan", "0")])
