@@ -32,8 +32,8 @@ from scipy import special
 from dpdist.privacy.guarantee import PrivacyLoss
 
 Sample = npt.NDArray[np.float64]
-_CANDIDATES = 400
-"""Thresholds that are looked at, evenly spread over the draws."""
+_CANDIDATES = 8000
+"""Most thresholds that are looked at, evenly spread over the draws."""
 _SPANS = (1.5, 3.0, 6.0)
 """Widths of the window of log weights that an event of weighted draws allows."""
 _CAUTION = 0.01
@@ -141,8 +141,10 @@ def _where(mean: float, end: float, limit: float) -> float:
     """Return the point between a mean and an end of [0, 1] at which the divergence of the mean to it is ``limit``."""
 
     def divergence(x: float) -> float:
-        parts = [(p, q) for p, q in ((mean, x), (1 - mean, 1 - x)) if p > 0]
-        return sum(p * math.log(p / q) for p, q in parts) if all(q > 0 for _, q in parts) else math.inf
+        if not 0 < x < 1:
+            return math.inf
+        hit = mean * math.log(mean / x) if mean > 0 else 0.0
+        return hit + (1 - mean) * math.log((1 - mean) / (1 - x)) if mean < 1 else hit
 
     near, far = mean, end
     for _ in range(40):
@@ -234,7 +236,8 @@ def _best_threshold(
 ) -> tuple[float, float]:
     """Return the best score over thresholds t of the event ``x >= t`` among the draws, and that t."""
     points = np.unique(np.concatenate([more, less]))
-    points = points[np.unique(np.linspace(0, points.size - 1, 20 * _CANDIDATES).astype(int))]
+    if points.size > _CANDIDATES:
+        points = points[np.linspace(0, points.size - 1, _CANDIDATES).astype(int)]
     hits, wrong = (sample.size - np.searchsorted(np.sort(sample), points).astype(float) for sample in (more, less))
     if epsilon is not None:
         # One count more on the other side penalises events that look impossible there only because few were drawn.
@@ -318,8 +321,8 @@ def weighted_event(
                 for span in _SPANS:
                     event = WeightedEvent(0.0, bool(swapped), float(threshold), float(top), span)
                     found = event.measured(more, less, error, draws)
-                    shown = _shown(found, delta)
-                    if found.more.hits >= fewest and shown > best.promise:
+                    shown = _shown(found, delta) if found.more.hits >= fewest else -math.inf
+                    if shown > best.promise:
                         best = replace(event, promise=shown)
     return best
 
