@@ -192,13 +192,13 @@ def test_no_proof_is_contradicted(name: str, neighbours: Neighbours) -> None:
     kind = {"additive": isinstance(honest, Additive), "iterated": name.startswith("power")}
     for weighted in (False, True):
         tried = [s for s in attack.scenes(query, 1.0, **kind, weighted=weighted) if not loss.delta or s.apart == 1]
-        for scene in tried[:: -(-len(tried) // 2)]:
-            first, second = attack.attack(honest, scene, 100 if name == "nuclear" else 200)
-            if weighted:
-                found = examine_weighted(first, second, FALSE_ALARM, loss.delta)
-            else:
-                found = examine(first, second, FALSE_ALARM, delta=loss.delta, apart=scene.apart)
-            assert not rejects(found, honest.guarantee.loss)
+        scene = tried[len(tried) // 2]
+        first, second = attack.attack(honest, scene, 100 if name == "nuclear" else 200)
+        if weighted:
+            found = examine_weighted(first, second, FALSE_ALARM, loss.delta)
+        else:
+            found = examine(first, second, FALSE_ALARM, delta=loss.delta, apart=scene.apart)
+        assert not rejects(found, honest.guarantee.loss)
 
 
 def test_counts_alone_reject_a_copy_with_half_the_noise() -> None:

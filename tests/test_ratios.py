@@ -131,7 +131,7 @@ def test_a_ratio_has_the_mean_one_under_the_table_below(name: str, wrong: float)
     scene = [scene for scene in tried if scene.apart == 1][-1]
     believed = attack.weakened(found, 3 * wrong) if wrong > 1 else found
     number = attack.statistic(believed, scene.first, scene.second)
-    draws = 1000
+    draws = 600
     sample = [number(seen) for seen in attack.views(found, scene.second, draws, SYSTEM)]
     # their exponentials are within 0 and e: Hoeffding's inequality
     allowed = math.e * math.sqrt(math.log(2 / FALSE_ALARM) / (2 * draws))
