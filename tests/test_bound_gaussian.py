@@ -268,6 +268,7 @@ def test_a_histogram_of_an_earlier_version_is_given_again_by_the_same_command(
     assert Ledger(accounts.default_ledger(rows)).records == before
 
 
+@pytest.mark.filterwarnings("ignore::dpdist.errors.NoWitnessWarning")
 def test_a_reservation_of_an_earlier_version_is_resumed_under_its_own_law(tmp_path: Path) -> None:
     rows = unpacked(tmp_path)
     before = Ledger(accounts.default_ledger(rows)).records

@@ -27,6 +27,8 @@ from dpdist.report import write
 from dpdist.rows.dataset import open_rows
 from dpdist.rows.units import Unit
 
+pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
+
 ROWS = 500
 ACCEPT = "--accept-large-delta"
 REPLACE, ADD = Neighbours.REPLACE_ONE, Neighbours.ADD_REMOVE

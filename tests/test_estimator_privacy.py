@@ -24,7 +24,7 @@ from sklearn.preprocessing import StandardScaler, normalize
 from sklearn.tree import DecisionTreeClassifier
 
 from dpdist import PrivateCovariance, PrivatePCA
-from dpdist.errors import DataError, PrivacyLeakWarning, RefusedError
+from dpdist.errors import DataError, DrownedWarning, PrivacyLeakWarning, RefusedError
 from dpdist.mechanisms.gaussian import CalibratedGaussian
 from dpdist.mechanisms.registry import calibrated
 from dpdist.mechanisms.sensitivity import LatticeQuery
@@ -90,7 +90,7 @@ def test_a_second_release_of_as_many_rows_of_a_kind_comes_with_what_both_cost(re
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             pca(**changed).fit(x)
-        return [str(each.message) for each in caught]
+        return [str(each.message) for each in caught if not issubclass(each.category, DrownedWarning)]
 
     assert told(table()) == []
     (once,) = told(table(1))  # other people, as far as the register sees

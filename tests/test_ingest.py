@@ -654,7 +654,8 @@ def test_memory_stays_at_a_few_pieces(tmp_path: Path, kind: str, rows: int, colu
     big, small = tmp_path / f"big.{kind}", tmp_path / f"small.{kind}"
     for path, n in ((big, rows), (small, 5)):
         if kind == "csv.gz":
-            path.write_bytes(gzip.compress((",".join(["0.5"] * columns).encode() + b"\n") * n, 1))
+            names, row = (",".join(each) + "\n" for each in ([f"c{i}" for i in range(columns)], ["0.5"] * columns))
+            path.write_bytes(gzip.compress((names + row * n).encode(), 1))
         elif kind == "parquet":
             wide = pa.table({f"c{i}": np.zeros(n) for i in range(columns)})
             pq.write_table(wide, path, row_group_size=10**7, use_dictionary=False, compression="none")

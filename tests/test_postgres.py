@@ -318,6 +318,7 @@ def test_a_job_is_charged_to_a_database_once(address: Address, tmp_path: Path, m
     assert sound.exit_code == 0, sound.exception
     assert json.loads(sound.stdout) == {
         "ledger": str(address), "intact": True, "head": Ledger(address).head, "releases": 1,
+        "guarantee": Ledger(address).balance().promise,
     }  # fmt: skip
     shown = CliRunner().invoke(cli, ["ledger", "show", str(address), "--json"])
     assert json.loads(shown.stdout)["releases"][0]["state"] == "published"

@@ -75,7 +75,7 @@ class Year:
     exact: list[Matrix] = field(default_factory=list)
     happened: Counter[str] = field(default_factory=Counter)
     seen: dict[str, str] = field(default_factory=dict)
-    spent: set[str] = field(default_factory=set)
+    left: set[str] = field(default_factory=set)
     seconds: float = 1.0
 
     def arrive(self, number: int) -> None:
@@ -179,13 +179,13 @@ class Year:
             path.unlink()
 
     def look(self, latest: int | None = 20) -> None:
-        """Check that what was published never changes, the latest or all of it, and note what a row has spent."""
+        """Check that what was published never changes, the latest or all, and note what is left of a row's budget."""
         paths = sorted((self.folder / "published").glob("*.zarr"), key=lambda path: path.stat().st_mtime_ns)
         for path in paths[-latest:] if latest else paths:
             files = sorted(p for p in path.rglob("*") if p.is_file())
             digest = hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()
             require(self.seen.setdefault(path.name, digest) == digest, f"{path.name} was published twice")
-        self.spent.add(str(self.ledger.balance().left_closed))
+        self.left.add(str(self.ledger.balance().left_closed))
 
     def conclude(self) -> dict[str, Any]:
         """Check the whole year, and return what is to be told of it."""
@@ -200,7 +200,7 @@ class Year:
         return {
             "releases": len(nodes),
             "periods": periods,
-            "spent": sorted(self.spent),
+            "left": sorted(self.left),
             "budget": str(ledger.budget),
             "happened": dict(sorted(self.happened.items())),
             "errors": [self.error(count) for count in range(1, periods + 1)],
@@ -337,9 +337,9 @@ def report(found: dict[str, Any]) -> str:
     lines = ["# A year of nights that go wrong", ""]
     for name, year in found.items():
         told = f"**{name}**: {year['releases']} releases of {year['periods']} periods, each published once. "
-        told += f"Budget per row: {year['budget']}; what the most charged row had spent, night after night: "
+        told += f"Budget per row: {year['budget']}; what was left of the periods released, night after night: "
         lines += [
-            told + f"{'; '.join(year['spent'])}.",
+            told + f"{'; '.join(year['left'])}.",
             "",
             *(f"* {what}: {count}" for what, count in year["happened"].items()),
             "",
