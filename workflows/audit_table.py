@@ -31,8 +31,6 @@ from dpdist.privacy.wishart_profile import add_remove_delta, replace_one_delta
 UNIT = 4**16
 FACTOR = 1.5
 ERROR = 0.001
-SLOW = {"nuclear": 3}
-"""How many times fewer draws, where one takes tens of milliseconds."""
 OPTIONS: dict[str, Any] = {"components": 1, "iterations": 4, "rows": 1, "sketch": 16, "spectrum": (1.0,)}
 Json = dict[str, Any]
 
@@ -71,7 +69,7 @@ def cell(name: str, columns: int, neighbours: Neighbours, epsilon: str, draws: i
     use = MECHANISMS[name].statement.delta
     loss = PrivacyLoss.parse(epsilon, "0.01" if use is DeltaUse.REQUIRED else "0")
     query = LatticeQuery(columns, UNIT, neighbours)
-    task = AuditTask(name, query, loss, options_for(name), draws // SLOW.get(name, 1))
+    task = AuditTask(name, query, loss, options_for(name), draws)
     begun = time.process_time()
     honest = registry.calibrated(name, query, loss, task.options)
     copy = attack.weakened(honest, FACTOR)
@@ -94,6 +92,13 @@ def cell(name: str, columns: int, neighbours: Neighbours, epsilon: str, draws: i
     }
 
 
+def _share(shown: float | None, epsilon: float) -> str:
+    """Return a share in words; where a release tells a table for certain, every epsilon is shown."""
+    if shown is None:
+        return "-"
+    return "any" if shown > 100 * epsilon else f"{shown / epsilon:.2f}"
+
+
 def _row(key: str, found: Json, epsilon: float) -> str:
     name, columns, _ = key.split(" ")
     proved = found["proved"]
@@ -103,9 +108,7 @@ def _row(key: str, found: Json, epsilon: float) -> str:
     claim = "**rejected**" if found["claim_rejected"] else "holds"
     copy = "rejected" if found["copy_rejected"] else found["reason"] or "NOT SEEN"
     delta = "nothing" if proved is None else f"{proved['delta_atto'] / ATTO:.3g}"
-    return (
-        f"| {name} | {columns} | {delta} | {claim} | {counted} | {found['rows_apart']} | {weighted or '-'} | {copy} |"
-    )
+    return f"| {name} | {columns} | {delta} | {claim} | {counted} | {found['rows_apart']} | {weighted} | {copy} |"
 
 
 def main() -> None:
