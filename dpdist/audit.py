@@ -27,6 +27,8 @@ from dpdist.privacy.guarantee import MICRO, Guarantee, PrivacyLoss
 _TASKS = 16
 _GRID = 41
 _LARGEST_EPSILON = 100
+_UNBOUNDED = 500
+"""An epsilon beyond this is shown by releases that only one of the tables can make."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +91,14 @@ class Audit:
         margin = max(counted["delta_estimate"] - counted["delta_lower"], 0.0)
         words = (
             f"{self.task.mechanism}, {self.task.query.neighbours}, {self.task.draws} draws of each of two tables "
-            f"{counted['rows_apart']} rows apart: at epsilon {loss.epsilon:g} delta is at least "
+            f"{counted['rows_apart']} row{'s' * (counted['rows_apart'] > 1)} apart: at epsilon {loss.epsilon:g} delta is at least "
             f"{counted['delta_lower']:.4g} (estimate {counted['delta_estimate']:.4g} ± {margin:.2g}); at delta "
             f"{loss.delta:g} epsilon is at least {counted['epsilon_lower']:.4g}."
         )
         if found["weighted"]:
-            words += (
-                f" Draws weighted by the likelihood ratio, which relies on its formula: epsilon is at least "
-                f"{found['weighted']['epsilon_lower']:.4g}."
-            )
+            shown = found["weighted"]["epsilon_lower"]
+            least = "larger than any number" if shown > _UNBOUNDED else f"at least {shown:.4g}"
+            words += f" Draws weighted by the likelihood ratio, which relies on its formula: epsilon is {least}."
         words += f" Confidence {found['confidence']:.6g}. Claimed {loss}: {verdict}. Proved {proved}."
         if found["proof_rejected"]:
             words += " THE PROOF IS CONTRADICTED: please report this."
