@@ -91,8 +91,8 @@ class Audit:
         margin = max(counted["delta_estimate"] - counted["delta_lower"], 0.0)
         words = (
             f"{self.task.mechanism}, {self.task.query.neighbours}, {self.task.draws} draws of each of two tables "
-            f"{counted['rows_apart']} row{'s' * (counted['rows_apart'] > 1)} apart: at epsilon {loss.epsilon:g} delta is at least "
-            f"{counted['delta_lower']:.4g} (estimate {counted['delta_estimate']:.4g} ± {margin:.2g}); at delta "
+            f"{counted['rows_apart']} row{'s' * (counted['rows_apart'] > 1)} apart: at epsilon {loss.epsilon:g} delta is "
+            f"at least {counted['delta_lower']:.4g} (estimate {counted['delta_estimate']:.4g} ± {margin:.2g}); at delta "
             f"{loss.delta:g} epsilon is at least {counted['epsilon_lower']:.4g}."
         )
         if found["weighted"]:
