@@ -89,11 +89,12 @@ class Audit:
         proved = "nothing" if self.guarantee is None else str(self.guarantee.loss)
         counted = found["counted"]
         margin = max(counted["delta_estimate"] - counted["delta_lower"], 0.0)
+        apart = f"{counted['rows_apart']} row{'s' * (counted['rows_apart'] > 1)} apart"
         words = (
-            f"{self.task.mechanism}, {self.task.query.neighbours}, {self.task.draws} draws of each of two tables "
-            f"{counted['rows_apart']} row{'s' * (counted['rows_apart'] > 1)} apart: at epsilon {loss.epsilon:g} delta is "
-            f"at least {counted['delta_lower']:.4g} (estimate {counted['delta_estimate']:.4g} ± {margin:.2g}); at delta "
-            f"{loss.delta:g} epsilon is at least {counted['epsilon_lower']:.4g}."
+            f"{self.task.mechanism}, {self.task.query.neighbours}, {self.task.draws} draws of each of two tables {apart}: "
+            f"at epsilon {loss.epsilon:g} delta is at least {counted['delta_lower']:.4g} (estimate "
+            f"{counted['delta_estimate']:.4g} ± {margin:.2g}); at delta {loss.delta:g} epsilon is at least "
+            f"{counted['epsilon_lower']:.4g}."
         )
         if found["weighted"]:
             shown = found["weighted"]["epsilon_lower"]
