@@ -91,8 +91,8 @@ class Audit:
         margin = max(counted["delta_estimate"] - counted["delta_lower"], 0.0)
         apart = f"{counted['rows_apart']} row{'s' * (counted['rows_apart'] > 1)} apart"
         words = (
-            f"{self.task.mechanism}, {self.task.query.neighbours}, {self.task.draws} draws of each of two tables {apart}: "
-            f"at epsilon {loss.epsilon:g} delta is at least {counted['delta_lower']:.4g} (estimate "
+            f"{self.task.mechanism}, {self.task.query.neighbours}, {self.task.draws} draws of each of two tables "
+            f"{apart}: at epsilon {loss.epsilon:g} delta is at least {counted['delta_lower']:.4g} (estimate "
             f"{counted['delta_estimate']:.4g} ± {margin:.2g}); at delta {loss.delta:g} epsilon is at least "
             f"{counted['epsilon_lower']:.4g}."
         )
