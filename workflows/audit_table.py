@@ -22,6 +22,8 @@ from dpdist.audit import Audit, attacked
 from dpdist.mechanisms import attack, registry
 from dpdist.mechanisms.attack import AuditTask
 from dpdist.mechanisms.base import Calibrated, DeltaUse
+from dpdist.mechanisms.laplace import CalibratedLaplace
+from dpdist.mechanisms.one_sided import CalibratedWishart
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.accounting import gaussian_delta
@@ -50,14 +52,14 @@ def kept_by_the_copy(name: str, copy: Calibrated, query: LatticeQuery, loss: Pri
         delta = gaussian_delta(epsilon, mu_squared)
         if delta <= loss.delta:
             return f"the copy is {math.sqrt(mu_squared):.3g}-GDP: delta {delta:.2g}"
-    if name == "laplace-published":
-        shown = query.triangle_l1 / copy.noise["scale"]
+    if isinstance(copy, CalibratedLaplace):
+        shown = query.triangle_l1 / copy.scale
         return f"the copy is {shown:.3g}-private" if shown <= loss.epsilon else ""
     if name == "power-published" and not loss.delta_atto:
         shown = FACTOR * loss.epsilon * math.sqrt(query.size) / 10  # one component: Delta = S
         return f"the copy is {shown:.3g}-private" if shown <= loss.epsilon else ""
-    if name == "sheffet-wishart":
-        kappa, theta = (copy.noise["degrees"] - query.size + 1) / 2, 2 * copy.noise["scale"] / query.bound
+    if name == "sheffet-wishart" and isinstance(copy, CalibratedWishart):
+        kappa, theta = (copy.columns - query.size + 1) / 2, 2 * copy.scale / query.bound
         profile = add_remove_delta if query.neighbours is Neighbours.ADD_REMOVE else replace_one_delta
         delta = profile(loss.epsilon, kappa, theta)
         return f"the copy has delta {delta:.2g}" if delta <= loss.delta else ""
@@ -102,10 +104,8 @@ def _share(shown: float | None, epsilon: float) -> str:
 def _row(key: str, found: Json, epsilon: float) -> str:
     name, columns, _ = key.split(" ")
     proved = found["proved"]
-    counted, weighted = (
-        None if found[way] is None else f"{found[way] / epsilon:.2f}" for way in ("counted", "weighted")
-    )
-    claim = "**rejected**" if found["claim_rejected"] else "holds"
+    counted, weighted = (_share(found[way], epsilon) for way in ("counted", "weighted"))
+    claim = "**rejected**" if found["claim_rejected"] else "not rejected"
     copy = "rejected" if found["copy_rejected"] else found["reason"] or "NOT SEEN"
     delta = "nothing" if proved is None else f"{proved['delta_atto'] / ATTO:.3g}"
     return f"| {name} | {columns} | {delta} | {claim} | {counted} | {found['rows_apart']} | {weighted} | {copy} |"
@@ -136,7 +136,8 @@ def main() -> None:
         f"4 rounds, a sketch of 16; {draws} draws of each table. Shares of the claimed epsilon that are shown",
         f"at the claimed delta, confidence {1 - ERROR:g}.",
         "Counted: from draws of both tables alone, so many rows apart. Weighted: if the likelihood ratio is right.",
-        f"The copy has {FACTOR} times less noise and claims the same.",
+        f"The copy has {FACTOR} times less noise, in the scale it is calibrated to, and claims the same.",
+        "The JSON has what either way shows of it. A draw that is not of its stated scale is for the counts to see.",
         "",
         "| mechanism | d | delta proved | claim | counted | rows apart | weighted | copy |",
         "|---|---|---|---|---|---|---|---|",
