@@ -271,12 +271,15 @@ class View:
             return None
         return caps_for(self._budget(), past[0] if past else first)
 
-    def trial(self, first: Guarantee | None = None) -> PeriodFilters | None:
-        """Return a copy of the accounts, under :meth:`caps`; None of a ledger of version 1 that cannot go on."""
+    def accounts_for(self, first: Guarantee | None = None) -> PeriodFilters | None:
+        """Return the accounts, under :meth:`caps`; None of a ledger of version 1 that cannot go on.
+
+        They may be those of this view: whoever tries charges on them takes a copy.
+        """
         if self.exceeded is not None or self.exhausted:
             return None
         if self.accounts is not None:
-            return self.accounts.copy()
+            return self.accounts
         caps = self.caps(first)
         if caps is None:
             return None

@@ -391,12 +391,14 @@ class Ledger:
         first
             The next release: if it is the first, the caps may follow from it.
         """
-        return self._snapshot().trial(first)
+        accounts = self._snapshot().accounts_for(first)
+        return None if accounts is None else accounts.copy()
 
     def balance(self) -> Balance:
         """Return how the budget stands."""
-        view, budget = self._snapshot(), self.budget
-        count, accounts = len(view.charged), view.trial()
+        view = self._snapshot()
+        budget = self._budget_of(view)
+        count, accounts = len(view.charged), view.accounts_for()
         if accounts is None:
             nothing = Left(0, 0, budget.delta_atto, 1.0)
             exceeded = view.exceeded is not None
@@ -417,7 +419,7 @@ class Ledger:
             If the ledger has caps, or can go on without such a statement, or exceeds its budget even so.
         """
         with self._current() as (view, transaction):
-            if view.trial() is not None or view.accounts is not None:
+            if view.accounts_for() is not None or view.accounts is not None:
                 raise RefusedError(
                     f"{self._storage} needs no statement: its caps were fixed before an answer was seen."
                 )
@@ -551,8 +553,8 @@ class Ledger:
                 f"under {guarantee.neighbours} cannot be added to it. Ask for --neighbours {relation}."
             )
         self._require_kept(view)
-        accounts = view.trial(guarantee)
-        if accounts is None or not accounts.copy().book("", charge):
+        accounts = view.accounts_for(guarantee)
+        if accounts is None or not accounts.holds(charge):
             raise RefusedError(refusal(str(self._storage), self._budget_of(view), accounts, charged, charge))
         if view.accounts is not None:
             return []

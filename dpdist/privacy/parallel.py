@@ -98,12 +98,15 @@ class PeriodFilters:
         chosen = list(periods)
         return [self.closed[period] for period in chosen] if chosen else [self.to_come, *self.closed.values()]
 
+    def holds(self, charge: Charge) -> bool:
+        """Say whether every row that a release reads can bear it."""
+        return all(account.holds(charge.guarantee) for account in self._read(charge.periods))
+
     def book(self, key: str, charge: Charge) -> bool:
         """Charge a release to every row that it reads; False, and nothing is charged, if one cannot bear it."""
-        accounts = self._read(charge.periods)
-        if not all(account.holds(charge.guarantee) for account in accounts):
+        if not self.holds(charge):
             return False
-        for account in accounts:
+        for account in self._read(charge.periods):
             account.book(key, charge.guarantee)
         return True
 
