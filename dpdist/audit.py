@@ -23,6 +23,7 @@ from dpdist.pipeline import Cluster
 from dpdist.privacy import audit
 from dpdist.privacy.accounting import gaussian_delta
 from dpdist.privacy.guarantee import MICRO, Guarantee, PrivacyLoss
+from dpdist.words import counted
 
 _TASKS = 16
 _GRID = 41
@@ -87,14 +88,13 @@ class Audit:
         loss, found = self.task.loss, self.to_json()
         verdict = "REJECTED" if found["claim_rejected"] else "not rejected"
         proved = "nothing" if self.guarantee is None else str(self.guarantee.loss)
-        counted = found["counted"]
-        margin = max(counted["delta_estimate"] - counted["delta_lower"], 0.0)
-        apart = f"{counted['rows_apart']} row{'s' * (counted['rows_apart'] > 1)} apart"
+        counts = found["counted"]
+        margin = max(counts["delta_estimate"] - counts["delta_lower"], 0.0)
         words = (
             f"{self.task.mechanism}, {self.task.query.neighbours}, {self.task.draws} draws of each of two tables "
-            f"{apart}: at epsilon {loss.epsilon:g} delta is at least {counted['delta_lower']:.4g} (estimate "
-            f"{counted['delta_estimate']:.4g} ± {margin:.2g}); at delta {loss.delta:g} epsilon is at least "
-            f"{counted['epsilon_lower']:.4g}."
+            f"{counted(counts['rows_apart'], 'row')} apart: at epsilon {loss.epsilon:g} delta is at least "
+            f"{counts['delta_lower']:.4g} (estimate {counts['delta_estimate']:.4g} ± {margin:.2g}); at delta "
+            f"{loss.delta:g} epsilon is at least {counts['epsilon_lower']:.4g}."
         )
         if found["weighted"]:
             shown = found["weighted"]["epsilon_lower"]

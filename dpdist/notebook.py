@@ -40,7 +40,7 @@ class Shown:
     """An estimator that a notebook shows as a table of its parameters and of what it has learned."""
 
     def _facts(self) -> dict[str, object]:
-        raise NotImplementedError
+        raise NotImplementedError  # each estimator has facts of its own
 
     def _repr_html_(self) -> str:
         return table(type(self).__name__, self._facts())

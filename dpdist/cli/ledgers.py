@@ -58,10 +58,9 @@ def ledger_show(ledger: Place, as_json: bool) -> None:
             f"BEHIND ITS WITNESS: committed elsewhere and not charged here: {listed(missing)}. Nothing can be released "
             f"before: dpdist ledger adopt {ledger}",
         )
-    charged, _, left = str(balance).partition("; ")
     _told("budget", str(balance.budget))
-    _told("balance", charged)
-    _told("", left)
+    _told("balance", balance.so_far)
+    _told("", balance.rest)
     _told("guarantee", balance.promise)
     for record in opened.records:
         what = f"{record.parameters['mechanism']}, {record.guarantee.loss}, {record.guarantee.neighbours}"

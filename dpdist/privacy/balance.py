@@ -62,21 +62,30 @@ class Balance:
             return f"{words} if {self.condition}"
         return f"{words}, even if each release is chosen from earlier answers"
 
-    def __str__(self) -> str:
-        words = f"charged {counted(self.charged, 'release')}; left: "
+    @property
+    def so_far(self) -> str:
+        """What is charged, in words."""
+        return f"charged {counted(self.charged, 'release')}"
+
+    @property
+    def rest(self) -> str:
+        """What is left, in words."""
         if self.exceeded:
-            return f"{words}nothing, because what is charged exceeds the budget"
+            return "left: nothing, because what is charged exceeds the budget"
         if self.exhausted:
-            return f"{words}nothing, because the whole budget was charged when the witness was lost"
+            return "left: nothing, because the whole budget was charged when the witness was lost"
         if self.closed:
             return (
-                f"{words}nothing. This ledger was begun by an older version, and its releases fit no caps that were "
+                "left: nothing. This ledger was begun by an older version, and its releases fit no caps that were "
                 "fixed before the first answer. If all requests were fixed before it, say so with dpdist ledger attest"
             )
-        words += str(self.left)
+        words = f"left: {self.left}"
         if self.left_closed is not None:
             words += f" of a period to come, {self.left_closed} of all closed periods together"
         return words if self.condition is None else f"{words}; the guarantee holds if {self.condition}"
+
+    def __str__(self) -> str:
+        return f"{self.so_far}; {self.rest}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

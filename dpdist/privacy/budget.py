@@ -15,6 +15,7 @@ from typing import Any, Self
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.privacy.accounting import Filter, Left, caps_for
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
+from dpdist.words import counted
 
 _NO_PROCESS = -1
 
@@ -163,7 +164,7 @@ class Budget:
             return f"<Budget of {self._loss}; a copy, which pays for nothing>"
         with self._lock:
             count, left = len(self._account or ()), self._left()
-        return f"<Budget of {self._loss}; {count} {'fit' if count == 1 else 'fits'} charged; left: {left}>"
+        return f"<Budget of {self._loss}; {counted(count, 'fit')} charged; left: {left}>"
 
 
 def _copy(loss: PrivacyLoss) -> Budget:
