@@ -269,14 +269,19 @@ def replace_file(path: Path, content: bytes, what: str, *, private: bool = False
     try:
         with interruption.aside(aside), ExitStack() as stack:
             stack.callback(aside.unlink, missing_ok=True)
-            with open(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - of a handle
-                os.fchmod(file.fileno(), 0o600 if private else 0o644 & ~_umask())
-                file.write(content)
-            sync(aside)
-            aside.replace(path)
-            sync(path.parent)
+            put_in_place(path, aside, content, 0o600 if private else 0o644 & ~_umask())
     except OSError as error:
         raise DataError(f"Writing the {what} {path} failed: {error.strerror}. Nothing was changed.") from None
+
+
+def put_in_place(path: Path, aside: Path, content: bytes, mode: int) -> None:
+    """Write a new file aside, flush it, and rename it to path in one step: it is durable when this returns."""
+    with open(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - of a handle
+        os.fchmod(file.fileno(), mode)
+        file.write(content)
+    sync(aside)
+    aside.replace(path)
+    sync(path.parent)
 
 
 def _lock(folder: Path) -> int:

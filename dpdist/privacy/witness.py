@@ -40,7 +40,7 @@ from typing import Any, Protocol
 from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
 from dpdist.privacy.books import View
 from dpdist.privacy.journal import WAIT_SECONDS, Entry, canonical
-from dpdist.staging import sync
+from dpdist.staging import put_in_place, sync
 
 FORMAT = "dpdist-witness/1"
 VARIABLE = "DPDIST_STATE_HOME"
@@ -187,7 +187,7 @@ class FolderWitness:
         path = self._file(ledger_id)
         try:
             _make_private(path.parent)
-            handle = _private_file(path.with_suffix(".lock"), 0)
+            handle = _lock_file(path.with_suffix(".lock"))
         except OSError as error:
             raise _unusable(path, error) from None
         try:
@@ -250,12 +250,7 @@ class HeldFile:
         aside = self._path.with_suffix(".partial")  # one name: whoever writes holds the lock
         try:
             aside.unlink(missing_ok=True)
-            with os.fdopen(_private_file(aside, os.O_EXCL), "wb") as file:
-                file.write(body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(self._path)
-            sync(self._path.parent)
+            put_in_place(self._path, aside, body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n", 0o600)
         except OSError as error:
             raise _unusable(self._path, error) from None
 
@@ -271,9 +266,9 @@ def _make_private(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def _private_file(path: Path, more: int) -> int:
+def _lock_file(path: Path) -> int:
     """Open a file that only its owner can read, whatever the umask, and create it where there is none."""
-    handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | more, 0o600)
+    handle = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
     os.fchmod(handle, 0o600)
     return handle
 
