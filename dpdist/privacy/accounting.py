@@ -17,7 +17,7 @@ Ullman & Vadhan 2016 (privacy filters).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -353,6 +353,10 @@ class Filter:
     _rest: _Price = field(init=False)
 
     def __post_init__(self) -> None:
+        self._count()
+
+    def _count(self) -> None:
+        """Take all charges from the caps; booking keeps what is left up to date."""
         self._rest = self.caps
         for price in self._charged.values():
             self._rest = _less(self._rest, price)
@@ -387,7 +391,7 @@ class Filter:
     def refund(self, key: str) -> None:
         """Take back what was charged under a key, if anything was; only of a release that nobody has seen."""
         if self._charged.pop(key, None) is not None:
-            self.__post_init__()
+            self._count()
 
     def left(self) -> Left:
         """Return what can still be charged."""
@@ -411,7 +415,7 @@ def _share(rest: CapSet, caps: CapSet) -> float:
     return max((1 - float(left / of) for left, of in parts if of), default=0.0)
 
 
-def _largest(within: Any, high: int) -> int:
+def _largest(within: Callable[[int], bool], high: int) -> int:
     """Return the largest whole number up to ``high`` that is within, where all smaller ones are; 0 where none is."""
     low, high = 0, high + 1
     while high - low > 1:
