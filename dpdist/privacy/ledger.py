@@ -31,24 +31,24 @@ import hashlib
 import json
 import re
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dpdist.errors import DataError, DpdistError, NoWitnessWarning, RefusedError, UsageError
+from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.noise.entropy import random_token
-from dpdist.privacy.accounting import CapSet, Left, certified, prices
-from dpdist.privacy.balance import Balance, refusal
+from dpdist.privacy.balance import Balance
 from dpdist.privacy.books import FORMAT, PERIODIC, Record, State, View
+from dpdist.privacy.charging import caps_to_fix, closed_as_read, require_apart, require_charged, require_kept
 from dpdist.privacy.folder import FolderStorage
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
-from dpdist.privacy.journal import Storage, Transaction, canonical
+from dpdist.privacy.journal import Storage, canonical
 from dpdist.privacy.parallel import Charge, PeriodFilters
 from dpdist.privacy.places import Place, PlaceGiven, place_given
-from dpdist.privacy.witness import VARIABLE, FolderWitness, Held, Testimony, Witness
+from dpdist.privacy.witness import FolderWitness, Witness
+from dpdist.privacy.witnessed import Witnessed
 from dpdist.words import counted, listed
 
 ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
@@ -58,7 +58,7 @@ PERIOD_PATTERN = r"(?=.{1,64}$)[0-9A-Za-z]+([._-][0-9A-Za-z]+)*"
 _POLL_SECONDS = 0.05
 
 
-class Ledger:
+class Ledger(Witnessed):
     """The ledger at a place: state machine and balance, folded from its journal whenever it is asked.
 
     Raises
@@ -68,14 +68,12 @@ class Ledger:
     """
 
     def __init__(self, place: PlaceGiven) -> None:
-        self._storage = _storage(place)
-        self._witness = _witness()
+        super().__init__(_storage(place), _witness())
         if not self._storage.exists():
             raise DataError(
                 f"There is no ledger at {place}. If it was moved, pass --ledger; if it is lost, restore it from a "
                 "copy: what was spent is known nowhere else."
             )
-        self._view = View()
 
     @classmethod
     def create(cls, place: PlaceGiven, *, dataset_id: str, budget: PrivacyLoss, periodic: bool = False) -> Ledger:
@@ -137,186 +135,6 @@ class Ledger:
         """Say whether there is a ledger at a place."""
         return _storage(place).exists()
 
-    @contextmanager
-    def _locked(self) -> Iterator[tuple[View, Transaction]]:
-        """Hold the journal and give the view folded up to its end."""
-        with self._storage.transaction() as transaction:
-            view = self._view
-            entries, view.after, view.head = transaction.read(view.after, view.head)
-            for entry in entries:
-                view.fold(entry)
-            yield view, transaction
-
-    @contextmanager
-    def _current(self, release_id: str | None = None) -> Iterator[tuple[View, Transaction]]:
-        """Hold the journal, and before it the witness, which must know nothing that the journal does not know.
-
-        The witness is not asked about a release whose bytes were given out: they can only be given out again.
-
-        Raises
-        ------
-        RefusedError
-            If the ledger is behind its witness, or the witness is lost.
-        """
-        record = None if release_id is None else self.record(release_id)
-        if record is not None and record.given_out:
-            with self._locked() as found:
-                yield found
-            return
-        with self._witness.held(self.ledger_id) as witness, self._locked() as (view, transaction):
-            self._require_current(witness, view)
-            yield view, transaction
-
-    def _require_current(self, witness: Held, view: View) -> None:
-        """Refuse a ledger that is behind its witness; else let the witness see what is new to it."""
-        seen = witness.read()
-        if seen is None:
-            self._require_no_witness_lost(view)
-        else:
-            self._require_not_exhausted_elsewhere(seen, view)
-            missing = seen.unknown_to(view)
-            if missing:
-                raise RefusedError(
-                    f"The ledger {self._storage} is behind its witness {self._witness.place(view.ledger_id)}: it is a "
-                    f"copy, or was restored from a backup, and does not know of {counted(len(missing), 'release')} "
-                    f"committed elsewhere: {listed(entry['id'] for entry in missing)}. Nothing was drawn. Use the "
-                    f"ledger that has them, or charge them to this one with: dpdist ledger adopt {self._storage}"
-                )
-        if seen is None or not seen.tells(view):
-            witness.write(Testimony.of(view))
-
-    def _require_not_exhausted_elsewhere(self, seen: Testimony, view: View) -> None:
-        if seen.exhausts(view):
-            raise RefusedError(
-                f"The ledger {self._storage} is behind its witness {self._witness.place(view.ledger_id)}: an earlier "
-                "witness was lost, and the whole budget was charged to another copy of this ledger, because nobody can "
-                f"tell what was released. Nothing was drawn. Charge it to this one with: dpdist ledger adopt "
-                f"{self._storage}"
-            )
-
-    def _require_no_witness_lost(self, view: View) -> None:
-        place = self._witness.place(view.ledger_id)
-        if view.witnessed:
-            raise RefusedError(
-                f"The ledger {self._storage} had a witness, and there is none at {place}. Without it nobody can tell "
-                f"what another copy has released. Bring the file back: mount the volume it lies on and name it in "
-                f"{VARIABLE}. If it is lost, dpdist ledger adopt {self._storage} goes on without it, at the price of "
-                "the whole budget."
-            )
-        if any(record.digest is not None for record in view.records.values()):
-            warnings.warn(
-                f"The ledger {self._storage} never had a witness, so a copy of it that was used before now cannot be "
-                f"seen. From now on {place} is its witness: keep it.",
-                NoWitnessWarning,
-                stacklevel=2,
-            )
-
-    def _tell(self, witness: Held, release_id: str) -> None:
-        """Let the witness see what was committed, and note in the journal that it did."""
-        with self._locked() as (view, transaction):
-            self._require_current(witness, view)
-            record = self._known(view, release_id)
-            if record.state is State.COMMITTED and not record.witnessed:
-                self._append(view, transaction, {"event": "witnessed", "id": release_id})
-
-    def missing(self) -> list[str]:
-        """Return the ids of releases that the witness has seen and this ledger does not know of; none: it is current.
-
-        Raises
-        ------
-        DataError
-            If the witness is damaged.
-        """
-        view = self._snapshot()
-        seen = self._witness.read(view.ledger_id)
-        return [] if seen is None else [entry["id"] for entry in seen.unknown_to(view)]
-
-    @property
-    def exhausted_elsewhere(self) -> bool:
-        """Whether the whole budget was charged to another copy, because a witness was lost, and not to this one."""
-        view = self._snapshot()
-        seen = self._witness.read(view.ledger_id)
-        return seen is not None and seen.exhausts(view)
-
-    def adopt(self) -> list[str]:
-        """Charge what was committed to other copies of this ledger, so that it may be used again; idempotent.
-
-        What was under way here and never given out is refunded: another copy may have drawn it. If the witness is
-        lost, nobody can tell what was committed elsewhere, and the whole budget is charged: to this copy now, and to
-        every other one before it is used again, because the new witness says so.
-
-        Returns
-        -------
-        list of str
-            The ids that were adopted: they are charged, and never drawn here.
-        """
-        with self._witness.held(self.ledger_id) as witness:
-            with self._locked() as (view, transaction):
-                seen = witness.read()
-                lost = seen is None and view.witnessed
-                missing = [] if seen is None else seen.unknown_to(view)
-                exhausts = lost and not view.exhausted if seen is None else seen.exhausts(view)
-                if missing or exhausts:
-                    witnessed = set() if seen is None else {entry["digest"] for entry in seen.releases}
-                    void = [
-                        record.release_id
-                        for record in view.records.values()
-                        if record.state in {State.RESERVED, State.COMMITTED}
-                        and not record.given_out
-                        and record.digest not in witnessed
-                    ]
-                    for release_id in void:
-                        transaction.sweep(release_id, keep=None)
-                    entry = {
-                        "event": "adopted",
-                        "head": None if seen is None or seen.exhausted else seen.head,  # None: of nothing certain
-                        "void": void,
-                        "releases": missing,
-                        "periods": {} if seen is None else seen.periods or {},
-                        "capped": seen and seen.capped,
-                    }
-                    self._append(view, transaction, entry)
-            with self._locked() as (view, _):
-                # looked at anew: should the books have been exchanged meanwhile, the witness must forget nothing
-                if lost and view.exhausted:
-                    witness.write(Testimony.of(view))
-                else:
-                    self._require_current(witness, view)
-        return [entry["id"] for entry in missing]
-
-    def _snapshot(self) -> View:
-        with self._locked() as (view, _):
-            return view
-
-    @property
-    def ledger_id(self) -> str:
-        """32 random hexadecimal digits drawn when it was created; its rows name it as the one that is charged."""
-        return self._view.ledger_id or self._snapshot().ledger_id
-
-    @property
-    def dataset_id(self) -> str:
-        """Identity of the data set whose budget this is."""
-        return self._snapshot().dataset_id
-
-    @property
-    def budget(self) -> PrivacyLoss:
-        """The declared budget."""
-        return self._budget_of(self._snapshot())
-
-    @property
-    def records(self) -> list[Record]:
-        """Every release ever reserved, in the order of reservation."""
-        return list(self._snapshot().records.values())
-
-    def record(self, release_id: str) -> Record | None:
-        """Return the record of one release, or None."""
-        return self._snapshot().records.get(release_id)
-
-    @property
-    def periods(self) -> dict[str, str]:
-        """The closed periods in order, each with its digest; none also where rows do not come in periods."""
-        return dict(self._snapshot().periods or {})
-
     def close_period(self, name: str, digest: str) -> None:
         """Close the next period: from now on its rows are those with this digest; idempotent.
 
@@ -361,51 +179,6 @@ class Ledger:
                         "and counted twice. Remove the repetition."
                     )
             self._append(view, transaction, {"event": "closed", "period": name, "digest": digest})
-
-    @property
-    def charges(self) -> list[Charge]:
-        """What was charged and not refunded, and to which periods."""
-        return self._snapshot().charged
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether the whole budget was charged because the witness was lost."""
-        return self._snapshot().exhausted
-
-    @property
-    def caps(self) -> tuple[CapSet, ...]:
-        """The cap sets that are fixed; none before the first charge."""
-        accounts = self._snapshot().accounts
-        return () if accounts is None else accounts.caps
-
-    @property
-    def condition(self) -> str | None:
-        """What a person stated of a ledger of version 1, on which every guarantee rests since; None: nothing."""
-        return self._snapshot().condition
-
-    def accounts(self, first: Guarantee | None = None) -> PeriodFilters | None:
-        """Return accounts to try charges on, which change nothing here; None where nothing can be charged any more.
-
-        Parameters
-        ----------
-        first
-            The next release: if it is the first, the caps may follow from it.
-        """
-        accounts = self._snapshot().accounts_for(first)
-        return None if accounts is None else accounts.copy()
-
-    def balance(self) -> Balance:
-        """Return how the budget stands."""
-        view = self._snapshot()
-        budget = self._budget_of(view)
-        count, accounts = len(view.charged), view.accounts_for()
-        if accounts is None:
-            nothing = Left(0, 0, budget.delta_atto, 1.0)
-            exceeded = view.exceeded is not None
-            return Balance(budget, count, nothing, closed=True, exhausted=view.exhausted, exceeded=exceeded)
-        left = accounts.to_come.left()
-        closed = None if view.periods is None else accounts.left(view.periods) if view.periods else left
-        return Balance(budget, count, left, closed, condition=view.condition)
 
     def attest(self) -> Balance:
         """State in the journal that every request so far was fixed before the first answer; of version 1 only.
@@ -467,7 +240,7 @@ class Ledger:
         UsageError
             If the id is malformed.
         """
-        parameters = json.loads(canonical(parameters))
+        parameters, place = json.loads(canonical(parameters)), str(self._storage)
         if not re.fullmatch(ID_PATTERN, release_id):
             raise UsageError("A release id is 1 to 64 letters, digits, hyphens or underscores (--id).")
         with self._current(release_id) as (view, transaction):
@@ -475,7 +248,7 @@ class Ledger:
                 raise RefusedError(
                     f"The ledger {self._storage} belongs to another data set. Pass the ledger of these rows (--ledger)."
                 )
-            charge = Charge(guarantee, self._closed(view, periods or {}))
+            charge = Charge(guarantee, closed_as_read(view, periods or {}, place))
             known = view.records.get(release_id)
             if known is not None and (known.parameters != parameters or known.periods != charge.periods):
                 raise RefusedError(
@@ -483,10 +256,10 @@ class Ledger:
                     f"{_differences(known.parameters, parameters) or 'periods'} differ. Choose another --id."
                 )
             if known is not None and known.state is not State.ABORTED:
-                self._require_charged(known, guarantee)
+                require_charged(known, guarantee, place)
                 return known.state
-            self._require_apart(view, charge.periods)
-            caps = self._caps_to_fix(view, charge)
+            require_apart(view, charge.periods, place)
+            caps = caps_to_fix(view, self._budget_of(view), charge, place)
             entry = {
                 "event": "reserved",
                 "id": release_id,
@@ -496,84 +269,6 @@ class Ledger:
             }
             self._append(view, transaction, *caps, entry)
         return State.RESERVED
-
-    def _require_charged(self, known: Record, guarantee: Guarantee) -> None:
-        """Refuse to draw what was reserved at a lower price, as another version may have done."""
-        if known.state is State.RESERVED and not any(
-            price.holds(next(prices(guarantee))) for price in prices(known.guarantee)
-        ):
-            raise RefusedError(
-                f"The release {known.release_id} was reserved in {self._storage} by another version of dpdist, at "
-                f"{known.guarantee.loss}, and would now cost more. Nothing was drawn. Finish it with that version, or "
-                "choose another --id."
-            )
-
-    @staticmethod
-    def _append(view: View, transaction: Transaction, *entries: dict[str, Any]) -> None:
-        """Append entries behind the end of the view; it folds them when it is read again."""
-        after, head = view.after, view.head
-        for entry in entries:
-            after, head = transaction.append(entry, after, head)
-
-    def _closed(self, view: View, periods: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the names of periods, in order, after checking that each is closed with this very content."""
-        closed = view.periods or {}
-        for name, digest in periods.items():
-            if closed.get(name) != digest:
-                raise RefusedError(
-                    f"The period {name} is not closed with these rows in {self._storage}: they were altered since, or "
-                    "the ledger is an older copy. Restore what was altered; nothing was spent."
-                )
-        return tuple(sorted(periods))
-
-    def _require_apart(self, view: View, periods: tuple[str, ...]) -> None:
-        """Refuse a period whose rows are those of another, which two copies of a ledger may have closed, each one."""
-        closed = view.periods or {}
-        for name in periods:
-            others = [other for other, digest in closed.items() if other != name and digest == closed[name]]
-            if others:
-                raise RefusedError(
-                    f"The rows of the period {name} are those of {listed(others)}, which another copy of the ledger "
-                    f"{self._storage} closed: released again, each would be charged and counted twice. Nothing was "
-                    "drawn. What was released of them can be published again; nothing more can be released of them."
-                )
-
-    def _caps_to_fix(self, view: View, charge: Charge) -> list[dict[str, Any]]:
-        """Return what has to be written before a charge that fits: the caps, if they are not fixed yet."""
-        charged, guarantee = view.charged, charge.guarantee
-        if view.exhausted:
-            raise RefusedError(
-                f"The whole budget of {self._storage} was charged when its witness was lost. What was committed can be "
-                "published again; nothing more can be released."
-            )
-        if charged and charged[0].guarantee.neighbours is not guarantee.neighbours:
-            relation = charged[0].guarantee.neighbours
-            raise RefusedError(
-                f"The budget of {self._storage} is kept under {relation}, the relation of its first release; a loss "
-                f"under {guarantee.neighbours} cannot be added to it. Ask for --neighbours {relation}."
-            )
-        self._require_kept(view)
-        accounts = view.accounts_for(guarantee)
-        if accounts is None or not accounts.holds(charge):
-            raise RefusedError(refusal(str(self._storage), self._budget_of(view), accounts, charged, charge))
-        if view.accounts is not None:
-            return []
-        return [{"event": "capped", "sets": [each.to_json() for each in accounts.caps]}]
-
-    def _require_kept(self, view: View) -> None:
-        """Refuse a journal whose caps do not keep the budget, or whose charges do not keep to its caps."""
-        capped = view.accounts is None or certified(view.accounts.caps, self._budget_of(view))
-        if view.exceeded is not None or not capped:
-            raise DataError(
-                f"The releases charged to {self._storage} exceed its budget: it was tampered with, or copies of it "
-                "released without a common witness. Nothing more can be charged to it."
-            )
-
-    def _budget_of(self, view: View) -> PrivacyLoss:
-        """Return the budget of a view."""
-        if view.budget is None:
-            raise DataError(f"The ledger at {self._storage} declares no budget: it is damaged. Restore it from a copy.")
-        return view.budget
 
     def begin(self, release_id: str) -> int | None:
         """Start an attempt: fence out every earlier one and delete their drafts.
@@ -749,16 +444,11 @@ class Ledger:
                 f"charge what is missing to this one with: dpdist ledger adopt {self._storage}"
             )
         view = self._snapshot()
-        self._require_kept(view)
+        require_kept(view, self._budget_of(view), str(self._storage))
         for record in view.records.values():
             if record.blob is not None:
                 with self._content(record):
                     pass  # what is altered cannot be opened
-
-    @property
-    def head(self) -> str:
-        """Digest of the last journal entry."""
-        return self._snapshot().head
 
     def remembers(self, release_id: str, head: str) -> bool:
         """Say whether a release was committed here, and the journal once ended in this head, which it tells.
@@ -780,12 +470,6 @@ class Ledger:
             f"charged here. A second draw would undo the noise of both. Publish it from that copy (its committed bytes "
             f"have SHA-256 {str(record.digest)[:16]}...), or copy the published release to its place."
         )
-
-    def _known(self, view: View, release_id: str) -> Record:
-        record = view.records.get(release_id)
-        if record is None:
-            raise UsageError(f"The ledger {self._storage} knows no release {release_id}.")
-        return record
 
 
 def _storage(place: PlaceGiven) -> Storage:
