@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.paths import AnyPath, local
+from dpdist.privacy import datasets
 from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
@@ -24,7 +25,7 @@ from dpdist.rows.origin import origin_of, require_same_origin
 from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, open_periods
 from dpdist.rows.readers import Choices, Remote, location_of
 from dpdist.rows.readers import Place as SourcePlace
-from dpdist.rows.reproduction import require_unreproduced
+from dpdist.rows.reproduction import reproduced, require_unreproduced
 from dpdist.rows.units import Unit
 from dpdist.staging import locked, make_once, require_new
 
@@ -61,6 +62,8 @@ def ingest_rows(
 
     Raises
     ------
+    UsageError
+        If the rows are there and declare another budget, or none.
     DataError
         If the source is unusable, or other rows or a ledger exist already.
     """
@@ -71,9 +74,9 @@ def ingest_rows(
         require_same_origin(rows, origin_of(source, columns=columns, compress=compress, unit=unit, choices=choices))
         table = open_rows(rows)
         if budget not in {None, table.budget}:
-            raise DataError(
+            raise UsageError(
                 f"{rows} exists already and declares {f'a budget of {table.budget}' if table.budget else 'no budget'}, "
-                f"not {budget}. Declare one with dpdist ledger create, once, or choose another place for the rows."
+                f"not {budget}; it is declared once. {_otherwise(table)}"
             )
         return complete_ingest(rows, place)
     if budget is not None:
@@ -83,6 +86,13 @@ def ingest_rows(
         say=say,
     )  # fmt: skip
     return table if budget is None else complete_ingest(rows, place)
+
+
+def _otherwise(table: RowsTable) -> str:
+    """Say what may be done where another budget was declared than the rows have."""
+    if table.budget is None:
+        return "Declare it with dpdist ledger create, or choose another place for the rows."
+    return "Leave --budget-epsilon out, or choose another place for the rows."
 
 
 def _require_no_ledger(ledger: Place) -> None:
@@ -100,7 +110,8 @@ def create_ledger(ledger: PlaceGiven, rows: AnyPath, budget: PrivacyLoss | None 
 
     The very ledger that these rows name, with the budget they declare, is left alone and opened.
 
-    A table has one budget and one ledger for ever: with a second one, the same release could be drawn twice.
+    A table has one budget and one ledger for ever: with a second one, the same release could be drawn twice. A copy of
+    rows that was made before they had a ledger is given the same one, at the place where it is, and no other.
 
     Parameters
     ----------
@@ -109,14 +120,14 @@ def create_ledger(ledger: PlaceGiven, rows: AnyPath, budget: PrivacyLoss | None 
     rows
         The table it shall be charged for.
     budget
-        The budget, or None to take the one declared at ingest.
+        The budget, or None to take the one that is declared already.
 
     Raises
     ------
     UsageError
         If neither the call nor the rows declare a budget, or the rows declare another one.
     RefusedError
-        If the rows have another ledger, or another budget, already, or were released for reproduction.
+        If the rows, or a copy of them, have another ledger already, or were released for reproduction.
     DataError
         If another ledger stands there, or it or the rows cannot be written.
     """
@@ -130,23 +141,20 @@ def _create_ledger(ledger: PlaceGiven, rows: Path, budget: PrivacyLoss | None = 
     ledger = place_given(ledger)
     table = open_rows(rows)
     declared = budget or table.budget
-    if declared is None:
+    if declared is None and datasets.seen(table.dataset_id).ledger_id is None:
         raise UsageError(f"{rows} declares no budget: pass --budget-epsilon, and --budget-delta where one is allowed.")
+    if table.budget not in {None, declared}:
+        raise UsageError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
     if table.ledger_id is not None:
-        if table.budget == declared and Ledger.stands_at(ledger) and Ledger(ledger).ledger_id == table.ledger_id:
+        if Ledger.stands_at(ledger) and Ledger(ledger).ledger_id == table.ledger_id:
             return Ledger(ledger)
         raise RefusedError(
             f"{rows} has a ledger already; a second one would spend its budget again. If it was moved, pass "
             "--ledger where it is needed; if it is lost, restore it from a copy."
         )
-    if table.budget not in {None, declared}:
-        raise UsageError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
     require_unreproduced(table)
-    opened = _unused(ledger, table.dataset_id, declared)
-    if opened is None:
-        _require_no_ledger(ledger)
-        opened = Ledger.create(ledger, dataset_id=table.dataset_id, budget=declared)
-    bind_ledger(table, declared, opened.ledger_id)
+    opened = _only_ledger(ledger, rows, table.dataset_id, declared)
+    bind_ledger(table, opened.budget, opened.ledger_id)
     return opened
 
 
@@ -171,10 +179,7 @@ def periodic_table(
         if budget not in {None, table.budget}:
             raise UsageError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
         if table.ledger_id is None:
-            opened = _unused(place, table.dataset_id, table.budget)
-            if opened is None:
-                _require_no_ledger(place)
-                opened = Ledger.create(place, dataset_id=table.dataset_id, budget=table.budget, periodic=True)
+            opened = _only_ledger(place, rows, table.dataset_id, table.budget, periodic=True)
             return bind_periods(table, opened.ledger_id), opened
     return table, Ledger.charged_for(rows, table.ledger_id, place)
 
@@ -185,6 +190,48 @@ def _create_periods(rows: Path, budget: PrivacyLoss | None, ledger: Place) -> No
     if Ledger.stands_at(ledger):
         _require_no_ledger(ledger)
     create_periods(rows, budget)
+
+
+def _only_ledger(
+    place: Place, rows: Path, dataset_id: str, budget: PrivacyLoss | None, *, periodic: bool = False
+) -> Ledger:
+    """Return the one ledger of rows that name none yet; create it if there is none.
+
+    Copies of these rows may ask for one as well, at the same time: the first of them creates it.
+
+    Raises
+    ------
+    UsageError
+        If it has another budget.
+    RefusedError
+        If the data set has a ledger that is not at this place, or was released for reproduction.
+    """
+    with datasets.held(dataset_id) as data:
+        found = data.read()
+        if found.reproduced:
+            raise reproduced(rows)
+        if found.ledger_id is None and budget is not None:
+            opened = _unused(place, dataset_id, budget)
+            if opened is None:
+                _require_no_ledger(place)
+                opened = Ledger.create(place, dataset_id=dataset_id, budget=budget, periodic=periodic)
+            data.write(datasets.Seen(opened.ledger_id, str(_absolute(place))))
+            return opened
+    if not Ledger.stands_at(place) or Ledger(place).ledger_id != found.ledger_id:
+        raise RefusedError(
+            f"{rows} is a copy of rows that have a ledger, {found.place}; a second one would spend their budget again. "
+            f"Name that one: dpdist ledger create {found.place} --rows {rows}, or --ledger {found.place}. If it was "
+            "moved, name its place; if it is lost, restore it from a copy, and charge what the copy misses with: "
+            "dpdist ledger adopt LEDGER."
+        )
+    opened = Ledger(place)
+    if budget not in {None, opened.budget}:
+        raise UsageError(f"The ledger {place} of these rows has a budget of {opened.budget}, and it is declared once.")
+    return opened
+
+
+def _absolute(place: Place) -> Place:
+    return place.absolute() if isinstance(place, Path) else place
 
 
 def _unused(ledger: Place, dataset_id: str, budget: PrivacyLoss) -> Ledger | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import dask
 import postgres_server
@@ -24,6 +25,14 @@ settings.load_profile("same")
 
 _STATE = tempfile.TemporaryDirectory(prefix="dpdist-state-")
 os.environ["DPDIST_STATE_HOME"] = _STATE.name  # also of the processes that the tests start: nobody's home is touched
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep what is seen of ledgers in a folder of the test's own, which does not exist yet."""
+    chosen = tmp_path / "deep" / "state"
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(chosen))
+    return chosen
 
 
 @pytest.fixture(scope="session")

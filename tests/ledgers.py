@@ -24,6 +24,14 @@ DATASET = "0123456789abcdef" * 2
 Alteration = Callable[[Place], object]
 
 
+class DiedError(BaseException):
+    """Nothing catches it: the process is gone."""
+
+
+def dies(*_: Any, **__: Any) -> None:
+    raise DiedError
+
+
 def pure(epsilon: int = 1, neighbours: Neighbours = Neighbours.REPLACE_ONE) -> Guarantee:
     return Guarantee(neighbours, PrivacyLoss(epsilon * MICRO), None, Arithmetic.IDEAL_REAL, "none")
 
@@ -35,7 +43,7 @@ def gaussian(epsilon: str, delta: str) -> Guarantee:
 
 def reserve(ledger: Ledger, release_id: str, epsilon: int = 1, **parameters: Any) -> State:
     parameters = {"epsilon": epsilon, **parameters}
-    return ledger.reserve(release_id, dataset_id=DATASET, parameters=parameters, guarantee=pure(epsilon))
+    return ledger.reserve(release_id, dataset_id=ledger.dataset_id, parameters=parameters, guarantee=pure(epsilon))
 
 
 def begun(ledger: Ledger, release_id: str) -> int:
@@ -98,7 +106,7 @@ def sql(*statements: str) -> Alteration:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, state: Path) -> Path:  # noqa: ARG001 - all tests charge the same data set
     return tmp_path / "books"
 
 

@@ -479,7 +479,10 @@ def test_a_table_without_a_ledger_is_refused(tmp_path: Path) -> None:
         clipping.choose_clip(tmp_path / "rows.zarr", REQUEST, HALF, cluster=Cluster(workers=1))
 
 
-def test_an_answer_from_a_ledger_that_is_not_of_these_rows_is_not_taken(table: RowsTable, tmp_path: Path) -> None:
+def test_an_answer_from_a_ledger_that_is_not_of_these_rows_is_not_taken(
+    table: RowsTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "another machine"))
     other = Ledger.create(tmp_path / "other.ledger", dataset_id=table.dataset_id, budget=BUDGET)
     transaction = NormsTransaction(REQUEST, table, tmp_path / "other.ledger")
     guarantee = REQUEST.calibrated(table).guarantee

@@ -47,10 +47,15 @@ def test_a_ledger_is_created_with_an_exact_budget_once(without_ledger: Path, cal
     assert (table.budget, table.ledger_id) == (PrivacyLoss(300_000, 10**12), Ledger(Path("new.ledger")).ledger_id)
     before = tree(without_ledger)
     # a second ledger, wherever it stands and whatever its budget, would pay for a second draw of the same release
-    for place in ("new.ledger", "second.ledger"):
-        again = call("ledger", "create", place, "--rows", "rows.zarr", "--budget-epsilon", "9")
+    second = ("ledger", "create", "second.ledger", "--rows", "rows.zarr")
+    for same in ((), ("--budget-epsilon", "0.3", "--budget-delta", "1e-6")):
+        again = call(*second, *same)
         assert again.code == 3
         assert "has a ledger already" in again.message
+    for command in (create, second):
+        again = call(*command, "--budget-epsilon", "9")
+        assert again.code == 2
+        assert "declared once" in again.message
     assert tree(without_ledger) == before
 
 
@@ -235,6 +240,23 @@ def test_a_second_declaration_is_usage_and_writes_nothing(
     assert "declared once" in refused.message
     assert tree(without_ledger) == before
     assert call("ledger", "create", "new.ledger", "--rows", "rows.zarr", *PARTS, "--budget-pure", "0.5").code == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(PARTS, ("--budget-epsilon", "3")), ((), PARTS), (PARTS, (*PARTS, "--budget-pure", "1"))]
+)
+def test_a_second_declaration_at_ingest_is_usage_and_writes_nothing(
+    here: Path, call: Call, first: tuple[str, ...], second: tuple[str, ...]
+) -> None:
+    np.save(here / "table.npy", np.zeros((3, 2)))
+    command = ("ingest", "table.npy", "new.zarr")
+    assert call(*command, *first).code == 0
+    before = tree(here)
+    refused = call(*command, *second)
+    assert refused.code == 2
+    assert "declared once" in refused.message
+    assert tree(here) == before
+    assert call(*command, *first).code == 0
 
 
 # --- an analyst who adapts --------------------------------------------------------------------------------------------

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from ledgers import DATASET, blobs, epsilon_spent, new_address, reserve
+from ledgers import blobs, epsilon_spent, new_address, reserve
 from postgres_server import Server
 from releases import content_of
 
 from dpdist.errors import DpdistError, RefusedError, UsageError
+from dpdist.noise.entropy import random_token
 from dpdist.privacy.books import State
 from dpdist.privacy.folder import FolderStorage
 from dpdist.privacy.guarantee import MICRO, PrivacyLoss
@@ -51,7 +52,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         super().__init__()
         self.stack = ExitStack()
         self.place = self.stack.enter_context(self.new_place())
-        first = Ledger.create(self.place, dataset_id=DATASET, budget=PrivacyLoss(BUDGET * MICRO))
+        first = Ledger.create(self.place, dataset_id=random_token(), budget=PrivacyLoss(BUDGET * MICRO))
         self.handles = [first, Ledger(self.place)]
         self.model: dict[str, Expected] = {}
         self.draws = 0

@@ -30,16 +30,15 @@ from dpdist.privacy.places import Address
 from dpdist.privacy.postgres import PostgresStorage
 
 MODULE = "dpdist.privacy.postgres"
-DATASET = "0" * 32
 COST = Guarantee(Neighbours.REPLACE_ONE, PrivacyLoss(MICRO), None, Arithmetic.IDEAL_REAL, "none")
 
 
 def reserve(ledger: Ledger, release_id: str) -> State:
-    return ledger.reserve(release_id, dataset_id=DATASET, parameters={}, guarantee=COST)
+    return ledger.reserve(release_id, dataset_id=ledger.dataset_id, parameters={}, guarantee=COST)
 
 
 def created(address: Address) -> Ledger:
-    return Ledger.create(address, dataset_id=DATASET, budget=PrivacyLoss.parse("3"))
+    return Ledger.create(address, dataset_id=random_token(), budget=PrivacyLoss.parse("3"))
 
 
 @pytest.fixture

@@ -164,10 +164,11 @@ BOTH_MECHANISMS = pytest.mark.parametrize(
 
 
 def with_delta(transaction: Transaction, tmp_path: Path) -> Transaction:
-    """Return the transaction with a ledger that allows a delta."""
-    ledger = tmp_path / "delta.ledger"
-    books = Ledger.create(ledger, dataset_id=transaction.table.dataset_id, budget=PrivacyLoss.parse("4", "1e-5"))
-    return replace(transaction, ledger=ledger, table=replace(transaction.table, ledger_id=books.ledger_id))
+    """Return the transaction of another table of the same rows, whose ledger allows a delta."""
+    ledger, dataset_id = tmp_path / "delta.ledger", "d" * 32
+    books = Ledger.create(ledger, dataset_id=dataset_id, budget=PrivacyLoss.parse("4", "1e-5"))
+    table = replace(transaction.table, dataset_id=dataset_id, ledger_id=books.ledger_id)
+    return replace(transaction, ledger=ledger, table=table)
 
 
 def everything_published(transaction: Transaction) -> list[bytes]:

@@ -13,11 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ledgers import DATASET, begun, behind, epsilon_spent, folder, folder_ledger, gaussian, ledger, place, pure, reserve
+from ledgers import (
+    DATASET,
+    DiedError,
+    begun,
+    behind,
+    dies,
+    epsilon_spent,
+    folder,
+    folder_ledger,
+    gaussian,
+    ledger,
+    place,
+    pure,
+    reserve,
+)
 from releases import content_of
 
 from dpdist.errors import DataError, NoWitnessWarning, RefusedError, ResumableError, UsageError
-from dpdist.privacy import witness
+from dpdist.privacy import state_folder, witness
 from dpdist.privacy.balance import Balance
 from dpdist.privacy.books import State
 from dpdist.privacy.folder import FolderStorage
@@ -25,18 +39,12 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.journal import Transaction
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Address, Place
-from dpdist.privacy.witness import FolderWitness, HeldFile, state_home
+from dpdist.privacy.state_folder import state_home
+from dpdist.privacy.witness import FolderWitness, HeldFile
 
 __all__ = ["folder", "folder_ledger", "ledger", "place"]
 SEAL = "5" * 64
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep the witnesses of each test in a folder of its own, which does not exist yet."""
-    chosen = tmp_path / "deep" / "state"
-    monkeypatch.setenv("DPDIST_STATE_HOME", str(chosen))
-    return chosen
+pytestmark = pytest.mark.usefixtures("state")
 
 
 def copy_of(place: Place, name: str = "copy") -> Place:
@@ -65,14 +73,6 @@ def released(place: Place, release_id: str, content: bytes) -> bytes:
     out = content_of(ledger, release_id)
     ledger.published(release_id)
     return out
-
-
-class DiedError(BaseException):
-    """Nothing catches it: the process is gone."""
-
-
-def dies(*_: Any, **__: Any) -> None:
-    raise DiedError
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------
@@ -162,9 +162,13 @@ def test_a_copy_gives_out_again_what_was_given_out_before_it_was_copied(place: P
 @pytest.mark.usefixtures("ledger")
 def test_copies_share_no_witness_with_another_ledger(place: Place, tmp_path: Path) -> None:
     released(place, "a", b"draw")
-    other = Ledger.create(tmp_path / "other", dataset_id=DATASET, budget=PrivacyLoss.parse("3"))
+    other = Ledger.create(tmp_path / "other", dataset_id="e" * 32, budget=PrivacyLoss.parse("3"))
     assert other.missing() == []
-    assert released(tmp_path / "other", "a", b"another table") == b"another table"
+    asked: dict[str, Any] = {"dataset_id": "e" * 32, "parameters": {}, "guarantee": pure()}
+    assert other.reserve("a", **asked) is State.RESERVED
+    assert other.begin("a") == 1
+    assert other.commit("a", 1, [b"another table"])
+    assert content_of(other, "a") == b"another table"
 
 
 # --- adopting ---------------------------------------------------------------------------------------------------------
@@ -488,7 +492,7 @@ def test_a_full_disk_stops_the_commit_and_the_same_command_goes_on(
 def test_who_holds_a_witness_for_too_long_makes_others_give_up_for_now(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(witness, "WAIT_SECONDS", 0)
+    monkeypatch.setattr(state_folder, "WAIT_SECONDS", 0)
     with FolderWitness().held(ledger.ledger_id), pytest.raises(ResumableError, match="Another process"):
         reserve(ledger, "a")
     assert reserve(ledger, "a") is State.RESERVED

@@ -51,7 +51,7 @@ def table(tmp_path_factory: pytest.TempPathFactory, values: npt.NDArray[np.uint8
 
 
 @pytest.fixture
-def transaction(table: RowsTable, tmp_path: Path) -> Transaction:
+def transaction(table: RowsTable, tmp_path: Path, state: Path) -> Transaction:  # noqa: ARG001 - copies of one table
     """Return a release, not begun, of a table whose new ledger pays for four purely private ones of epsilon 1."""
     ledger, rows = tmp_path / "books.ledger", tmp_path / "rows.zarr"
     shutil.copytree(table.path, rows)

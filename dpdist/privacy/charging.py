@@ -1,7 +1,7 @@
 """What may be charged to a ledger: the rules about prices, periods, the neighbouring relation, caps and budget.
 
-Each looks at what the journal amounts to, and refuses what may not be; none writes. ``place`` says in messages where the
-ledger is.
+Each looks at what the journal amounts to, and refuses what may not be; none writes. ``place`` says in messages where
+the ledger is.
 """
 
 from __future__ import annotations

@@ -24,28 +24,20 @@ A copy on another machine, or under another state directory, cannot be seen. Not
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import hashlib
-import json
-import os
 import re
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
+from dpdist.errors import DataError
+from dpdist.privacy import datasets
 from dpdist.privacy.books import View
-from dpdist.privacy.journal import WAIT_SECONDS, Entry, canonical
-from dpdist.staging import put_in_place, sync
+from dpdist.privacy.journal import Entry
+from dpdist.privacy.state_folder import StateFile, state_home
 
 FORMAT = "dpdist-witness/1"
-VARIABLE = "DPDIST_STATE_HOME"
-_POLL_SECONDS = 0.01
-_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
+_LOST = "If it is lost, remove it and see what dpdist ledger adopt says."
 
 
 @dataclass(frozen=True)
@@ -127,47 +119,26 @@ class Witness(Protocol):
         """Return where the witness of a ledger is kept, for messages."""
         ...
 
+    def charged(self, dataset_id: str) -> datasets.Seen:
+        """Return which ledger is charged for a data set, without a lock; nothing is created."""
+        ...
 
-def state_home() -> Path:
-    """Return the folder in which this user's witnesses are kept.
-
-    It is ``DPDIST_STATE_HOME``, else ``dpdist`` in ``XDG_STATE_HOME``, else ``~/.local/state/dpdist``.
-
-    Raises
-    ------
-    UsageError
-        If DPDIST_STATE_HOME is not an absolute path.
-    DataError
-        If none of them is set and the user has no home.
-    """
-    chosen = os.environ.get(VARIABLE)
-    if chosen:
-        if not Path(chosen).is_absolute():
-            raise UsageError(f"{VARIABLE} is {chosen!r}: give an absolute path, which means the same in every folder.")
-        return Path(chosen)
-    common = os.environ.get("XDG_STATE_HOME", "")
-    if Path(common).is_absolute():
-        return Path(common, "dpdist")
-    try:
-        return Path.home() / ".local" / "state" / "dpdist"
-    except RuntimeError:
-        raise DataError(
-            "The witness of the ledger needs a folder, and this user has no home. Name a private folder that lasts in "
-            f"{VARIABLE}."
-        ) from None
+    def charge(self, dataset_id: str, ledger_id: str, place: str) -> None:
+        """Let a ledger be the one that is charged for a data set, or raise RefusedError if another one is."""
+        ...
 
 
 class FolderWitness:
-    """One private file for each ledger, under :func:`state_home`."""
+    """One private file for each ledger and one for each data set, under :func:`state_home`."""
 
-    def _file(self, ledger_id: str) -> Path:
+    def _file(self, ledger_id: str) -> StateFile:
         if not re.fullmatch(r"[0-9a-f]{32}", ledger_id):
             raise DataError("The ledger has no proper identity: it is damaged. Restore it from a copy.")
-        return state_home() / "witness" / f"{ledger_id}.json"
+        return StateFile(state_home() / "witness" / f"{ledger_id}.json", "witness", FORMAT, _LOST)
 
     def place(self, ledger_id: str) -> str:
         """Return the file."""
-        return str(self._file(ledger_id))
+        return str(self._file(ledger_id).path)
 
     def read(self, ledger_id: str) -> Testimony | None:
         """Return what was seen last of a ledger, without a lock; nothing is created."""
@@ -184,24 +155,24 @@ class FolderWitness:
         ResumableError
             If the disk is full, or another process holds it for a minute.
         """
-        path = self._file(ledger_id)
-        try:
-            _make_private(path.parent)
-            handle = _lock_file(path.with_suffix(".lock"))
-        except OSError as error:
-            raise _unusable(path, error) from None
-        try:
-            _lock(handle, path)
-            yield HeldFile(path)
-        finally:
-            os.close(handle)
+        file = self._file(ledger_id)
+        with file.locked():
+            yield HeldFile(file)
+
+    def charged(self, dataset_id: str) -> datasets.Seen:
+        """Return what was seen of a data set, without a lock; nothing is created."""
+        return datasets.seen(dataset_id)
+
+    def charge(self, dataset_id: str, ledger_id: str, place: str) -> None:
+        """Let a ledger be the one that is charged for a data set, unless another one is."""
+        datasets.charge(dataset_id, ledger_id, place)
 
 
 class HeldFile:
-    """The file of one ledger's witness: one line of JSON and one with its SHA-256, replaced as a whole."""
+    """The file of one ledger's witness."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, file: StateFile) -> None:
+        self._file = file
 
     def read(self) -> Testimony | None:
         """Return what was seen last, or None where there is nothing.
@@ -211,20 +182,9 @@ class HeldFile:
         DataError
             If the file is damaged or cannot be read.
         """
-        try:
-            body, _, digest = self._path.read_bytes().partition(b"\n")
-        except FileNotFoundError:
+        value = self._file.read()
+        if value is None:
             return None
-        except OSError as error:
-            raise _unusable(self._path, error) from None
-        if hashlib.sha256(body).hexdigest().encode() != digest.strip():
-            raise DataError(
-                f"The witness {self._path} is damaged, so nothing can be spent from its ledger. Restore the file if "
-                "you can. If it is lost, remove it and see what dpdist ledger adopt says."
-            )
-        value: dict[str, Any] = json.loads(body)
-        if value["format"] != FORMAT:
-            raise DataError(f"{self._path} has format {value['format']!r}, and this version reads {FORMAT!r}.")
         releases, exhausted = tuple(value["releases"]), value.get("exhausted", False)
         return Testimony(value["head"], releases, value["periods"], value["capped"], exhausted)
 
@@ -238,63 +198,12 @@ class HeldFile:
         ResumableError
             If the disk is full.
         """
-        value = {
-            "format": FORMAT,
-            "head": testimony.head,
-            "releases": list(testimony.releases),
-            "periods": testimony.periods,
-            "capped": testimony.capped,
-            "exhausted": testimony.exhausted,
-        }
-        body = canonical(value).encode()
-        aside = self._path.with_suffix(".partial")  # one name: whoever writes holds the lock
-        try:
-            aside.unlink(missing_ok=True)
-            put_in_place(self._path, aside, body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n", 0o600)
-        except OSError as error:
-            raise _unusable(self._path, error) from None
-
-
-def _make_private(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, which only its owner can enter, whatever the umask."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    for each in reversed(missing):
-        each.mkdir(mode=0o700, exist_ok=True)
-        each.chmod(0o700)
-        sync(each.parent)
-    if folder.stat().st_mode & 0o077:
-        folder.chmod(0o700)
-
-
-def _lock_file(path: Path) -> int:
-    """Open a file that only its owner can read, whatever the umask, and create it where there is none."""
-    handle = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
-    os.fchmod(handle, 0o600)
-    return handle
-
-
-def _lock(handle: int, path: Path) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise ResumableError(
-                    f"Another process has held the witness {path} for {WAIT_SECONDS} seconds. Wait until it ends, then "
-                    "run the same command again."
-                ) from None
-            time.sleep(_POLL_SECONDS)
-        except OSError as error:
-            raise _unusable(path, error) from None
-        else:
-            return
-
-
-def _unusable(path: Path, error: OSError) -> DpdistError:
-    kind = ResumableError if error.errno in _PASSING else DataError
-    return kind(
-        f"The witness {path} cannot be kept ({error.strerror}). It is what tells a copy of a ledger from the ledger, "
-        f"so nothing is drawn without it. Mend that, or name a private folder that lasts in {VARIABLE}, and run the "
-        "same command again."
-    )
+        self._file.write(
+            {
+                "head": testimony.head,
+                "releases": list(testimony.releases),
+                "periods": testimony.periods,
+                "capped": testimony.capped,
+                "exhausted": testimony.exhausted,
+            }
+        )

@@ -15,7 +15,8 @@ from dpdist.errors import NoWitnessWarning, RefusedError
 from dpdist.privacy.books import State, View
 from dpdist.privacy.journal import Storage, Transaction
 from dpdist.privacy.standing import Standing
-from dpdist.privacy.witness import VARIABLE, Held, Testimony, Witness
+from dpdist.privacy.state_folder import VARIABLE
+from dpdist.privacy.witness import Held, Testimony, Witness
 from dpdist.words import counted, listed
 
 
@@ -35,14 +36,16 @@ class Witnessed(Standing):
         Raises
         ------
         RefusedError
-            If the ledger is behind its witness, or the witness is lost.
+            If the ledger is behind its witness, the witness is lost, or another ledger is charged for the data set.
         """
         record = None if release_id is None else self.record(release_id)
         if record is not None and record.given_out:
             with self._locked() as found:
                 yield found
             return
-        with self._witness.held(self.ledger_id) as witness, self._locked() as (view, transaction):
+        ledger_id = self.ledger_id
+        self._witness.charge(self._view.dataset_id, ledger_id, str(self._storage))
+        with self._witness.held(ledger_id) as witness, self._locked() as (view, transaction):
             self._require_current(witness, view)
             yield view, transaction
 
