@@ -22,7 +22,7 @@ from dpdist.release.artefact import open_release
 from dpdist.rows.dataset import RowsTable, bind_ledger, open_rows
 from dpdist.rows.ingest import ingest
 from dpdist.rows.origin import origin_of, require_same_origin
-from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, open_periods
+from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
 from dpdist.rows.readers import Choices, Remote, location_of
 from dpdist.rows.readers import Place as SourcePlace
 from dpdist.rows.reproduction import reproduced, require_unreproduced
@@ -141,8 +141,6 @@ def _create_ledger(ledger: PlaceGiven, rows: Path, budget: PrivacyLoss | None = 
     ledger = place_given(ledger)
     table = open_rows(rows)
     declared = budget or table.budget
-    if declared is None and datasets.seen(table.dataset_id).ledger_id is None:
-        raise UsageError(f"{rows} declares no budget: pass --budget-epsilon, and --budget-delta where one is allowed.")
     if table.budget not in {None, declared}:
         raise UsageError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
     if table.ledger_id is not None:
@@ -201,22 +199,38 @@ def _only_ledger(
 
     Raises
     ------
-    UsageError
-        If it has another budget.
-    RefusedError
-        If the data set has a ledger that is not at this place, or was released for reproduction.
+    DpdistError
+        As :func:`_ledger_to_name`.
     """
     with datasets.held(dataset_id) as data:
-        found = data.read()
-        if found.reproduced:
-            raise reproduced(rows)
-        if found.ledger_id is None and budget is not None:
-            opened = _unused(place, dataset_id, budget)
-            if opened is None:
-                _require_no_ledger(place)
-                opened = Ledger.create(place, dataset_id=dataset_id, budget=budget, periodic=periodic)
+        opened = _ledger_to_name(place, rows, dataset_id, budget)
+        if opened is None:
+            opened = Ledger.create(place, dataset_id=dataset_id, budget=_declared(rows, budget), periodic=periodic)
+        if data.read().ledger_id is None:
             data.write(datasets.Seen(opened.ledger_id, str(_absolute(place))))
-            return opened
+        return opened
+
+
+def _ledger_to_name(place: Place, rows: Path, dataset_id: str, budget: PrivacyLoss | None) -> Ledger | None:
+    """Return the ledger that rows which name none may name; None if it may be created at this place.
+
+    Raises
+    ------
+    UsageError
+        If it has another budget, or would be created and none is declared.
+    RefusedError
+        If the data set has a ledger that is not at this place, or was released for reproduction.
+    DataError
+        If a ledger of other rows stands there.
+    """
+    found = datasets.seen(dataset_id)
+    if found.reproduced:
+        raise reproduced(rows)
+    if found.ledger_id is None:
+        opened = _unused(place, dataset_id, _declared(rows, budget))
+        if opened is None:
+            _require_no_ledger(place)
+        return opened
     if not Ledger.stands_at(place) or Ledger(place).ledger_id != found.ledger_id:
         raise RefusedError(
             f"{rows} is a copy of rows that have a ledger, {found.place}; a second one would spend their budget again. "
@@ -228,6 +242,45 @@ def _only_ledger(
     if budget not in {None, opened.budget}:
         raise UsageError(f"The ledger {place} of these rows has a budget of {opened.budget}, and it is declared once.")
     return opened
+
+
+def _declared(rows: Path, budget: PrivacyLoss | None) -> PrivacyLoss:
+    if budget is None:
+        raise UsageError(f"{rows} declares no budget: pass --budget-epsilon, and --budget-delta where one is allowed.")
+    return budget
+
+
+def ledger_of(rows: Path, ledger: Place | None = None, budget: PrivacyLoss | None = None) -> Ledger | None:
+    """Return the ledger that a release of rows, or of a folder of periods, would charge; nothing is created.
+
+    Parameters
+    ----------
+    rows, ledger
+        Where the rows are, or will be, and their ledger if it is not beside them.
+    budget
+        What would be declared for rows that are not there yet.
+
+    Returns
+    -------
+    Ledger or None
+        None where it would be created, or no budget is declared.
+
+    Raises
+    ------
+    RefusedError
+        If the ledger of the rows is not at the place, or that of a copy of them is elsewhere.
+    DataError
+        If the rows or the ledger are damaged, or a ledger of other rows stands where one would be created.
+    """
+    place = ledger or default_ledger(rows)
+    if not os.path.lexists(rows):
+        if budget is not None:
+            _require_no_ledger(place)
+        return None
+    table = open_periods(rows) if is_periodic(rows) else open_rows(rows)
+    if table.ledger_id is not None:
+        return Ledger.charged_for(rows, table.ledger_id, place)
+    return None if table.budget is None else _ledger_to_name(place, rows, table.dataset_id, table.budget)
 
 
 def _absolute(place: Place) -> Place:

@@ -176,6 +176,7 @@ def _ledger(place: Place, ledger_id: str | None, declared: PrivacyLoss | None) -
         "state": "not created",
         "budget": None if declared is None else declared.to_json(),
         "balance": None,
+        "refused": None,
     }
     if ledger_id is None:
         return facts
@@ -184,7 +185,12 @@ def _ledger(place: Place, ledger_id: str | None, declared: PrivacyLoss | None) -
     opened = Ledger(place)
     if opened.ledger_id != ledger_id:
         return facts | {"state": "of other rows"}
-    return facts | {"state": "in use", "balance": opened.balance().to_json()}
+    facts |= {"state": "in use", "balance": opened.balance().to_json()}
+    try:
+        opened.require_current()
+    except RefusedError as error:
+        facts["refused"] = str(error)
+    return facts
 
 
 def _release(path: Path) -> Facts:
@@ -305,7 +311,8 @@ def _ledger_words(found: Facts) -> str:
     budget = "no budget declared" if found["budget"] is None else f"budget {PrivacyLoss.from_json(found['budget'])}"
     if found["state"] != "in use":
         return f"{found['place']} is {found['state']}; {budget}"
-    return f"{found['place']}: {budget}; {Balance.from_json(found['balance'])}"
+    refused = "" if found["refused"] is None else f". NOTHING NEW CAN BE RELEASED: {found['refused']}"
+    return f"{found['place']}: {budget}; {Balance.from_json(found['balance'])}{refused}"
 
 
 def _release_lines(facts: Facts) -> list[tuple[str, str]]:

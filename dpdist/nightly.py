@@ -158,6 +158,10 @@ def run(job: Job, *, say: Callable[[str], None], progress: Progress) -> dict[str
             fresh += _release(series, count, cluster, say)
     made = _conclude(series, list(series.ledger.periods)[:count], say)
     problems = _changed(series, sources) + problems + strays
+    try:
+        series.ledger.require_current()  # also where nothing was charged tonight: the balance would not be true
+    except RefusedError as error:
+        problems.append(error)
     if problems:
         raise type(problems[0])(" ".join(map(str, problems)))
     balance = series.ledger.balance()

@@ -12,7 +12,7 @@ from typing import Any
 
 from dpdist import accounts
 from dpdist.config import Job
-from dpdist.errors import DataError
+from dpdist.errors import DataError, RefusedError
 from dpdist.jobs import require_components, require_same_rows
 from dpdist.nightly import share_of
 from dpdist.pipeline import made_from
@@ -29,11 +29,6 @@ from dpdist.rows.intake import waiting
 from dpdist.rows.periods import open_periods
 from dpdist.staging import require_folder, require_new
 from dpdist.words import counted
-
-
-def _ledger(job: Job) -> Ledger | None:
-    place = job.ledger or accounts.default_ledger(job.rows)
-    return Ledger(place) if Ledger.stands_at(place) else None
 
 
 def _budget(job: Job, ledger: Ledger | None) -> PrivacyLoss | None:
@@ -128,23 +123,25 @@ def preview(job: Job) -> dict[str, Any]:
     Raises
     ------
     DpdistError
-        As the run itself, where the request makes no sense or the ledger is damaged.
+        As the run itself, where the request makes no sense, the ledger is damaged, behind its witness or not there.
     """
     require_places(job)
-    ledger = _ledger(job)
+    ledger = accounts.ledger_of(job.rows, job.ledger, job.budget)
+    if ledger is not None and _charges(job, ledger):
+        ledger.require_current()
     budget, plan = _budget(job, ledger), planned(job, ledger)
     fresh = new_periods(job, list(ledger.periods) if ledger else [])
     first = plan[0][1].guarantee if plan else None
     if ledger is not None:
-        accounts = ledger.accounts(first)
+        filters = ledger.accounts(first)
     else:
-        accounts = None if budget is None else PeriodFilters(budget, caps_for(budget, first))
-    fits, left = accounts is not None or not plan, None
-    if accounts is not None:
+        filters = None if budget is None else PeriodFilters(budget, caps_for(budget, first))
+    fits, left = filters is not None or not plan, None
+    if filters is not None:
         for period in fresh:
-            accounts.close(period)
-        fits = all(accounts.book(f"planned {number}", charge) for number, (_, charge) in enumerate(plan))
-        left = accounts.left()
+            filters.close(period)
+        fits = all(filters.book(f"planned {number}", charge) for number, (_, charge) in enumerate(plan))
+        left = filters.left()
     return {
         "releases": [{"of": of, **charge.guarantee.loss.to_json()} for of, charge in plan],
         "new_periods": fresh,
@@ -153,6 +150,12 @@ def preview(job: Job) -> dict[str, Any]:
         "left": left and left.to_json(),
         "fits": budget is not None and fits,
     }
+
+
+def _charges(job: Job, ledger: Ledger) -> bool:
+    """Say whether a run would do more than publish again what was given out, so that it would ask the witness."""
+    record = None if job.periodic else ledger.record(job.request.release_id(open_rows(job.rows)))
+    return record is None or not record.given_out
 
 
 def preview_words(found: dict[str, Any]) -> str:
@@ -179,18 +182,28 @@ def preview_words(found: dict[str, Any]) -> str:
 def standing(job: Job) -> dict[str, Any]:
     """Return where a job stands, as JSON values: budget, releases by state, unfinished ones, periods.
 
+    ``refused`` says why nothing new can be released, whatever is asked for: the ledger is not there, or is behind its
+    witness. It is None where nothing is in the way.
+
     Raises
     ------
     DataError
         If its ledger is damaged, or its source cannot be listed.
     """
-    ledger = _ledger(job)
+    ledger, refused = None, None
+    try:
+        ledger = accounts.ledger_of(job.rows, job.ledger)
+        if ledger is not None:
+            ledger.require_current()
+    except RefusedError as error:
+        refused = str(error)
     budget, records = _budget(job, ledger), ledger.records if ledger else []
     closed, balance = list(ledger.periods) if ledger else [], ledger.balance() if ledger else None
     states = Counter(record.state for record in records)
     unfinished = [r for r in records if r.state in {State.RESERVED, State.COMMITTED}]
     return {
         "rows": str(job.rows),
+        "refused": refused,
         "budget": None if budget is None else budget.to_json(),
         "balance": balance and balance.to_json(),
         "releases": {state.value: states[state] for state in State},
@@ -207,15 +220,18 @@ def standing_words(found: dict[str, Any]) -> str:
     """Return a standing as text."""
     budget = found["budget"]
     counts = ", ".join(f"{count} {state}" for state, count in found["releases"].items())
+    nothing = "nothing is charged yet" if found["refused"] is None else "not known"
     lines = [
         f"budget    {'not declared yet' if budget is None else PrivacyLoss.from_json(budget)}",
-        f"balance   {'nothing is charged yet' if found['balance'] is None else Balance.from_json(found['balance'])}",
+        f"balance   {nothing if found['balance'] is None else Balance.from_json(found['balance'])}",
         f"releases  {counts}; {found['attempts']} attempts in all",
     ]
     lines += [f"          {r['id']} is {r['state']}, {r['attempts']} attempts" for r in found["unfinished"]]
     if found["periods_closed"] or found["periods_waiting"]:
         wait = ", ".join(found["periods_waiting"]) or "none"
         lines.append(f"periods   {found['periods_closed']} closed, the last {found['last_period']}; waiting: {wait}")
+    if found["refused"] is not None:
+        lines.insert(0, "NOTHING NEW CAN BE RELEASED; what is said of the balance may be out of date.")
     return "\n".join(lines)
 
 
@@ -224,7 +240,7 @@ def textfile(found: dict[str, Any]) -> str:
     label = "{rows=" + '"' + found["rows"].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
     budget = found["budget"]
     nothing = {"gaussian_epsilon_micro": 0, "pure_epsilon_micro": 0, "share_charged": 0.0}
-    left = found["balance"]["left"] if found["balance"] else nothing
+    left = found["balance"]["left"] if found["balance"] and found["refused"] is None else nothing
     metrics: list[tuple[str, str, str, list[tuple[str, float]]]] = [
         ("budget_epsilon", "gauge", "Declared budget.", [("", budget["epsilon_micro"] / 1e6 if budget else 0.0)]),
         (
@@ -243,6 +259,7 @@ def textfile(found: dict[str, Any]) -> str:
         ),
         ("attempts_total", "counter", "Attempts to draw noise.", [("", found["attempts"])]),
         ("periods_closed", "gauge", "Periods closed.", [("", found["periods_closed"])]),
+        ("refused", "gauge", "Whether the ledger refuses every new release.", [("", found["refused"] is not None)]),
         (
             "periods_waiting",
             "gauge",

@@ -243,6 +243,7 @@ def _unprotected() -> str:
 
 
 def _budget(ledger: Ledger) -> str:
+    ledger.require_current()  # else what is said to be left is not
     balance = ledger.balance()
     return (
         "<h2>Budget of this table</h2>\n"

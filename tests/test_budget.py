@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -119,8 +120,11 @@ def test_rows_that_are_known_again_are_left_to_the_budget_they_were_charged_to()
     first, second = pca(budget).fit(rows), pca(budget).fit(rows)
     assert first.release_.extents == second.release_.extents  # the register knows that they are of the same rows
     for other in (Budget(10, "1e-6"), None):
-        with pytest.raises(RefusedError, match=r"not charged to this budget|released 2 times before"):
+        with pytest.raises(RefusedError, match=r"not charged to this budget|released 2 times before") as refused:
             pca(other).fit(rows)
+        # what is named now was no limit on the answers that are out
+        assert re.search(r"fixed before the first answer|only if no request followed", str(refused.value))
+        assert "To accept" not in str(refused.value)
     assert repr(budget).count("2 fits") == 1
     other = Budget(10, "1e-6")
     with (
@@ -158,6 +162,18 @@ def test_every_copy_in_a_process_is_the_budget_itself() -> None:
     other = Budget(1, "1e-6")
     assert clone(asked).set_params(budget=other).budget is other
     assert "left: one gaussian release of epsilon 4" in repr(asked)
+
+
+def test_a_budget_cannot_be_declared_anew() -> None:
+    budget = Budget(2, "1e-6")
+    pca(budget).fit(table())
+    copied = pickle.loads(pickle.dumps(budget))  # noqa: S301 - written here
+    before = repr(budget)
+    for each in (budget, copied):
+        with pytest.raises(RefusedError, match="declared once"):
+            Budget.__init__(each, 9, "1e-6")
+    assert repr(budget) == before
+    assert "a copy" in repr(copied)
 
 
 def test_all_fits_of_a_cross_validation_are_charged_to_one_budget() -> None:

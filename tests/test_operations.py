@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import crash_driver
 import numpy as np
 import pytest
+from cli_scene import Call, call
 from click.testing import CliRunner
 
-from dpdist import config, engine, jobs, operations
+from dpdist import accounts, config, engine, jobs, operations
 from dpdist.cli import cli
 from dpdist.engine import progress_bar
 from dpdist.errors import RefusedError
@@ -19,6 +21,7 @@ from dpdist.privacy.books import State
 from dpdist.privacy.ledger import Ledger
 from workflows.nightly_year import JOB
 
+__all__ = ["call"]
 PLAIN = """
 [rows]
 path = "rows.zarr"
@@ -34,7 +37,7 @@ PERIODS = JOB + "continual = 4\n"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Path) -> Path:  # noqa: ARG001
     monkeypatch.setattr(engine, "connected", crash_driver.inline)
     (tmp_path / "incoming").mkdir()
     np.save(tmp_path / "table.npy", rows(0))
@@ -122,6 +125,66 @@ def test_status_tells_what_is_closed_waiting_and_unfinished(folder: Path) -> Non
     words = operations.standing_words(found)
     assert "dead is reserved, 1 attempts" in words
     assert "1 closed, the last d1; waiting: d2" in words
+
+
+@pytest.mark.parametrize("text", [PLAIN, PERIODS], ids=["plain", "periods"])
+def test_of_a_ledger_behind_its_witness_it_is_told_that_the_run_would_be_refused(
+    folder: Path, state: Path, text: str, call: Call
+) -> None:
+    text = text.replace("budget_epsilon = 1.5", "budget_epsilon = 3")
+    read = job(folder, text)
+    np.save(folder / "incoming" / "d1.npy", rows(1))
+    place = accounts.default_ledger(read.rows)
+    if not read.periodic:
+        accounts.ingest_rows(folder / "table.npy", folder / "rows.zarr", budget=read.budget)
+    else:
+        accounts.periodic_table(read.rows, read.budget)
+    shutil.copytree(place, folder / "backup")
+    run(read)
+    command = str(folder / "job.toml")
+    assert call("status", command).code == call("run", command, "--dry-run").code == 0
+    shutil.rmtree(place)
+    (folder / "backup").rename(place)
+    again = text.replace("clip = 8.0", "clip = 9.0").replace("release.zarr", "other.zarr")
+    job(folder, again if not read.periodic else text)
+    before = everything(folder)
+    for words in (("run", command, "--dry-run"), ("run", command, "--dry-run", "--json")):
+        told = call(*words)
+        assert (told.code, told.out) == (3, "")
+        assert "behind its witness" in told.err
+    told = call("status", command, "--textfile", str(folder / "dpdist.prom"))
+    assert told.code == 3
+    assert "NOTHING NEW CAN BE RELEASED" in told.out
+    assert "behind its witness" in told.err
+    assert re.search(r"dpdist_refused\{[^}]*\} 1\n", (folder / "dpdist.prom").read_text())
+    assert re.search(r"dpdist_left_pure_epsilon\{[^}]*\} 0\n", (folder / "dpdist.prom").read_text())
+    assert "behind its witness" in call("status", command, "--json").json["refused"]
+    assert everything(folder) - before == {"dpdist.prom"}
+    with pytest.raises(RefusedError, match="behind its witness"):
+        run(config.read_job(folder / "job.toml"))
+    assert "BEHIND ITS WITNESS" in call("ledger", "show", place).out
+    assert "behind its witness" in call("inspect", read.rows).out
+    shutil.rmtree(state)
+    assert "BEHIND" not in call("ledger", "show", place).out
+
+
+def test_of_a_ledger_that_is_not_there_it_is_told_that_the_run_would_be_refused(folder: Path, call: Call) -> None:
+    read = job(folder, PLAIN)
+    run(read)
+    job(folder, PLAIN.replace("clip = 8.0", "clip = 9.0").replace("release.zarr", "other.zarr"))
+    command = str(folder / "job.toml")
+    Ledger.create(folder / "else", dataset_id="e" * 32, budget=Ledger(folder / "rows.ledger").budget)
+    for other in (None, folder / "else"):
+        shutil.rmtree(folder / "rows.ledger")
+        if other is not None:
+            other.rename(folder / "rows.ledger")
+        else:
+            (folder / "rows.ledger").mkdir()
+        for words in (("run", command, "--dry-run"), ("status", command)):
+            told = call(*words)
+            assert told.code == 3
+            assert "ledger" in told.err
+            assert "left" not in told.out
 
 
 def test_the_textfile_is_what_prometheus_reads(folder: Path) -> None:

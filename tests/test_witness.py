@@ -171,6 +171,44 @@ def test_copies_share_no_witness_with_another_ledger(place: Place, tmp_path: Pat
     assert content_of(other, "a") == b"another table"
 
 
+@pytest.mark.parametrize("after", [False, True])
+def test_a_commit_while_one_looks_is_not_taken_for_a_copys(
+    ledger: Ledger, place: Place, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    read, names = FolderWitness.read, iter("abc")
+
+    def committed_meanwhile(self: FolderWitness, ledger_id: str) -> witness.Testimony | None:
+        found = read(self, ledger_id) if after else None
+        released(place, next(names), b"draw")
+        return found if after else read(self, ledger_id)
+
+    def looked() -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(FolderWitness, "read", committed_meanwhile)
+            return ledger.missing() == []
+
+    assert looked()
+    ledger.require_current()
+
+
+@pytest.mark.usefixtures("ledger")
+def test_whether_a_ledger_is_current_is_told_and_nothing_is_written(place: Place, state: Path) -> None:
+    Ledger(place).require_current()
+    assert not state.exists()
+    twin = copy_of(place)
+    released(place, "a", b"draw")
+    before = {path: path.read_bytes() for path in state.rglob("*.json")}
+    Ledger(place).require_current()
+    with pytest.raises(RefusedError, match=r"behind its witness.*a\. Nothing was drawn"):
+        Ledger(twin).require_current()
+    assert {path: path.read_bytes() for path in state.rglob("*.json")} == before
+    shutil.rmtree(state)
+    with pytest.raises(RefusedError, match="had a witness"):
+        Ledger(place).require_current()
+    Ledger(twin).require_current()  # as it always was where nothing was committed
+    assert not state.exists()
+
+
 # --- adopting ---------------------------------------------------------------------------------------------------------
 
 

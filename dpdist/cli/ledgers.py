@@ -10,6 +10,7 @@ import click
 
 from dpdist import accounts
 from dpdist.cli.options import LEDGER, READ, answer, budget_options, json_option, show
+from dpdist.errors import RefusedError
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
@@ -46,18 +47,10 @@ def ledger_show(ledger: Place, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(_ledger_json(opened)))
         return
-    if opened.exhausted_elsewhere:
-        _told(
-            "",
-            "BEHIND ITS WITNESS: an earlier witness was lost, and the whole budget was charged to another copy. "
-            f"Nothing can be released before: dpdist ledger adopt {ledger}",
-        )
-    elif missing:
-        _told(
-            "",
-            f"BEHIND ITS WITNESS: committed elsewhere and not charged here: {listed(missing)}. Nothing can be released "
-            f"before: dpdist ledger adopt {ledger}",
-        )
+    refused = _refused(opened)
+    if refused is not None:
+        behind = missing or opened.exhausted_elsewhere
+        _told("", f"{'BEHIND ITS WITNESS' if behind else 'NOTHING NEW CAN BE RELEASED'}: {refused}")
     _told("budget", str(balance.budget))
     _told("balance", balance.so_far)
     _told("", balance.rest)
@@ -65,6 +58,15 @@ def ledger_show(ledger: Place, as_json: bool) -> None:
     for record in opened.records:
         what = f"{record.parameters['mechanism']}, {record.guarantee.loss}, {record.guarantee.neighbours}"
         _told(record.state, f"{record.release_id}  {what}")
+
+
+def _refused(opened: Ledger) -> str | None:
+    """Return why every new charge would be refused; None where it would not."""
+    try:
+        opened.require_current()
+    except RefusedError as error:
+        return str(error)
+    return None
 
 
 def _told(label: str, text: str) -> None:
@@ -142,4 +144,5 @@ def _ledger_json(opened: Ledger) -> dict[str, Any]:
         ],
         "head": opened.head,
         "missing": opened.missing(),
+        "refused": _refused(opened),
     }

@@ -31,6 +31,7 @@ from dpdist.cli.options import (
     trusted_option,
 )
 from dpdist.engine import progress_bar
+from dpdist.errors import RefusedError
 from dpdist.pca.scree import require_scree, scree
 from dpdist.pca.shortened import shortened
 from dpdist.pictures import draw_scree
@@ -280,6 +281,8 @@ def status(job: Path, textfile: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(found))
     else:
         show(operations.standing_words(found))
+    if found["refused"] is not None:
+        raise RefusedError(found["refused"])
 
 
 @click.command()

@@ -80,6 +80,11 @@ class Budget:
     """
 
     def __init__(self, epsilon: Any, delta: Any = 0, *, pure: Any = 0, delta_reserve: Any = 0) -> None:
+        if "_process" in vars(self):
+            raise RefusedError(
+                "A budget is declared once: made anew it would forget what was charged to it. Make another Budget for "
+                "other people; for the same ones it adds to this one."
+            )
         try:
             self._loss = PrivacyLoss.declared(str(epsilon), str(delta), str(pure), str(delta_reserve))
         except (UsageError, DataError) as error:

@@ -129,8 +129,9 @@ class Register:
 
 _ELSEWHERE = (
     "These rows, or some of them, were released before in this process, and that was not charged to this budget. "
-    "Nothing was drawn. Charge every fit on them to it from the first; or say beside it what all of these may cost "
-    "together (budget_epsilon)."
+    "Nothing was drawn. It cannot be charged now: what a budget pays for is fixed before the first answer. Charge this "
+    "fit to the budget that the earlier ones were charged to, if there is one. To use what is released already costs "
+    "nothing (from_release(fitted.release_))."
 )
 
 
@@ -152,13 +153,15 @@ def _require_affordable(before: list[Guarantee], guarantee: Guarantee, budget: P
     if needed is not None:
         cost = _written(needed)
         cure = (
-            f" To accept the joint cost, pass budget_epsilon={needed.epsilon_micro / MICRO!r}, "
-            f"budget_delta={needed.delta_atto / ATTO!r}."
+            " A larger budget_epsilon that is named after an answer is no limit on that answer: all of these keep "
+            "their joint cost only if no request followed from an answer. If so, say it with "
+            f"budget_epsilon={needed.epsilon_micro / MICRO!r}, budget_delta={needed.delta_atto / ATTO!r}."
         )
     raise RefusedError(
         f"These rows, or some of them, were released {_times(len(before))} before in this process. With this release "
         f"they would need a budget of {cost}; it is {_written(budget)}. Nothing was drawn. To use what is released "
-        f"already costs nothing (from_release(fitted.release_)).{cure}"
+        "already costs nothing (from_release(fitted.release_)). Fits that shall follow from answers are charged to one "
+        f"dpdist.Budget, from the first of them.{cure}"
     )
 
 

@@ -52,46 +52,67 @@ class Witnessed(Standing):
     def _require_current(self, witness: Held, view: View) -> None:
         """Refuse a ledger that is behind its witness; else let the witness see what is new to it."""
         seen = witness.read()
-        if seen is None:
-            self._require_no_witness_lost(view)
-        else:
-            self._require_not_exhausted_elsewhere(seen, view)
-            missing = seen.unknown_to(view)
-            if missing:
-                raise RefusedError(
-                    f"The ledger {self._storage} is behind its witness {self._witness.place(view.ledger_id)}: it is a "
-                    f"copy, or was restored from a backup, and does not know of {counted(len(missing), 'release')} "
-                    f"committed elsewhere: {listed(entry['id'] for entry in missing)}. Nothing was drawn. Use the "
-                    f"ledger that has them, or charge them to this one with: dpdist ledger adopt {self._storage}"
-                )
-        if seen is None or not seen.tells(view):
-            witness.write(Testimony.of(view))
-
-    def _require_not_exhausted_elsewhere(self, seen: Testimony, view: View) -> None:
-        if seen.exhausts(view):
-            raise RefusedError(
-                f"The ledger {self._storage} is behind its witness {self._witness.place(view.ledger_id)}: an earlier "
-                "witness was lost, and the whole budget was charged to another copy of this ledger, because nobody can "
-                f"tell what was released. Nothing was drawn. Charge it to this one with: dpdist ledger adopt "
-                f"{self._storage}"
-            )
-
-    def _require_no_witness_lost(self, view: View) -> None:
-        place = self._witness.place(view.ledger_id)
-        if view.witnessed:
-            raise RefusedError(
-                f"The ledger {self._storage} had a witness, and there is none at {place}. Without it nobody can tell "
-                f"what another copy has released. Bring the file back: mount the volume it lies on and name it in "
-                f"{VARIABLE}. If it is lost, dpdist ledger adopt {self._storage} goes on without it, at the price of "
-                "the whole budget."
-            )
-        if any(record.digest is not None for record in view.records.values()):
+        self._require_knows(seen, view)
+        if seen is None and any(record.digest is not None for record in view.records.values()):
             warnings.warn(
                 f"The ledger {self._storage} never had a witness, so a copy of it that was used before now cannot be "
-                f"seen. From now on {place} is its witness: keep it.",
+                f"seen. From now on {self._witness.place(view.ledger_id)} is its witness: keep it.",
                 NoWitnessWarning,
                 stacklevel=2,
             )
+        if seen is None or not seen.tells(view):
+            witness.write(Testimony.of(view))
+
+    def _require_knows(self, seen: Testimony | None, view: View) -> None:
+        """Refuse a ledger that does not know all that its witness has seen, or whose witness is lost."""
+        place = self._witness.place(view.ledger_id)
+        if seen is None:
+            if view.witnessed:
+                raise RefusedError(
+                    f"The ledger {self._storage} had a witness, and there is none at {place}. Without it nobody can "
+                    "tell what another copy has released. Bring the file back: mount the volume it lies on and name it "
+                    f"in {VARIABLE}. If it is lost, dpdist ledger adopt {self._storage} goes on without it, at the "
+                    "price of the whole budget."
+                )
+            return
+        if seen.exhausts(view):
+            raise RefusedError(
+                f"The ledger {self._storage} is behind its witness {place}: an earlier witness was lost, and the whole "
+                "budget was charged to another copy of this ledger, because nobody can tell what was released. Nothing "
+                f"was drawn. Charge it to this one with: dpdist ledger adopt {self._storage}"
+            )
+        missing = seen.unknown_to(view)
+        if missing:
+            raise RefusedError(
+                f"The ledger {self._storage} is behind its witness {place}: it is a copy, or was restored from a "
+                f"backup, and does not know of {counted(len(missing), 'release')} committed elsewhere: "
+                f"{listed(entry['id'] for entry in missing)}. Nothing was drawn. Use the ledger that has them, or "
+                f"charge them to this one with: dpdist ledger adopt {self._storage}"
+            )
+
+    def require_current(self) -> None:
+        """Refuse where the next charge would be refused whatever it is for; nothing is written, and nothing charged.
+
+        Raises
+        ------
+        RefusedError
+            If the ledger is behind its witness, the witness is lost, or another ledger is charged for the data set.
+        DataError
+            If the witness is damaged.
+        """
+        seen, view = self._looked_at()
+        self._witness.charged(view.dataset_id).require_charged_to(view.ledger_id, str(self._storage))
+        self._require_knows(seen, view)
+
+    def _looked_at(self) -> tuple[Testimony | None, View]:
+        """Return what the witness has seen, and how the ledger stands, without a lock on both.
+
+        The witness is read first: what it has seen was in the journal before, so a commit in between is no fault.
+        """
+        seen, view = self._witness.read(self.ledger_id), self._snapshot()
+        if seen is None and view.witnessed:  # the first commit may have come in between
+            seen, view = self._witness.read(self.ledger_id), self._snapshot()
+        return seen, view
 
     def _tell(self, witness: Held, release_id: str) -> None:
         """Let the witness see what was committed, and note in the journal that it did."""
@@ -109,15 +130,13 @@ class Witnessed(Standing):
         DataError
             If the witness is damaged.
         """
-        view = self._snapshot()
-        seen = self._witness.read(view.ledger_id)
+        seen, view = self._looked_at()
         return [] if seen is None else [entry["id"] for entry in seen.unknown_to(view)]
 
     @property
     def exhausted_elsewhere(self) -> bool:
         """Whether the whole budget was charged to another copy, because a witness was lost, and not to this one."""
-        view = self._snapshot()
-        seen = self._witness.read(view.ledger_id)
+        seen, view = self._looked_at()
         return seen is not None and seen.exhausts(view)
 
     def adopt(self) -> list[str]:
