@@ -6,8 +6,10 @@ The same request again is answered from the ledger at no cost, and so is another
 
 from __future__ import annotations
 
+import math
 import shlex
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -22,13 +24,17 @@ from dpdist.paths import AnyPath, local
 from dpdist.pipeline import Cluster
 from dpdist.privacy import caution
 from dpdist.privacy.books import State
-from dpdist.privacy.guarantee import Neighbours
+from dpdist.privacy.guarantee import MICRO, Neighbours
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import PlaceGiven, place_given
-from dpdist.release import norms
+from dpdist.release import norms, worth
 from dpdist.release.norms import NormHistogram, NormsRequest, NormsTransaction
+from dpdist.release.worth import Worth
 from dpdist.rows.dataset import RowsTable, open_rows
 from dpdist.rows.periods import is_periodic
+from dpdist.words import exactly
+
+_DONE = {State.COMMITTED, State.PUBLISHED}
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,22 @@ class ClipChoice:
         Where that quantile is.
     fresh
         Whether the histogram was drawn now, or had been committed before.
+    enough_micro
+        An epsilon, in millionths, with which the answer would be useful; None: it is, or none up to 10 would do, or n
+        is private.
     """
 
     histogram: NormHistogram
     quantile: Fraction
     found: QuantileFound
     fresh: bool
+    enough_micro: int | None = None
+
+    @property
+    def worth(self) -> Worth:
+        """What the answer is worth: where n is private, by its estimate."""
+        rows = self.histogram.rows
+        return Worth(self.quantile, self.found.rows, max(0, sum(self.histogram.counts)) if rows is None else rows)
 
     @property
     def clip(self) -> float | None:
@@ -73,7 +89,7 @@ class ClipChoice:
             "above": self._edge(self.found.above_edge),
             "up_to": self._edge(self.found.up_to_edge),
             "confidence": self.found.confidence,
-            "error_rows": self.found.rows,
+            **self.worth.to_json(),
             "clipped_share": self.found.tail,
             "clipped_share_standard_error": self.found.tail_error,
             "fresh": self.fresh,
@@ -82,26 +98,8 @@ class ClipChoice:
         }
 
     def words(self) -> str:
-        """Return what was found and what it cost, in sentences."""
-        found, edges, q = self.found, self.histogram.edges, f"{float(self.quantile):g}-quantile of the norms"
-        longer = "An unknown share of the rows is"
-        if found.tail is not None and found.tail_error is not None:
-            longer = f"An estimated {found.tail:.2%} of the rows (standard error {found.tail_error:.2%}) are"
-        if self.clip is None or found.up_to_edge is None:
-            place = edges[-1 if found.edge is None else found.edge]
-            said = (
-                f"No clip norm: the {q} may lie beyond the grid, which ends at {edges[-1]:g}. {longer} longer than "
-                f"{place:g}. Ask again with a grid that reaches further (--grid), or with a larger epsilon."
-            )
-        else:
-            low = "" if found.above_edge is None else f"above {edges[found.above_edge]:g} and "
-            said = (
-                f"Clip norm {self.clip:g}. {longer} longer, and would be shortened to it. The {q} is {low}at most "
-                f"{edges[found.up_to_edge]:g} at confidence {found.confidence:g}; the noise moves the rank of the "
-                f"clip norm among the norms by at most {found.rows:.0f} rows."
-            )
-            if found.edge == 0:
-                said += " It is the first norm of the grid: a smaller one, with less noise, may do (--grid)."
+        """Return what was found, what it is worth and what it cost, in sentences."""
+        said = self._not_found() if self.clip is None else self._chosen(self.clip)
         guarantee = self.histogram.guarantee
         law = "" if guarantee.mu_squared is None else f" (Gaussian, mu² {float(guarantee.mu_squared):.3g})"
         how = "charged now" if self.fresh else "drawn before: the same answer, nothing spent"
@@ -109,6 +107,81 @@ class ClipChoice:
             f"{said}\nCost: {guarantee.loss}{law} under {guarantee.neighbours}, {self.histogram.release_id} ({how})."
             f"{caution.in_words(self.histogram.cautions)}"
         )
+
+    @property
+    def _asked(self) -> str:
+        return f"{float(self.quantile):g}-quantile of the norms"
+
+    def _longer(self) -> str:
+        """Say how many rows are longer than the edge in question; a sentence up to its verb."""
+        share, n = self.found.tail, self.histogram.rows
+        if share is None:
+            return "An unknown share of the rows is"
+        if n is None:
+            return f"An estimated {share:.2%} of the rows (standard error {self.found.tail_error:.2%}) are"
+        return f"An estimated {share * n:.0f} of {n} rows ({share:.2%}) are"
+
+    def _chosen(self, clip: float) -> str:
+        found, edges, worth = self.found, self.histogram.edges, self.worth
+        low = "" if found.above_edge is None else f"above {exactly(edges[found.above_edge])} and "
+        said = (
+            f"Clip norm {exactly(clip)}. {self._longer()} longer, and would be shortened to it."
+            f"\nWorth: the noise moves ranks by up to {worth.error:.0f} rows (confidence {worth.confidence:g})"
+        )
+        if self.histogram.rows is None:
+            said += f" of an estimated {worth.rows}. So the clip norm lies, about, {worth.ends()}"
+        else:
+            said += f" of {worth.rows}. So the clip norm lies {worth.ends()}, rounded up to the grid"
+        if not worth.useful:
+            more = "" if self.enough_micro is None else f"epsilon {self.enough_micro / MICRO:g} (charged anew), "
+            said += f", which is rough. It would be useful with {more}a shorter grid (charged anew) "
+            said += "or, free, a smaller --quantile"
+        said += f". The {self._asked} is {low}at most {exactly(edges[found.up_to_edge or 0])}."
+        if found.edge == 0:
+            said += " It is the first norm of the grid: a smaller one, with less noise, may do (--grid)."
+        return said
+
+    def _not_found(self) -> str:
+        """Say why there is no clip norm, and what would help: a longer grid, or less noise."""
+        found, edges, worth = self.found, self.histogram.edges, self.worth
+        end, place = exactly(edges[-1]), exactly(edges[-1 if found.edge is None else found.edge])
+        moved = f"the noise moves ranks by up to {worth.error:.0f} rows (confidence {worth.confidence:g})"
+        longer = "a grid that reaches further, from public knowledge (--grid LOW:HIGH:PER_OCTAVE): it is"
+        if found.above_edge == len(edges) - 1:
+            said = (
+                f"lies beyond the grid, which ends at {end}. {self._longer()} longer. A larger epsilon would not help."
+            )
+            cure = longer
+        else:
+            said = f"may lie beyond the grid, which ends at {end}. {self._longer()} longer than {place}, and {moved}: "
+            if worth.useful:
+                said, cure = f"{said}so little that some rows do lie beyond. A larger epsilon would not help.", longer
+            else:
+                epsilon = (
+                    "a larger epsilon" if self.enough_micro is None else f"--epsilon {self.enough_micro / MICRO:g}"
+                )
+                said, cure = f"{said}too much to tell.", f"{epsilon}, or a grid of fewer norms (--grid): either is"
+        free = self.smaller_quantile()
+        cheap = "" if free is None else f" Or take --quantile {free:g} of this histogram, at no cost."
+        return f"No clip norm: the {self._asked} {said} Ask again with {cure} charged anew.{cheap}"
+
+    def smaller_quantile(self) -> float | None:
+        """Return the largest quantile below the one asked for, in hundredths, that this histogram does answer.
+
+        None where it answers none from 0.5 on. It is post-processing of the release, and free.
+        """
+
+        def answered(hundredths: int) -> bool:
+            found = quantile_of(
+                self.histogram.counts, self.histogram.noise, Fraction(hundredths, 100), rows=self.histogram.rows
+            )
+            return found.edge is not None and found.up_to_edge is not None
+
+        low, high = 49, math.ceil(100 * self.quantile)  # the smaller, the more likely: so it can be halved
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if answered(middle) else (low, middle)
+        return low / 100 if low >= 50 else None
 
 
 def choose_clip(
@@ -119,6 +192,7 @@ def choose_clip(
     ledger: PlaceGiven | None = None,
     cluster: Cluster | None = None,
     budget_delta: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> ClipChoice:
     """Choose the clip norm of a table as a quantile of its norms; the same request again costs nothing.
 
@@ -140,6 +214,8 @@ def choose_clip(
     budget_delta
         Whether a request without a delta takes that of the budget, where it has one. If this very histogram was
         released with either before, that one is given again.
+    say
+        Told what the answer will be worth, before anything is charged or read.
 
     Raises
     ------
@@ -158,17 +234,17 @@ def choose_clip(
     place = place_given(ledger or default_ledger(table.path))
     transaction = NormsTransaction(request, table, place.absolute() if isinstance(place, Path) else place)
     if not where.trusted_worker:
-        transaction, committed = _looked_up(transaction, budget_delta)
-        if committed:
+        transaction, state, left = _looked_up(transaction, budget_delta)
+        if state in _DONE:
             norms.reserve(transaction)  # refuses a ledger that is not of these rows
-            return _choice(norms.published(transaction), quantile, fresh=False)
-        _require_worth(transaction, quantile)
+            return _choice(transaction, norms.published(transaction), quantile, fresh=False)
+        _foretell(transaction, quantile, state, left, say)
     with where.connected(trusted_worker=where.trusted_worker) as engine:
         engine.require_path(table.landmark)
         if where.trusted_worker:
-            transaction, committed = engine.trusted(_looked_up, transaction, budget_delta)
-            if not committed:
-                _require_worth(transaction, quantile)
+            transaction, state, left = engine.trusted(_looked_up, transaction, budget_delta)
+            if state not in _DONE:
+                _foretell(transaction, quantile, state, left, say)
         fresh = engine.trusted(norms.reserve, transaction) is State.RESERVED
         if fresh:
             tasks = histogram_tasks(table, bound, request.grid.edges, len(engine.workers))
@@ -178,30 +254,47 @@ def choose_clip(
             except DataError:
                 engine.trusted(norms.abort, transaction)
                 raise
-        return _choice(engine.trusted(norms.published, transaction), quantile, fresh=fresh)
+        return _choice(transaction, engine.trusted(norms.published, transaction), quantile, fresh=fresh)
 
 
-def _require_worth(transaction: NormsTransaction, quantile: Fraction) -> None:
-    """Refuse a histogram whose noise hides the quantile, and warn of one whose guarantee promises little."""
+def _foretell(
+    transaction: NormsTransaction,
+    quantile: Fraction,
+    state: State | None,
+    left_micro: int | None,
+    say: Callable[[str], None] | None,
+) -> None:
+    """Say what the answer will be worth; refuse one that is worth nothing, unless it is charged already."""
     request, table = transaction.request, transaction.table
-    guarantee = request.calibrated(table).guarantee
-    caution.warn(guarantee.loss, guarantee.neighbours, table.rows)
-    norms.require_telling(request, table, quantile)
+    caution.warn(request.calibrated(table).guarantee.loss, request.neighbours, table.rows)
+    if state is State.RESERVED:
+        return
+    said = worth.forecast(request, table, quantile, left_micro)
+    if say is not None:
+        say(said)
 
 
-def _choice(histogram: NormHistogram, quantile: Fraction, *, fresh: bool) -> ClipChoice:
+def _choice(transaction: NormsTransaction, histogram: NormHistogram, quantile: Fraction, *, fresh: bool) -> ClipChoice:
     found = quantile_of(histogram.counts, histogram.noise, quantile, rows=histogram.rows)
-    return ClipChoice(histogram, quantile, found, fresh)
+    choice = ClipChoice(histogram, quantile, found, fresh)
+    if choice.worth.useful:
+        return choice
+    return replace(choice, enough_micro=worth.useful_epsilon(transaction.request, transaction.table, quantile))
 
 
-def _looked_up(transaction: NormsTransaction, budget_delta: bool) -> tuple[NormsTransaction, bool]:
-    """Return the transaction with its delta settled, and whether its histogram was committed before."""
+def _looked_up(transaction: NormsTransaction, budget_delta: bool) -> tuple[NormsTransaction, State | None, int | None]:
+    """Return the transaction with its delta settled, the state of its histogram, and the epsilon that is left for it.
+
+    The state is None where nothing of it is charged; the epsilon, in millionths, where there is no ledger yet.
+    """
     if budget_delta and not transaction.request.loss.delta_atto:
         transaction = norms.settled(transaction)
     if not Ledger.stands_at(transaction.ledger):
-        return transaction, False
-    record = Ledger(transaction.ledger).record(transaction.release_id)
-    return transaction, record is not None and record.state in {State.COMMITTED, State.PUBLISHED}
+        return transaction, None, None
+    ledger = Ledger(transaction.ledger)
+    record, left = ledger.record(transaction.release_id), ledger.balance().left
+    state = None if record is None or record.state is State.ABORTED else record.state
+    return transaction, state, left.gaussian_micro if transaction.request.loss.delta_atto else left.pure_micro
 
 
 def _table_at(rows: Path) -> RowsTable:
@@ -232,4 +325,4 @@ def next_command(rows: Path, choice: ClipChoice, centre: str) -> str | None:
     more = "" if centre == "none" else f" --centre {shlex.quote(centre)}"
     more += f" --delta {Decimal(loss.delta_atto).scaleb(-18).normalize()}" if loss.delta_atto else ""
     more += "" if neighbours is Neighbours.REPLACE_ONE else f" --neighbours {neighbours}"
-    return f"dpdist release {shlex.quote(str(rows))} RELEASE --epsilon E --clip {choice.clip:g}{more}"
+    return f"dpdist release {shlex.quote(str(rows))} RELEASE --epsilon E --clip {exactly(choice.clip)}{more}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import textwrap
 from collections.abc import Sequence
 
@@ -16,7 +15,7 @@ from dpdist.pca.forecast import GOOD, Forecast
 from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.pca.scree import Scree
 from dpdist.privacy.caution import in_words
-from dpdist.words import counted
+from dpdist.words import counted, wrapped
 
 _FIELDS = ("output", "law", "sensitivity", "claimed", "proved", "arithmetic", "cost", "reference")
 _GAP = "  "
@@ -42,12 +41,6 @@ def comparison(statements: Sequence[Statement], others: int = 0) -> str:
     if others:
         lines.append(wrapped(f"These are recommended. There are {others} others: dpdist mechanisms --all"))
     return "\n".join(lines).rstrip()
-
-
-def wrapped(text: str, first: str = "", later: str = "") -> str:
-    """Return prose as wide as the terminal, or 80 columns where there is none."""
-    width = shutil.get_terminal_size().columns
-    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import textwrap
 from collections.abc import Iterable
 
 _SHOWN = 20
@@ -34,6 +36,25 @@ def printable(text: str) -> str:
     lines, \x1b[2J
     """
     return _CONTROL.sub(lambda found: found[0] if found[0] in "\n\t" else repr(found[0])[1:-1], text)
+
+
+def wrapped(text: str, first: str = "", later: str = "") -> str:
+    """Return prose as wide as the terminal, or 80 columns where there is none; words, paths and all, stay whole."""
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=later, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def exactly(value: float) -> str:
+    """Return a number as it is: what is read back from it is the same float, to the last bit.
+
+    Examples
+    --------
+    >>> exactly(16384.0), exactly(1234567.0), exactly(2**-10), exactly(0.1)
+    ('16384', '1234567', '0.0009765625', '0.1')
+    """
+    return repr(float(value)).removesuffix(".0")
 
 
 def counted(number: int, thing: str) -> str:

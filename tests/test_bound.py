@@ -36,7 +36,10 @@ from dpdist.pipeline import Cluster
 from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.ledger import Ledger
-from dpdist.release.norms import NormHistogram, NormsRequest, NormsTransaction, require_telling
+from dpdist.release import norms as release_norms
+from dpdist.release import worth
+from dpdist.release.norms import NormHistogram, NormsRequest, NormsTransaction
+from dpdist.release.worth import Worth, forecast, useful_epsilon, worth_of
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, created, open_rows
@@ -44,6 +47,7 @@ from dpdist.rows.norms import NormGrid, bits_for, counted, norms_of
 from dpdist.rows.periods import create_periods
 from dpdist.rows.reading import ChunkReader
 from dpdist.rows.units import Unit
+from dpdist.words import exactly
 
 FALSE_ALARM = 1e-6
 """Probability with which each statistical test fails on correct code."""
@@ -159,13 +163,14 @@ def test_what_is_no_grid_is_refused(text: str) -> None:
         NormGrid.parse(text)
 
 
-@pytest.mark.parametrize("text", ["1:1000:64", "1e-100:1e100:1", "0.0009765625:1048576:2"])
+@pytest.mark.parametrize("text", ["1:1000:64", "1e-100:1e100:1", "0.0009765625:1048576:2", "1:16384:2", "1:1447.99:2"])
 def test_the_edges_of_a_grid_rise_and_reach_its_end(text: str) -> None:
     grid = NormGrid.parse(text)
     assert np.all(np.diff(grid.edges) > 0)
-    assert grid.edges[-1] >= grid.high * 0.9995
+    assert grid.edges[-1] >= grid.high
     assert grid.edges[-2] < grid.high
-    assert all(float(f"{edge:g}") == edge for edge in grid.edges)  # what is typed is what was meant
+    assert all(float(exactly(edge)) == edge for edge in grid.edges)  # what is typed is what was meant
+    assert all(edge in grid.edges for edge in (grid.low * 2.0**i for i in range(8)))
 
 
 # --- the distributed count --------------------------------------------------------------------------------------------
@@ -219,9 +224,10 @@ def test_the_noise_is_discrete_laplace_of_its_scale() -> None:
 
 @pytest.mark.parametrize(("neighbours", "scale"), [(Neighbours.ADD_REMOVE, 10), (Neighbours.REPLACE_ONE, 20)])
 def test_a_release_is_the_exact_histogram_plus_one_draw_of_the_noise(
-    table: RowsTable, neighbours: Neighbours, scale: int
+    table: RowsTable, neighbours: Neighbours, scale: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fine = NormsRequest(PrivacyLoss.parse("0.1"), NormGrid(0.01, 640, 64), neighbours)
+    monkeypatch.setattr(worth, "forecast", lambda *_: "")  # of six hundred rows it would tell nothing
     choice = clipping.choose_clip(table.path, fine, Fraction(1, 100))
     noise = np.array(choice.histogram.counts) - counted(norms(some_rows()), choice.histogram.edges)
     assert noise.size > 1000
@@ -424,18 +430,83 @@ def test_over_budget_nothing_is_read(table: RowsTable, monkeypatch: pytest.Monke
     assert ledger_of(table).charges == []
 
 
-def test_noise_that_would_hide_the_quantile_is_refused_before_anything_is_spent(table: RowsTable) -> None:
-    request = replace(REQUEST, loss=PrivacyLoss.parse("0.01"))
-    with pytest.raises(
-        RefusedError, match=r"it would tell nothing\. Nothing was read or spent\. Take --epsilon"
-    ) as told:
-        clipping.choose_clip(table.path, request, Fraction("0.9"))
+def test_an_answer_that_would_be_worth_nothing_is_refused_before_anything_is_spent(table: RowsTable) -> None:
+    request, quantile = replace(REQUEST, loss=PrivacyLoss.parse("0.01")), Fraction("0.9")
+    with pytest.raises(RefusedError, match=r"would be worth nothing\. Nothing was read or spent\. Take --eps") as told:
+        clipping.choose_clip(table.path, request, quantile)
     assert ledger_of(table).records == []
-    enough = str(told.value).partition("--epsilon ")[2].partition(" ")[0]
-    require_telling(replace(request, loss=PrivacyLoss.parse(enough)), table, Fraction("0.9"))
+    enough = replace(request, loss=PrivacyLoss.parse(str(told.value).partition("--epsilon ")[2].partition(" ")[0]))
+    assert worth_of(enough, table, quantile).useful
+    assert "which is rough" not in forecast(enough, table, quantile)
     # where n is private, nothing may be told of it
     hidden = replace(request, neighbours=Neighbours.ADD_REMOVE)
-    assert clipping.choose_clip(table.path, hidden, Fraction("0.9")).clip is None
+    said: list[str] = []
+    assert clipping.choose_clip(table.path, hidden, quantile, say=said.append).clip is None
+    assert "Forecast: the noise moves ranks by up to" in said[0]
+    assert "600" not in said[0]
+
+
+def test_what_the_answer_is_worth_is_said_before_with_the_same_number_as_after(table: RowsTable) -> None:
+    said: list[str] = []
+    choice = clipping.choose_clip(table.path, REQUEST, HALF, say=said.append)
+    (before,) = said
+    number = f"the noise moves ranks by up to {choice.found.rows:.0f} rows (confidence 0.95) of 600"
+    assert number in before
+    assert number in choice.words()
+    assert choice.to_json()["error_rows"] == worth_of(REQUEST, table, HALF).error
+    assert worth_of(REQUEST, table, HALF).ends() in before
+    assert worth_of(REQUEST, table, HALF).ends() in choice.words()
+    clipping.choose_clip(table.path, REQUEST, HALF, say=said.append)
+    assert said == [before]  # the second answer is there already: there is nothing to foretell
+
+
+def test_a_rough_answer_says_so_before_and_after_and_what_would_be_useful(table: RowsTable) -> None:
+    request, quantile, said = replace(REQUEST, loss=PrivacyLoss.parse("0.3")), Fraction("0.85"), list[str]()
+    choice = clipping.choose_clip(table.path, request, quantile, say=said.append)
+    enough = useful_epsilon(request, table, quantile)
+    assert enough is not None
+    assert enough == choice.enough_micro
+    assert not choice.worth.useful
+    assert "which is rough" in said[0]
+    assert f"Take --epsilon {enough / 1e6:g} or more" in said[0]
+    if choice.clip is not None:
+        assert f"which is rough. It would be useful with epsilon {enough / 1e6:g}" in choice.words()
+
+
+def test_a_table_that_is_too_small_is_told_so(table: RowsTable) -> None:
+    request, quantile = replace(REQUEST, loss=PrivacyLoss.parse("0.1")), Fraction("0.99")
+    with pytest.raises(RefusedError, match=r"too small .* epsilon more than 10, and the budget has 3 left for it"):
+        clipping.choose_clip(table.path, request, quantile)
+    with pytest.raises(RefusedError, match=r"too small .* take epsilon 2, and the budget has 1\.5 left for it"):
+        forecast(request, table, Fraction("0.95"), 1_500_000)
+    assert ledger_of(table).records == []
+
+
+def test_what_is_reserved_is_finished_whatever_it_is_worth(table: RowsTable) -> None:
+    """It is charged already, by an older version say: refusing it would throw the charge away."""
+    request = replace(REQUEST, loss=PrivacyLoss.parse("0.01"))
+    release_norms.reserve(NormsTransaction(request, table, accounts.default_ledger(table.path).absolute()))
+    assert clipping.choose_clip(table.path, request, Fraction("0.9")).fresh
+
+
+@pytest.mark.parametrize(("law", "quantile"), [("0", "0.5"), ("1e-6", "0.7")])
+def test_the_clip_norm_lies_between_the_quantiles_that_are_told(law: str, quantile: str) -> None:
+    """At its confidence, 0.95; a tenth of the error is not enough. Of ten rows in each bin, one edge is soon another."""
+    n, q, draws = 1000, Fraction(quantile), 80
+    exact = np.array([10] * 100 + [0])
+    tails = n - exact.cumsum()[:-1]
+    noise = calibrated(PrivacyLoss.parse("0.5", law), Neighbours.REPLACE_ONE)
+    wrong = {1: 0, 10: 0}
+    for _ in range(draws):
+        found = quantile_of(noise.answer(exact, SYSTEM).tolist(), noise.noise, q, rows=n)
+        edge = tails.size if found.edge is None else found.edge
+        for part in wrong:
+            low, high = Worth(q, found.rows / part, n).between or (0, 1)
+            below = edge < tails.size and tails[edge] > (1 - low) * n  # the clip norm is below the lower quantile
+            above = high < 1 and edge > 0 and tails[edge - 1] <= (1 - high) * n
+            wrong[part] += int(below or above)
+    most = stats.binom.isf(FALSE_ALARM, draws, 0.05)
+    assert wrong[1] <= most < wrong[10]
 
 
 def test_a_damaged_chunk_is_refunded(table: RowsTable) -> None:
@@ -563,7 +634,8 @@ def test_killed_at_any_moment_it_is_charged_once_and_answered_once(
     assert [path.name for path in (accounts.default_ledger(table.path) / "blobs").iterdir()] == [record.blob]
     ledger_of(table).verify()
     answered = clipping.choose_clip(table.path, REQUEST, HALF)
-    assert f"Clip norm {answered.clip:g}." in (tmp_path / "words").read_text()
+    assert answered.clip is not None
+    assert f"Clip norm {exactly(answered.clip)}." in (tmp_path / "words").read_text()
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -591,14 +663,42 @@ def test_the_command_ends_with_the_next_one_to_type(table: RowsTable, tmp_path: 
     assert [r.parameters["mechanism"] for r in ledger_of(table).records] == ["norm-histogram", "two-sided-wishart"]
 
 
-def test_a_quantile_beyond_the_grid_is_not_claimed(table: RowsTable) -> None:
+def test_a_quantile_beyond_the_grid_is_not_claimed_and_what_would_help_is_said(table: RowsTable) -> None:
     asked = ("bound", table.path, "--epsilon", "1", "--grid", "1:4:2", "--quantile", "0.9")
     said = call(*asked)
     assert said.exit_code == 4
-    assert "may lie beyond the grid" in said.stderr
+    assert "lies beyond the grid, which ends at 4." in said.stderr
+    assert "A larger epsilon would not help. Ask again with a grid that reaches further" in said.stderr
     assert "Next:" not in said.stderr
     told = json.loads(call(*asked, "--json").stdout)
     assert (told["clip"], told["up_to"], told["next"], told["fresh"]) == (None, None, None, False)
+
+
+def test_noise_that_hides_whether_the_grid_is_long_enough_is_cured_by_less_noise_or_another_quantile(
+    table: RowsTable,
+) -> None:
+    choice = clipping.choose_clip(table.path, REQUEST, HALF)
+    found = quantile_of(choice.histogram.counts, choice.histogram.noise, Fraction("0.98"), rows=600)
+    hidden = replace(choice, quantile=Fraction("0.98"), found=found, enough_micro=7_000_000)
+    assert hidden.clip is None
+    assert "too much to tell. Ask again with --epsilon 7, or a grid of fewer norms" in hidden.words()
+    free = hidden.smaller_quantile()
+    assert free is not None
+    assert f"Or take --quantile {free:g} of this histogram, at no cost." in hidden.words()
+    assert clipping.choose_clip(table.path, REQUEST, Fraction(str(free))).clip is not None
+    assert clipping.choose_clip(table.path, REQUEST, Fraction(str(free)) + Fraction(1, 100)).clip is None
+
+
+def test_the_clip_norm_that_is_said_is_the_one_that_is_used(table: RowsTable, tmp_path: Path) -> None:
+    """Edges with more than six digits too: 1234567 was said to be 1.23457e+06."""
+    asked = ("bound", table.path, "--epsilon", "1", "--grid", "1:1234567:1", "--quantile", "0.5")
+    said = call(*asked)
+    assert said.exit_code == 0
+    clip = json.loads(call(*asked, "--json").stdout)["clip"]
+    assert float(said.stderr.partition("Clip norm ")[2].partition(". ")[0]) == clip
+    long = replace(clipping.choose_clip(table.path, replace(REQUEST, grid=NormGrid.parse("1234567:9999999:1")), HALF))
+    assert (long.clip, "Clip norm 1234567. " in long.words()) == (1234567, True)
+    assert "--clip 1234567 " in f"{clipping.next_command(tmp_path, long, 'none')} "
 
 
 WRONG = ("--epsilon 0", "--epsilon 1 --quantile 1e-99999999", "--epsilon 1 --quantile x", "--epsilon 1 --grid 2",

@@ -14,8 +14,7 @@ from dpdist.errors import RefusedError
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
-from dpdist.tables import wrapped
-from dpdist.words import counted, listed
+from dpdist.words import counted, listed, wrapped
 
 
 @click.group()

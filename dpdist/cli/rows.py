@@ -17,6 +17,7 @@ from dpdist.cli.options import (
     large_delta_option,
     ledger_option,
     neighbours_option,
+    say,
     show,
     trusted_option,
 )
@@ -79,7 +80,9 @@ def bound(
         accept_large_delta=accept_large_delta,
     )  # fmt: skip
     where = replace(cluster, trusted_worker=trusted == "worker")
-    choice = clipping.choose_clip(rows, request, share, ledger=ledger, cluster=where, budget_delta=delta is None)
+    choice = clipping.choose_clip(
+        rows, request, share, ledger=ledger, cluster=where, budget_delta=delta is None, say=say
+    )
     following = clipping.next_command(rows, choice, centre)
     words = choice.words()
     answer(

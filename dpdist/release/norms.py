@@ -13,21 +13,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 import dpdist
-from dpdist.errors import DataError, RefusedError
+from dpdist.errors import DataError
 from dpdist.mechanisms.counts import CountNoise, DiscreteLaplace, RoundedNormal, noise_from_json
-from dpdist.mechanisms.quantile import NAME, CalibratedHistogram, Counts, calibrated, weights
+from dpdist.mechanisms.quantile import NAME, CalibratedHistogram, Counts, calibrated
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.books import State
 from dpdist.privacy.caution import cautions
-from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.privacy.journal import canonical
 from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.places import Place
@@ -38,8 +36,6 @@ from dpdist.rows.norms import NormGrid
 
 FORMATS = {DiscreteLaplace.law: "dpdist-norms/1", RoundedNormal.law: "dpdist-norms/2"}
 """By the law of the noise: what reads the first alone would take any scale for one of discrete Laplace noise."""
-_MOST_MICRO = 10 * MICRO
-"""The largest epsilon that is recommended, in millionths: beyond 10 little is private."""
 
 
 @dataclass(frozen=True)
@@ -186,50 +182,6 @@ class NormHistogram:
             rows=value["n"],
             ledger_head=value["ledger_head"],
         )
-
-
-def require_telling(request: NormsRequest, table: RowsTable, quantile: Fraction, confidence: float = 0.95) -> None:
-    """Refuse a histogram whose noise hides the quantile, before anything is spent; n must be public to know.
-
-    Where no row at all lies beyond the grid, the rows above the quantile must still outweigh the noise on the last
-    edge; else even the best case ends with a quantile that may lie beyond the grid.
-
-    Raises
-    ------
-    RefusedError
-        If they do not, naming an epsilon that does where there is one.
-    """
-    if request.neighbours is not Neighbours.REPLACE_ONE:
-        return
-    above = float((1 - quantile) * table.rows)
-
-    def error(loss: PrivacyLoss) -> float:
-        edges = len(request.grid.edges)
-        last = weights(edges + 1, edges - 1, quantile, rows_known=True)
-        return last.bound(replace(request, loss=loss).calibrated(table).noise, (1 - confidence) / (2 * edges))
-
-    hidden = error(request.loss)
-    if hidden <= above:
-        return
-    most = PrivacyLoss(_MOST_MICRO, request.loss.delta_atto)
-    advice = f"No epsilon up to {most.epsilon:g} would do. Take"
-    if error(most) <= above:
-        enough = request.loss
-        while error(enough) > above:  # it falls as 1 / epsilon, or a little slower
-            step = max(1.05, error(enough) / above)
-            enough = replace(enough, epsilon_micro=min(_MOST_MICRO, _two_digits(enough.epsilon_micro * step)))
-        advice = f"Take --epsilon {enough.epsilon:g} or more, or"
-    raise RefusedError(
-        f"At {request.loss} the noise is up to {hidden:.0f} rows at confidence {confidence:g}, and only {above:.0f} of "
-        f"{table.rows} rows lie above the {float(quantile):g}-quantile: it would tell nothing. Nothing was read or "
-        f"spent. {advice} a smaller --quantile, or choose the clip norm from what is publicly known."
-    )
-
-
-def _two_digits(value: float) -> int:
-    """Return a positive number rounded up to two significant digits, at least to a whole one."""
-    unit = int(10 ** max(0, math.floor(math.log10(value)) - 1))
-    return math.ceil(value / unit) * unit
 
 
 def settled(transaction: NormsTransaction) -> NormsTransaction:

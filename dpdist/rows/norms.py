@@ -33,9 +33,10 @@ _MOST = 1024
 
 @dataclass(frozen=True)
 class NormGrid:
-    """A public geometric grid of norms, ``low 2^(i / per_octave)``, rounded to four significant digits.
+    """A public geometric grid of norms, ``low 2^(i / per_octave)``, that reaches ``high``.
 
-    Four digits, so that an edge can be typed as a clip norm, and so that no last bit of a power of two decides.
+    Edges at whole octaves are exact. Those between them are rounded to four significant digits, so that they can be
+    typed as a clip norm, and so that no last bit of a power of two decides.
 
     Parameters
     ----------
@@ -53,6 +54,8 @@ class NormGrid:
     --------
     >>> NormGrid(1, 4, 2).edges
     (1.0, 1.414, 2.0, 2.828, 4.0)
+    >>> NormGrid(1, 16384, 2).edges[-3:]
+    (8192.0, 11590.0, 16384.0)
     >>> str(NormGrid.parse("1:1e3:2"))
     '1:1000:2'
     """
@@ -93,7 +96,15 @@ class NormGrid:
     @property
     def edges(self) -> tuple[float, ...]:
         """The edges, rising."""
-        return tuple(float(f"{self.low * 2 ** (i / self.per_octave):.4g}") for i in range(self._count))
+        edges = [self._edge(i) for i in range(self._count)]
+        edges[-1] = max(edges[-1], self.high)  # rounding must not end the grid before it
+        return tuple(edges)
+
+    def _edge(self, i: int) -> float:
+        octaves, between = divmod(i, self.per_octave)
+        if not between:
+            return math.ldexp(self.low, octaves)
+        return float(f"{self.low * 2 ** (i / self.per_octave):.4g}")
 
     @property
     def _count(self) -> int:

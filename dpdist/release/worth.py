@@ -1,0 +1,178 @@
+"""What a private quantile of the norms is worth: said before anything is spent, and again of the answer.
+
+**Rank error.** R is the error bound of the number of rows above an edge (:mod:`dpdist.mechanisms.quantile`), the
+largest of all edges of the grid, at a confidence that holds for all of them together. It follows from the noise and the
+grid alone, so it is one number, before the answer and after it.
+
+**Theorem.** Of n rows let Q(p) be the p-quantile of the norms, and let the chosen edge be the first one whose estimate
+is not above ``(1 - q) n`` rows. At the confidence of R it is not below ``Q(q - R/n)``, and the edge before it, if any,
+is below ``Q(q + R/n)``, if ``q + R/n < 1``. Proof: at most ``(1 - q) n + R`` rows are above the chosen edge, and more
+than ``(1 - q) n - R`` above the one before it. ∎
+
+So the clip norm lies between the two quantiles, rounded up to the grid. With ``R > (1 - q) n``, the rows above the
+quantile, nothing bounds it from above: such a histogram is refused. With ``2 R <= (1 - q) n`` and no row beyond the
+grid a clip norm is also always claimed, because at the last edge the estimate is below ``(1 - q) n`` by R or more. From
+there on, and with ``2 R <= q n`` likewise, the answer is called useful.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from dpdist.errors import RefusedError
+from dpdist.mechanisms.quantile import CONFIDENCE, rank_error
+from dpdist.privacy.caution import LARGEST_EPSILON
+from dpdist.privacy.guarantee import MICRO, Neighbours
+from dpdist.release.norms import NormsRequest
+from dpdist.rows.dataset import RowsTable
+from dpdist.rows.norms import NormGrid
+
+_MOST_MICRO = LARGEST_EPSILON * MICRO
+"""The largest epsilon that is recommended, in millionths: beyond it little is private."""
+_SHORT = NormGrid(1, 1024, 1)
+"""So many norms are enough where ten octaves are publicly known to hold the quantile."""
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What a quantile from a noisy histogram is worth.
+
+    Attributes
+    ----------
+    quantile
+        q.
+    error
+        R, in rows.
+    rows
+        n, or an estimate of it; None where nothing is known of it.
+    confidence
+        Of R.
+    """
+
+    quantile: Fraction
+    error: float
+    rows: int | None
+    confidence: float = CONFIDENCE
+
+    @property
+    def tells(self) -> bool | None:
+        """Whether anything bounds the clip norm from above; None where n is not known."""
+        return None if self.rows is None else self.error <= (1 - self.quantile) * self.rows
+
+    @property
+    def useful(self) -> bool | None:
+        """Whether R is at most half of the rows above the quantile, and of those up to it; None likewise."""
+        return None if self.rows is None else 2 * self.error <= min(self.quantile, 1 - self.quantile) * self.rows
+
+    @property
+    def between(self) -> tuple[float, float] | None:
+        """The two quantiles, between 0 and 1; None likewise."""
+        if self.rows is None or self.rows <= 0:
+            return None
+        return max(0.0, float(self.quantile) - self.error / self.rows), min(
+            1.0, float(self.quantile) + self.error / self.rows
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"error_rows": self.error, "between": self.between, "useful": self.useful}
+
+    def ends(self) -> str:
+        """Say between which quantiles the clip norm lies, rounded outwards; part of a sentence."""
+        if self.between is None:
+            return "anywhere"
+        low, high = math.floor(1000 * self.between[0]) / 1000, math.ceil(1000 * self.between[1]) / 1000
+        if high >= 1:
+            return f"anywhere from the {low:g}-quantile on" if low > 0 else "anywhere"
+        return f"between the {low:g}- and the {high:g}-quantile" if low > 0 else f"anywhere up to the {high:g}-quantile"
+
+
+def worth_of(request: NormsRequest, table: RowsTable, quantile: Fraction) -> Worth:
+    """Return what an answer will be worth, from what is public: of the table, n under replace-one alone."""
+    public = request.neighbours is Neighbours.REPLACE_ONE
+    noise = request.calibrated(table).noise
+    error = rank_error(noise, len(request.grid.edges), quantile, rows_known=public)
+    return Worth(quantile, error, table.rows if public else None)
+
+
+def useful_epsilon(request: NormsRequest, table: RowsTable, quantile: Fraction) -> int | None:
+    """Return an epsilon, in millionths and not below the request's, with which the answer is useful.
+
+    None: none up to 10 is enough, or n is private.
+    """
+    while True:
+        worth = worth_of(request, table, quantile)
+        if worth.useful is None or worth.useful:
+            return None if worth.useful is None else request.loss.epsilon_micro
+        if request.loss.epsilon_micro >= _MOST_MICRO:
+            return None
+        goal = min(quantile, 1 - quantile) * table.rows / 2
+        step = max(1.05, worth.error / float(goal))  # the error falls as 1 / epsilon, or a little slower
+        epsilon = min(_MOST_MICRO, _two_digits(request.loss.epsilon_micro * step))
+        request = replace(request, loss=replace(request.loss, epsilon_micro=epsilon))
+
+
+def _two_digits(value: float) -> int:
+    """Return a positive number rounded up to two significant digits, at least to a whole one."""
+    unit = int(10 ** max(0, math.floor(math.log10(value)) - 1))
+    return math.ceil(value / unit) * unit
+
+
+def forecast(request: NormsRequest, table: RowsTable, quantile: Fraction, left_micro: int | None = None) -> str:
+    """Say what an answer will be worth, before anything is spent.
+
+    Parameters
+    ----------
+    request, table, quantile
+        What is asked for, of which rows.
+    left_micro
+        The largest epsilon, in millionths, that the budget still pays for such a request; None: not known here.
+
+    Raises
+    ------
+    RefusedError
+        If n is public and nothing would bound the clip norm from above: the noise moves ranks by more rows than lie
+        above the quantile. It names an epsilon with which the answer is useful, or says that the table is too small.
+    """
+    worth = worth_of(request, table, quantile)
+    moved = f"moves ranks by up to {worth.error:.0f} rows (confidence {worth.confidence:g})"
+    if worth.rows is None:
+        return (
+            f"Forecast: the noise {moved}. Whether this is little depends on the number of rows, which is private: the "
+            f"answer is useful from {math.ceil(2 * worth.error / min(quantile, 1 - quantile))} rows on."
+        )
+    if not worth.tells:
+        raise RefusedError(
+            f"At {request.loss} the noise {moved}, and only {float((1 - quantile) * table.rows):.0f} of {table.rows} "
+            f"rows lie above the {float(quantile):g}-quantile: the answer would be worth nothing. Nothing was read or "
+            f"spent. {_advice(request, table, quantile, left_micro)}"
+        )
+    said = f"Forecast: the noise {moved} of {worth.rows}. The clip norm will lie {worth.ends()}, rounded up to the grid"
+    if worth.useful:
+        return f"{said}."
+    return f"{said}, which is rough. {_advice(request, table, quantile, left_micro)}"
+
+
+def _advice(request: NormsRequest, table: RowsTable, quantile: Fraction, left_micro: int | None) -> str:
+    """Say what makes the answer useful: a larger epsilon, if the budget has it, or a shorter grid."""
+    most = _MOST_MICRO if left_micro is None else min(left_micro, _MOST_MICRO)
+    found, short = useful_epsilon(request, table, quantile), None
+    if found is not None and found <= most:
+        asked = replace(request, loss=replace(request.loss, epsilon_micro=found))
+        ends = worth_of(asked, table, quantile).ends()
+        said = f"Take --epsilon {found / MICRO:g} or more: the clip norm then lies {ends}."
+    else:
+        needed = f"more than {_MOST_MICRO // MICRO}" if found is None else f"{found / MICRO:g}"
+        has = "" if left_micro is None else f", and the budget has {left_micro / MICRO:.4g} left for it"
+        said = f"The table is too small for this grid and quantile: they would take epsilon {needed}{has}."
+    if len(request.grid.edges) > len(_SHORT.edges):
+        short = useful_epsilon(replace(request, grid=_SHORT), table, quantile)
+    if short is not None and short <= most:
+        said += (
+            f" Or take --epsilon {short / MICRO:g} and a grid of ten octaves (--grid LOW:HIGH:1, HIGH 1024 times LOW), "
+            "if public knowledge says that the quantile lies in it."
+        )
+    return f"{said} Or take a smaller --quantile, or choose the clip norm from what is publicly known."
