@@ -18,6 +18,7 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.release.request import ReleaseRequest
 from dpdist.staging import make_public_folder
+from dpdist.words import wrapped
 
 _CLIP = 64.0
 """Public: a pixel is 0..16 by construction, and a quarter of the 64 pixels at full ink has this norm."""
@@ -53,7 +54,7 @@ def run(directory: Path, cluster: pipeline.Cluster) -> None:
     outcome = pipeline.release_rows(rows, released, request, cluster=cluster)
     how = "computed now" if outcome.fresh else "published before: the same bytes, nothing spent"
     click.echo(f"   {outcome.release.mechanism}, {_LOSS} under {outcome.release.neighbours} ({how})")
-    click.echo(f"   {Ledger(accounts.default_ledger(rows)).balance()}")
+    click.echo(wrapped(str(Ledger(accounts.default_ledger(rows)).balance()), "   ", "   "))
 
     _step(3, "Components: free post-processing of the release", f"dpdist pca {released} {model}")
     found = pipeline.fit_components(released, model, _COMPONENTS)[0].components

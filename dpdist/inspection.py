@@ -30,7 +30,7 @@ from dpdist.rows.dataset import RowsTable, incomplete, open_rows
 from dpdist.rows.periods import PeriodicTable, is_periodic, open_periods
 from dpdist.rows.reading import ChunkReader
 from dpdist.store import attributes_at
-from dpdist.words import counted
+from dpdist.words import counted, exactly, labelled
 
 Facts = dict[str, Any]
 _SHOWN = 6
@@ -258,8 +258,7 @@ def words(facts: Facts) -> str:
     lines += _LINES[facts["kind"]](facts)
     if facts["damaged"] is not None:
         lines += [("DAMAGED", wrong) for wrong in facts["damaged"]] or [("verified", "nothing is damaged")]
-    width = max(len(name) for name, _ in lines)
-    return "\n".join(f"{name:<{width}}  {text}" if name else text for name, text in lines)
+    return labelled(lines)
 
 
 def _warning(facts: Facts) -> str:
@@ -324,7 +323,7 @@ def _release_lines(facts: Facts) -> list[tuple[str, str]]:
         ("mechanism", f"{facts['mechanism']}, {facts['status']}"),
         ("proved", f"{loss} under {facts['neighbours']}{of}"),
         *(("caution", said) for said in facts["cautions"]),
-        ("clip norm", f"{bound['clip_norm']:g}" + (", mean released as well" if bound["constant"] else "")),
+        ("clip norm", exactly(bound["clip_norm"]) + (", mean released as well" if bound["constant"] else "")),
         ("rows", "not published" if facts["n"] is None else str(facts["n"])),
         ("columns", f"{len(facts['columns'])}: {_names(facts['columns'])}"),
         ("noise", str(facts["noise"]["law"])),

@@ -28,7 +28,7 @@ from dpdist.rows.dataset import open_rows
 from dpdist.rows.intake import waiting
 from dpdist.rows.periods import open_periods
 from dpdist.staging import require_folder, require_new
-from dpdist.words import counted
+from dpdist.words import counted, labelled
 
 
 def _budget(job: Job, ledger: Ledger | None) -> PrivacyLoss | None:
@@ -222,17 +222,21 @@ def standing_words(found: dict[str, Any]) -> str:
     counts = ", ".join(f"{count} {state}" for state, count in found["releases"].items())
     nothing = "nothing is charged yet" if found["refused"] is None else "not known"
     lines = [
-        f"budget    {'not declared yet' if budget is None else PrivacyLoss.from_json(budget)}",
-        f"balance   {nothing if found['balance'] is None else Balance.from_json(found['balance'])}",
-        f"releases  {counts}; {found['attempts']} attempts in all",
+        ("budget", "not declared yet" if budget is None else str(PrivacyLoss.from_json(budget))),
+        ("balance", nothing if found["balance"] is None else str(Balance.from_json(found["balance"]))),
+        ("releases", f"{counts}; {counted(found['attempts'], 'attempt')} in all"),
     ]
-    lines += [f"          {r['id']} is {r['state']}, {r['attempts']} attempts" for r in found["unfinished"]]
+    lines += [
+        ("unfinished", f"{r['id']} is {r['state']}, {counted(r['attempts'], 'attempt')}") for r in found["unfinished"]
+    ]
     if found["periods_closed"] or found["periods_waiting"]:
         wait = ", ".join(found["periods_waiting"]) or "none"
-        lines.append(f"periods   {found['periods_closed']} closed, the last {found['last_period']}; waiting: {wait}")
+        last = f", the last {found['last_period']}" if found["last_period"] else ""
+        lines.append(("periods", f"{found['periods_closed']} closed{last}; waiting: {wait}"))
+    said = labelled(lines)
     if found["refused"] is not None:
-        lines.insert(0, "NOTHING NEW CAN BE RELEASED; what is said of the balance may be out of date.")
-    return "\n".join(lines)
+        said = f"NOTHING NEW CAN BE RELEASED; what is said of the balance may be out of date.\n{said}"
+    return said
 
 
 def textfile(found: dict[str, Any]) -> str:

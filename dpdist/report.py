@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+import numpy as np
 from scipy.special import ndtr
 
 from dpdist import __version__
 from dpdist.errors import UsageError
+from dpdist.figures import common_power, digits, in_units, number
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.paths import AnyPath, local
 from dpdist.pca.scree import Scree, above_noise, noise_law, scree
@@ -28,10 +30,13 @@ from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours
 from dpdist.privacy.ledger import Ledger
 from dpdist.release.artefact import Release
 from dpdist.staging import replace_file
-from dpdist.tables import between
+from dpdist.tables import ALONE, SURE, between
+from dpdist.words import counted, exactly
 
 _PICTURED = 24
-"""So many components are drawn; the table lists all."""
+"""So many components are drawn as images; the table lists all."""
+_LOADED = 6
+"""So many are drawn as loadings."""
 _DEFAULT = 10
 _EXPONENT = 700.0
 """Largest x whose ``exp(x)`` is written as a number."""
@@ -45,6 +50,7 @@ h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .
 .private { background: var(--good); } .weak { background: var(--weak); } .not { background: var(--bad); }
 .faint { color: var(--faint); } code { font-size: .92em; overflow-wrap: anywhere; }
 table { border-collapse: collapse; } th, td { text-align: left; padding: .2rem 1.1rem .2rem 0; vertical-align: top; }
+td.n { white-space: nowrap; }
 tr + tr { border-top: 1px solid var(--line); } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 .wide { overflow-x: auto; } figure { margin: 1rem 0; } img { max-width: 100%; height: auto; }
 .bar { background: #eaeef2; border-radius: .3rem; height: .8rem; max-width: 30rem; }
@@ -127,7 +133,7 @@ def write(
         _noise(release),
         _eigenvalues(found, seen),
         _lengths(release),
-        _components(release, found, image),
+        _components(release, found, seen, image),
         _citation(release),
     ]
     title = escape(f"dpdist release {release.release_id}")
@@ -192,10 +198,12 @@ def _promise(release: Release) -> str:
         if public
         else "adding or removing any one row (how many rows there are is private too)"
     )
-    factor = f"{math.exp(loss.epsilon):.3g}" if loss.epsilon < _EXPONENT else f"e<sup>{loss.epsilon:g}</sup>"
-    chance = "" if not loss.delta_atto else f", {loss.delta:g} added to either probability"
+    factor = (
+        number(float(f"{math.exp(loss.epsilon):.3g}")) if loss.epsilon < _EXPONENT else f"e<sup>{loss.epsilon:g}</sup>"
+    )
+    chance = "" if not loss.delta_atto else f", {number(loss.delta)} added to either probability"
     formula = f"Pr[M(X) ∈ S] ≤ e<sup>{loss.epsilon:g}</sup> Pr[M(X') ∈ S]" + (
-        f" + {loss.delta:g}" if loss.delta else ""
+        f" + {number(loss.delta)}" if loss.delta else ""
     )
     rows = [
         ("neighbouring tables X, X'", escape(guarantee.neighbours.value)),
@@ -261,14 +269,14 @@ def _noise(release: Release) -> str:
         ("mechanism", escape(statement.name)),
         ("law", escape(statement.law)),
         ("calibrated to", escape(statement.sensitivity)),
-        ("rows were bounded to", f"Euclidean norm {bound.clip_norm:g}, on a grid of {bound.unit:.3g}"),
+        ("rows were bounded to", f"Euclidean norm {exactly(bound.clip_norm)}, on a grid of {number(bound.unit)}"),
         ("published by", escape(statement.reference)),
     ]
     if release.noise.variance_off_diagonal is not None:
         deviation = math.sqrt(release.noise.variance_off_diagonal) * bound.unit**2
         count = release.row_count
-        per_row = "" if count is None or count <= 0 else f"; {deviation / count:.4g} per row"
-        rows.insert(2, ("standard deviation", f"{deviation:.4g} of an entry off the diagonal{per_row}"))
+        per_row = "" if count is None or count <= 0 else f"; {number(deviation / count)} per row"
+        rows.insert(2, ("standard deviation", f"{number(deviation)} of an entry off the diagonal{per_row}"))
     return "<h2>The noise</h2>\n" + _table((), rows)
 
 
@@ -277,32 +285,36 @@ def _eigenvalues(found: Components, seen: Scree | None) -> str:
         return "<h2>Components</h2>\n<p>The mechanism releases directions and nothing about how strong they are.</p>\n"
     unit = " per row" if found.per_row else ""
     if seen is None:
-        plain = [(str(i + 1), f"{value:.6g}") for i, value in enumerate(found.eigenvalues)]
-        return "<h2>Components</h2>\n" + _table(("component", f"eigenvalue{unit}"), plain, numbers=True)
+        power = common_power(found.eigenvalues.tolist())
+        plain = [(str(i + 1), digits(value / 10.0**power)) for i, value in enumerate(found.eigenvalues)]
+        head = ("component", f"eigenvalue{unit}{in_units(power)}")
+        return "<h2>Components</h2>\n" + _table(head, plain, numbers=True)
     png = io.BytesIO()
     draw_scree(seen, png)
+    power = common_power([*seen.eigenvalues.tolist(), *seen.intervals.ravel().tolist()])
+    one = 10.0**power
     rows: list[tuple[str, ...]] = []
     drowned: list[int] = []
     for i, (value, strength, cosine) in enumerate(
         zip(seen.eigenvalues, seen.strengths, seen.squared_cosines, strict=True)
     ):
         low, high = seen.intervals[i]
-        clear = (f"{strength:.4g}", f"{cosine:.3f}") if strength else ("-", "drowned")
+        clear = (digits(strength / one), f"{cosine:.3f}") if strength else ("-", "drowned")
         ends = between(seen.cosine_intervals[i]).replace("..", "…")
-        rows.append((str(i + 1), f"{value:.6g}", clear[0], f"{low:.4g} … {high:.4g}", clear[1], ends))
+        rows.append((
+            str(i + 1), digits(value / one), clear[0], f"{digits(low / one)} … {digits(high / one)}", clear[1], ends,
+        ))  # fmt: skip
         drowned += [] if strength else [i]
     heads = (
-        "component", f"eigenvalue{unit}", "without the noise", "exact one of shortened rows in", "squared cosine",
-        "between",
+        "component", "eigenvalue", "without the noise", "exact one of shortened rows in", "squared cosine", "between",
     )  # fmt: skip
     return (
         "<h2>What stands above the noise</h2>\n"
-        f"<p>{seen.above} of {len(rows)} components stand above the edge of the noise, {seen.edge:.5g}, which it "
-        f"passes by itself with probability {1 - seen.confidence:.2g} at most. Each end "
-        "of the intervals holds for all eigenvalues at once with that confidence. The squared cosine is expected "
-        "between a component and the true one if no other is about as strong: two of nearly equal strength turn into "
-        "one another. It lies between the two ends behind it in at least 95 of 100 releases, however strong the "
-        "component is; from 0 on means that the component may be noise.</p>\n"
+        f"<p>Eigenvalues are{unit or ' of the sum over all rows'}{in_units(power)}. {seen.above} of "
+        f"{counted(len(rows), 'component')} stand{'s' * (seen.above == 1)} above the edge of the noise, "
+        f"{digits(seen.edge / one)}, which it passes by itself with probability {1 - seen.confidence:.2g} at most. "
+        "Others are drowned. Each end of the intervals of eigenvalues holds for all of them at once with confidence "
+        f"{seen.confidence:g}.</p>\n<p>{ALONE} {SURE}</p>\n"
         + _picture(png, "Eigenvalues over the edge of the noise")
         + _table(heads, rows, numbers=True, faint=drowned)
     )
@@ -314,15 +326,18 @@ def _lengths(release: Release) -> str:
     return f"<p>{escape(found.words())}</p>\n{warning}"
 
 
-def _components(release: Release, found: Components, image: Shape | None) -> str:
+def _components(release: Release, found: Components, seen: Scree | None, image: Shape | None) -> str:
     png = io.BytesIO()
-    shown = found.components[:_PICTURED]
+    shown = found.components[: _PICTURED if image is not None else _LOADED]
     if image is not None:
         draw_images(shown.reshape(len(shown), image.height, image.width), png)
         words = "Components as images: red is positive, blue negative."
     else:
-        draw_loadings(shown[:6], release.names, png)
+        draw_loadings(shown, release.names, png)
         words = "The largest loadings of the first components."
+    drowned = [] if seen is None else [str(i + 1) for i in np.flatnonzero(seen.strengths[: len(shown)] == 0)]
+    if drowned:
+        words += f" Drowned, and perhaps nothing but noise: {', '.join(drowned)}."
     return f"<h2>The components</h2>\n<p>{words}</p>\n" + _picture(png, words)
 
 

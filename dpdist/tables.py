@@ -20,14 +20,14 @@ from dpdist.words import counted, wrapped
 _FIELDS = ("output", "law", "sensitivity", "claimed", "proved", "arithmetic", "cost", "reference")
 _GAP = "  "
 _SHOWN = 25
-_ALONE = (
-    "The squared cosine is expected between a component and the true one if no other is about as strong: two of nearly "
-    "equal strength turn into one another."
+ALONE = (
+    "The squared cosine says how well a component points along the true one: 1 is the same direction, 0 a right angle. "
+    "It holds if no other component is nearly as strong. Two of nearly equal strength mix."
 )
-_SURE = (
-    "It lies between the two ends in at least 95 of 100 releases, however strong the component is. From 0 on means "
-    "that the component may be noise."
+SURE = (
+    "In at least 95 of 100 releases it lies between the two ends. From 0 on means that the component may be pure noise."
 )
+_DROWNED = "Drowned means that a component does not stand above the noise."
 
 
 def comparison(statements: Sequence[Statement], others: int = 0) -> str:
@@ -71,7 +71,11 @@ def above_noise(found: Scree) -> str:
     # Heads are wrapped, so that the table fits a terminal of 80 columns.
     widths = [max(len(heads[i]) if i < 2 else 0, 8, *(len(row[i]) for row in rows[1:])) for i in range(len(heads))]
     widths[0] = max(len(row[0]) for row in rows)
-    return "\n".join([*(_row(row, widths) for row in rows), last, _ALONE, _SURE])
+    return "\n".join([*(_row(row, widths) for row in rows), wrapped(last), wrapped(_legend(found))])
+
+
+def _legend(found: Scree) -> str:
+    return f"{ALONE} {SURE}" + ("" if all(found.strengths) else f" {_DROWNED}")
 
 
 def between(ends: npt.NDArray[np.float64]) -> str:
@@ -106,7 +110,7 @@ def forecast(found: Forecast) -> str:
         cosine = f"{one.squared_cosine:.3f}" if one.squared_cosine else "drowned"
         rows.append((name, f"{one.variance:.4g}", cosine, str(one.rows_to_see), str(one.rows_for_good)))
     lines += _aligned(rows)
-    lines.append(wrapped(_ALONE))
+    lines.append(wrapped(ALONE))
     if found.guessed:
         lines.append(f"{found.seen} of {len(found.expected)} components will stand above the noise.")
     if found.cautions:
@@ -122,14 +126,16 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def details(statement: Statement) -> str:
     """Return all that is said of one mechanism, its options included."""
-    lines = [statement.name, *(f"  {field:<12} {getattr(statement, field)}" for field in _FIELDS)]
-    lines.append(f"  {'delta':<12} {statement.delta}")
+    about = [(field, getattr(statement, field)) for field in _FIELDS]
+    about.append(("delta", statement.delta))
     if statement.replacement:
-        lines.append(f"  {'instead':<12} {statement.replacement}, where the claim is not proved")
+        about.append(("instead", f"{statement.replacement}, where the claim is not proved"))
+    lines = [statement.name, *(wrapped(text, f"  {field:<12} ", " " * 15) for field, text in about)]
     for option in statement.options:
         default = "required" if option.default is None else f"default {option.default or 'none'}"
         choices = f" ({', '.join(option.choices)})" if option.choices else ""
-        lines.append(f"  --option {option.name}=...  {option.kind}{choices}, {default}: {option.meaning}")
+        text = f"{option.kind}{choices}, {default}: {option.meaning}"
+        lines.append(wrapped(text, f"  --option {option.name}=...  ", " " * 15))
     return "\n".join(lines)
 
 

@@ -7,6 +7,8 @@ import shutil
 import textwrap
 from collections.abc import Iterable
 
+NEXT = "Next: "
+"""How a line starts that names a command to type next."""
 _SHOWN = 20
 _CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # what terminals obey
@@ -43,6 +45,25 @@ def wrapped(text: str, first: str = "", later: str = "") -> str:
     width = shutil.get_terminal_size().columns
     return textwrap.fill(
         text, width, initial_indent=first, subsequent_indent=later, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def fitted(text: str) -> str:
+    """Return text whose lines are no wider than the terminal, but those that are to be copied: a command to type next.
+
+    What starts with a space is laid out already, and stays too.
+    """
+    width = shutil.get_terminal_size().columns
+    lines = text.split("\n")
+    return "\n".join(line if len(line) <= width or line.startswith((" ", NEXT)) else wrapped(line) for line in lines)
+
+
+def labelled(lines: Iterable[tuple[str, str]]) -> str:
+    """Return lines of a label and what it is about, aligned and as wide as the terminal; without a label: prose."""
+    lines = list(lines)
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(
+        wrapped(text, f"{name:<{width}}  ", " " * (width + 2)) if name else wrapped(text) for name, text in lines
     )
 
 

@@ -491,7 +491,7 @@ def test_what_is_reserved_is_finished_whatever_it_is_worth(table: RowsTable) -> 
 
 @pytest.mark.parametrize(("law", "quantile"), [("0", "0.5"), ("1e-6", "0.7")])
 def test_the_clip_norm_lies_between_the_quantiles_that_are_told(law: str, quantile: str) -> None:
-    """At its confidence, 0.95; a tenth of the error is not enough. Of ten rows in each bin, one edge is soon another."""
+    """At its confidence, 0.95; a tenth of the error is not enough, where each bin holds ten rows only."""
     n, q, draws = 1000, Fraction(quantile), 80
     exact = np.array([10] * 100 + [0])
     tails = n - exact.cumsum()[:-1]

@@ -186,7 +186,7 @@ def test_pca_says_which_components_stand_above_the_noise(released: Path, call: C
     assert all(len(line) <= 80 for line in table)
     assert "squared" in said.err
     assert "between" in said.err
-    assert "in at least 95 of 100 releases" in said.err
+    assert "In at least 95 of 100 releases" in " ".join(said.err.split())
     assert "The noise ends at" in said.err
     assert (released / "scree.png").stat().st_size > 1000
     said = call("pca", "release.zarr", "auto.zarr", "--components", "auto", "--json")

@@ -123,7 +123,7 @@ def test_status_tells_what_is_closed_waiting_and_unfinished(folder: Path) -> Non
     assert found["unfinished"] == [{"id": "dead", "state": "reserved", "attempts": 1}]
     assert (found["periods_closed"], found["last_period"], found["periods_waiting"]) == (1, "d1", ["d2"])
     words = operations.standing_words(found)
-    assert "dead is reserved, 1 attempts" in words
+    assert "dead is reserved, 1 attempt\n" in words
     assert "1 closed, the last d1; waiting: d2" in words
 
 

@@ -21,6 +21,7 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.ledger import Ledger
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest
+from dpdist.words import exactly
 
 pytest.importorskip("matplotlib")
 
@@ -28,12 +29,14 @@ HOSTILE = "<script>alert('$x$')</script>&\"'"
 NAMES = (HOSTILE, "age", "height", "weight")
 
 
-def released(mechanism: str = "gaussian", delta: str = "1e-6", epsilon: str = "2", **more: object) -> Release:
+def released(
+    mechanism: str = "gaussian", delta: str = "1e-6", epsilon: str = "2", clip: float = 1.0, **more: object
+) -> Release:
     request = ReleaseRequest(
-        mechanism, PrivacyLoss.parse(epsilon, delta), 1.0, for_reproduction=mechanism in {"sn", "none"}, options=more
+        mechanism, PrivacyLoss.parse(epsilon, delta), clip, for_reproduction=mechanism in {"sn", "none"}, options=more
     )
     bound, found = request.bound(4), request.calibrated(4)
-    exact = np.diag([int(share * 5000 / bound.unit**2) for share in (0.6, 0.2, 0.1, 0.01)])
+    exact = np.diag([int(share * 5000 * clip**2 / bound.unit**2) for share in (0.6, 0.2, 0.1, 0.01)])
     return assemble(
         release_id="r-1", mechanism=mechanism, names=NAMES, neighbours=Neighbours.REPLACE_ONE, claim=found.claim,
         guarantee=found.guarantee, bound=bound, noise=found.noise, rows=5000, answer=found.answer(Held(exact), SYSTEM),
@@ -52,6 +55,24 @@ def test_the_page_says_what_is_promised_and_what_stands_above_the_noise(tmp_path
     assert "dpdist.mechanisms.gaussian" in text
     assert re.search(r"[234] of 4 components stand above", text)
     assert text.count("data:image/png;base64,") == 2
+
+
+@pytest.mark.parametrize("clip", [1e-4, 1.0, 2500.0, 65536.0, 1234567.0, 1e12])
+def test_numbers_are_short_whatever_the_units_are(tmp_path: Path, clip: float) -> None:
+    text = re.sub(r"base64,[^\"]*", "", page(tmp_path, released(clip=clip), count=4)).partition("<body>")[2]
+    assert not re.findall(r"\d[eE][-+]?\d", text)  # 9.66245e+08
+    assert not re.findall(r"\d{7}", text.partition("<h2>What stands")[2].partition("<p>All values")[0])
+    cells = [html.unescape(cell) for cell in re.findall(r'<td class="n">([^<]*)</td>', text)]
+    assert len(cells) == 4 * 6
+    assert max(map(len, cells)) <= 2 * 8 + 3
+    told = re.search(r"Euclidean norm ([^,]*),", text)
+    assert told is not None
+    assert told[1] == exactly(clip)
+
+
+def test_components_that_are_drowned_are_not_drawn_as_if_they_were_seen(tmp_path: Path) -> None:
+    text = page(tmp_path, released(epsilon="0.1"), count=4)
+    assert re.search(r"Drowned, and perhaps nothing but noise: (\d, )*4\.", text)
 
 
 def test_the_chance_of_telling_tables_apart_is_the_known_one() -> None:

@@ -41,7 +41,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a table of large values, as incomes are, and be where it is."""
     monkeypatch.setattr(engine, "connected", crash_driver.inline)
     monkeypatch.chdir(tmp_path)
-    rows = np.random.default_rng(3).normal(size=(8000, 12)) * np.linspace(6000, 500, 12)
+    rows = np.random.default_rng(3).normal(size=(30000, 12)) * np.linspace(6000, 500, 12)
     names = ",".join(f"c{i}" for i in range(12))
     np.savetxt(tmp_path / "table.csv", rows, delimiter=",", header=names, comments="", fmt="%.3f")
     return tmp_path
@@ -66,7 +66,7 @@ def test_the_commands_of_the_readme_choose_the_clip_norm_first(large: Path) -> N
             clip = told[1]
         assert "NEARLY EVERY ROW" not in found.output
         if words[0] == "pca":
-            assert f"shortened to norm {float(clip):g}" in found.output
+            assert f"shortened to norm {clip}." in found.output
     assert (large / "scores.zarr").exists()
 
 

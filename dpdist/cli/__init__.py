@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a defect, 2 usage, 3 refused, 4 unusable data, 5 interrupt
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 import warnings
@@ -87,7 +88,9 @@ def _outcome(command: click.Command) -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        say(shown.getvalue().rstrip())
         return error.exit_code
     except click.Abort:
         raise KeyboardInterrupt from None

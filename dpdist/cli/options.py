@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.places import place_of
 from dpdist.rows.readers import location_of
 from dpdist.transport import Certificates
-from dpdist.words import printable
+from dpdist.words import fitted, printable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -95,9 +96,20 @@ READ = Existing(path_type=Path)
 LEDGER = Account(path_type=Path)
 
 
+def on_terminal() -> bool:
+    """Say whether somebody watches standard error."""
+    return sys.stderr.isatty()
+
+
 def say(text: str) -> None:
-    """Print words for people, on standard error; cautions in amber, on a terminal."""
-    click.echo(printable(text).replace("CAUTION:", click.style("CAUTION:", fg="yellow", bold=True)), err=True)
+    """Print words for people, on standard error; as wide as it and with cautions in amber, on a terminal.
+
+    Elsewhere, in logs and mails, a paragraph is one line.
+    """
+    text = printable(text)
+    if on_terminal():
+        text = fitted(text)
+    click.echo(text.replace("CAUTION:", click.style("CAUTION:", fg="yellow", bold=True)), err=True)
 
 
 def show(text: str) -> None:

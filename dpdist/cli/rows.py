@@ -25,6 +25,7 @@ from dpdist.engine import progress_bar
 from dpdist.errors import DataError
 from dpdist.pipeline import Cluster
 from dpdist.privacy.places import Place
+from dpdist.words import NEXT
 
 _GRID = "0.0009765625:1048576:2"
 
@@ -86,7 +87,7 @@ def bound(
     following = clipping.next_command(rows, choice, centre)
     words = choice.words()
     answer(
-        as_json, {**choice.to_json(), "next": following}, words if following is None else f"{words}\nNext: {following}"
+        as_json, {**choice.to_json(), "next": following}, words if following is None else f"{words}\n{NEXT}{following}"
     )
     if following is None:
         click.get_current_context().exit(DataError.exit_code)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpdist.release.artefact import Release
+from dpdist.words import exactly
 
 _FAR = 3.0
 """Standard deviations that the noise of the trace stays below with probability 0.998, if it is about normal."""
@@ -65,15 +66,15 @@ class Shortened:
         if not self.nearly_all or self.share is None or self.error is None:
             return ""
         return (
-            f"NEARLY EVERY ROW WAS SHORTENED to the clip norm {self.norm:g}, or has just this norm, as normalised rows "
-            f"have: their mean squared norm is {100 * self.share:.4g} % of its square, at most {100 * self.error:.2g} "
-            "% off. Variances of the rows as they are may be larger by any factor. Choose the clip norm privately "
-            "(dpdist bound) and release again."
+            f"NEARLY EVERY ROW WAS SHORTENED to the clip norm {exactly(self.norm)}, or has just this norm, as "
+            f"normalised rows have: their mean squared norm is {100 * self.share:.4g} % of its square, at most "
+            f"{100 * self.error:.2g} % off. Variances of the rows as they are may be larger by any factor. Choose the "
+            "clip norm privately (dpdist bound) and release again."
         )
 
     def words(self) -> str:
         """Return of which rows all values are."""
-        return f"All values, exact ones included, are of rows shortened to norm {self.norm:g}."
+        return f"All values, exact ones included, are of rows shortened to norm {exactly(self.norm)}."
 
 
 def trace_deviation(noise: Mapping[str, Any], columns: int) -> float:

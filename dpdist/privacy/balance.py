@@ -158,9 +158,27 @@ def _cure(budget: PrivacyLoss, charged: Sequence[Charge], charge: Charge) -> str
     if mixed:
         return (
             f"It would have fitted if {mixed} had been declared with the budget, before the first release: limits that "
-            "are chosen after an answer was seen protect nobody. Ask for a smaller loss, or for one of the same kind."
+            f"are chosen after an answer was seen protect nobody. Ask for a smaller loss, or for {_kinds(charged)}."
         )
     return "Ask for a smaller loss, or repeat an earlier release by its parameters: that is free."
+
+
+def _kinds(charged: Sequence[Charge]) -> str:
+    """Name the mechanisms whose losses fit what is charged: those of its kind, of which Gaussian ones add up best."""
+    guarantees = [each.guarantee for each in charged]
+    kinds = {
+        "--mechanism gaussian (with --delta)": any(g.mu_squared is not None for g in guarantees),
+        "--mechanism two-sided-wishart (pure, without --delta)": any(
+            g.mu_squared is None and not g.loss.delta_atto for g in guarantees
+        ),
+        "--mechanism wishart (with a delta of its own)": any(
+            g.mu_squared is None and g.loss.delta_atto for g in guarantees
+        ),
+    }
+    names = [name for name, is_charged in kinds.items() if is_charged]
+    if not names:
+        return "--mechanism gaussian, which needs no such declaration"
+    return f"what is of the kind charged already: {' or '.join(names)}"
 
 
 def _declaration(budget: PrivacyLoss, charged: Sequence[Charge], charge: Charge) -> str:

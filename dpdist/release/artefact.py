@@ -35,6 +35,7 @@ from dpdist.rows.bounding import RowBound
 from dpdist.rows.units import Unit
 from dpdist.store import Array, complete_arrays, require_format
 from dpdist.triangle import TILE, Band
+from dpdist.words import exactly
 
 FORMAT = "dpdist-release/1"
 
@@ -179,7 +180,7 @@ class Release(Heading):
                 "mechanism": self.mechanism,
                 "columns": self.bound.columns,
                 "rows": self.rows,
-                "clip norm": f"{self.bound.clip_norm:g}",
+                "clip norm": exactly(self.bound.clip_norm),
                 "cautions": " ".join(self.cautions) or None,
             },
         )

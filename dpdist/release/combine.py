@@ -139,7 +139,9 @@ def _require_alike(first: Release, other: Release) -> None:
         ("mechanism", first.mechanism == other.mechanism),
     ):
         if not same:
-            raise UsageError(f"{first.release_id} and {other.release_id} have another {what}: they cannot be added up.")
+            raise UsageError(
+                f"{first.release_id} and {other.release_id} differ in their {what}: they cannot be added up."
+            )
 
 
 def parallel(guarantees: Sequence[Guarantee]) -> Guarantee:

@@ -167,7 +167,7 @@ def _advice(request: NormsRequest, table: RowsTable, quantile: Fraction, left_mi
     else:
         needed = f"more than {_MOST_MICRO // MICRO}" if found is None else f"{found / MICRO:g}"
         has = "" if left_micro is None else f", and the budget has {left_micro / MICRO:.4g} left for it"
-        said = f"The table is too small for this grid and quantile: they would take epsilon {needed}{has}."
+        said = f"The table is too small for this grid and quantile: it would take epsilon {needed}{has}."
     if len(request.grid.edges) > len(_SHORT.edges):
         short = useful_epsilon(replace(request, grid=_SHORT), table, quantile)
     if short is not None and short <= most:
