@@ -55,8 +55,10 @@ With ``periods = true`` every run takes in and releases the periods that are new
 from __future__ import annotations
 
 import csv
+import io
 import json
 import tomllib
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
@@ -70,7 +72,7 @@ from dpdist.errors import DataError, UsageError
 from dpdist.mechanisms.base import Kind, Statement
 from dpdist.mechanisms.quantile import require_quantile
 from dpdist.mechanisms.registry import mechanism_named, recommended
-from dpdist.paths import AnyPath, local
+from dpdist.paths import AnyPath, local, read_plain
 from dpdist.pipeline import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.places import Place, place_of
@@ -82,6 +84,9 @@ from dpdist.rows.readers import Place as SourcePlace
 from dpdist.rows.units import Unit
 from dpdist.transport import Certificates
 from dpdist.words import has_control
+
+_MOST = 64 << 20
+"""Bytes of a job file, or of a file of public numbers, at most."""
 
 
 @dataclass(frozen=True)
@@ -310,8 +315,8 @@ def _typed_options(statement: Statement, options: Mapping[str, Any], folder: Pat
 def _option_value(kind: Kind, text: str, folder: Path) -> Any:
     if text.endswith(".npy") and kind in {Kind.NUMBERS, Kind.MATRIX}:
         try:
-            return np.load(folder / text, allow_pickle=False).astype(np.float64).tolist()
-        except (OSError, ValueError, TypeError, EOFError):
+            return _arrays(folder / text)["centre"].astype(np.float64).tolist()
+        except (OSError, ValueError, TypeError, EOFError, SyntaxError, MemoryError):
             raise DataError(f"{text} is not a .npy file of numbers (--option).") from None
     try:
         match kind:
@@ -324,6 +329,23 @@ def _option_value(kind: Kind, text: str, folder: Path) -> Any:
     except ValueError:
         return text  # the option says what it takes instead
     return text
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    """Return the arrays of a .npz file of public numbers, or that of a .npy file as the centre.
+
+    Raises
+    ------
+    OSError, ValueError
+        If it cannot be read, or is longer than any public numbers are, packed or not.
+    """
+    content = read_plain(path, _MOST)
+    if path.suffix == ".npz":
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if sum(info.file_size for info in archive.infolist()) > _MOST:
+                raise ValueError
+    loaded: Any = np.load(io.BytesIO(content), allow_pickle=False)
+    return {"centre": loaded} if path.suffix == ".npy" else dict(loaded)
 
 
 def read_public_centre(path: AnyPath) -> dict[str, tuple[float, ...] | None]:
@@ -340,11 +362,9 @@ def read_public_centre(path: AnyPath) -> dict[str, tuple[float, ...] | None]:
     vectors: dict[str, tuple[float, ...]] = {}
     try:
         if path.suffix == ".json":
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            content: dict[str, Any] = json.loads(read_plain(path, _MOST))
         elif path.suffix in {".npy", ".npz"}:
-            with path.open("rb") as file:
-                loaded: Any = np.load(file, allow_pickle=False)
-                content = {"centre": loaded} if path.suffix == ".npy" else dict(loaded)
+            content = _arrays(path)
         else:
             content = {}
         for key, value in content.items():
@@ -396,7 +416,7 @@ def read_job(
     """
     path = local(path)
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
+        content = tomllib.loads(read_plain(path, _MOST).decode(), parse_float=Decimal)
     except OSError as error:
         raise DataError(f"The job file {path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:

@@ -540,7 +540,25 @@ async def _block_interrupts() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
-def _local_cluster(count: int, loop: IOLoop, *, trusted: bool) -> LocalCluster:
+def _own_security(folder: Path) -> Security:
+    """Return keys for one local cluster, in files that only their owner can read.
+
+    Dask takes keys in memory too, and then writes them to a new folder in TMPDIR for every connection: what is ended
+    meanwhile leaves one there.
+    """
+    made = Security.temporary()
+    files = {"tls_ca_file": "ca.pem"}
+    files |= {
+        f"tls_{role}_{part}": f"{part}.pem" for role in ("scheduler", "worker", "client") for part in ("cert", "key")
+    }
+    for option, name in files.items():
+        if not (folder / name).exists():
+            with open(os.open(folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:  # noqa: PTH123 - of a handle
+                file.write(getattr(made, option))
+    return Security(require_encryption=True, **{option: str(folder / name) for option, name in files.items()})
+
+
+def _local_cluster(count: int, loop: IOLoop, folder: Path | None, *, trusted: bool) -> LocalCluster:
     try:
         return LocalCluster(
             loop=loop,
@@ -549,8 +567,8 @@ def _local_cluster(count: int, loop: IOLoop, *, trusted: bool) -> LocalCluster:
             processes=True,
             host="127.0.0.1",
             dashboard_address="127.0.0.1:0",
-            # other users of this machine can reach its loopback interface; these keys live in memory only
-            security=Security.temporary(),
+            # other users of this machine can reach its loopback interface
+            security=Security.temporary() if folder is None else _own_security(folder),
             protocol="tls://",
             resources={"trusted": 1} if trusted else None,
             # failures reach the user through us, once and without a traceback
@@ -608,7 +626,7 @@ def connected(
         stack.enter_context(dask.config.set({**_LOCAL_CONFIG, "temporary-directory": folder and str(folder)}))
         if scheduler is None:
             count, loop = workers or available_cores(), stack.enter_context(_deaf_loop())
-            address: Any = stack.enter_context(_local_cluster(count, loop, trusted=trusted_worker))
+            address: Any = stack.enter_context(_local_cluster(count, loop, folder, trusted=trusted_worker))
         else:
             _require_answer(scheduler, security)
             # what Dask says of a lost scheduler is a traceback; we say it in words

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from pathlib import Path
 
-from dpdist.errors import UsageError
+from dpdist.errors import DataError, UsageError
 
 AnyPath = str | os.PathLike[str]
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -38,3 +40,52 @@ def local(path: AnyPath) -> Path:
             "copy. Only the source of an ingest may be an address."
         )
     return Path(text)
+
+
+def require_plain(root: Path, inner: AnyPath) -> None:
+    """Refuse what is no plain file or folder within a folder that may come from anybody.
+
+    A link leads to what whoever made it could not read himself, and a pipe or device gives bytes without end.
+
+    Parameters
+    ----------
+    root
+        The folder.
+    inner
+        A path in it, that need not exist.
+
+    Raises
+    ------
+    DataError
+        If it, or a folder on the way to it, is a link or anything else.
+    """
+    path = root
+    for name in Path(inner).parts:
+        path = path / name
+        try:
+            mode = path.lstat().st_mode
+        except OSError:
+            return
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise DataError(
+                f"{path} is a link or no file, and only plain files are read within a folder of this kind. Copy "
+                "the folder with what its links lead to (cp -rL)."
+            )
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """Return the bytes of a file that may come from anybody: it is no pipe or device, and not longer than so many.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read, is something else than a file, or is longer.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - of a handle
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "it is no file")
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it is of more than {most >> 20} MiB")
+    return content

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,16 +20,21 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 
 from dpdist.errors import DataError
 from dpdist.noise.entropy import random_token
+from dpdist.paths import read_plain, require_plain
 
 Array: TypeAlias = "zarr.Array[Any]"  # text: before 3.1.4 it takes no type at run time
 CHECKSUM_BYTES = 4
+MOST_ATTRIBUTES = 512 << 20
+"""Bytes of what a folder says of itself at most: the names of its columns, and little else."""
+_MOST_CHUNK = 1 << 30
+"""Bytes of a chunk at most, which is read as a whole; those that are written here are of some MiB."""
 
 
 def attributes_at(path: Path) -> dict[str, Any] | None:
     """Return the ``dpdist`` attributes of a Zarr v3 folder, or None when there are none to read."""
     try:
-        found = json.loads((path / "zarr.json").read_text(encoding="utf-8"))["attributes"]["dpdist"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        found = json.loads(read_plain(path / "zarr.json", MOST_ATTRIBUTES))["attributes"]["dpdist"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -112,23 +118,35 @@ def put_array(group: zarr.Group, name: str, values: npt.NDArray[Any], chunk_byte
 def complete_arrays(path: Path, names: set[str]) -> dict[str, Array]:
     """Open the arrays of a group, of which no chunk is missing.
 
+    The folder may come from anybody: nothing is read beyond it, and no more than the arrays announce and files hold.
+
     Raises
     ------
+    DataError
+        If something in the folder is a link or no file.
     ValueError
-        If the group does not hold exactly these arrays, or a chunk is missing.
+        If the group does not hold exactly these arrays, or a chunk is missing or of another size.
     Exception
         Whatever Zarr raises for damaged metadata.
     """
+    sizes: dict[str, int] = {}
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            require_plain(Path(folder), name)
+        sizes |= {Path(folder, name).relative_to(path).as_posix(): Path(folder, name).stat().st_size for name in files}
+    if any(size > MOST_ATTRIBUTES for name, size in sizes.items() if name.endswith("zarr.json")):
+        raise ValueError("it says too much of itself")
     arrays = dict(zarr.open_group(path, mode="r", zarr_format=3).arrays())
     if set(arrays) != names:
         raise ValueError("arrays are missing or foreign")
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    for array in arrays.values():
+    for name, array in arrays.items():
         codecs = [type(codec) for codec in array.metadata.codecs]  # type: ignore[union-attr]
-        if array.nbytes > size or codecs != [BytesCodec, Crc32cCodec]:
+        chunk = math.prod(array.chunks) * array.dtype.itemsize
+        stored = [size for place, size in sizes.items() if place.startswith(f"{name}/c/")]
+        if codecs != [BytesCodec, Crc32cCodec] or array.nchunks != len(stored) or chunk > _MOST_CHUNK:
             raise ValueError("more is announced than there is")  # before it is set aside, or unpacked
-        if array.nchunks_initialized != array.nchunks:
-            raise ValueError("chunks are missing")
+        if set(stored) != {chunk + CHECKSUM_BYTES} or array.nchunks_initialized != array.nchunks:
+            raise ValueError("chunks are missing or of another size")
     return arrays
 
 

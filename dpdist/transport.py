@@ -18,7 +18,10 @@ from distributed.comm import parse_address, parse_host_port
 from distributed.security import Security
 
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.paths import AnyPath, local
+from dpdist.paths import AnyPath, local, read_plain
+
+_MOST = 16 << 20
+"""Bytes of a file of certificates at most."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Certificates:
         _require_valid(self.authority, "--tls-ca")
         _require_valid(self.certificate, "--tls-cert")
         try:
-            self.key.open("rb").close()
+            read_plain(self.key, _MOST)
             # an encrypted key would otherwise be asked for on the terminal
             ssl.create_default_context().load_cert_chain(self.certificate, self.key, password="")
         except ssl.SSLError:
@@ -83,7 +86,7 @@ class Certificates:
 def _require_valid(path: Path, option: str) -> None:
     """Check that a file holds certificates that are valid now."""
     try:
-        found = x509.load_pem_x509_certificates(path.read_bytes())
+        found = x509.load_pem_x509_certificates(read_plain(path, _MOST))
     except OSError as error:
         raise DataError(f"The certificate {path} cannot be read: {error.strerror} ({option}).") from None
     except ValueError:

@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 STRUCK = ("ingest", "release", "project", "run")
 _MADE_BEFORE = {
-    "ingest": (), "run": (), "release": ("rows.zarr", _LEDGER),
+    "ingest": (), "run": (), "release": (),
     "project": ("rows.zarr", _LEDGER, "release.zarr", "model.zarr"),
 }  # fmt: skip
 _JOB = """
@@ -228,6 +228,8 @@ def fresh(folder: Path, of: Place, command: str) -> Place:
     for name in ("table.csv", "job.toml", *_MADE_BEFORE[command]):
         source = of.folder / name
         (shutil.copytree if source.is_dir() else shutil.copy2)(source, place.folder / name)
+    if command == "release":
+        place.done("ingest")  # anew: of other rows the ledger knows the release already, and publishes it again
     return place
 
 
@@ -297,6 +299,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--moments", type=int, default=MOMENTS)
     chosen = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:  # by nohup or a shell; the commands would inherit it
+            signal.signal(number, signal.default_int_handler)
     signals = [(signal.SIGINT, True), (signal.SIGTERM, False)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

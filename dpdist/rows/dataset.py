@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -342,10 +343,14 @@ def incomplete(table: RowsTable) -> Iterator[tuple[int, str]]:
     for index in range(table.chunks):
         what = f"chunk {index} of {table.chunks}"
         try:
-            size = table.chunk_path(index).stat().st_size
+            about = table.chunk_path(index).lstat()
         except OSError:
             yield index, f"{what} is missing"
             continue
+        if not stat.S_ISREG(about.st_mode):  # a link leads anywhere, and a pipe never ends
+            yield index, f"{what} is no file"
+            continue
+        size = about.st_size
         if size > table.chunk_bytes if table.compressed else size != table.chunk_bytes:
             yield index, f"{what} is truncated or too long"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpdist.errors import DataError, UsageError
 from dpdist.rows.readers.anndata import AnnDataStore, H5ad
-from dpdist.rows.readers.apart import Apart
+from dpdist.rows.readers.apart import Apart, Reading
 from dpdist.rows.readers.arrays import Npy, Npz
 from dpdist.rows.readers.base import Choices, NoRowsError, Places, Source, Survey, attempt
 from dpdist.rows.readers.netcdf import NetCdf
@@ -136,7 +136,9 @@ def opened_sources(place: Any, beside: Path, choices: Choices = Choices()) -> It
             if not any(name in kind.takes for kind in kinds):
                 takers = ", ".join(suffix for suffix, kind in KINDS.items() if name in kind.takes)
                 raise UsageError(f"--{name} is for {takers}, and {place} has none of these. Leave it out.")
-        yield [_source(each, keys, beside, choices, stack) for each, keys in places]
+        reading = Reading(beside)
+        stack.callback(reading.close)
+        yield [_source(each, keys, beside, choices, reading, stack) for each, keys in places]
 
 
 def _kind(place: Any) -> type[Source]:
@@ -153,23 +155,19 @@ def _kind(place: Any) -> type[Source]:
     raise DataError(f"{place} is not a file, or does not exist. Pass a file, or a folder of nothing but files.")
 
 
-def _reader(kind: type[Source], stack: ExitStack, place: Any, beside: Path, choices: Choices) -> Source:
+def _reader(kind: type[Source], reading: Reading, place: Any, beside: Path, choices: Choices) -> Source:
     made = kind(place, beside, choices)
-    if not kind.fragile:
-        return made
-    apart = Apart(place, beside, choices, made)
-    stack.callback(apart.close)
-    return apart
+    return Apart(place, beside, choices, made, reading) if kind.fragile else made
 
 
-def _source(place: Any, keys: Keys, beside: Path, choices: Choices, stack: ExitStack) -> Source:
+def _source(place: Any, keys: Keys, beside: Path, choices: Choices, reading: Reading, stack: ExitStack) -> Source:
     kind = _kind(place)
     if isinstance(place, Remote) and (kind.needs_file or place.web):
         others = tuple(place.with_suffix(suffix) for suffix in COMPANIONS if kind is Plink)
         folder = stack.enter_context(scratch(beside, "fetched"))
-        made: Source = Fetched(place, beside, choices, partial(_reader, kind, stack), folder, others)
+        made: Source = Fetched(place, beside, choices, partial(_reader, kind, reading), folder, others)
     else:
-        made = _reader(kind, stack, place, beside, choices)
+        made = _reader(kind, reading, place, beside, choices)
     if not keys:
         return made
     if kind is not Parquet:

@@ -113,6 +113,18 @@ class AnnData(Chunked):
         return attempt(self.path, read)
 
     @cached_property
+    def unpacked(self) -> int:
+        if self._kind == "dense":
+            return super().unpacked
+
+        def read() -> int:
+            with self._opened() as matrix:
+                arrays = [matrix[name] for name in _PARTS]
+                return sum(math.prod(array.chunks or ()) * array.dtype.itemsize for array in arrays)
+
+        return attempt(self.path, read)
+
+    @cached_property
     def names(self) -> tuple[str, ...]:
         columns = self._checked.columns
 
@@ -202,6 +214,8 @@ class H5ad(AnnData):
 
 class AnnDataStore(AnnData):
     """A Zarr store of AnnData."""
+
+    fragile = True
 
     @contextmanager
     def _root(self) -> Iterator[Any]:

@@ -194,7 +194,7 @@ class Source(ABC):
     needs_file: ClassVar[bool] = False
     """Whether a file is needed, and an object in a store has to be fetched first."""
     fragile: ClassVar[bool] = False
-    """Whether the library that reads it can hang or crash on a damaged file, and is given a process of its own."""
+    """Whether a file can make its library hang, crash or take the memory, so that another process reads it."""
     path: Any  # a Location; a Path where needs_file
     beside: Path
     choices: Choices = Choices()
@@ -221,6 +221,11 @@ class Source(ABC):
     def kept_as(self, place: int) -> np.dtype[Any] | None:  # noqa: ARG002 - for readers that widen
         """Return the type of a column in the file where :meth:`blocks` yields a wider one, or None."""
         return None
+
+    @property
+    def unpacked(self) -> int:
+        """Bytes that the library unpacks at once, as the file announces them, or 0 where they are few."""
+        return 0
 
     @abstractmethod
     def blocks(self, keep: Places) -> Generator[Rows]:

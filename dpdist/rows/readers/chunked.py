@@ -79,6 +79,11 @@ class Chunked(Source):
             )
         return found
 
+    @property
+    def unpacked(self) -> int:
+        found = self._checked
+        return math.prod(found.chunks) * found.dtype.itemsize
+
     def survey(self, keep: Places) -> Survey:  # noqa: ARG002 - an array has one type for all columns
         found = self._checked
         return surveyed(self.path, found.shape[0], found.dtype.name)

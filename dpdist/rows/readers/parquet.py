@@ -30,6 +30,8 @@ from dpdist.staging import scratch
 
 _ROW_GROUP = 64 << 20  # a larger row group is unpacked, as many columns at a time as the next line says
 _COLUMNS = 16
+_LARGEST = 1 << 30
+"""Bytes of a row group that are unpacked at once at most: it is read in pages."""
 
 
 def _is_number(kind: Any) -> bool:
@@ -38,6 +40,8 @@ def _is_number(kind: Any) -> bool:
 
 class Parquet(Source):
     """A .parquet file; columns of other things than numbers are allowed where they are not kept."""
+
+    fragile = True
 
     @cached_property
     def _metadata(self) -> Any:
@@ -54,6 +58,11 @@ class Parquet(Source):
     @cached_property
     def names(self) -> tuple[str, ...]:
         return attempt(self.path, lambda: tuple(self._schema.names))
+
+    @cached_property
+    def unpacked(self) -> int:
+        groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
+        return min(_LARGEST, max((group.total_byte_size for group in groups), default=0))
 
     def survey(self, keep: Places) -> Survey:
         if not self._metadata.num_rows:

@@ -78,6 +78,9 @@ class Remote:
     def __str__(self) -> str:
         return self.address
 
+    def __reduce__(self) -> tuple[type[Remote], tuple[str]]:
+        return type(self), (self.address,)  # another process opens connections of its own
+
     @property
     def kind(self) -> str:
         """The store, as the address begins."""
