@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from fractions import Fraction
 
@@ -10,7 +11,8 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
+from replays import Recording, Replaying
+from scipy import integrate, stats
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms import registry
@@ -18,6 +20,7 @@ from dpdist.mechanisms.base import Additive, Calibrated
 from dpdist.mechanisms.registry import MECHANISMS, mechanism_named, recommended
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
+from dpdist.noise.products import rounded_wishart
 from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.triangle import diagonal_positions, packed, unpacked
@@ -109,7 +112,9 @@ def test_the_gaussian_guarantee_is_computed_from_the_integers_that_are_drawn(nei
 )
 def test_two_sided_wishart_scale_is_the_stated_one(neighbours: Neighbours, scale: int) -> None:
     found = calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("1"))
-    assert found.noise["scale"] == scale
+    assert (found.noise["scale"], found.noise["columns"]) == (scale, 11)
+    three = LatticeQuery(10, 4**BITS, neighbours, rows=3)  # of one privacy unit: each costs as much
+    assert registry.calibrated("two-sided-wishart", three, PrivacyLoss.parse("1")).noise["scale"] == 3 * scale
     assert proved(found).mu_squared is None
     assert proved(found).arithmetic is Arithmetic.INTEGER_EXACT
     ideal = calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("1"), arithmetic="ideal-real")
@@ -174,7 +179,9 @@ def test_two_sided_wishart_noise_has_the_stated_variances_and_its_twin_fails(
     sample = draws(mechanism, 4000).astype(np.float64) / s2
     on = np.zeros(sample.shape[1], dtype=bool)
     on[diagonal_positions(size)] = True
-    for entries, variance in ((sample[:, on], 4 * (size + 1)), (sample[:, ~on], 2 * (size + 1))):
+    stated = mechanism.noise["variance_diagonal"] / s2**2, mechanism.noise["variance_off_diagonal"] / s2**2
+    assert stated == pytest.approx((4 * (size + 1), 2 * (size + 1)))
+    for entries, variance in zip((sample[:, on], sample[:, ~on]), stated, strict=True):
         # entries of one draw are dependent, draws are not: one mean square per draw
         squares = np.mean(entries**2, axis=1)
         assert mean_passes(squares, variance)
@@ -230,6 +237,36 @@ def test_two_sided_wishart_on_a_coarse_grid_has_its_lattice_law() -> None:
     assert not passes(np.rint(twin).astype(np.int64))
 
 
+def test_integer_exact_wishart_noise_is_the_difference_of_two_exactly_rounded_matrices() -> None:
+    mechanism = calibrated("two-sided-wishart", 5, Neighbours.REPLACE_ONE, PrivacyLoss.parse("1"))
+    assert isinstance(mechanism, Additive)
+    recording = Recording()
+    noise = mechanism.draw(recording)
+    again = Replaying(recording.drawn)
+    first, second = (rounded_wishart(5, 6, mechanism.noise["scale"], again) for _ in range(2))
+    assert np.array_equal(noise, first - second)
+    assert not again.left
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_ratio_of_two_sided_wishart_is_that_of_the_entry_that_changes(size: int) -> None:
+    mechanism = calibrated("two-sided-wishart", size, Neighbours.REPLACE_ONE, PrivacyLoss.parse("1"), bits=2)
+    here, there = np.zeros((size, size)), np.zeros((size, size))
+    here[0, 0], there[0, 0] = 9, -4
+    ratio = mechanism.log_ratio(here, there)
+    assert ratio is not None
+    law = stats.chi2(size + 1, scale=mechanism.noise["scale"])
+
+    def density(x: float) -> float:
+        start = max(0, -x)
+        return float(integrate.quad(lambda t: law.pdf(t + x) * law.pdf(t), start, start + 60 * law.std())[0])
+
+    for entry in (-20.0, 3.0, 8.0, 50.0):
+        seen = np.full((size, size), entry)
+        expected = math.log(density(entry - 9) / density(entry + 4))
+        assert ratio(seen) == pytest.approx(expected, abs=1e-5)
+
+
 def test_noise_is_fresh_at_every_draw() -> None:
     for name, loss in (("gaussian", ONE_MILLIONTH), ("two-sided-wishart", PrivacyLoss.parse("1"))):
         first, second = draws(calibrated(name, 6, Neighbours.REPLACE_ONE, loss), 2)
@@ -249,6 +286,30 @@ def test_noise_that_leaves_the_lattice_is_refused() -> None:
         calibrated("gaussian", 3, Neighbours.REPLACE_ONE, tiny, bits=24)
     with pytest.raises(UsageError, match="grid"):
         calibrated("two-sided-wishart", 3, Neighbours.REPLACE_ONE, PrivacyLoss.parse("0.000001"), bits=24)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100])
+def test_two_sided_wishart_noise_that_is_granted_leaves_64_bits_with_a_probability_below_one_in_10_to_the_18(
+    size: int,
+) -> None:
+    def granted(bound: int) -> int | None:
+        try:
+            query = LatticeQuery(size, bound, Neighbours.ADD_REMOVE)
+            return int(registry.calibrated("two-sided-wishart", query, PrivacyLoss.parse("0.5")).noise["scale"])
+        except UsageError:
+            return None
+
+    largest = bisect.bisect_left(range(2**62), True, key=lambda bound: granted(bound + 1) is None)
+    scale = granted(largest)
+    assert scale is not None
+    # an entry of E lies between those on the diagonal of its two Wishart matrices, 2 d chi-squared variables
+    assert 2 * size * stats.chi2.sf((2**63 - 1) / scale, size + 1) < 1e-18
+
+
+def test_gaussian_and_wishart_noise_is_stated_to_be_additive() -> None:
+    for name, loss in (("gaussian", ONE_MILLIONTH), ("two-sided-wishart", PrivacyLoss.parse("1"))):
+        assert isinstance(calibrated(name, 3, Neighbours.REPLACE_ONE, loss), Additive)
+        assert mechanism_named(name).statement.additive
 
 
 def test_every_mechanism_is_found_by_its_name_and_an_unknown_one_is_refused() -> None:

@@ -112,10 +112,21 @@ def mutants(source: str) -> Iterator[Mutant]:
             yield Mutant(name, occurrence, start[0], before, after)
 
 
+def is_program(text: str) -> bool:
+    """Say whether a text can be compiled: an operator may also meet a star that multiplies nothing."""
+    try:
+        compile(text, "mutant", "exec")
+    except SyntaxError:
+        return False
+    return True
+
+
 def tested(name: str, text: str | None, seconds: float) -> tuple[str, float]:
     """Run the tests of a subject in a fork, over its module or another text of it; return the outcome and seconds."""
     subject = CONFIG["subjects"][name]
     path = ROOT / (subject["module"].replace(".", "/") + ".py")
+    if text is not None and not is_program(text):
+        return "no program", 0.0
     begun = time.monotonic()
     child = os.fork()
     if child == 0:
@@ -200,9 +211,10 @@ def summary() -> str:
     told = []
     for path in sorted(RESULTS.glob("*.json")):
         record, reasons = json.loads(path.read_text(encoding="utf-8")), explained.get(path.stem, {})
-        left = [each for each in record["mutants"] if each["outcome"] == "survived"]
+        played = [each for each in record["mutants"] if each["outcome"] != "no program"]
+        left = [each for each in played if each["outcome"] == "survived"]
         known = [reasons.get(f"{each['before']} -> {each['after']}") for each in left]
-        count, killed = len(record["mutants"]), len(record["mutants"]) - len(left)
+        count, killed = len(played), len(played) - len(left)
         cells = (f"`{record['module']}`", record["possible"], count, killed, len(left), len(left) - known.count(None))
         lines.append("| " + " | ".join(map(str, cells)) + " |")
         if left:
