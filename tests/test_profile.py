@@ -16,7 +16,7 @@ from scipy import stats
 from dpdist.privacy import profile as module
 from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.profile import largest_mu_squared, mu_of_pure, profile
+from dpdist.privacy.profile import largest_mu_squared, mu_of_pure, near_profile, profile
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,29 @@ def test_no_delta_leaves_no_room_for_a_gaussian_release() -> None:
     assert profile(Fraction(1), Fraction(0), Fraction(1)) == 0
 
 
+@pytest.mark.parametrize(
+    ("pure", "square", "epsilon"),
+    [("0", "1", "1"), ("0.5", "0.25", "1"), ("3", "2", "4"), ("1", "0.01", "1.1"), ("2", "30", "2"), ("1", "0", "1")],
+)
+def test_what_is_searched_with_is_what_is_decided_by(pure: str, square: str, epsilon: str) -> None:
+    caps = Fraction(pure), Fraction(square), Fraction(epsilon)
+    exact = profile(*caps)
+    assert abs(near_profile(*caps) - exact) <= exact / 10**40
+
+
+@pytest.mark.parametrize(
+    ("pure", "square", "epsilon"), [("0", "1", "1"), ("0.5", "0.25", "1"), ("3", "2", "4"), ("2", "30", "2")]
+)
+def test_the_profile_is_rounded_up(pure: str, square: str, epsilon: str) -> None:
+    with mp.workdps(150):
+        mu, p = mp.sqrt(mp.mpf(square)), 1 / (1 + mp.exp(-mp.mpf(pure)))
+        ends = [mp.mpf(epsilon) - mp.mpf(pure), mp.mpf(epsilon) + mp.mpf(pure)]
+        near, far = (mp.ncdf(mu / 2 - x / mu) - mp.exp(x) * mp.ncdf(-mu / 2 - x / mu) for x in ends)
+        truth = p * near + (1 - p) * far
+        found = profile(Fraction(pure), Fraction(square), Fraction(epsilon))
+        assert truth < mp.mpf(found.numerator) / found.denominator < truth * (1 + mp.mpf(10) ** -40)
+
+
 @pytest.mark.parametrize("x", [0, 1e-9, 0.5, 3, 5.999, 6, 6.001, 10, 40, 300])
 def test_an_interval_around_the_normal_tail_holds_it_and_is_narrow(x: float) -> None:
     with mp.workdps(120):
@@ -83,6 +106,14 @@ def test_a_pure_step_is_dominated_by_the_gaussian_it_is_charged_as(epsilon: str)
     for alpha in np.linspace(0.001, 0.999, 101):
         response = max(0, 1 - math.exp(e) * alpha, math.exp(-e) * (1 - alpha))
         assert stats.norm.cdf(stats.norm.ppf(1 - alpha) - mu) <= response + 1e-12
+
+
+@pytest.mark.parametrize("epsilon", ["0.000001", "0.1", "1", "3", "20"])
+def test_what_a_pure_step_costs_is_rounded_up(epsilon: str) -> None:
+    found = mu_of_pure(Fraction(epsilon))
+    with mp.workdps(150):
+        odds, half = 1 / (1 + mp.exp(mp.mpf(epsilon))), mp.sqrt(mp.mpf(found.numerator) / found.denominator) / 2
+        assert mp.ncdf(-half) <= odds < mp.ncdf(-half * (1 - mp.mpf(2) ** -90))
 
 
 @pytest.mark.parametrize("r", [0.1, 1.0, 3.0, 10.0])
