@@ -160,8 +160,8 @@ def _require_affordable(before: list[Guarantee], guarantee: Guarantee, budget: P
     raise RefusedError(
         f"These rows, or some of them, were released {_times(len(before))} before in this process. With this release "
         f"they would need a budget of {cost}; it is {_written(budget)}. Nothing was drawn. To use what is released "
-        "already costs nothing (from_release(fitted.release_)). Fits that shall follow from answers are charged to one "
-        f"dpdist.Budget, from the first of them.{cure}"
+        "already costs nothing (from_release(fitted.release_)). Who plans several fits charges all of them to one "
+        f"budget, from the first on: budget=dpdist.Budget(epsilon, delta).{cure}"
     )
 
 
