@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpdist.estimators import PrivateCovariance, PrivatePCA
-    from dpdist.privacy.budget import Budget
+    from dpdist.ledger.budget import Budget
 
 __version__ = "0.1.0"
 __all__ = ["Budget", "PrivateCovariance", "PrivatePCA", "__version__"]
 _HOMES = {
-    "Budget": "dpdist.privacy.budget",
+    "Budget": "dpdist.ledger.budget",
     "PrivateCovariance": "dpdist.estimators",
     "PrivatePCA": "dpdist.estimators",
 }

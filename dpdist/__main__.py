@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpdist import interruption
+from dpdist._util import interruption
 
 
 def main() -> None:

@@ -25,13 +25,13 @@ from chaos_cluster import SETTINGS, Cluster
 from forks import Child, Forks
 from waiting import until
 
-from dpdist import accounts
 from dpdist.errors import DpdistError
+from dpdist.ledger.address import Place
+from dpdist.ledger.journal import origin
+from dpdist.ledger.ledger import Ledger
+from dpdist.pipeline import budget
 from dpdist.privacy import accounting
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.journal import origin
-from dpdist.privacy.ledger import Ledger
-from dpdist.privacy.places import Place
 from dpdist.release.artefact import open_release
 
 BUDGET = PrivacyLoss.parse("1000000", "1e-6")
@@ -101,7 +101,7 @@ class Scene:
         self.target.parent.mkdir()
         if isinstance(self.ledger, Path):
             self.ledger.parent.mkdir(exist_ok=True)
-        accounts.create_ledger(self.ledger, self.rows, BUDGET)
+        budget.create_ledger(self.ledger, self.rows, BUDGET)
         self._watcher = threading.Thread(target=self._watch)
         self._watcher.start()
 
@@ -289,7 +289,7 @@ class Scene:
     def _check(self) -> None:
         ledger = self.books
         try:
-            accounts.verify_ledger(self.ledger, [self.target])
+            budget.verify_ledger(self.ledger, [self.target])
         except DpdistError as error:
             raise ViolationError(f"I2: {error}") from None
         if len(self.seen) != 1:

@@ -25,7 +25,7 @@ from forks import Forks, forking
 from namespaces import network
 from postgres_server import Server
 
-from dpdist.privacy.places import Address, Place
+from dpdist.ledger.address import Address, Place
 from dpdist.rows import dataset
 from dpdist.rows.dataset import created
 

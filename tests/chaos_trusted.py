@@ -12,7 +12,7 @@ from crash_points import FAULTS
 from postgres_server import Server
 from waiting import until
 
-from dpdist.privacy.places import Address
+from dpdist.ledger.address import Address
 
 _IN_A_TRANSACTION = (
     "inside the reservation",

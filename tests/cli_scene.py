@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from dpdist import accounts, cli
+from dpdist import cli
+from dpdist.ledger.ledger import Ledger
+from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger
 from dpdist.rows import dataset
 from dpdist.rows.dataset import created
 
@@ -87,7 +88,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(dataset, "_TARGET_CHUNK", rows.nbytes // CHUNKS)
         with created(folder / "rows.zarr", rows=ROWS, dtype="uint8", names=("a", "b", "c"), budget=BUDGET) as writer:
             writer.append(rows)
-    accounts.create_ledger(folder / "rows.ledger", folder / "rows.zarr")
+    budget.create_ledger(folder / "rows.ledger", folder / "rows.zarr")
     return folder
 
 

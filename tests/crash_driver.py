@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any
 from crash_points import points
 
 if TYPE_CHECKING:
-    from dpdist.privacy.places import Place
+    from dpdist.ledger.address import Place
 
 PATIENCE = 300.0
 AT_THE_END = "at the end"
@@ -67,8 +67,8 @@ def meet_at(barrier: Barrier) -> None:
 
 def _reserve(place: Place, release_ids: Iterator[str], granted: Callable[[str], object]) -> None:
     from dpdist.errors import RefusedError
+    from dpdist.ledger.ledger import Ledger
     from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
-    from dpdist.privacy.ledger import Ledger
 
     ledger = Ledger(place)
     dataset_id = ledger.dataset_id
@@ -96,7 +96,7 @@ def reserve_for_ever(place: Place, prefix: str, acknowledge: Connection) -> None
 
 
 class InlineEngine:
-    """What :class:`dpdist.engine.Engine` does, at once and in this process."""
+    """What :class:`dpdist.runtime.engine.Engine` does, at once and in this process."""
 
     workers = ("inline-0", "inline-1")
     memory = 1 << 34
@@ -143,9 +143,10 @@ class InlineEngine:
 
 def in_bands(height: int, patch: Callable[[Any, str, Any], None] = setattr) -> None:
     """Let every moment be summed in bands of so many rows, and stored in tiles of that side."""
-    from dpdist import pipeline, triangle
+    from dpdist import triangle
+    from dpdist.pipeline import release
 
-    laid_out = pipeline.layout_of  # type: ignore[attr-defined]
+    laid_out = release.layout_of  # type: ignore[attr-defined]
 
     def cut(*arguments: Any, **options: Any) -> Any:
         layout = laid_out(*arguments, **options)
@@ -154,12 +155,12 @@ def in_bands(height: int, patch: Callable[[Any, str, Any], None] = setattr) -> N
         return replace(layout, bands=tuple(bands)) if options["divisible"] else layout
 
     patch(triangle, "TILE", height)
-    patch(pipeline, "layout_of", cut)
+    patch(release, "layout_of", cut)
 
 
 @contextmanager
 def inline(*_: Any, **__: Any) -> Iterator[InlineEngine]:
-    """Stand in for :func:`dpdist.engine.connected`."""
+    """Stand in for :func:`dpdist.runtime.engine.connected`."""
     yield InlineEngine()
 
 
@@ -193,7 +194,9 @@ def _act(action: str, marker: Path) -> None:
 
 def run(arguments: Sequence[str]) -> None:
     """Run the command line with a fault in it."""
-    from dpdist import cli, engine, interruption
+    from dpdist import cli
+    from dpdist._util import interruption
+    from dpdist.runtime import engine
 
     action, point, marker, cluster, *rest = arguments
     # a test run in the background of a shell ignores interrupts, and so would this process

@@ -76,29 +76,31 @@ def _half_written(path: Path, pieces: Iterable[bytes]) -> None:
 
 def points() -> dict[str, Point]:
     """Return the moments of a release at which something can be made to happen, in their order."""
-    from dpdist import engine, pipeline, staging
+    from dpdist.ingest import periods
+    from dpdist.ledger.journal import Transaction
+    from dpdist.ledger.ledger import Ledger
+    from dpdist.ledger.postgresql import PostgresStorage, PostgresTransaction
+    from dpdist.ledger.sqlite import FolderStorage
+    from dpdist.ledger.witness import HeldFile
     from dpdist.mechanisms.base import IndependentEntries
     from dpdist.mechanisms.quantile import CalibratedHistogram
     from dpdist.moment import total
-    from dpdist.privacy.folder import FolderStorage
-    from dpdist.privacy.journal import Transaction
-    from dpdist.privacy.ledger import Ledger
-    from dpdist.privacy.postgres import PostgresStorage, PostgresTransaction
-    from dpdist.privacy.witness import HeldFile
+    from dpdist.pipeline import release
     from dpdist.release import archive, trusted
-    from dpdist.rows import intake
-    from dpdist.rows.reading import ChunkReader
+    from dpdist.rows.chunks import ChunkReader
+    from dpdist.runtime import engine
+    from dpdist.storage import atomic
 
     return {
-        "before sealing": Point(intake, "seal_rows", after=False),
-        "after sealing": Point(intake, "seal_rows", after=True),
+        "before sealing": Point(periods, "seal_rows", after=False),
+        "after sealing": Point(periods, "seal_rows", after=True),
         "inside the closing": Point(Transaction, "append", after=True, which=_appends("closed")),
         "after the closing": Point(Ledger, "close_period", after=True),
         "inside the reservation": Point(Transaction, "append", after=True, which=_appends("reserved")),
         "after the reservation": Point(trusted, "reserve", after=True),
         "before reading": Point(ChunkReader, "read", after=False),
         "with the cluster at work": Point(engine.Engine, "_watch", after=False),
-        "after the sum": Point(pipeline, "partition_moment", after=True),
+        "after the sum": Point(release, "partition_moment", after=True),
         "after a partial": Point(total, "partition_moment", after=True),
         "before the sums are fetched": Point(engine.Engine, "trusted", after=False, which=_fetches),
         "before the attempt": Point(Ledger, "begin", after=False),
@@ -117,7 +119,7 @@ def points() -> dict[str, Point]:
         "inside the note of the witness": Point(Transaction, "append", after=True, which=_appends("witnessed")),
         "after the commit": Point(Ledger, "commit", after=True),
         "before publication": Point(trusted, "publish", after=False),
-        "before the rename": Point(staging, "sync_tree", after=True),
+        "before the rename": Point(atomic, "sync_tree", after=True),
         "after the rename": Point(archive, "publish", after=True),
         "inside the record": Point(Transaction, "append", after=True, which=_appends("published")),
         "after publication": Point(trusted, "publish", after=True),

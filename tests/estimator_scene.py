@@ -16,11 +16,11 @@ import scipy.sparse
 import xarray as xr
 import zarr
 
-from dpdist.accounts import ingest_rows
-from dpdist.estimators import fitting
+from dpdist.estimators import fit
+from dpdist.ledger.in_memory import Register
 from dpdist.mechanisms.gaussian import CalibratedGaussian
+from dpdist.pipeline.budget import ingest_rows
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.register import Register
 
 Table = npt.NDArray[Any]
 ROWS, COLUMNS = 300, 7
@@ -107,7 +107,7 @@ def ingested(rows: Table, folder: Path, *, budget: str = "10") -> Path:
 def register(monkeypatch: pytest.MonkeyPatch) -> Register:
     """Give a test a register of its own: what one test has released is no other's business."""
     fresh = Register()
-    monkeypatch.setattr(fitting, "REGISTER", fresh)
+    monkeypatch.setattr(fit, "REGISTER", fresh)
     return fresh
 
 

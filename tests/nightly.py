@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from waiting import PATIENCE
 
-from dpdist.privacy.ledger import Ledger
+from dpdist.ledger.ledger import Ledger
 
 CLUSTER = Path(__file__).resolve().parents[1] / "cluster"
 LINGER = Path(__file__).parent / "linger"

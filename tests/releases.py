@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy.typing as npt
 
+from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import Neighbours
-from dpdist.privacy.ledger import Ledger
 from dpdist.release.archive import archived
 from dpdist.release.artefact import Release
 from dpdist.triangle import Band, packed, unpacked

@@ -1,6 +1,6 @@
 """A process that releases, one step after the other, over the real ledger and the real commit; memory is below them.
 
-What runs is :class:`dpdist.privacy.ledger.Ledger` and :func:`dpdist.release.trusted.commit_once`; only what lies below
+What runs is :class:`dpdist.ledger.ledger.Ledger` and :func:`dpdist.release.trusted.commit_once`; only what lies below
 them is replaced, by books and a witness in memory. Other processes may act between any two *steps* of a process:
 
 * each transaction of the journal is one step, since SQLite and PostgreSQL run one at a time. The lock of the witness is
@@ -30,13 +30,13 @@ from typing import Any, BinaryIO, NamedTuple
 from unittest import mock
 
 from dpdist.errors import DpdistError, RefusedError
-from dpdist.privacy import journal
-from dpdist.privacy import ledger as ledgers
-from dpdist.privacy.books import State, View
+from dpdist.ledger import journal
+from dpdist.ledger import ledger as ledgers
+from dpdist.ledger.journal import Transaction, canonical
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State, View
+from dpdist.ledger.witness import Testimony
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.privacy.journal import Transaction, canonical
-from dpdist.privacy.ledger import Ledger
-from dpdist.privacy.witness import Testimony
 from dpdist.release import trusted
 
 DATASET = "0123456789abcdef" * 2

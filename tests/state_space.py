@@ -18,9 +18,9 @@ from typing import Any
 
 from state_machine import DATASET, LEDGER_ID, NAMES, Books, Command, Local, Scene, advanced, folded, in_memory, told
 
-from dpdist.privacy.books import State
+from dpdist.ledger.journal import _digest, canonical, origin
+from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import MICRO
-from dpdist.privacy.journal import _digest, canonical, origin
 
 
 class ViolationError(AssertionError):

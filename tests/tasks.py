@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpdist.engine import Engine
+from dpdist.runtime.engine import Engine
 
 
 def submissions(engine: Engine, patch: pytest.MonkeyPatch) -> list[Any]:

@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 from ledgers import losses
 from replays import Recording, Replaying
 
-from dpdist import accounts, engine, pipeline, triangle
+from dpdist import triangle
 from dpdist.errors import DataError, DpdistError, UsageError
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.moment import layout as layouts
@@ -28,14 +30,15 @@ from dpdist.moment.layout import PROCESS_BYTES, Layout, layout_of
 from dpdist.moment.operator import MomentBands, ProductTask, partition_product
 from dpdist.moment.total import PER_WORKER, Partial, add_partials, complete, partition_moment, plan
 from dpdist.pca import lanczos
-from dpdist.privacy.books import State
+from dpdist.pipeline import release as release_steps
+from dpdist.pipeline.budget import create_ledger, default_ledger
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.privacy.ledger import Ledger
 from dpdist.release import artefact, trusted
 from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.runtime import engine
 from dpdist.triangle import Band, packed, unpacked
 
 Lattice = npt.NDArray[np.int64]
@@ -70,7 +73,7 @@ def described(rows: int, columns: int) -> RowsTable:
 @pytest.fixture
 def table(tmp_path: Path) -> RowsTable:
     made = table_at(tmp_path / "rows.zarr")
-    accounts.create_ledger(accounts.default_ledger(made.path), made.path)
+    create_ledger(default_ledger(made.path), made.path)
     return open_rows(made.path)
 
 
@@ -82,11 +85,11 @@ def in_bands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def release(table: RowsTable, request: ReleaseRequest = REQUEST, name: str = "release.zarr") -> artefact.Release:
-    return pipeline.release_rows(table.path, table.path.with_name(name), request).release
+    return release_steps.release_rows(table.path, table.path.with_name(name), request).release
 
 
 def drafts(table: RowsTable) -> list[Path]:
-    return list((accounts.default_ledger(table.path) / "blobs").iterdir())
+    return list((default_ledger(table.path) / "blobs").iterdir())
 
 
 # --- the triangle -----------------------------------------------------------------------------------------------------
@@ -248,7 +251,7 @@ def test_without_noise_a_release_in_bands_is_that_of_the_whole_moment(
     table = table_at(tmp_path / "rows.zarr", budget=None)
     request = replace(REQUEST, mechanism="none", for_reproduction=True, name=None)
     cut = release(table, request)
-    monkeypatch.setattr(pipeline, "layout_of", layout_of)
+    monkeypatch.setattr(release_steps, "layout_of", layout_of)
     whole = release(table, request, "whole.zarr")
     assert np.array_equal(cut.lattice, whole.lattice)
     assert cut.lattice.any()
@@ -280,7 +283,7 @@ def test_which_mechanisms_are_drawn_by_bands() -> None:
 @pytest.mark.usefixtures("in_bands")
 def test_a_release_in_bands_is_one_release_with_one_charge(table: RowsTable) -> None:
     first = release(table)
-    ledger = Ledger(accounts.default_ledger(table.path))
+    ledger = Ledger(default_ledger(table.path))
     assert [record.state for record in ledger.records] == [State.PUBLISHED]
     assert losses(ledger) == [PrivacyLoss.parse("1")]
     assert np.array_equal(release(table).lattice, first.lattice)
@@ -292,19 +295,19 @@ def test_a_release_in_bands_is_one_release_with_one_charge(table: RowsTable) -> 
 def test_rows_that_change_between_two_passes_stop_the_release_and_are_refunded(
     table: RowsTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    summed = pipeline.partition_moment  # type: ignore[attr-defined]
+    summed = release_steps.partition_moment  # type: ignore[attr-defined]
 
     def changing(task: Any) -> Partial:
         found = summed(task)
         return replace(found, fingerprint=found.fingerprint + (task.band.start > 0))
 
-    monkeypatch.setattr(pipeline, "partition_moment", changing)
+    monkeypatch.setattr(release_steps, "partition_moment", changing)
     with pytest.raises(DataError, match="changed while they were summed"):
         release(table)
-    ledger = Ledger(accounts.default_ledger(table.path))
+    ledger = Ledger(default_ledger(table.path))
     assert [record.state for record in ledger.records] == [State.ABORTED]
     assert drafts(table) == []
-    monkeypatch.setattr(pipeline, "partition_moment", summed)
+    monkeypatch.setattr(release_steps, "partition_moment", summed)
     release(table)
 
 
@@ -383,23 +386,24 @@ def test_components_from_products_are_those_of_the_matrix_whoever_multiplies(
     monkeypatch.setattr(engine, "connected", crash_driver.inline)
     crash_driver.in_bands(15, monkeypatch.setattr)
     table = table_at(tmp_path / "rows.zarr", 400, 40)
-    accounts.create_ledger(accounts.default_ledger(table.path), table.path)
+    create_ledger(default_ledger(table.path), table.path)
     release(
         open_rows(table.path),
         replace(REQUEST, mechanism="gaussian", loss=PrivacyLoss.parse("2", "1e-5"), centring=centring),
     )
     path = tmp_path / "release.zarr"
-    dense = pipeline.fit_components(path, tmp_path / "dense", 3)[0].components
+    dense = release_steps.fit_components(path, tmp_path / "dense", 3)[0].components
     monkeypatch.setattr(artefact, "_IN_MEMORY", 0)
-    here = pipeline.fit_components(path, tmp_path / "here", 3)[0].components
-    spread = pipeline.fit_components(path, tmp_path / "spread", 3, cluster=pipeline.Cluster(workers=2))[0].components
+    here = release_steps.fit_components(path, tmp_path / "here", 3)[0].components
+    cluster = release_steps.Cluster(workers=2)
+    spread = release_steps.fit_components(path, tmp_path / "spread", 3, cluster=cluster)[0].components
     assert dense.eigenvalues is not None
     assert here.eigenvalues == pytest.approx(dense.eigenvalues, rel=1e-9)
     assert here.components == pytest.approx(dense.components, abs=1e-6)
     assert here.mean.tolist() == dense.mean.tolist()
     assert here.components.tobytes() == spread.components.tobytes()
     with pytest.raises(UsageError, match="1 to 39"):
-        pipeline.fit_components(path, tmp_path / "all", 40)
+        release_steps.fit_components(path, tmp_path / "all", 40)
 
 
 @given(size=st.integers(1, 50), count=st.integers(1, 9), side=st.integers(1, 8))
@@ -446,7 +450,7 @@ def test_the_trusted_node_holds_one_band_at_a_time(tmp_path: Path, monkeypatch: 
     wide = replace(table, columns=WIDE, names=tuple(f"c{i}" for i in range(WIDE)))
     bands = [Band(0, 300, WIDE), Band(300, 700, WIDE), Band(700, WIDE, WIDE)]  # about as many entries each
     request = replace(REQUEST, mechanism="none", for_reproduction=True, name=None)  # draws nothing, so it is quick
-    transaction = trusted.Transaction(request, wide, accounts.default_ledger(table.path), tmp_path / "release.zarr")
+    transaction = trusted.Transaction(request, wide, default_ledger(table.path), tmp_path / "release.zarr")
 
     held: list[weakref.ref[npt.NDArray[np.int64]]] = []
     left: list[bool] = []

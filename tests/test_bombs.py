@@ -26,7 +26,7 @@ import xarray
 import zarr
 from test_ingest import refused, stored
 
-from dpdist.rows.ingest import ingest
+from dpdist.ingest.table import ingest
 
 MIB = 1 << 20
 SIZE = 2 << 30
@@ -131,7 +131,7 @@ PEAKS = """
     import json, re, resource, sys
     from pathlib import Path
     from dpdist.errors import DataError
-    from dpdist.rows.ingest import ingest
+    from dpdist.ingest.table import ingest
     import xarray, h5netcdf, anndata
     def peak():
         return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10

@@ -15,23 +15,25 @@ import pytest
 from click.testing import CliRunner, Result
 from tallies import alarms
 
-from dpdist import accounts, clipping, engine
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import DiscreteLaplace, RoundedNormal
 from dpdist.mechanisms.quantile import calibrated
-from dpdist.pipeline import Cluster
-from dpdist.privacy.books import State
+from dpdist.pipeline import clip_norm
+from dpdist.pipeline.budget import create_ledger, default_ledger
+from dpdist.pipeline.release import Cluster
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
-from dpdist.privacy.ledger import Ledger
-from dpdist.release import norms, worth
-from dpdist.release.norms import NormHistogram, NormsRequest, NormsTransaction
+from dpdist.release import norm_histogram, worth
+from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
 from dpdist.release.worth import forecast, worth_of
 from dpdist.rows.bounding import RowBound
+from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, created, open_rows
 from dpdist.rows.norms import NormGrid, counted, norms_of
-from dpdist.rows.reading import ChunkReader
 from dpdist.rows.units import Unit
+from dpdist.runtime import engine
 
 GRID = NormGrid.parse("1:64:2")
 PURE = NormsRequest(PrivacyLoss.parse("0.5"), GRID)
@@ -55,7 +57,7 @@ def table_of(path: Path, budget: PrivacyLoss, unit: Unit | None = None) -> RowsT
     rows = some_rows()
     with created(path, rows=len(rows), dtype="float64", names=tuple("abcd"), budget=budget, unit=unit) as writer:
         writer.append(rows)
-    accounts.create_ledger(accounts.default_ledger(path), path)
+    create_ledger(default_ledger(path), path)
     return open_rows(path)
 
 
@@ -72,15 +74,15 @@ def table(tmp_path: Path) -> RowsTable:
 
 
 def ledger_of(table: RowsTable) -> Ledger:
-    return Ledger(accounts.default_ledger(table.path))
+    return Ledger(default_ledger(table.path))
 
 
 def transaction_of(request: NormsRequest, table: RowsTable) -> NormsTransaction:
-    return NormsTransaction(request, table, accounts.default_ledger(table.path).absolute())
+    return NormsTransaction(request, table, default_ledger(table.path).absolute())
 
 
-def chosen(table: RowsTable, request: NormsRequest = PURE, *, budget_delta: bool = True) -> clipping.ClipChoice:
-    return clipping.choose_clip(table.path, request, HALF, budget_delta=budget_delta)
+def chosen(table: RowsTable, request: NormsRequest = PURE, *, budget_delta: bool = True) -> clip_norm.ClipChoice:
+    return clip_norm.choose_clip(table.path, request, HALF, budget_delta=budget_delta)
 
 
 def test_a_release_is_the_exact_histogram_plus_one_draw_of_the_noise(
@@ -88,7 +90,7 @@ def test_a_release_is_the_exact_histogram_plus_one_draw_of_the_noise(
 ) -> None:
     monkeypatch.setattr(worth, "forecast", lambda *_: "")  # of six hundred rows it would tell nothing
     fine = NormsRequest(PrivacyLoss.parse("0.5"), NormGrid(0.01, 640, 60))
-    choice = clipping.choose_clip(table.path, fine, Fraction(1, 100), budget_delta=True)
+    choice = clip_norm.choose_clip(table.path, fine, Fraction(1, 100), budget_delta=True)
     exact = counted(norms_of(some_rows(), RowBound(4, 1.0), np.empty((600, 4))), choice.histogram.edges)
     noise = np.array(choice.histogram.counts) - exact
     expected = calibrated(PrivacyLoss.parse("0.5", "1e-6"), Neighbours.REPLACE_ONE)
@@ -104,7 +106,7 @@ def test_a_release_is_the_exact_histogram_plus_one_draw_of_the_noise(
 def test_the_rows_of_one_unit_count_together(tmp_path: Path) -> None:
     made = table_of(tmp_path / "rows.zarr", PrivacyLoss.parse("9", "1e-6"), Unit("person", 3))
     request = replace(PURE, loss=PrivacyLoss.parse("3"))
-    noise = clipping.choose_clip(made.path, request, HALF, budget_delta=True).histogram.noise
+    noise = clip_norm.choose_clip(made.path, request, HALF, budget_delta=True).histogram.noise
     assert noise == calibrated(PrivacyLoss.parse("3", "1e-6"), Neighbours.REPLACE_ONE, 3).noise
 
 
@@ -158,19 +160,19 @@ def test_what_was_released_first_is_given_again_whoever_asked_for_it(table: Rows
 
 def test_what_was_reserved_is_resumed_and_what_was_aborted_is_not(table: RowsTable) -> None:
     pure = transaction_of(PURE, table)
-    norms.reserve(pure)
-    assert norms.settled(pure) == pure
-    norms.abort(pure)
-    gaussian = norms.settled(pure)
+    norm_histogram.reserve(pure)
+    assert norm_histogram.settled(pure) == pure
+    norm_histogram.abort(pure)
+    gaussian = norm_histogram.settled(pure)
     assert gaussian.request == GAUSSIAN
-    norms.reserve(gaussian)
+    norm_histogram.reserve(gaussian)
     assert chosen(table).histogram.release_id == gaussian.release_id
     assert [r.state for r in ledger_of(table).records] == [State.ABORTED, State.PUBLISHED]
 
 
 def test_who_is_reserved_anew_after_a_refund_is_no_longer_the_first(table: RowsTable) -> None:
-    norms.reserve(transaction_of(PURE, table))
-    norms.abort(transaction_of(PURE, table))
+    norm_histogram.reserve(transaction_of(PURE, table))
+    norm_histogram.abort(transaction_of(PURE, table))
     first = chosen(table)
     assert chosen(table, budget_delta=False).fresh
     assert chosen(table) == replace(first, fresh=False)
@@ -198,7 +200,7 @@ def test_over_budget_nothing_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_trusted_worker_settles_the_delta(table: RowsTable) -> None:
     where = Cluster(trusted_worker=True)
-    first = clipping.choose_clip(table.path, PURE, HALF, cluster=where, budget_delta=True)
+    first = clip_norm.choose_clip(table.path, PURE, HALF, cluster=where, budget_delta=True)
     assert first.histogram.release_id == GAUSSIAN.release_id(table)
     assert chosen(table) == replace(first, fresh=False)
 
@@ -207,7 +209,7 @@ def test_a_table_without_a_ledger_is_refused(tmp_path: Path) -> None:
     with created(tmp_path / "rows.zarr", rows=600, dtype="float64", names=tuple("abcd"), budget=None) as writer:
         writer.append(some_rows())
     with pytest.raises(RefusedError, match="No budget is declared"):
-        clipping.choose_clip(tmp_path / "rows.zarr", PURE, HALF, budget_delta=True)
+        clip_norm.choose_clip(tmp_path / "rows.zarr", PURE, HALF, budget_delta=True)
 
 
 @pytest.mark.parametrize("delta", ["0", "1e-6"])
@@ -230,9 +232,9 @@ def test_it_is_the_noise_that_will_be_drawn_which_is_asked_whether_it_hides_the_
     assert errors[0] + 2 < errors[1] < 300
     quantile = 1 - Fraction(round(errors[0]) + 1, 600)
     with pytest.raises(RefusedError, match="would be worth nothing"):
-        clipping.choose_clip(table.path, request, quantile, budget_delta=True)
+        clip_norm.choose_clip(table.path, request, quantile, budget_delta=True)
     assert ledger_of(table).records == []
-    assert clipping.choose_clip(table.path, request, quantile).fresh
+    assert clip_norm.choose_clip(table.path, request, quantile).fresh
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
@@ -262,7 +264,7 @@ def test_a_histogram_of_an_earlier_version_is_given_again_by_the_same_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = unpacked(tmp_path)
-    before = Ledger(accounts.default_ledger(rows)).records
+    before = Ledger(default_ledger(rows)).records
     no_row_is_read(monkeypatch)
     monkeypatch.chdir(tmp_path)
     for more in ((), ("--delta", "0")):
@@ -275,15 +277,15 @@ def test_a_histogram_of_an_earlier_version_is_given_again_by_the_same_command(
         assert told["error_rows"] >= stored["error_rows"]
         del expected["error_rows"]
         assert {key: told[key] for key in expected} == expected
-    assert Ledger(accounts.default_ledger(rows)).records == before
+    assert Ledger(default_ledger(rows)).records == before
 
 
 @pytest.mark.filterwarnings("ignore::dpdist.errors.NoWitnessWarning")
 def test_a_reservation_of_an_earlier_version_is_resumed_under_its_own_law(tmp_path: Path) -> None:
     rows = unpacked(tmp_path)
-    before = Ledger(accounts.default_ledger(rows)).records
+    before = Ledger(default_ledger(rows)).records
     told = json.loads(call("bound", rows, "--epsilon", "0.1", "--grid", "1:64:1", "--quantile", "0.5", "--json").stdout)
-    after = Ledger(accounts.default_ledger(rows)).records
+    after = Ledger(default_ledger(rows)).records
     assert [r.release_id for r in after] == [r.release_id for r in before]
     assert [r.state for r in before] == [State.PUBLISHED, State.RESERVED]
     assert [r.state for r in after] == [State.PUBLISHED, State.PUBLISHED]

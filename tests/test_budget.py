@@ -23,10 +23,10 @@ from sklearn.tree import DecisionTreeClassifier
 import dpdist
 from dpdist import Budget, PrivateCovariance, PrivatePCA
 from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.ledger.in_memory import Register
 from dpdist.mechanisms.gaussian import CalibratedGaussian
 from dpdist.privacy.accounting import caps_for, certified
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.privacy.register import Register
 from dpdist.release import trusted
 
 __all__ = ["register"]

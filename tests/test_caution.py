@@ -14,18 +14,22 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from dpdist import PrivateCovariance, PrivatePCA, accounts, engine, nightly, pipeline
+from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.cli import cli
-from dpdist.config import read_job
 from dpdist.errors import RefusedError, UsageError, WeakGuaranteeWarning
+from dpdist.jobs import periodic
+from dpdist.jobs.job_file import read_job
+from dpdist.ledger.ledger import Ledger
+from dpdist.pipeline.budget import default_ledger, ingest_rows
+from dpdist.pipeline.release import release_rows
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.privacy.ledger import Ledger
 from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
-from dpdist.report import write
+from dpdist.report.html import write
 from dpdist.rows.dataset import open_rows
 from dpdist.rows.units import Unit
+from dpdist.runtime import engine
 
 pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
 
@@ -43,7 +47,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(engine, "connected", crash_driver.inline)
     np.save(tmp_path / "table.npy", np.random.default_rng(1).normal(size=(ROWS, 3)))
     budget = PrivacyLoss.parse("100", "0.5")
-    return accounts.ingest_rows(tmp_path / "table.npy", tmp_path / "rows.zarr", budget=budget).path
+    return ingest_rows(tmp_path / "table.npy", tmp_path / "rows.zarr", budget=budget).path
 
 
 def release(rows: Path, *options: object, delta: str = "0.002", name: str = "release.zarr") -> Result:
@@ -51,7 +55,7 @@ def release(rows: Path, *options: object, delta: str = "0.002", name: str = "rel
 
 
 def charged(rows: Path) -> int:
-    return len(Ledger(accounts.default_ledger(rows)).records)
+    return len(Ledger(default_ledger(rows)).records)
 
 
 def test_a_delta_of_one_over_n_is_refused_and_nothing_is_spent(rows: Path) -> None:
@@ -118,7 +122,7 @@ def test_n_is_the_number_of_rows_of_whatever_unit(tmp_path: Path, monkeypatch: p
     np.save(tmp_path / "table.npy", np.column_stack([people, np.random.default_rng(1).normal(size=(ROWS, 2))]))
     rows = tmp_path / "rows.zarr"
     budget = PrivacyLoss.parse("10", "0.5")
-    accounts.ingest_rows(tmp_path / "table.npy", rows, budget=budget, unit=Unit("c0", 5))
+    ingest_rows(tmp_path / "table.npy", rows, budget=budget, unit=Unit("c0", 5))
     assert isinstance(release(rows).exception, RefusedError)  # 100 people, 500 rows: 1/500 is the safe one of the two
     assert release(rows, delta="0.0019").exit_code == 0
 
@@ -177,7 +181,7 @@ def test_with_periods_n_is_that_of_all_periods_so_far(tmp_path: Path, monkeypatc
     job.write_text(text)
     assert call("run", job).exit_code == 0  # and what is released stays released
     assert (tmp_path / "published" / "total" / "d2.zarr").exists()
-    assert nightly.open_series(read_job(job)).table.count(["d0", "d2"]) == 200
+    assert periodic.open_series(read_job(job)).table.count(["d0", "d2"]) == 200
 
 
 @pytest.mark.parametrize("kind", [PrivatePCA, PrivateCovariance])
@@ -214,7 +218,7 @@ def test_an_epsilon_above_ten_is_said_in_python(rows: Path) -> None:
             PrivateCovariance(epsilon=12, delta=1e-6, clip=3, centre="none").fit(given)
     request = ReleaseRequest("gaussian", PrivacyLoss.parse("11", "1e-6"), 3.0)
     with pytest.warns(WeakGuaranteeWarning, match="Epsilon 11"):
-        pipeline.release_rows(rows, rows.with_name("a.zarr"), request)
+        release_rows(rows, rows.with_name("a.zarr"), request)
     with pytest.warns(WeakGuaranteeWarning, match="Epsilon 11"):
         PrivateCovariance.from_release(rows.with_name("a.zarr"))
 
@@ -232,9 +236,9 @@ def test_an_epsilon_above_ten_is_amber_with_words_on_the_command_line_and_in_the
     for epsilon in ("10", "12", "1000000"):
         path = rows.with_name(f"r{epsilon}.zarr")
         command = ("release", rows, path, "--epsilon", epsilon, "--delta", "1e-6", "--clip", "3")
-        shutil.rmtree(accounts.default_ledger(rows))
+        shutil.rmtree(default_ledger(rows))
         shutil.rmtree(rows)
-        accounts.ingest_rows(rows.with_name("table.npy"), rows, budget=PrivacyLoss.parse("1000000", "0.5"))
+        ingest_rows(rows.with_name("table.npy"), rows, budget=PrivacyLoss.parse("1000000", "0.5"))
         said, told = call(*command), call(*command, "--json")
         shown, page = call("inspect", path), rows.with_name("page.html")
         write(open_release(path), page)

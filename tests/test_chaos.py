@@ -22,11 +22,11 @@ from chaos_scene import MissedError, Scene
 from chaos_stage import Stage, staging
 from postgres_server import Server
 
-from dpdist import engine
 from dpdist.mechanisms.base import Additive
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
+from dpdist.runtime import engine
 from dpdist.triangle import packed, unpacked
 
 SEARCHED = {"driver killed", "trusted process killed", "chunk damaged"}
@@ -54,7 +54,7 @@ HOLDER = """
 import sys
 import numpy as np
 from dpdist.moment.gram import GramSum
-from dpdist.process import forbid_core_dumps
+from dpdist.runtime.process import forbid_core_dumps
 from dpdist.triangle import Band
 forbid_core_dumps()
 if sys.argv[1] == "holding":

@@ -13,9 +13,10 @@ import pytest
 from cli_scene import LOSS, Call, assert_nothing_spent, call, here, made, names_in, start, tree
 from ledgers import losses
 
-from dpdist import __version__, pipeline
+from dpdist import __version__
+from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED
-from dpdist.privacy.ledger import Ledger
+from dpdist.pipeline import release as release_steps
 
 __all__ = ["call", "here", "made"]
 
@@ -67,13 +68,14 @@ def test_an_address_that_is_none_is_refused_without_a_traceback(here: Path, addr
 
 DEFECT = """
 import sys
-from dpdist import cli, accounts, pipeline
+from dpdist import cli
+from dpdist.pipeline import release as release_steps
 
 def broken(task):
     raise RuntimeError("sentinel-73519")
 
 if __name__ == "__main__":
-    pipeline.partition_moment = broken
+    release_steps.partition_moment = broken
     sys.argv[0] = "dpdist"
     cli.main()
 """
@@ -233,7 +235,7 @@ def test_an_unexpected_error_tells_its_type_and_place_but_not_its_text(
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("sentinel-73519") from ValueError("sentinel-73519 in the cause")
 
-    monkeypatch.setattr(pipeline, "open_rows", broken)
+    monkeypatch.setattr(release_steps, "open_rows", broken)
     said = call("release", "rows.zarr", "release.zarr", *LOSS)
     assert said.code == 1
     assert re.search(r"defect in dpdist: RuntimeError at test_cli\.py:\d+", said.message)
@@ -246,7 +248,7 @@ def test_an_interruption_is_exit_5(here: Path, call: Call, monkeypatch: pytest.M
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "open_rows", interrupted)
+    monkeypatch.setattr(release_steps, "open_rows", interrupted)
     said = call("release", "rows.zarr", "release.zarr", *LOSS)
     assert said.code == 5
     assert said.err == "\ndpdist: Interrupted: the same command resumes, and what was reserved is not charged again.\n"

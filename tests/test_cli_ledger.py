@@ -14,8 +14,8 @@ import pytest
 from cli_scene import BUDGET, LOSS, Call, call, here, made, names_in, released, tree
 from ledgers import new_address
 
+from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger
 from dpdist.release.artefact import open_release
 from dpdist.rows.dataset import created, open_rows
 

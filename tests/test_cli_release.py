@@ -16,10 +16,10 @@ from cli_scene import BUDGET, CHUNK, LOSS, ROWS, Call, assert_nothing_spent, cal
 from distributed import LocalCluster
 from ledgers import losses
 
-from dpdist import engine
+from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger
 from dpdist.release.artefact import open_release
+from dpdist.runtime import engine
 
 __all__ = ["call", "here", "made"]
 

@@ -16,11 +16,11 @@ import pytest
 import zarr
 from cli_scene import CHUNK, ROWS, Call, call, here, made, names_in, released, tree
 
-from dpdist import engine
+from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger
 from dpdist.release.artefact import open_release
 from dpdist.rows.dataset import open_rows
+from dpdist.runtime import engine
 
 __all__ = ["call", "here", "made", "released"]
 

@@ -9,8 +9,8 @@ import crash_driver
 import pytest
 from cli_scene import LOSS, Call, call, here, made, tree
 
-from dpdist import engine
-from dpdist.privacy.ledger import Ledger
+from dpdist.ledger.ledger import Ledger
+from dpdist.runtime import engine
 
 __all__ = ["call", "here", "made"]
 RELEASE = ("release", "rows.zarr", "release.zarr", *LOSS)
@@ -118,8 +118,8 @@ def test_a_ledger_that_never_had_a_witness_says_so_once_in_words(
     assert call(*RELEASE).code == 0
     shutil.rmtree(here.with_name("state"))
     with monkeypatch.context() as patch:  # as the version before this one left it
-        patch.setattr("dpdist.privacy.books.View.witnessed", False, raising=False)
-        patch.setattr("dpdist.privacy.books.View.__setattr__", _deaf)
+        patch.setattr("dpdist.ledger.state.View.witnessed", False, raising=False)
+        patch.setattr("dpdist.ledger.state.View.__setattr__", _deaf)
         said = call("release", "rows.zarr", "other.zarr", "--epsilon", ".1", "--delta", "1e-6", "--clip", "300")
     assert said.code == 0
     assert said.err.count("never had a witness") == 1

@@ -17,8 +17,8 @@ from nightly import CLUSTER
 from packages import missing, need
 from waiting import until
 
-from dpdist.config import read_job
-from dpdist.engine import WORKER_ENVIRONMENT
+from dpdist.jobs.job_file import read_job
+from dpdist.runtime.engine import WORKER_ENVIRONMENT
 
 WAYS = ("laptop", "hand", "ssh", "slurm", "kubernetes", "containers", "systemd", "cron")
 PRIVATE = "DASK_DISTRIBUTED__"
@@ -273,8 +273,8 @@ ADDRESSES = re.compile(r"postgresql\+psycopg://[^\s\"'`]*ledger=[^\s\"'`]*")
 
 
 def test_every_address_of_a_ledger_that_is_shown_would_be_taken() -> None:
-    from dpdist.privacy.places import Address
-    from dpdist.privacy.postgres import PostgresStorage
+    from dpdist.ledger.address import Address
+    from dpdist.ledger.postgresql import PostgresStorage
 
     pages = [CLUSTER.parent / "README.md", *(path for path in CLUSTER.rglob("*") if path.is_file())]
     shown = [found for page in pages for found in ADDRESSES.findall(page.read_text(errors="ignore"))]

@@ -20,7 +20,7 @@ from dpdist.privacy import accounting
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, parallel, sequential, write_sum
-from dpdist.release.extent import Extent, merged
+from dpdist.release.coverage import Extent, merged
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.units import Unit
 

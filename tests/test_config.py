@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpdist.config import Job, read_job, read_public_centre, request_from
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
-from dpdist.pipeline import Cluster
+from dpdist.jobs.job_file import Job, read_job, read_public_centre, request_from
+from dpdist.ledger.address import Address
+from dpdist.pipeline.release import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.privacy.places import Address
 from dpdist.release.request import Centring, ReleaseRequest
 
 FULL = """

@@ -12,13 +12,13 @@ from click.testing import CliRunner
 from tasks import submissions
 
 from dpdist.cli import cli
-from dpdist.engine import connected
 from dpdist.errors import UsageError
 from dpdist.moment import cost
 from dpdist.moment.layout import Layout
 from dpdist.moment.total import add_partials, complete, partition_moment
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import created, open_rows
+from dpdist.runtime.engine import connected
 from dpdist.triangle import Band
 
 COLUMNS = 1200

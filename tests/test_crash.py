@@ -25,10 +25,10 @@ from ledgers import losses
 from nightly import events
 from waiting import PATIENCE, until
 
-from dpdist import accounts
-from dpdist.privacy.books import Record, State
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import Record, State
+from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger
 from dpdist.release.artefact import Release, open_release
 from dpdist.rows.dataset import created
 
@@ -60,7 +60,7 @@ class Place:
     @property
     def ledger(self) -> Ledger:
         """The ledger, opened anew."""
-        return Ledger(accounts.default_ledger(self.rows))
+        return Ledger(budget.default_ledger(self.rows))
 
     @property
     def record(self) -> Record | None:
@@ -72,7 +72,7 @@ class Place:
     @property
     def blobs(self) -> list[str]:
         """What lies in the private folder of the ledger."""
-        return sorted(path.name for path in (accounts.default_ledger(self.rows) / "blobs").iterdir())
+        return sorted(path.name for path in (budget.default_ledger(self.rows) / "blobs").iterdir())
 
     def command(self, *more: str, epsilon: str = "1") -> list[str]:
         """Return the command line of the release."""
@@ -85,7 +85,7 @@ class Place:
 
     def events(self) -> Counter[str]:
         """Count the journal's entries by what happened."""
-        return events(accounts.default_ledger(self.rows))
+        return events(budget.default_ledger(self.rows))
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def place(tmp_path: Path) -> Place:
     values = np.random.default_rng(1).integers(0, 32, (500, 4), dtype=np.uint8)
     with created(made.rows, rows=500, dtype="uint8", names=("a", "b", "c", "d"), budget=BUDGET) as writer:
         writer.append(values)
-    accounts.create_ledger(accounts.default_ledger(made.rows), made.rows)
+    budget.create_ledger(budget.default_ledger(made.rows), made.rows)
     return made
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from dpdist.errors import DataError
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import dataset
+from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, chunk_rows_for, created, open_rows, partitions
-from dpdist.rows.reading import ChunkReader
 
 BUDGET = PrivacyLoss.parse("2", "1e-6")
 

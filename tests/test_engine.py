@@ -24,14 +24,14 @@ from distributed.security import Security
 from tasks import submissions
 from waiting import until
 
-from dpdist import engine
-from dpdist.engine import Engine, connected
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError
 from dpdist.moment.layout import PROCESS_BYTES, Layout
 from dpdist.moment.total import add_partials, complete, partition_moment, plan
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.runtime import engine
+from dpdist.runtime.engine import Engine, connected
 from dpdist.triangle import Band
 
 

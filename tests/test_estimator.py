@@ -25,10 +25,10 @@ from sklearn.pipeline import make_pipeline
 
 from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.errors import DataError, DrownedWarning, RefusedError, UsageError
-from dpdist.estimators import fitting
-from dpdist.pipeline import Cluster, fit_components, project_rows
-from dpdist.privacy.fingerprints import Fingerprints
-from dpdist.privacy.register import Register
+from dpdist.estimators import fit
+from dpdist.ledger.fingerprints import Fingerprints
+from dpdist.ledger.in_memory import Register
+from dpdist.pipeline.release import Cluster, fit_components, project_rows
 from dpdist.release import artefact
 from dpdist.rows import dataset
 
@@ -110,7 +110,7 @@ def test_without_noise_to_speak_of_components_are_those_of_numpy(monkeypatch: py
     assert found.squared_cosine_intervals_.shape == (3, 2)
     assert found.squared_cosine_intervals_.min() > 0.99  # at so large a loss there is hardly any noise
     assert not found.mean_.any()
-    monkeypatch.setattr(fitting, "REGISTER", Register())  # twice that loss is refused
+    monkeypatch.setattr(fit, "REGISTER", Register())  # twice that loss is refused
     covariance = PrivateCovariance(epsilon=10**6, delta=1e-6, clip=8, grid_bits=22).fit(rows)
     assert np.abs(covariance.covariance_ - np.cov(clipped, rowvar=False, bias=True)).max() < 1e-4
     assert np.abs(covariance.location_ - clipped.mean(axis=0)).max() < 1e-5

@@ -16,10 +16,11 @@ import pytest
 from distributed import Client
 from estimator_scene import CLIP, COLUMNS, ingested, register, silent, table
 
-from dpdist import PrivatePCA, engine
-from dpdist.engine import Engine
+from dpdist import PrivatePCA
 from dpdist.errors import RefusedError, ResumableError, UsageError
-from dpdist.privacy.register import Register
+from dpdist.ledger.in_memory import Register
+from dpdist.runtime import engine
+from dpdist.runtime.engine import Engine
 
 __all__ = ["register", "silent"]
 pytestmark = [
@@ -35,7 +36,7 @@ import dask, dask.array as da, numpy as np
 from distributed import Client, Scheduler, SpecCluster, Worker
 from dpdist import PrivatePCA
 from dpdist.errors import DpdistError
-from dpdist.pipeline import Cluster
+from dpdist.pipeline.release import Cluster
 
 host, rows = sys.argv[1:]
 warnings.simplefilter("ignore")

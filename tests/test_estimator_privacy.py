@@ -25,13 +25,13 @@ from sklearn.tree import DecisionTreeClassifier
 
 from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.errors import DataError, DrownedWarning, PrivacyLeakWarning, RefusedError
+from dpdist.ledger.fingerprints import Fingerprints
+from dpdist.ledger.in_memory import Register
 from dpdist.mechanisms.gaussian import CalibratedGaussian
 from dpdist.mechanisms.registry import calibrated
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.accounting import composed_epsilon_micro, fits
-from dpdist.privacy.fingerprints import Fingerprints
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.privacy.register import Register
 from dpdist.release import combine, trusted
 
 __all__ = ["register"]

@@ -13,9 +13,9 @@ import pytest
 from scipy import stats
 from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler, normalize
 
-from dpdist.privacy import fingerprints
-from dpdist.privacy.fingerprints import Fingerprints, Sketch, log_chance
-from dpdist.privacy.register import Register
+from dpdist.ledger import fingerprints
+from dpdist.ledger.fingerprints import Fingerprints, Sketch, log_chance
+from dpdist.ledger.in_memory import Register
 
 Table = npt.NDArray[np.float64]
 KEY = bytes(range(16))

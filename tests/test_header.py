@@ -12,10 +12,10 @@ import pytest
 from cli_scene import Call, call
 from test_ingest import refused, stored
 
-from dpdist.config import columns_from, read_job
 from dpdist.errors import DataError, UsageError
-from dpdist.rows.ingest import ingest
-from dpdist.rows.readers import Choices
+from dpdist.ingest.sources import Choices
+from dpdist.ingest.table import ingest
+from dpdist.jobs.job_file import columns_from, read_job
 
 __all__ = ["call"]
 

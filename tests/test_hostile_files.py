@@ -32,14 +32,15 @@ from scipy import sparse
 from test_ingest import refused, stored
 from test_readers import GENES, LAYOUTS, counts, write_h5ad
 
-from dpdist.config import read_job
 from dpdist.errors import DataError, UsageError
+from dpdist.ingest.readers import apart
+from dpdist.ingest.sources import Choices
+from dpdist.ingest.table import ingest
+from dpdist.jobs.job_file import read_job
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import created
-from dpdist.rows.ingest import ingest
-from dpdist.rows.readers import Choices, apart
-from dpdist.staging import make_public_folder
+from dpdist.storage.atomic import make_public_folder
 
 __all__ = ["call"]
 TINY = 1 << 20
@@ -209,8 +210,8 @@ PEAK = """
     import resource, re, sys
     from pathlib import Path
     from dpdist.errors import DataError
-    from dpdist.rows.ingest import ingest
-    from dpdist.rows.readers import netcdf
+    from dpdist.ingest.table import ingest
+    from dpdist.ingest.sources import netcdf
     import xarray, h5netcdf, anndata  # what is imported late
     resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
     peak = lambda: int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
@@ -479,7 +480,7 @@ def test_a_crash_of_a_library_and_its_appetite_are_told_in_a_sentence(
 
     for fault, needle in ((crash, "its library ends by a crash"), (hunger, "does not fit into the memory")):
         with monkeypatch.context() as patch:
-            patch.setattr("dpdist.rows.readers.anndata.contained", fault)
+            patch.setattr("dpdist.ingest.readers.anndata.contained", fault)
             refused(tmp_path / "t.h5ad", "t.h5ad", needle)
     made = ingest(tmp_path / "t.h5ad", tmp_path / "rows.zarr")
     assert np.array_equal(stored(made.path), counts())

@@ -25,10 +25,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpdist.errors import DataError, UsageError
+from dpdist.ingest.readers import npy, parquet, text
+from dpdist.ingest.sources import KINDS, Choices, Survey
+from dpdist.ingest.table import ingest
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import DTYPES, chunk_rows_for
-from dpdist.rows.ingest import ingest
-from dpdist.rows.readers import KINDS, Choices, Survey, arrays, parquet, text
 
 Table = npt.NDArray[Any]
 SECRET = 73519.25
@@ -77,7 +78,7 @@ def stored(target: Path) -> Table:
 
 def pieces_of(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Make the readers read in small pieces, in bytes."""
-    for reader in (arrays, parquet):
+    for reader in (npy, parquet):
         monkeypatch.setattr(reader, "PIECE", size)
 
 
@@ -504,7 +505,7 @@ def test_a_truncated_array_is_refused_before_anything_is_written(
     (tmp_path / "t.npy").write_bytes(short)
     with zipfile.ZipFile(tmp_path / "t.npz", "w") as archive:
         archive.writestr("X.npy", short)
-    monkeypatch.setattr("dpdist.rows.ingest.created", None)
+    monkeypatch.setattr("dpdist.ingest.table.created", None)
     refused(tmp_path / name, name, "truncated")
 
 
@@ -629,7 +630,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 MEMORY = """
     import re, sys
     from pathlib import Path
-    from dpdist.rows.ingest import ingest
+    from dpdist.ingest.table import ingest
     def peak():  # not ru_maxrss, which a process inherits from the one that started it
         return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
     ingest(Path(sys.argv[2]), Path(sys.argv[3]))  # whatever is imported or started late

@@ -12,16 +12,17 @@ import pytest
 import sentinel
 from click.testing import CliRunner, Result
 
-from dpdist import accounts, engine, inspection
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError
 from dpdist.pca import projection
 from dpdist.pca.model import open_model
+from dpdist.pipeline import budget, inspect
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import dataset
 from dpdist.rows.dataset import RowsTable, created, open_rows
 from dpdist.rows.units import Unit
-from dpdist.store import CHECKSUM_BYTES
+from dpdist.runtime import engine
+from dpdist.storage.arrays import CHECKSUM_BYTES
 
 BUDGET = PrivacyLoss.parse("2", "1e-5")
 NAMES = tuple(f"column-{i}" for i in range(sentinel.COLUMNS))
@@ -61,7 +62,7 @@ def rows(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         unit=Unit("person", 3),
     ) as writer:  # fmt: skip
         writer.append(values)
-    accounts.create_ledger(accounts.default_ledger(path), path)
+    budget.create_ledger(budget.default_ledger(path), path)
     return open_rows(path)
 
 
@@ -85,7 +86,7 @@ def test_rows_are_described_and_no_value_of_them_is_told(rows: RowsTable) -> Non
         "rows.ledger: budget epsilon 2, delta 1e-05; charged 0 releases; left: one gaussian",
     ):  # fmt: skip
         assert part in " ".join(words.split())
-    facts = inspection.inspected(rows.path)
+    facts = inspect.inspected(rows.path)
     assert facts["bytes"] == sum(p.stat().st_size for p in (rows.path / "c").rglob("*") if p.is_file())
     assert facts["columns"] == list(NAMES)
     assert facts["damaged"] is None  # nobody looked
@@ -93,7 +94,7 @@ def test_rows_are_described_and_no_value_of_them_is_told(rows: RowsTable) -> Non
 
 def test_a_sound_table_verifies_and_every_chunk_was_read(rows: RowsTable) -> None:
     seen: list[tuple[int, int]] = []
-    assert inspection.inspected(rows.path, verify=True, progress=lambda *at: seen.append(at))["damaged"] == []
+    assert inspect.inspected(rows.path, verify=True, progress=lambda *at: seen.append(at))["damaged"] == []
     assert seen == [(i + 1, 8) for i in range(8)]
     code, words = inspected(rows.path, "--verify")
     assert (code, "nothing is damaged" in words) == (0, True)
@@ -108,7 +109,7 @@ def test_every_damaged_chunk_is_named(rows: RowsTable) -> None:
     named = [line.split()[2] for line in words.splitlines() if line.startswith("DAMAGED")]
     assert named == ["1", "4", "7"]
     # without reading, what is missing is seen all the same, and what was altered is not
-    facts = inspection.inspected(rows.path)
+    facts = inspect.inspected(rows.path)
     assert [each.split()[1] for each in facts["damaged"]] == ["4"]
     assert inspected(rows.path)[0] == 4
 
@@ -119,7 +120,7 @@ def test_damage_is_found_in_every_chunk(rows: RowsTable, damage: Callable[[Path]
         chunk = rows.chunk_path(index)
         content = chunk.read_bytes()
         damage(chunk)
-        (wrong,) = inspection.inspected(rows.path, verify=True)["damaged"]
+        (wrong,) = inspect.inspected(rows.path, verify=True)["damaged"]
         assert wrong.lower().startswith(f"chunk {index} ")
         chunk.write_bytes(content)
     assert CHECKSUM_BYTES == 4
@@ -129,7 +130,7 @@ def test_the_ledger_is_told_where_it_is_and_how_it_stands(rows: RowsTable, tmp_p
     asked = ("bound", rows.path, "--epsilon", "1", "--grid", "1:8192:1", "--quantile", "0.5")
     assert call(*asked).exit_code in {0, 4}
     assert "budget epsilon 2, delta 1e-05; charged 1 release; left: one " in told(rows.path)
-    place = accounts.default_ledger(rows.path)
+    place = budget.default_ledger(rows.path)
     place.rename(tmp_path / "moved.ledger")
     assert f"{place} is not there; budget epsilon 2" in told(rows.path)
     assert "charged 1 release; left" in told(rows.path, "--ledger", tmp_path / "moved.ledger")
@@ -141,8 +142,8 @@ def test_the_ledger_is_told_where_it_is_and_how_it_stands(rows: RowsTable, tmp_p
 
 
 def make_ledger(rows: Path) -> Path:
-    accounts.create_ledger(accounts.default_ledger(rows), rows, BUDGET)
-    return accounts.default_ledger(rows)
+    budget.create_ledger(budget.default_ledger(rows), rows, BUDGET)
+    return budget.default_ledger(rows)
 
 
 def test_releases_models_and_scores_say_what_they_are(rows: RowsTable, tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_releases_models_and_scores_say_what_they_are(rows: RowsTable, tmp_path:
         assert part in words
     altered(scores / "c" / "2" / "0")
     (scores / "c" / "5" / "0").unlink()
-    damaged = inspection.inspected(scores, verify=True)["damaged"]
+    damaged = inspect.inspected(scores, verify=True)["damaged"]
     assert [each.split()[1] for each in damaged] == ["2", "5"]
     assert inspected(scores, "--verify")[0] == 4
     assert step == sentinel.CHUNK_ROWS
@@ -202,10 +203,10 @@ def test_a_folder_of_periods_is_described_and_verified_against_its_seals(
     assert inspected(folder / "d2.zarr", "--verify")[0] == 0  # its checksum is right
     code, words = inspected(folder, "--verify")  # and the seal is not
     assert (code, "is not what was sealed" in words) == (4, True)
-    accounts.default_ledger(folder).rename(tmp_path / "away")
+    budget.default_ledger(folder).rename(tmp_path / "away")
     assert "is not there" in inspected(folder)[1]
     with pytest.raises(RefusedError, match="seals of the periods"):
-        inspection.inspected(folder, verify=True)
+        inspect.inspected(folder, verify=True)
 
 
 def nightly_folder(tmp_path: Path) -> Path:
@@ -235,9 +236,9 @@ def test_anything_else_is_told_apart(tmp_path: Path) -> None:
         "later.zarr": "dpdist-rows/9", "broken.zarr": "damaged", "ragged.zarr": "no usable rows",
     }.items():  # fmt: skip
         with pytest.raises(DataError, match=said):
-            inspection.inspected(tmp_path / name)
+            inspect.inspected(tmp_path / name)
 
 
 def test_a_ledger_is_pointed_to_its_own_command(rows: RowsTable) -> None:
     with pytest.raises(DataError, match="dpdist ledger show"):
-        inspection.inspected(accounts.default_ledger(rows.path))
+        inspect.inspected(budget.default_ledger(rows.path))

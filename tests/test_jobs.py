@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 from nightly import events
 
-from dpdist import accounts, config, engine, jobs, nightly, pipeline
-from dpdist.engine import progress_bar
 from dpdist.errors import DataError, UsageError
+from dpdist.jobs import job_file, periodic
+from dpdist.jobs import run as job_runs
+from dpdist.ledger.ledger import Ledger
 from dpdist.pca import model as models
+from dpdist.pipeline import budget, release
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger
+from dpdist.runtime import engine
+from dpdist.runtime.engine import progress_bar
 
 PLAIN = """
 [rows]
@@ -56,7 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(job: Path) -> dict[str, Any]:
-    return jobs.run(config.read_job(job), say=print, progress=progress_bar)
+    return job_runs.run(job_file.read_job(job), say=print, progress=progress_bar)
 
 
 def overtaken(
@@ -88,17 +91,17 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 STEPS = [
-    ("plain", accounts, "ingest"),
-    ("plain", accounts, "ingest, after"),
-    ("plain", accounts, "complete_ingest"),
-    ("plain", pipeline, "release_table"),
+    ("plain", budget, "ingest"),
+    ("plain", budget, "ingest, after"),
+    ("plain", budget, "complete_ingest"),
+    ("plain", release, "release_table"),
     ("plain", models, "save"),
-    ("plain", pipeline, "project_rows"),
-    ("periods", accounts, "create_periods"),
-    ("periods", accounts, "create_periods, after"),
-    ("periods", nightly, "locked"),
-    ("periods", pipeline, "release_table"),
-    ("periods", nightly, "write_sum"),
+    ("plain", release, "project_rows"),
+    ("periods", budget, "create_periods"),
+    ("periods", budget, "create_periods, after"),
+    ("periods", periodic, "locked"),
+    ("periods", release, "release_table"),
+    ("periods", periodic, "write_sum"),
     ("periods", models, "save"),
 ]
 
@@ -127,9 +130,9 @@ def test_two_runs_that_find_no_ledger_create_one(folder: Path, monkeypatch: pyte
     """The first waits where it creates, for the second to be there too; that one must not come so far."""
     rows = folder / "rows.zarr"
     with monkeypatch.context() as patch:
-        patch.setattr(accounts, "complete_ingest", lambda *_: None)  # as if it had died before
-        accounts.ingest_rows(folder / "table.npy", rows, budget=PrivacyLoss.parse("1"))
-    together, creating = threading.Barrier(2), accounts._create_ledger
+        patch.setattr(budget, "complete_ingest", lambda *_: None)  # as if it had died before
+        budget.ingest_rows(folder / "table.npy", rows, budget=PrivacyLoss.parse("1"))
+    together, creating = threading.Barrier(2), budget._create_ledger
 
     def slow(*arguments: Any) -> Ledger:
         with suppress(threading.BrokenBarrierError):
@@ -137,9 +140,9 @@ def test_two_runs_that_find_no_ledger_create_one(folder: Path, monkeypatch: pyte
         made: Ledger = creating(*arguments)
         return made
 
-    monkeypatch.setattr(accounts, "_create_ledger", slow)
+    monkeypatch.setattr(budget, "_create_ledger", slow)
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(accounts.complete_ingest, [rows, rows]))
+        found = list(pool.map(budget.complete_ingest, [rows, rows]))
     assert together.broken
     assert found[0].ledger_id == found[1].ledger_id == Ledger(folder / "rows.ledger").ledger_id
     assert events(folder / "rows.ledger")["created"] == 1
@@ -152,14 +155,14 @@ def test_a_folder_without_locks_gets_no_ledger_and_is_used_with_one(
         raise OSError(errno.ENOLCK, "No locks available")
 
     rows = folder / "rows.zarr"
-    accounts.ingest_rows(folder / "table.npy", rows)
+    budget.ingest_rows(folder / "table.npy", rows)
     with monkeypatch.context() as patch:
-        patch.setattr("dpdist.staging.fcntl.flock", no_locks)
+        patch.setattr("dpdist.storage.atomic.fcntl.flock", no_locks)
         with pytest.raises(DataError, match="cannot be locked: No locks available"):
-            accounts.create_ledger(folder / "rows.ledger", rows, PrivacyLoss.parse("1"))
-    accounts.create_ledger(folder / "rows.ledger", rows, PrivacyLoss.parse("1"))
-    monkeypatch.setattr("dpdist.staging.fcntl.flock", no_locks)
-    assert accounts.complete_ingest(rows).ledger_id is not None
+            budget.create_ledger(folder / "rows.ledger", rows, PrivacyLoss.parse("1"))
+    budget.create_ledger(folder / "rows.ledger", rows, PrivacyLoss.parse("1"))
+    monkeypatch.setattr("dpdist.storage.atomic.fcntl.flock", no_locks)
+    assert budget.complete_ingest(rows).ledger_id is not None
 
 
 def test_what_another_run_made_of_something_else_is_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,13 +43,13 @@ from ledgers import (
 from releases import content_of
 
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.ledger.address import Place
+from dpdist.ledger.journal import Transaction
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.sqlite import FolderStorage
+from dpdist.ledger.state import State
 from dpdist.privacy.accounting import caps_for
-from dpdist.privacy.books import State
-from dpdist.privacy.folder import FolderStorage
 from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
-from dpdist.privacy.journal import Transaction
-from dpdist.privacy.ledger import Ledger
-from dpdist.privacy.places import Place
 
 __all__ = ["folder", "folder_ledger", "ledger", "place"]
 PATIENCE = 300.0

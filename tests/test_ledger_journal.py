@@ -32,11 +32,11 @@ from ledgers import (
 from releases import content_of
 
 from dpdist.errors import DataError, DpdistError, ResumableError
+from dpdist.ledger.address import Place
+from dpdist.ledger.journal import Transaction, origin
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.sqlite import FolderStorage
 from dpdist.privacy.accounting import CapSet
-from dpdist.privacy.folder import FolderStorage
-from dpdist.privacy.journal import Transaction, origin
-from dpdist.privacy.ledger import Ledger
-from dpdist.privacy.places import Place
 
 __all__ = ["folder", "folder_ledger", "ledger", "place"]
 

@@ -18,12 +18,12 @@ from postgres_server import Server
 from releases import content_of
 
 from dpdist.errors import DpdistError, RefusedError, UsageError
+from dpdist.ledger.address import Place
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.sqlite import FolderStorage
+from dpdist.ledger.state import State
 from dpdist.noise.entropy import random_token
-from dpdist.privacy.books import State
-from dpdist.privacy.folder import FolderStorage
 from dpdist.privacy.guarantee import MICRO, PrivacyLoss
-from dpdist.privacy.ledger import Ledger
-from dpdist.privacy.places import Place
 
 IDS = st.sampled_from(["a", "a-b", "ab", "b_1"])
 """Some are prefixes of others: deleting the drafts of one must not touch another's."""

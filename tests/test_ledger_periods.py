@@ -11,13 +11,13 @@ import pytest
 from ledgers import DATASET, behind, folder, gaussian, place, pure
 
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.ledger.address import Place
+from dpdist.ledger.journal import Transaction
+from dpdist.ledger.ledger import Ledger
 from dpdist.privacy import accounting
 from dpdist.privacy.accounting import caps_for
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
-from dpdist.privacy.journal import Transaction
-from dpdist.privacy.ledger import Ledger
 from dpdist.privacy.parallel import Charge, PeriodFilters
-from dpdist.privacy.places import Place
 
 __all__ = ["folder", "place"]
 

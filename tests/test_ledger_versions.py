@@ -20,9 +20,9 @@ from releases import content_of
 
 from dpdist.cli import cli
 from dpdist.errors import NoWitnessWarning, RefusedError
+from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.accounting import CapSet, caps_for, certified
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger
 
 STORED = Path(__file__).parent / "stored" / "ledgers-1"
 BUDGET = PrivacyLoss.parse("2", "1e-6")

@@ -12,15 +12,15 @@ from cli_scene import LOSS, Call, call, here, made, released
 from ledgers import gaussian, pure
 
 import dpdist
+from dpdist._util.text import NEXT, exactly, fitted
 from dpdist.errors import RefusedError, UsageError
+from dpdist.ledger.balance import refusal
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.privacy.accounting import caps_for
-from dpdist.privacy.balance import refusal
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
 from dpdist.release.artefact import open_release
 from dpdist.release.combine import combined
-from dpdist.words import NEXT, exactly, fitted
 
 __all__ = ["call", "here", "made", "released"]
 

@@ -17,8 +17,8 @@ from releases import archive_of, assemble
 
 from dpdist.errors import DataError
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
+from dpdist.pca.components import Components
 from dpdist.pca.model import Model, open_model, save
-from dpdist.pca.spectrum import Components
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.archive import publish
 from dpdist.release.artefact import Release

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dpdist.errors import RefusedError
-from dpdist.privacy import mounts
+from dpdist.ledger import mounts
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.mounts import network_file_system
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger
-from dpdist.privacy.mounts import network_file_system
 
 LINES = r"""
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw

@@ -22,20 +22,23 @@ from bed_reader import to_bed
 from nightly import events
 from scipy.stats import chi2
 
-from dpdist import accounts, config, engine, jobs
-from dpdist.engine import progress_bar
 from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.jobs import job_file
+from dpdist.jobs import run as job_runs
+from dpdist.ledger.ledger import Ledger
+from dpdist.pca.components import components
 from dpdist.pca.model import open_model
 from dpdist.pca.scree import require_scree
-from dpdist.pca.spectrum import components
+from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger
 from dpdist.release.artefact import open_release
 from dpdist.release.continual import variance_factor
+from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import open_rows
 from dpdist.rows.periods import open_periods
-from dpdist.rows.reading import ChunkReader
 from dpdist.rows.seal import SEAL, sealed_tags
+from dpdist.runtime import engine
+from dpdist.runtime.engine import progress_bar
 from workflows.nightly_year import JOB
 
 FALSE_ALARM = 1e-6
@@ -71,12 +74,12 @@ class Place:
             np.save(self.incoming / f"{name}.npy", self.rows[name])
 
     def run(self, **options: Any) -> dict[str, Any]:
-        return jobs.run(config.read_job(self.job, **options), say=print, progress=progress_bar)
+        return job_runs.run(job_file.read_job(self.job, **options), say=print, progress=progress_bar)
 
     def exact(self, *names: str) -> npt.NDArray[np.int64]:
         """Return the integer moment of some periods, by the bound of the job."""
         stacked = np.vstack([self.rows[name] for name in names])
-        z = config.read_job(self.job).request.bound(3).apply(stacked, np.empty(stacked.shape)).astype(np.int64)
+        z = job_file.read_job(self.job).request.bound(3).apply(stacked, np.empty(stacked.shape)).astype(np.int64)
         product: npt.NDArray[np.int64] = z.T @ z
         return product
 
@@ -164,7 +167,7 @@ def test_the_error_of_the_total_is_as_predicted(place: Place, continual: int) ->
     total = open_release(place.published / "total" / "d12.zarr")
     error = (total.lattice - place.exact(*names)).astype(np.float64)
     levels = 1 if continual == 1 else 4
-    whole = config.read_job(place.job).request.calibrated(3).noise["variance_off_diagonal"]
+    whole = job_file.read_job(place.job).request.calibrated(3).noise["variance_off_diagonal"]
     predicted = whole * variance_factor(13, levels)
     assert total.noise["variance_off_diagonal"] == pytest.approx(predicted, rel=1e-4)
     low, high = float(chi2.ppf(FALSE_ALARM / 2, 6)), float(chi2.isf(FALSE_ALARM / 2, 6))
@@ -425,7 +428,7 @@ def test_a_file_without_rows_is_a_night_like_any_other(place: Place, write: Call
 
 
 def test_a_table_without_rows_is_none(place: Place) -> None:
-    from dpdist.rows.ingest import ingest
+    from dpdist.ingest.table import ingest
 
     header_only(place.incoming / "d1")
     with pytest.raises(DataError, match="has a header and no rows"):
@@ -558,16 +561,16 @@ def test_the_folder_of_periods_is_its_owner_s_only(place: Place) -> None:
 
 
 def test_a_period_cannot_be_charged_to_another_ledger_or_as_a_table_of_its_own(place: Place) -> None:
-    from dpdist import pipeline
+    from dpdist.pipeline import release
 
     place.arrive("d1")
     place.run()
     rows = place.folder / "visits" / "d1.zarr"
     with pytest.raises(RefusedError, match="has a ledger already"):
-        accounts.create_ledger(place.folder / "second.ledger", rows, PrivacyLoss.parse("1"))
-    request = config.read_job(place.job).request
+        budget.create_ledger(place.folder / "second.ledger", rows, PrivacyLoss.parse("1"))
+    request = job_file.read_job(place.job).request
     with pytest.raises(RefusedError, match="belongs to another data set"):
-        pipeline.release_rows(rows, place.folder / "r.zarr", request, ledger=place.folder / "visits.ledger")
+        release.release_rows(rows, place.folder / "r.zarr", request, ledger=place.folder / "visits.ledger")
 
 
 # --- death and company ------------------------------------------------------------------------------------------------

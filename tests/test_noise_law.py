@@ -25,14 +25,14 @@ from dpdist.mechanisms.noise_law import EdgeKind, Noise, Part
 from dpdist.mechanisms.registry import MECHANISMS, calibrated
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
+from dpdist.pca.components import components
 from dpdist.pca.noise_edge import NoiseLaw, law_of
 from dpdist.pca.scree import require_scree
-from dpdist.pca.spectrum import components
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.archive import publish
 from dpdist.release.artefact import open_release
 from dpdist.release.combine import combined, write_sum
-from dpdist.release.extent import Extent
+from dpdist.release.coverage import Extent
 
 STORED = Path(__file__).parent / "stored"
 """Releases that version 0.1.0 wrote: six columns, a component of .7 C² and weaker ones; sums of epsilon 1, 2 and 1."""

@@ -10,9 +10,9 @@ import pytest
 from estimator_scene import register
 
 from dpdist import PrivateCovariance, PrivatePCA
+from dpdist.pca.components import components
 from dpdist.pca.model import Model
-from dpdist.pca.spectrum import components
-from dpdist.pipeline import Outcome
+from dpdist.pipeline.release import Outcome
 
 __all__ = ["register"]
 pytestmark = [

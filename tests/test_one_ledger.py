@@ -15,17 +15,18 @@ import pytest
 from cli_scene import Call, call
 from ledgers import DATASET, DiedError, dies, folder, new_address, place, pure, reserve
 
-from dpdist import accounts, engine
 from dpdist.errors import DataError, RefusedError
-from dpdist.privacy import datasets
-from dpdist.privacy.books import State
-from dpdist.privacy.datasets import HeldDataset
+from dpdist.ingest.table import ingest
+from dpdist.ledger import datasets
+from dpdist.ledger.address import Place
+from dpdist.ledger.datasets import HeldDataset
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
+from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger
-from dpdist.privacy.places import Place
 from dpdist.rows import periods
 from dpdist.rows.dataset import open_rows
-from dpdist.rows.ingest import ingest
+from dpdist.runtime import engine
 
 __all__ = ["call", "folder", "place"]
 pytestmark = pytest.mark.usefixtures("state")
@@ -47,7 +48,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def twins(here: Path) -> tuple[Path, Path]:
     """Return rows without a budget, and a copy of them."""
-    rows = accounts.ingest_rows("table.npy", here / "rows.zarr").path
+    rows = budget.ingest_rows("table.npy", here / "rows.zarr").path
     return rows, Path(shutil.copytree(rows, here / "twin.zarr"))
 
 
@@ -117,11 +118,11 @@ def test_a_ledger_in_a_database_is_the_only_one_too(
 def test_a_folder_of_periods_that_was_copied_before_its_ledger_gets_one(here: Path) -> None:
     periods.create_periods(here / "visits", BUDGET)
     shutil.copytree("visits", "twin")
-    _, made = accounts.periodic_table(here / "visits")
+    _, made = budget.periodic_table(here / "visits")
     with pytest.raises(RefusedError, match=r"visits\.ledger.*--ledger"):
-        accounts.periodic_table(here / "twin")
+        budget.periodic_table(here / "twin")
     assert not Path("twin.ledger").exists()
-    _, named = accounts.periodic_table(here / "twin", ledger=here / "visits.ledger")
+    _, named = budget.periodic_table(here / "twin", ledger=here / "visits.ledger")
     assert named.ledger_id == made.ledger_id
 
 
@@ -131,7 +132,7 @@ def test_two_copies_that_ask_at_once_get_one_ledger(twins: tuple[Path, Path], he
     def create(rows: Path) -> None:
         barrier.wait()
         try:
-            made.append(accounts.create_ledger(accounts.default_ledger(rows), rows, BUDGET))
+            made.append(budget.create_ledger(budget.default_ledger(rows), rows, BUDGET))
         except RefusedError as error:
             refused.append(error)
 
@@ -149,7 +150,7 @@ def _before_it_is_seen(patch: pytest.MonkeyPatch) -> None:
 
 
 def _before_the_rows_name_it(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(accounts, "bind_ledger", dies)
+    patch.setattr(budget, "bind_ledger", dies)
 
 
 @pytest.mark.parametrize("death", [_before_it_is_seen, _before_the_rows_name_it])
@@ -163,17 +164,17 @@ def test_whatever_dies_while_a_ledger_is_created_there_is_one(
     with monkeypatch.context() as patch:
         death(patch)
         with pytest.raises(DiedError):
-            accounts.create_ledger(accounts.default_ledger(twins[0]), twins[0], BUDGET)
+            budget.create_ledger(budget.default_ledger(twins[0]), twins[0], BUDGET)
     # the same command finishes, unless a copy's ledger came first
     first = twins[next_one] if death is _before_it_is_seen else twins[0]
     other = twins[1] if first == twins[0] else twins[0]
     if death is _before_the_rows_name_it and next_one:
         with pytest.raises(RefusedError, match=r"rows\.ledger"):
-            accounts.create_ledger(accounts.default_ledger(twins[1]), twins[1], BUDGET)
-    made = accounts.create_ledger(accounts.default_ledger(first), first, BUDGET)
+            budget.create_ledger(budget.default_ledger(twins[1]), twins[1], BUDGET)
+    made = budget.create_ledger(budget.default_ledger(first), first, BUDGET)
     assert seen_of(first).ledger_id == made.ledger_id == open_rows(first).ledger_id
     with pytest.raises(RefusedError, match=rf"{first.stem}\.ledger"):
-        accounts.create_ledger(accounts.default_ledger(other), other, BUDGET)
+        budget.create_ledger(budget.default_ledger(other), other, BUDGET)
 
 
 def test_rows_that_were_removed_and_ingested_again_are_a_new_table(here: Path, call: Call) -> None:
@@ -234,18 +235,18 @@ def test_a_ledger_from_elsewhere_is_not_charged_for_what_was_reproduced_from(pla
 
 
 def test_only_its_owner_can_read_what_was_seen(twins: tuple[Path, Path], state: Path) -> None:
-    accounts.create_ledger("rows.ledger", twins[0], BUDGET)
+    budget.create_ledger("rows.ledger", twins[0], BUDGET)
     found = sorted((state / "datasets").iterdir())
     assert [path.name for path in found] == [f"{open_rows(twins[0]).dataset_id}.{end}" for end in ("json", "lock")]
     assert {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600}
 
 
 def test_a_damaged_file_is_exit_4_and_named(twins: tuple[Path, Path], state: Path) -> None:
-    accounts.create_ledger("rows.ledger", twins[0], BUDGET)
+    budget.create_ledger("rows.ledger", twins[0], BUDGET)
     (file,) = (state / "datasets").glob("*.json")
     file.write_bytes(file.read_bytes().replace(b"rows.ledger", b"twin.ledger"))
     with pytest.raises(DataError, match=rf"{file} is damaged.*only one"):
-        accounts.create_ledger("twin.ledger", twins[1], BUDGET)
+        budget.create_ledger("twin.ledger", twins[1], BUDGET)
     assert not Path("twin.ledger").exists()
 
 
@@ -255,7 +256,7 @@ def test_a_state_folder_that_cannot_be_written_is_told_before_a_ledger_is_create
     state.parent.mkdir(parents=True)
     state.write_text("in the way")
     with pytest.raises(DataError, match="DPDIST_STATE_HOME"):
-        accounts.create_ledger("rows.ledger", twins[0], BUDGET)
+        budget.create_ledger("rows.ledger", twins[0], BUDGET)
     assert not Path("rows.ledger").exists()
 
 

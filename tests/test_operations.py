@@ -13,12 +13,15 @@ import pytest
 from cli_scene import Call, call
 from click.testing import CliRunner
 
-from dpdist import accounts, config, engine, jobs, operations
 from dpdist.cli import cli
-from dpdist.engine import progress_bar
 from dpdist.errors import RefusedError
-from dpdist.privacy.books import State
-from dpdist.privacy.ledger import Ledger
+from dpdist.jobs import job_file, status
+from dpdist.jobs import run as job_runs
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
+from dpdist.pipeline import budget
+from dpdist.runtime import engine
+from dpdist.runtime.engine import progress_bar
 from workflows.nightly_year import JOB
 
 __all__ = ["call"]
@@ -48,13 +51,13 @@ def rows(seed: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     return np.random.default_rng(seed).normal(size=(30, 3))
 
 
-def job(folder: Path, text: str) -> config.Job:
+def job(folder: Path, text: str) -> job_file.Job:
     (folder / "job.toml").write_text(text)
-    return config.read_job(folder / "job.toml")
+    return job_file.read_job(folder / "job.toml")
 
 
-def run(read: config.Job) -> None:
-    jobs.run(read, say=print, progress=progress_bar)
+def run(read: job_file.Job) -> None:
+    job_runs.run(read, say=print, progress=progress_bar)
 
 
 def everything(folder: Path) -> set[str]:
@@ -66,14 +69,14 @@ def test_a_dry_run_tells_what_a_run_then_spends_and_does_nothing(folder: Path) -
     np.save(folder / "incoming" / "d1.npy", rows(1))
     np.save(folder / "incoming" / "d2.npy", rows(2))
     before = everything(folder)
-    found = operations.preview(read)
+    found = status.preview(read)
     assert everything(folder) == before
     assert found["new_periods"] == ["d1", "d2"]
     assert [each["of"] for each in found["releases"]] == ["d1", "d2", "d1--d2"]
     assert found["fits"]
     assert found["charged"] == 0
     run(read)
-    after = operations.preview(read)
+    after = status.preview(read)
     assert after["releases"] == after["new_periods"] == []
     assert after["charged"] == len(Ledger(folder / "visits.ledger").charges) == 3
     assert after["left"] == found["left"]
@@ -82,15 +85,15 @@ def test_a_dry_run_tells_what_a_run_then_spends_and_does_nothing(folder: Path) -
 
 def test_a_dry_run_of_a_plain_job_tells_when_it_would_be_refused(folder: Path) -> None:
     read = job(folder, PLAIN)
-    found = operations.preview(read)
+    found = status.preview(read)
     assert (found["fits"], found["charged"], found["left"]["pure_epsilon_micro"]) == (True, 0, 500_000)
     assert not (folder / "rows.zarr").exists()
     run(read)
-    assert operations.preview(read)["releases"] == []
+    assert status.preview(read)["releases"] == []
     again = job(folder, PLAIN.replace("clip = 8.0", "clip = 9.0").replace("release.zarr", "other.zarr"))
-    found = operations.preview(again)
+    found = status.preview(again)
     assert (found["fits"], found["charged"], found["left"]["pure_epsilon_micro"]) == (False, 1, 500_000)
-    assert "WOULD BE REFUSED" in operations.preview_words(found)
+    assert "WOULD BE REFUSED" in status.preview_words(found)
     with pytest.raises(RefusedError, match="1 release is charged already"):
         run(again)
 
@@ -109,7 +112,7 @@ def test_the_command_line_tells_it_too(folder: Path) -> None:
 
 def test_status_tells_what_is_closed_waiting_and_unfinished(folder: Path) -> None:
     read = job(folder, PERIODS)
-    assert operations.standing(read)["releases"] == dict.fromkeys(list(State), 0)
+    assert status.standing(read)["releases"] == dict.fromkeys(list(State), 0)
     np.save(folder / "incoming" / "d1.npy", rows(1))
     run(read)
     np.save(folder / "incoming" / "d2.npy", rows(2))
@@ -118,11 +121,11 @@ def test_status_tells_what_is_closed_waiting_and_unfinished(folder: Path) -> Non
     seals = ledger.periods
     ledger.reserve("dead", dataset_id=ledger.dataset_id, parameters={}, guarantee=record.guarantee, periods=seals)
     ledger.begin("dead")
-    found = operations.standing(read)
+    found = status.standing(read)
     assert found["releases"] == {"reserved": 1, "committed": 0, "published": 1, "aborted": 0, "adopted": 0}
     assert found["unfinished"] == [{"id": "dead", "state": "reserved", "attempts": 1}]
     assert (found["periods_closed"], found["last_period"], found["periods_waiting"]) == (1, "d1", ["d2"])
-    words = operations.standing_words(found)
+    words = status.standing_words(found)
     assert "dead is reserved, 1 attempt\n" in words
     assert "1 closed, the last d1; waiting: d2" in words
 
@@ -134,11 +137,11 @@ def test_of_a_ledger_behind_its_witness_it_is_told_that_the_run_would_be_refused
     text = text.replace("budget_epsilon = 1.5", "budget_epsilon = 3")
     read = job(folder, text)
     np.save(folder / "incoming" / "d1.npy", rows(1))
-    place = accounts.default_ledger(read.rows)
+    place = budget.default_ledger(read.rows)
     if not read.periodic:
-        accounts.ingest_rows(folder / "table.npy", folder / "rows.zarr", budget=read.budget)
+        budget.ingest_rows(folder / "table.npy", folder / "rows.zarr", budget=read.budget)
     else:
-        accounts.periodic_table(read.rows, read.budget)
+        budget.periodic_table(read.rows, read.budget)
     shutil.copytree(place, folder / "backup")
     run(read)
     command = str(folder / "job.toml")
@@ -161,7 +164,7 @@ def test_of_a_ledger_behind_its_witness_it_is_told_that_the_run_would_be_refused
     assert "behind its witness" in call("status", command, "--json").json["refused"]
     assert everything(folder) - before == {"dpdist.prom"}
     with pytest.raises(RefusedError, match="behind its witness"):
-        run(config.read_job(folder / "job.toml"))
+        run(job_file.read_job(folder / "job.toml"))
     assert "BEHIND ITS WITNESS" in call("ledger", "show", place).out
     assert "behind its witness" in call("inspect", read.rows).out
     shutil.rmtree(state)

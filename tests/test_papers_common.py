@@ -16,8 +16,8 @@ import pytest
 from distributed import Client
 from waiting import until
 
-from dpdist.engine import Engine, connected
 from dpdist.errors import DataError, PrivacyLeakWarning, UsageError
+from dpdist.runtime.engine import Engine, connected
 from workflows.papers.common import answers, data, runs
 
 ROOT = Path(__file__).resolve().parent.parent

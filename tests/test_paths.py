@@ -12,19 +12,24 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from dpdist import PrivatePCA, accounts, config, engine, inspection, jobs, operations, pipeline, report
+from dpdist import PrivatePCA
+from dpdist._util.paths import AnyPath
 from dpdist.cli import cli
-from dpdist.clipping import choose_clip
-from dpdist.engine import progress_bar
 from dpdist.errors import DataError, UsageError
-from dpdist.paths import AnyPath
+from dpdist.jobs import job_file, run, status
+from dpdist.ledger.ledger import Ledger
 from dpdist.pca.model import open_model
+from dpdist.pipeline import budget, inspect
+from dpdist.pipeline.clip_norm import choose_clip
+from dpdist.pipeline.release import fit_components, project_rows, release_rows
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger
 from dpdist.release.artefact import open_release
 from dpdist.release.combine import combined, write_sum
 from dpdist.release.request import ReleaseRequest
+from dpdist.report import html
 from dpdist.rows.dataset import open_rows
+from dpdist.runtime import engine
+from dpdist.runtime.engine import progress_bar
 
 REQUEST = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), 8.0)
 
@@ -47,23 +52,23 @@ def _everything(folder: Path, form: Callable[[Path], AnyPath]) -> list[Any]:
 
     np.save(folder / "table.npy", np.random.default_rng(1).normal(size=(300, 3)) * [3, 2, 1])
     (folder / "job.toml").write_text("[rows]\npath = 'rows.zarr'\n[release]\npath = 'r.zarr'\nepsilon = 1\nclip = 8\n")
-    table = accounts.ingest_rows(at("table.npy"), at("rows.zarr"), columns=["c0", "c1", "c2"])
-    accounts.create_ledger(at("rows.ledger"), at("rows.zarr"), PrivacyLoss.parse("9", "1e-5"))
-    pipeline.release_rows(at("rows.zarr"), at("r.zarr"), REQUEST, ledger=at("rows.ledger"))
+    table = budget.ingest_rows(at("table.npy"), at("rows.zarr"), columns=["c0", "c1", "c2"])
+    budget.create_ledger(at("rows.ledger"), at("rows.zarr"), PrivacyLoss.parse("9", "1e-5"))
+    release_rows(at("rows.zarr"), at("r.zarr"), REQUEST, ledger=at("rows.ledger"))
     release = open_release(at("r.zarr"))
     write_sum(combined([release]), at("sum.zarr"))
-    pipeline.fit_components(at("r.zarr"), at("m.zarr"), 2)
-    pipeline.project_rows(at("rows.zarr"), at("m.zarr"), at("s.zarr"))
-    report.write(release, at("r.html"))
-    norms = config.norms_request_from(epsilon="1", delta=None, grid="1:16:2", neighbours="replace-one", centre="none")
+    fit_components(at("r.zarr"), at("m.zarr"), 2)
+    project_rows(at("rows.zarr"), at("m.zarr"), at("s.zarr"))
+    html.write(release, at("r.html"))
+    norms = job_file.norms_request_from(epsilon="1", delta=None, grid="1:16:2", neighbours="replace-one", centre="none")
     choose_clip(at("rows.zarr"), norms, Fraction(1, 2), ledger=at("rows.ledger"))
     return [
         open_rows(at("rows.zarr")).dataset_id == table.dataset_id,
-        accounts.complete_ingest(at("rows.zarr")).dataset_id == table.dataset_id,
-        accounts.verify_ledger(at("rows.ledger"), [at("r.zarr")]).head == Ledger(at("rows.ledger")).head,
+        budget.complete_ingest(at("rows.zarr")).dataset_id == table.dataset_id,
+        budget.verify_ledger(at("rows.ledger"), [at("r.zarr")]).head == Ledger(at("rows.ledger")).head,
         open_model(at("m.zarr")).release_id == release.release_id,
-        inspection.inspected(at("r.zarr"), ledger=at("rows.ledger"))["kind"],
-        config.read_job(at("job.toml")).rows == folder / "rows.zarr",
+        inspect.inspected(at("r.zarr"), ledger=at("rows.ledger"))["kind"],
+        job_file.read_job(at("job.toml")).rows == folder / "rows.zarr",
         PrivatePCA.from_release(at("r.zarr"), 2).transform(at("rows.zarr")).shape,
         sorted(path.name for path in folder.iterdir()),
     ]
@@ -81,7 +86,7 @@ def test_every_public_function_takes_a_path_in_any_form(tmp_path: Path, monkeypa
     assert found[0][:4] == [True] * 4
 
 
-@pytest.mark.parametrize("function", [open_rows, open_release, open_model, config.read_job, inspection.inspected])
+@pytest.mark.parametrize("function", [open_rows, open_release, open_model, job_file.read_job, inspect.inspected])
 def test_an_address_is_refused_by_what_reads_on_this_machine(function: Callable[[str], Any]) -> None:
     with pytest.raises(UsageError, match=r"s3://bucket/x\.zarr is an address.*copy it here"):
         function("s3://bucket/x.zarr")
@@ -105,7 +110,7 @@ def test_a_job_names_no_address(tmp_path: Path) -> None:
     text = "[rows]\npath = 'rows.zarr'\n[release]\npath = 's3://bucket/r.zarr'\nepsilon = 1\nclip = 8\n"
     (tmp_path / "job.toml").write_text(text)
     with pytest.raises(UsageError, match=r"s3://bucket/r\.zarr is an address"):
-        config.read_job(tmp_path / "job.toml")
+        job_file.read_job(tmp_path / "job.toml")
 
 
 JOB = """
@@ -145,17 +150,17 @@ def test_a_dry_run_refuses_the_paths_that_the_run_refuses(
     np.save("t.npy", np.random.default_rng(1).normal(size=(30, 3)))
     job = Path("job.toml")
     job.write_text(JOB.format(**GOOD))
-    assert operations.preview(config.read_job(job))["fits"]
+    assert status.preview(job_file.read_job(job))["fits"]
     if again:
-        jobs.run(config.read_job(job), say=print, progress=progress_bar)
-        assert operations.preview(config.read_job(job))["fits"]
+        run.run(job_file.read_job(job), say=print, progress=progress_bar)
+        assert status.preview(job_file.read_job(job))["fits"]
     before = sorted(Path().iterdir())
     job.write_text(JOB.format(**{**GOOD, **wrong}))
     with pytest.raises(DataError):
-        operations.preview(config.read_job(job))
+        status.preview(job_file.read_job(job))
     assert sorted(Path().iterdir()) == before
     with pytest.raises(DataError):
-        jobs.run(config.read_job(job), say=print, progress=progress_bar)
+        run.run(job_file.read_job(job), say=print, progress=progress_bar)
 
 
 def test_a_dry_run_refuses_more_components_than_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +169,8 @@ def test_a_dry_run_refuses_more_components_than_columns(tmp_path: Path, monkeypa
     np.save("t.npy", np.random.default_rng(1).normal(size=(30, 3)))
     job = Path("job.toml")
     job.write_text(JOB.format(**GOOD))
-    jobs.run(config.read_job(job), say=print, progress=progress_bar)
+    run.run(job_file.read_job(job), say=print, progress=progress_bar)
     job.write_text(JOB.format(**{**GOOD, "count": 4}))
-    for act in (operations.preview, lambda read: jobs.run(read, say=print, progress=progress_bar)):
+    for act in (status.preview, lambda read: run.run(read, say=print, progress=progress_bar)):
         with pytest.raises(UsageError, match="4 components were asked for"):
-            act(config.read_job(job))
+            act(job_file.read_job(job))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpdist.errors import UsageError
-from dpdist.privacy.places import Address, place_of
+from dpdist.ledger.address import Address, place_of
 
 SECRET = "hunter2"  # noqa: S105 - nobody's
 GOOD = {

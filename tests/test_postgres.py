@@ -19,17 +19,17 @@ from ledgers import losses
 from postgres_server import PASSWORD, Server
 from releases import content_of
 
-from dpdist import engine
 from dpdist.cli import cli
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError, UsageError
+from dpdist.ledger.address import Address
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.postgresql import PostgresStorage
+from dpdist.ledger.state import State
 from dpdist.noise.entropy import random_token
-from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.privacy.ledger import Ledger
-from dpdist.privacy.places import Address
-from dpdist.privacy.postgres import PostgresStorage
+from dpdist.runtime import engine
 
-MODULE = "dpdist.privacy.postgres"
+MODULE = "dpdist.ledger.postgresql"
 COST = Guarantee(Neighbours.REPLACE_ONE, PrivacyLoss(MICRO), None, Arithmetic.IDEAL_REAL, "none")
 
 

@@ -18,12 +18,12 @@ assert state() == ([[str(start // 2), str(start)]], 1), state()
 """
 FORBIDDEN = '([["0", "0"]], 0)'
 DIRECT = """
-from dpdist.process import forbid_core_dumps
+from dpdist.runtime.process import forbid_core_dumps
 forbid_core_dumps()
 forbid_core_dumps()
 """
 CONNECTING = """
-from dpdist import engine
+from dpdist.runtime import engine
 from dpdist.errors import DataError
 try:
     with engine.connected("tcp://127.0.0.1:port"):
@@ -32,13 +32,13 @@ except DataError:
     pass
 """
 TASK = """
-from dpdist import engine
+from dpdist.runtime import engine
 engine._guarded(int)
 """
 PROBE = """
 from pathlib import Path
 from types import SimpleNamespace
-from dpdist import engine
+from dpdist.runtime import engine
 worker = SimpleNamespace(memory_manager=SimpleNamespace(memory_target_fraction=False, memory_spill_fraction=False))
 engine._probe(str(Path.cwd()), worker)
 """

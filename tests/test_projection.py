@@ -15,9 +15,9 @@ from releases import assemble
 
 from dpdist.errors import DataError
 from dpdist.mechanisms.noise_law import Noise
+from dpdist.pca.components import Components
 from dpdist.pca.model import Model, open_model, save
 from dpdist.pca.projection import project_chunks, scores_of
-from dpdist.pca.spectrum import Components
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound

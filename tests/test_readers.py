@@ -29,9 +29,10 @@ from scipy import sparse
 from test_ingest import MEMORY, refused, stored
 
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
-from dpdist.rows.ingest import ingest
-from dpdist.rows.readers import Choices, base, chunked, turned
-from dpdist.rows.readers import anndata as h5ad
+from dpdist.ingest.readers import anndata as h5ad
+from dpdist.ingest.readers import base, chunked, transpose
+from dpdist.ingest.sources import Choices
+from dpdist.ingest.table import ingest
 
 Table = npt.NDArray[Any]
 GENES = ("BRCA1", "TP53", "ÅGENE", "with, comma", "five")
@@ -41,9 +42,9 @@ SAMPLES, VARIANTS = 23, 11
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every reader work in many small pieces."""
-    for module in (chunked, h5ad, turned):
+    for module in (chunked, h5ad, transpose):
         monkeypatch.setattr(module, "PIECE", 60)
-    for module in (chunked, turned):
+    for module in (chunked, transpose):
         monkeypatch.setattr(module, "WINDOW", 100)
 
 

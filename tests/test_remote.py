@@ -22,8 +22,10 @@ from test_readers import GENES, counts, genotypes, write_bed, write_h5ad, write_
 
 from dpdist.cli import cli as command
 from dpdist.errors import DataError, UsageError
-from dpdist.rows.ingest import ingest
-from dpdist.rows.readers import Choices, Remote, arrays, location_of, parquet, remote
+from dpdist.ingest import remote
+from dpdist.ingest.readers import npy, parquet
+from dpdist.ingest.sources import Choices, Remote, location_of
+from dpdist.ingest.table import ingest
 
 
 @pytest.fixture
@@ -175,7 +177,7 @@ def test_a_file_that_a_web_server_does_not_have_is_named_and_leaves_nothing(
 def test_rows_come_out_of_s3(
     tmp_path: Path, bucket: Any, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for reader in (arrays, parquet):
+    for reader in (npy, parquet):
         monkeypatch.setattr(reader, "PIECE", 50)
     WRITERS[name](tmp_path / name, table())
     for part in (0, 1):

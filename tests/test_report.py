@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 from releases import assemble
 
-from dpdist import accounts, pipeline, report
+from dpdist._util.text import exactly
 from dpdist.errors import UsageError
+from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.attack import Held
 from dpdist.noise.entropy import SYSTEM
-from dpdist.pipeline import Cluster
+from dpdist.pipeline import budget
+from dpdist.pipeline.release import Cluster, release_rows
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.privacy.ledger import Ledger
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest
-from dpdist.words import exactly
+from dpdist.report.html import Shape, _accuracy, write
 
 pytest.importorskip("matplotlib")
 
@@ -44,7 +45,7 @@ def released(
 
 
 def page(folder: Path, release: Release, **more: object) -> str:
-    report.write(release, folder / "out.html", **more)  # type: ignore[arg-type]
+    write(release, folder / "out.html", **more)  # type: ignore[arg-type]
     return (folder / "out.html").read_text()
 
 
@@ -81,8 +82,8 @@ def test_the_chance_of_telling_tables_apart_is_the_known_one() -> None:
     gaussian = released("gaussian", "1e-6", "1").guarantee
     assert pure is not None
     assert gaussian is not None
-    assert report._accuracy(pure) == pytest.approx(0.75, abs=1e-6)
-    assert report._accuracy(gaussian) == pytest.approx(0.5471, abs=1e-4)  # Phi(1 / (2 * 4.2247))
+    assert _accuracy(pure) == pytest.approx(0.75, abs=1e-6)
+    assert _accuracy(gaussian) == pytest.approx(0.5471, abs=1e-4)  # Phi(1 / (2 * 4.2247))
 
 
 def test_nothing_is_loaded_and_nothing_is_run_whatever_columns_are_called(tmp_path: Path) -> None:
@@ -109,30 +110,30 @@ def test_a_subspace_shows_its_directions_only(tmp_path: Path) -> None:
 
 
 def test_components_may_be_images(tmp_path: Path) -> None:
-    assert "as images" in page(tmp_path, released(), image=report.Shape.parse("2x2"))
+    assert "as images" in page(tmp_path, released(), image=Shape.parse("2x2"))
     with pytest.raises(UsageError, match="--image"):
-        page(tmp_path, released(), image=report.Shape.parse("3x2"))
+        page(tmp_path, released(), image=Shape.parse("3x2"))
     for text in ("28", "ax4", "0x4", "2x2x1", "-2x-2"):
         with pytest.raises(UsageError, match="--image"):
-            report.Shape.parse(text)
+            Shape.parse(text)
 
 
 def test_the_budget_is_that_of_the_ledger_that_was_charged(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.eye(4)[np.arange(300) % 4])
     rows, other = tmp_path / "a.zarr", tmp_path / "b.zarr"
     for table in (rows, other):
-        accounts.ingest_rows(tmp_path / "a.npy", table, budget=PrivacyLoss.parse("4", "1e-5"))
+        budget.ingest_rows(tmp_path / "a.npy", table, budget=PrivacyLoss.parse("4", "1e-5"))
     request = ReleaseRequest("two-sided-wishart", PrivacyLoss.parse("1"), 1.0)
-    pipeline.release_rows(rows, tmp_path / "r.zarr", request, cluster=Cluster(workers=1))
+    release_rows(rows, tmp_path / "r.zarr", request, cluster=Cluster(workers=1))
     release = open_release(tmp_path / "r.zarr")
-    ledger = Ledger(accounts.default_ledger(rows))
+    ledger = Ledger(budget.default_ledger(rows))
     text = page(tmp_path, release, ledger=ledger)
     assert "So far: charged 1 release; left: one pure release of epsilon 3" in text
     assert ledger.head in text
     assert release.ledger_head is not None
     assert release.ledger_head in text
     with pytest.raises(UsageError, match="does not know"):
-        page(tmp_path, release, ledger=Ledger(accounts.default_ledger(other)))
+        page(tmp_path, release, ledger=Ledger(budget.default_ledger(other)))
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Debian's package chromium")

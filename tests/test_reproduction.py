@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dpdist import accounts, cli
+from dpdist import cli
+from dpdist.ledger.ledger import Ledger
 from dpdist.moment.gram import GramSum
+from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger
 from dpdist.release.artefact import open_release
 from dpdist.rows import dataset
 
@@ -26,8 +27,8 @@ COMMON = ("--epsilon", "1", "--clip", "20")
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(dataset, "_TARGET_CHUNK", ROWS[:60].nbytes)  # several chunks
     np.save(tmp_path / "rows.npy", ROWS)
-    accounts.ingest_rows(tmp_path / "rows.npy", tmp_path / "rows.zarr", budget=PrivacyLoss.parse("100000", "1e-3"))
-    accounts.ingest_rows(tmp_path / "rows.npy", tmp_path / "plain.zarr")  # without a budget
+    budget.ingest_rows(tmp_path / "rows.npy", tmp_path / "rows.zarr", budget=PrivacyLoss.parse("100000", "1e-3"))
+    budget.ingest_rows(tmp_path / "rows.npy", tmp_path / "plain.zarr")  # without a budget
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from dpdist import PrivateCovariance, PrivatePCA, accounts, engine, pipeline
+from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.cli import cli
-from dpdist.config import read_job
 from dpdist.errors import RefusedError, UsageError
+from dpdist.ingest.table import ingest
+from dpdist.jobs.job_file import read_job
+from dpdist.ledger.ledger import Ledger
 from dpdist.moment.operator import MomentMatrix
+from dpdist.pipeline import budget, release
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger
-from dpdist.release import trusted
+from dpdist.release import reproduction, trusted
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows import reproduction
 from dpdist.rows.dataset import created, open_rows
-from dpdist.rows.ingest import ingest
+from dpdist.runtime import engine
 
 BUDGET = PrivacyLoss.parse("2", "1e-5")
 EXACT = ReleaseRequest("none", PrivacyLoss.parse("1"), 20.0, for_reproduction=True)
@@ -47,21 +48,21 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def plain(source: Path) -> Path:
     """Rows without a budget."""
-    return accounts.ingest_rows(source, source.with_name("plain.zarr")).path
+    return budget.ingest_rows(source, source.with_name("plain.zarr")).path
 
 
 def with_a_ledger(source: Path, rows: Path) -> None:
-    accounts.ingest_rows(source, rows, budget=BUDGET)
+    budget.ingest_rows(source, rows, budget=BUDGET)
 
 
 def whose_ledger_was_moved_away(source: Path, rows: Path) -> None:
-    accounts.ingest_rows(source, rows, budget=BUDGET)
-    accounts.default_ledger(rows).rename(rows.with_name("elsewhere"))
+    budget.ingest_rows(source, rows, budget=BUDGET)
+    budget.default_ledger(rows).rename(rows.with_name("elsewhere"))
 
 
 def whose_ledger_was_deleted(source: Path, rows: Path) -> None:
-    accounts.ingest_rows(source, rows, budget=BUDGET)
-    shutil.rmtree(accounts.default_ledger(rows))
+    budget.ingest_rows(source, rows, budget=BUDGET)
+    shutil.rmtree(budget.default_ledger(rows))
 
 
 def whose_ledger_does_not_exist_yet(source: Path, rows: Path) -> None:
@@ -69,8 +70,8 @@ def whose_ledger_does_not_exist_yet(source: Path, rows: Path) -> None:
 
 
 def whose_budget_came_later(source: Path, rows: Path) -> None:
-    accounts.ingest_rows(source, rows)
-    accounts.create_ledger(rows.with_name("somewhere"), rows, BUDGET)
+    budget.ingest_rows(source, rows)
+    budget.create_ledger(rows.with_name("somewhere"), rows, BUDGET)
 
 
 def that_were_copied(source: Path, rows: Path) -> None:
@@ -115,8 +116,8 @@ def test_rows_for_which_a_budget_was_ever_declared_are_not_reproduced_from(
     assert not target.exists()
     assert (rows / "zarr.json").read_bytes() == before
     with pytest.raises(RefusedError):  # and by the function that the command calls
-        pipeline.release_rows(rows, target, EXACT)
-    transaction = trusted.Transaction(EXACT, open_rows(rows), accounts.default_ledger(rows), target)
+        release.release_rows(rows, target, EXACT)
+    transaction = trusted.Transaction(EXACT, open_rows(rows), budget.default_ledger(rows), target)
     with pytest.raises(RefusedError):  # and where the noise would have been drawn, whatever came before
         trusted.conclude(transaction, MomentMatrix(np.zeros(6, dtype=np.int64), 3))
     assert not target.exists()
@@ -125,16 +126,16 @@ def test_rows_for_which_a_budget_was_ever_declared_are_not_reproduced_from(
 def test_periods_together_are_not_reproduced_from(source: Path) -> None:
     of_a_period(source, source.with_name("copy.zarr"))
     visits = source.parent / "visits"
-    table, ledger = accounts.periodic_table(visits)
+    table, ledger = budget.periodic_table(visits)
     with pytest.raises(RefusedError, match="A budget is declared"):
-        pipeline.release_table(table.span(ledger.periods, 0), source.with_name("exact.zarr"), EXACT)
+        release.release_table(table.span(ledger.periods, 0), source.with_name("exact.zarr"), EXACT)
 
 
 def test_a_table_that_was_opened_before_its_budget_was_declared_is_refused_too(plain: Path) -> None:
     opened = open_rows(plain)
-    accounts.create_ledger(accounts.default_ledger(plain), plain, BUDGET)
+    budget.create_ledger(budget.default_ledger(plain), plain, BUDGET)
     with pytest.raises(RefusedError, match="A budget is declared"):
-        pipeline.release_table(opened, plain.with_name("exact.zarr"), EXACT)
+        release.release_table(opened, plain.with_name("exact.zarr"), EXACT)
     with pytest.raises(RefusedError, match="A budget is declared"):  # nor one that claims to have none
         reproduction.admit(replace(open_rows(plain), budget=None, ledger_id=None))
     assert not plain.with_name("exact.zarr").exists()
@@ -160,7 +161,7 @@ def test_what_is_reproduced_is_its_owners_alone_whatever_the_umask(plain: Path) 
 
 
 def test_a_private_release_stays_as_readable_as_the_umask_says(source: Path) -> None:
-    rows = accounts.ingest_rows(source, source.with_name("rows.zarr"), budget=BUDGET).path
+    rows = budget.ingest_rows(source, source.with_name("rows.zarr"), budget=BUDGET).path
     found = call("release", rows, source.with_name("public.zarr"), "--epsilon", "1", "--clip", "20")
     assert found.exit_code == 0
     assert source.with_name("public.zarr").stat().st_mode & 0o055 == 0o055
@@ -169,13 +170,13 @@ def test_a_private_release_stays_as_readable_as_the_umask_says(source: Path) -> 
 def test_rows_that_were_reproduced_from_get_no_budget_any_more(plain: Path) -> None:
     assert call("release", plain, plain.with_name("exact.zarr"), *REPRODUCE).exit_code == 0
     shutil.rmtree(plain.with_name("exact.zarr"))  # it may have been copied
-    ledger = accounts.default_ledger(plain)
+    ledger = budget.default_ledger(plain)
     found = call("ledger", "create", ledger, "--rows", plain, "--budget-epsilon", "1")
     assert isinstance(found.exception, RefusedError)
     assert "release for reproduction" in str(found.exception)
     assert not ledger.exists()
     with pytest.raises(RefusedError):
-        accounts.create_ledger(ledger, plain, BUDGET)
+        budget.create_ledger(ledger, plain, BUDGET)
     assert call("release", plain, plain.with_name("again.zarr"), *REPRODUCE).exit_code == 0  # as often as one likes
     assert "reproduced" in call("inspect", plain).output
 
@@ -184,11 +185,11 @@ def test_a_reproduction_that_died_before_a_row_was_read_counts(plain: Path, monk
     def dies(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "_compute", dies)
+    monkeypatch.setattr(release, "_compute", dies)
     with pytest.raises(KeyboardInterrupt):
-        pipeline.release_rows(plain, plain.with_name("exact.zarr"), EXACT)
+        release.release_rows(plain, plain.with_name("exact.zarr"), EXACT)
     with pytest.raises(RefusedError):
-        accounts.create_ledger(accounts.default_ledger(plain), plain, BUDGET)
+        budget.create_ledger(budget.default_ledger(plain), plain, BUDGET)
 
 
 def test_of_a_reproduction_and_a_budget_at_once_one_is_refused(tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ def test_of_a_reproduction_and_a_budget_at_once_one_is_refused(tmp_path: Path) -
 
         acts: list[tuple[Callable[[], object], str]] = [
             (lambda table=table: reproduction.admit(table), "reproduced"),  # type: ignore[misc]
-            (lambda rows=rows: accounts.create_ledger(rows.with_suffix(".ledger"), rows, BUDGET), "budget"),  # type: ignore[misc]
+            (lambda rows=rows: budget.create_ledger(rows.with_suffix(".ledger"), rows, BUDGET), "budget"),  # type: ignore[misc]
         ]
         threads = [threading.Thread(target=one, args=(*act, together, passed)) for act in acts]
         for thread in threads:
@@ -226,7 +227,7 @@ def test_of_a_reproduction_and_a_budget_at_once_one_is_refused(tmp_path: Path) -
 
 
 def test_no_other_door_leads_to_a_reproduction(source: Path) -> None:
-    rows = accounts.ingest_rows(source, source.with_name("rows.zarr"), budget=BUDGET).path
+    rows = budget.ingest_rows(source, source.with_name("rows.zarr"), budget=BUDGET).path
     for kind in (PrivatePCA, PrivateCovariance):
         with pytest.raises((RefusedError, UsageError)):
             kind(epsilon=1, clip=20, mechanism="none").fit(str(rows))
@@ -241,5 +242,5 @@ def test_no_other_door_leads_to_a_reproduction(source: Path) -> None:
         assert isinstance(found.exception, UsageError if line else RefusedError)
     with pytest.raises(UsageError, match="knows no 'for_reproduction'"):
         read_job(job)
-    assert not Ledger(accounts.default_ledger(rows)).records
+    assert not Ledger(budget.default_ledger(rows)).records
     assert sorted(path.name for path in source.parent.glob("*.zarr")) == ["rows.zarr"]

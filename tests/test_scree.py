@@ -10,9 +10,9 @@ from releases import assemble
 from dpdist.errors import UsageError
 from dpdist.mechanisms.attack import Held
 from dpdist.noise.entropy import SYSTEM
+from dpdist.pca.components import about_mean, components, top_eigenpairs
 from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.pca.scree import above_noise, entry_errors, noise_law, scree
-from dpdist.pca.spectrum import about_mean, components, top_eigenpairs
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.release.request import Centring, ReleaseRequest

@@ -14,16 +14,17 @@ import numpy.typing as npt
 import pytest
 from click.testing import CliRunner, Result
 
-from dpdist import PrivateCovariance, PrivatePCA, engine
+from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.cli import cli
 from dpdist.errors import ShortenedRowsWarning
 from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
+from dpdist.pca.components import total_variance
 from dpdist.pca.shortened import shortened, trace_deviation
-from dpdist.pca.spectrum import total_variance
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.release.request import ReleaseRequest
+from dpdist.runtime import engine
 from dpdist.triangle import unpacked
 
 pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")

@@ -18,7 +18,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 START = """
 import os, signal, sys, time
 from pathlib import Path
-from dpdist import interruption
+from dpdist._util import interruption
 interruption.GRACE_SECONDS = 0.5
 interruption.install()
 def strike(number=signal.SIGTERM):
@@ -166,7 +166,7 @@ WAITING = """held = sqlite3.connect("db")
 def test_what_hears_no_signal_is_ended_after_a_while_with_nothing_left(tmp_path: Path, deaf: str) -> None:
     script = f"""
 import multiprocessing, sqlite3, threading
-from dpdist.staging import scratch, staged
+from dpdist.storage.atomic import scratch, staged
 def work():
     child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(100,), daemon=True)
     child.start()
@@ -191,7 +191,7 @@ if __name__ == "__main__":
 
 def test_what_was_just_made_aside_is_removed_even_if_its_owner_never_knew_of_it(ended: Ended, tmp_path: Path) -> None:
     script = """
-from dpdist.staging import replace_file, staged
+from dpdist.storage.atomic import replace_file, staged
 def work():
     make = Path.mkdir
     def struck(self, *arguments):
@@ -210,7 +210,7 @@ run(work)
 def test_what_has_its_place_is_whole_or_not_there(ended: Ended, tmp_path: Path, late: str) -> None:
     """The process is ended from outside the main thread while it moves a folder to its place."""
     script = f"""
-from dpdist.staging import staged
+from dpdist.storage.atomic import staged
 def work():
     rename = Path.rename
     def struck(self, target):

@@ -18,9 +18,9 @@ from scipy.sparse.linalg import ArpackError
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms.noise_law import Noise
-from dpdist.pca import spectrum
+from dpdist.pca import components as pca_components
+from dpdist.pca.components import Components, about_mean, captured_variance, components, top_eigenpairs
 from dpdist.pca.lanczos import top_eigenpairs_of
-from dpdist.pca.spectrum import Components, about_mean, captured_variance, components, top_eigenpairs
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.rows.bounding import RowBound
@@ -116,9 +116,9 @@ def test_eigenpairs_are_ordered_by_value_and_not_by_magnitude() -> None:
 
 
 def test_lanczos_orders_by_value_and_not_by_magnitude(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spectrum, "_DENSE_LIMIT", 10)
-    monkeypatch.setattr(spectrum, "_LANCZOS_SHARE", 10)
-    monkeypatch.setattr(spectrum, "eigh", refuse)
+    monkeypatch.setattr(pca_components, "_DENSE_LIMIT", 10)
+    monkeypatch.setattr(pca_components, "_LANCZOS_SHARE", 10)
+    monkeypatch.setattr(pca_components, "eigh", refuse)
     values, _ = top_eigenpairs(symmetric([-500.0, -80.0, *np.linspace(0, 20, 78)]), 2)
     assert values == pytest.approx([20.0, 20 - 20 / 77])
 
@@ -137,9 +137,9 @@ def test_each_pair_solves_the_eigenvalue_equation_and_the_vectors_are_orthonorma
 def test_dense_and_lanczos_solvers_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = symmetric([*np.linspace(-5, 5, 90), 20.0, 30.0, 40.0, -60.0])
     dense = top_eigenpairs(matrix, 5)
-    monkeypatch.setattr(spectrum, "_DENSE_LIMIT", matrix.shape[0] - 1)
-    monkeypatch.setattr(spectrum, "_LANCZOS_SHARE", 10)
-    monkeypatch.setattr(spectrum, "eigh", refuse)
+    monkeypatch.setattr(pca_components, "_DENSE_LIMIT", matrix.shape[0] - 1)
+    monkeypatch.setattr(pca_components, "_LANCZOS_SHARE", 10)
+    monkeypatch.setattr(pca_components, "eigh", refuse)
     lanczos = top_eigenpairs(matrix, 5)
     assert lanczos[0] == pytest.approx(dense[0], abs=1e-9)
     assert lanczos[1] == pytest.approx(dense[1], abs=1e-7)
@@ -147,16 +147,16 @@ def test_dense_and_lanczos_solvers_agree(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_many_components_of_a_large_matrix_come_from_the_dense_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     # Lanczos is slow and, for k = d, impossible
-    monkeypatch.setattr(spectrum, "_DENSE_LIMIT", 10)
-    monkeypatch.setattr(spectrum, "by_lanczos", refuse)
+    monkeypatch.setattr(pca_components, "_DENSE_LIMIT", 10)
+    monkeypatch.setattr(pca_components, "by_lanczos", refuse)
     values, _ = top_eigenpairs(symmetric(np.arange(40.0)), 40)
     assert values == pytest.approx(np.arange(40.0)[::-1], abs=1e-12)
 
 
 def test_lanczos_gives_the_same_bytes_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spectrum, "_DENSE_LIMIT", 10)
-    monkeypatch.setattr(spectrum, "_LANCZOS_SHARE", 10)
-    monkeypatch.setattr(spectrum, "eigh", refuse)
+    monkeypatch.setattr(pca_components, "_DENSE_LIMIT", 10)
+    monkeypatch.setattr(pca_components, "_LANCZOS_SHARE", 10)
+    monkeypatch.setattr(pca_components, "eigh", refuse)
     matrix = symmetric(np.linspace(-3, 3, 120))
     first, again = top_eigenpairs(matrix, 4), top_eigenpairs(matrix, 4)
     assert [a.tobytes() for a in first] == [a.tobytes() for a in again]
@@ -168,16 +168,16 @@ def test_lanczos_finds_components_in_any_direction() -> None:
     matrix = symmetric(np.linspace(1, 9, size))
     matrix -= matrix.mean(axis=0)
     matrix -= matrix.mean(axis=1)[:, None]
-    values, columns = spectrum.by_lanczos(matrix, 3)
+    values, columns = pca_components.by_lanczos(matrix, 3)
     assert values == pytest.approx(np.linalg.eigvalsh(matrix)[-3:], abs=1e-12)
     assert matrix @ columns == pytest.approx(columns * values, abs=1e-11)
 
 
 def test_what_lanczos_cannot_or_does_not_solve_is_solved_by_lapack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spectrum, "_DENSE_LIMIT", 10)
+    monkeypatch.setattr(pca_components, "_DENSE_LIMIT", 10)
     matrix = symmetric(np.linspace(-3, 3, 120))
     _, expected = np.linalg.eigh(matrix)
-    solve = spectrum.by_lanczos
+    solve = pca_components.by_lanczos
 
     def failing(*_: Any) -> Any:
         raise ArpackError(-9)
@@ -187,19 +187,19 @@ def test_what_lanczos_cannot_or_does_not_solve_is_solved_by_lapack(monkeypatch: 
         return values, columns + 1e-11 * columns[::-1]
 
     for solver in (failing, wrong):
-        monkeypatch.setattr(spectrum, "by_lanczos", solver)
+        monkeypatch.setattr(pca_components, "by_lanczos", solver)
         _, vectors = top_eigenpairs(matrix, 2)
         assert np.abs(vectors @ expected[:, :-3:-1]) == pytest.approx(np.eye(2), abs=1e-12)
     # with no other solver left, a pair that solves nothing is no component
-    monkeypatch.setattr(spectrum, "by_lapack", wrong)
+    monkeypatch.setattr(pca_components, "by_lapack", wrong)
     with pytest.raises(ArithmeticError, match="eigenvalue equation"):
         top_eigenpairs(matrix, 2)
 
 
 def test_of_products_only_pairs_that_solve_the_equation_are_components(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = symmetric(np.linspace(-3, 3, 120))
-    about = spectrum.AboutMean(np.zeros(120), 1.0, 0.0, per_row=False)
-    values, vectors = spectrum._from_products(about, lambda v: matrix @ v, 2)
+    about = pca_components.AboutMean(np.zeros(120), 1.0, 0.0, per_row=False)
+    values, vectors = pca_components._from_products(about, lambda v: matrix @ v, 2)
     assert matrix @ vectors.T == pytest.approx(vectors.T * values, abs=1e-11)
     solve = top_eigenpairs_of
 
@@ -210,12 +210,12 @@ def test_of_products_only_pairs_that_solve_the_equation_are_components(monkeypat
     def failing(*_: Any) -> Any:
         raise ArpackError(-9)
 
-    monkeypatch.setattr(spectrum, "top_eigenpairs_of", wrong)
+    monkeypatch.setattr(pca_components, "top_eigenpairs_of", wrong)
     with pytest.raises(ArithmeticError, match="eigenvalue equation"):
-        spectrum._from_products(about, lambda v: matrix @ v, 2)
-    monkeypatch.setattr(spectrum, "top_eigenpairs_of", failing)
+        pca_components._from_products(about, lambda v: matrix @ v, 2)
+    monkeypatch.setattr(pca_components, "top_eigenpairs_of", failing)
     with pytest.raises(UsageError, match="cannot be told apart"):
-        spectrum._from_products(about, lambda v: matrix @ v, 2)
+        pca_components._from_products(about, lambda v: matrix @ v, 2)
 
 
 def test_a_matrix_of_zeros_has_components() -> None:
@@ -253,11 +253,11 @@ def test_the_largest_entry_of_every_component_is_positive() -> None:
 def test_components_do_not_depend_on_the_sign_a_solver_happens_to_choose(
     monkeypatch: pytest.MonkeyPatch, solver: str, limit: int
 ) -> None:
-    monkeypatch.setattr(spectrum, "_DENSE_LIMIT", limit)
-    monkeypatch.setattr(spectrum, "_LANCZOS_SHARE", 10)
+    monkeypatch.setattr(pca_components, "_DENSE_LIMIT", limit)
+    monkeypatch.setattr(pca_components, "_LANCZOS_SHARE", 10)
     matrix = symmetric(np.linspace(1, 9, 40))
     _, expected = top_eigenpairs(matrix, 3)
-    solve: Callable[..., Any] = getattr(spectrum, solver)
+    solve: Callable[..., Any] = getattr(pca_components, solver)
 
     taken = 0
 
@@ -267,7 +267,7 @@ def test_components_do_not_depend_on_the_sign_a_solver_happens_to_choose(
         values, columns = solve(*arguments, **options)
         return values, columns * np.array([-1, 1, -1])
 
-    monkeypatch.setattr(spectrum, solver, flipped)
+    monkeypatch.setattr(pca_components, solver, flipped)
     _, vectors = top_eigenpairs(matrix, 3)
     assert vectors == pytest.approx(expected, abs=1e-12)
     assert taken == 1

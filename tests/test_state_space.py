@@ -13,9 +13,9 @@ import pytest
 from state_machine import Command
 from state_space import Space, ViolationError
 
-from dpdist.privacy import witness
-from dpdist.privacy.books import Record, State, View
-from dpdist.privacy.ledger import Ledger
+from dpdist.ledger import witness
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import Record, State, View
 from dpdist.privacy.parallel import PeriodFilters
 
 X, Y = Command("x"), Command("y")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from cli_scene import Call, call, tree
 
-from dpdist.privacy.books import State
-from dpdist.privacy.ledger import Ledger
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
 from dpdist.release.artefact import open_release
 
 __all__ = ["call"]

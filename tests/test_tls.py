@@ -21,12 +21,13 @@ import worker_environment
 from distributed import Client
 from waiting import until
 
-from dpdist import engine, transport
-from dpdist.config import read_job
-from dpdist.engine import connected
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.privacy.ledger import Ledger
-from dpdist.transport import Certificates, require_safe, require_safe_workers
+from dpdist.jobs.job_file import read_job
+from dpdist.ledger.ledger import Ledger
+from dpdist.runtime import engine
+from dpdist.runtime import tls as tls_keys
+from dpdist.runtime.engine import connected
+from dpdist.runtime.tls import Certificates, require_safe, require_safe_workers
 
 CLUSTER = Path(__file__).parents[1] / "cluster"
 MAKE = CLUSTER / "make-certificates"
@@ -199,7 +200,7 @@ def test_each_side_checks_the_other(address: str, folder: Path, wrong: str) -> N
 def test_tls_itself_refuses_a_cluster_whose_certificates_expired(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "_require_valid", lambda *_: None)
+    monkeypatch.setattr(tls_keys, "_require_valid", lambda *_: None)
     with (
         tls_scheduler(folder / "expired", tmp_path) as expired,
         pytest.raises(DataError, match="No Dask scheduler answers"),

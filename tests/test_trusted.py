@@ -37,19 +37,21 @@ from trusted_scene import (
     values,
 )
 
-from dpdist import accounts, engine, pipeline
 from dpdist.errors import DataError, DpdistError, RefusedError
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
 from dpdist.mechanisms.base import Additive
 from dpdist.moment.total import Partial
-from dpdist.privacy.books import State
+from dpdist.pipeline import budget
+from dpdist.pipeline.release import Outcome, release_rows
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.privacy.ledger import Ledger
 from dpdist.release import archive, trusted
 from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring
 from dpdist.release.trusted import Transaction
-from dpdist.rows import reading
+from dpdist.rows import chunks
 from dpdist.rows.dataset import created, open_rows
+from dpdist.runtime import engine
 from dpdist.triangle import unpacked
 
 __all__ = ["table", "transaction", "values"]
@@ -223,9 +225,9 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "connected", crash_driver.inline)
 
 
-def released(transaction: Transaction, **changes: Any) -> pipeline.Outcome:
+def released(transaction: Transaction, **changes: Any) -> Outcome:
     request = replace(transaction.request, **changes)
-    return pipeline.release_rows(transaction.table.path, transaction.target, request, ledger=transaction.ledger)
+    return release_rows(transaction.table.path, transaction.target, request, ledger=transaction.ledger)
 
 
 @pytest.mark.usefixtures("inline")
@@ -255,7 +257,7 @@ def test_a_table_too_long_for_the_grid_costs_nothing(transaction: Transaction, t
     rows = tmp_path / "long.zarr"
     with created(rows, rows=40_000, dtype="uint8", names=NAMES, budget=None) as writer:
         writer.append(np.ones((40_000, len(NAMES)), dtype=np.uint8))
-    ledger = accounts.create_ledger(tmp_path / "long.ledger", rows, PrivacyLoss.parse("1"))
+    ledger = budget.create_ledger(tmp_path / "long.ledger", rows, PrivacyLoss.parse("1"))
     transaction = replace(transaction, table=open_rows(rows), ledger=tmp_path / "long.ledger")
     with pytest.raises(DataError, match="--grid-bits"):
         released(transaction, grid_bits=24)
@@ -268,7 +270,7 @@ def test_a_refused_release_reads_no_row(transaction: Transaction, monkeypatch: p
     def never(*_: Any) -> None:
         pytest.fail("a row was read")
 
-    monkeypatch.setattr(reading.ChunkReader, "read", never)
+    monkeypatch.setattr(chunks.ChunkReader, "read", never)
     with pytest.raises(RefusedError):
         released(transaction, loss=PrivacyLoss.parse("5"))
     assert ledger_of(transaction).records == []
@@ -285,7 +287,7 @@ def test_a_committed_release_is_published_without_a_cluster_or_a_row(
         pytest.fail("the rows are not needed any more")
 
     monkeypatch.setattr(engine, "connected", never)
-    monkeypatch.setattr(reading.ChunkReader, "read", never)
+    monkeypatch.setattr(chunks.ChunkReader, "read", never)
     assert not released(transaction).fresh
     assert ledger_of(transaction).records[0].state is State.PUBLISHED
     with pytest.raises(RefusedError, match="bound differ"):  # committed or not, the id stands for its parameters
@@ -306,7 +308,7 @@ def test_a_release_carries_the_head_of_the_ledger_after_it_was_reserved_and_befo
     assert len(digests) == 7  # created, capped, reserved, begun, committed, witnessed, published
     assert reserved == digests[2]
     assert release.ledger_head == digests[3]
-    assert accounts.verify_ledger(books(transaction), [transaction.target]).head == digests[6]
+    assert budget.verify_ledger(books(transaction), [transaction.target]).head == digests[6]
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3, 4])
@@ -324,7 +326,7 @@ def test_a_ledger_that_forgot_a_release_is_refused_and_draws_nothing(
     records = ledger.records
     for use in (
         lambda: trusted.reserve(transaction),
-        lambda: accounts.verify_ledger(books(transaction), [transaction.target]),
+        lambda: budget.verify_ledger(books(transaction), [transaction.target]),
     ):
         with pytest.raises(RefusedError, match="older copy"):
             use()
@@ -356,7 +358,7 @@ def test_a_restored_ledger_is_behind_its_witness_and_goes_on_when_it_has_adopted
     assert trusted.reserve(transaction) is State.ADOPTED
     trusted.publish(transaction)
     assert tree(transaction.target) == before
-    accounts.verify_ledger(books(transaction), [transaction.target])  # known by its id
+    budget.verify_ledger(books(transaction), [transaction.target])  # known by its id
 
 
 def test_a_ledger_restored_and_used_again_is_found_out_by_the_release_it_forgot(
@@ -372,9 +374,9 @@ def test_a_ledger_restored_and_used_again_is_found_out_by_the_release_it_forgot(
     monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "another machine"))  # which has seen nothing of it
     second = published(transaction)
     assert second.release_id == open_release(forgotten).release_id
-    accounts.verify_ledger(books(transaction), [transaction.target])
+    budget.verify_ledger(books(transaction), [transaction.target])
     with pytest.raises(RefusedError, match="older copy"):
-        accounts.verify_ledger(books(transaction), [transaction.target, forgotten])
+        budget.verify_ledger(books(transaction), [transaction.target, forgotten])
 
 
 def test_a_release_that_was_altered_does_not_verify(transaction: Transaction) -> None:
@@ -385,4 +387,4 @@ def test_a_release_that_was_altered_does_not_verify(transaction: Transaction) ->
     metadata.write_text(content.replace("dpdist 0.1.0", "dpdist 0.1.1"))
     open_release(transaction.target)
     with pytest.raises(DataError, match="not what was committed"):
-        accounts.verify_ledger(books(transaction), [transaction.target])
+        budget.verify_ledger(books(transaction), [transaction.target])

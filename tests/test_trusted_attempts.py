@@ -12,10 +12,10 @@ from ledgers import losses
 from trusted_scene import books, committed_bytes, ledger_of, moment_of, partials_of, table, transaction, values
 
 from dpdist.errors import DpdistError, RefusedError
-from dpdist.privacy import ledger as ledgers
-from dpdist.privacy.books import State
+from dpdist.ledger import ledger as ledgers
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger
 from dpdist.release import trusted
 from dpdist.release.trusted import Transaction
 

@@ -35,9 +35,9 @@ from trusted_scene import (
 )
 
 from dpdist.errors import DataError
-from dpdist.privacy.books import State
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.privacy.ledger import Ledger
 from dpdist.release import archive, trusted
 from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring

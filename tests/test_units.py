@@ -14,20 +14,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpdist import accounts, config, engine, jobs, operations, pipeline
-from dpdist.engine import progress_bar
 from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.ingest import table as ingesting
+from dpdist.ingest.table import ingest
+from dpdist.jobs import job_file, run, status
 from dpdist.mechanisms.registry import MECHANISMS, calibrated
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.pipeline import budget
+from dpdist.pipeline.release import release_rows
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows import ingest as ingesting
 from dpdist.rows import units
+from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import open_rows
-from dpdist.rows.ingest import ingest
-from dpdist.rows.reading import ChunkReader
 from dpdist.rows.units import KeptRows, Unit, first_rows
+from dpdist.runtime import engine
+from dpdist.runtime.engine import progress_bar
 
 Numbers = npt.NDArray[np.int64]
 BUDGET = PrivacyLoss.parse("2", "1e-5")
@@ -278,15 +281,15 @@ def test_units_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         Unit("person", 0)
     for pair in (("person", None), (None, 2)):
         with pytest.raises(UsageError, match="needs both"):
-            config.unit_from(*pair)
+            job_file.unit_from(*pair)
 
 
 def test_a_release_says_whose_rows_it_protects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "connected", crash_driver.inline)
     rows = tmp_path / "rows.zarr"
-    accounts.ingest_rows(table(tmp_path, [1, 1, 1, 2]), rows, budget=BUDGET, unit=Unit("person", 2))
+    budget.ingest_rows(table(tmp_path, [1, 1, 1, 2]), rows, budget=BUDGET, unit=Unit("person", 2))
     request = ReleaseRequest(mechanism="gaussian", loss=PrivacyLoss.parse("1", "1e-6"), clip_norm=4.0)
-    outcome = pipeline.release_rows(rows, tmp_path / "r.zarr", request)
+    outcome = release_rows(rows, tmp_path / "r.zarr", request)
     release = open_release(tmp_path / "r.zarr")
     assert release.unit == Unit("person", 2)
     assert release.rows == 3
@@ -295,7 +298,7 @@ def test_a_release_says_whose_rows_it_protects(tmp_path: Path, monkeypatch: pyte
     assert "replace-one of the rows of one person, 2 at most" in outcome.words()
     refused = ReleaseRequest(mechanism="laplace", loss=PrivacyLoss.parse("1"), clip_norm=4.0)
     with pytest.raises(RefusedError, match="nothing is proved for several rows"):
-        pipeline.release_rows(rows, tmp_path / "s.zarr", refused)
+        release_rows(rows, tmp_path / "s.zarr", refused)
     assert not (tmp_path / "s.zarr").exists()
 
 
@@ -308,11 +311,11 @@ def test_a_job_file_may_name_the_unit(tmp_path: Path, monkeypatch: pytest.Monkey
         'max_rows = 1\n[release]\npath = "r.zarr"\nepsilon = 1\nclip = 4.0\n'
     )
     job.write_text(text)
-    jobs.run(config.read_job(job), say=print, progress=progress_bar)
+    run.run(job_file.read_job(job), say=print, progress=progress_bar)
     assert stored(tmp_path / "rows.zarr") == [0, 2]
     job.write_text(text.replace('source = "source.csv"\n', 'source = "."\nperiods = true\n'))
     with pytest.raises(UsageError, match="cannot yet bound"):
-        config.read_job(job)
+        job_file.read_job(job)
 
 
 ROWS = 'source = "source.csv"\nbudget_epsilon = 2\nbudget_delta = 1e-5\n'
@@ -344,22 +347,22 @@ def test_a_job_refuses_rows_that_were_ingested_otherwise(
     monkeypatch.setattr(engine, "connected", crash_driver.inline)
     table(tmp_path, [5, 5, 6])
 
-    def job(rows: str, release: str) -> config.Job:
+    def job(rows: str, release: str) -> job_file.Job:
         text = f'[rows]\npath = "rows.zarr"\n{rows}[release]\npath = "{release}"\nepsilon = 1\nclip = 4.0\n'
         (tmp_path / "job.toml").write_text(text)
-        return config.read_job(tmp_path / "job.toml")
+        return job_file.read_job(tmp_path / "job.toml")
 
     first = job(ROWS + INGESTED[ingested], "r.zarr")
     for _ in range(2):  # the second time there are rows already
-        jobs.run(first, say=print, progress=progress_bar)
+        run.run(first, say=print, progress=progress_bar)
     other = job(asked, "s.zarr")
     kind = UsageError if "declares a budget" in match else RefusedError
     with pytest.raises(kind, match=match):
-        jobs.run(other, say=print, progress=progress_bar)
+        run.run(other, say=print, progress=progress_bar)
     with pytest.raises(kind, match=match):
-        operations.preview(other)
+        status.preview(other)
     assert not (tmp_path / "s.zarr").exists()
-    jobs.run(job("", "t.zarr"), say=print, progress=progress_bar)  # takes them as they are
+    run.run(job("", "t.zarr"), say=print, progress=progress_bar)  # takes them as they are
     assert (tmp_path / "t.zarr").exists()
 
 
@@ -371,6 +374,6 @@ def test_what_a_job_says_tells_no_number_of_rows(tmp_path: Path, monkeypatch: py
         '[release]\npath = "r.zarr"\nepsilon = 1\nclip = 4.0\nneighbours = "add-remove"\n'
     )
     said: list[str] = []
-    outcome = jobs.run(config.read_job(tmp_path / "job.toml"), say=said.append, progress=progress_bar)
+    outcome = run.run(job_file.read_job(tmp_path / "job.toml"), say=said.append, progress=progress_bar)
     assert said
     assert "4321" not in " ".join(said) + str(outcome)

@@ -31,16 +31,16 @@ from ledgers import (
 from releases import content_of
 
 from dpdist.errors import DataError, NoWitnessWarning, RefusedError, ResumableError, UsageError
-from dpdist.privacy import state_folder, witness
-from dpdist.privacy.balance import Balance
-from dpdist.privacy.books import State
-from dpdist.privacy.folder import FolderStorage
+from dpdist.ledger import state_folder, witness
+from dpdist.ledger.address import Address, Place
+from dpdist.ledger.balance import Balance
+from dpdist.ledger.journal import Transaction
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.sqlite import FolderStorage
+from dpdist.ledger.state import State
+from dpdist.ledger.state_folder import state_home
+from dpdist.ledger.witness import FolderWitness, HeldFile
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.journal import Transaction
-from dpdist.privacy.ledger import Ledger
-from dpdist.privacy.places import Address, Place
-from dpdist.privacy.state_folder import state_home
-from dpdist.privacy.witness import FolderWitness, HeldFile
 
 __all__ = ["folder", "folder_ledger", "ledger", "place"]
 SEAL = "5" * 64

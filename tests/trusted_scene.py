@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pytest
 from releases import content_of
 
-from dpdist import accounts
+from dpdist.ledger.ledger import Ledger
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete, partition_moment, plan
+from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.privacy.ledger import Ledger
 from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest
@@ -55,7 +55,7 @@ def transaction(table: RowsTable, tmp_path: Path, state: Path) -> Transaction:  
     """Return a release, not begun, of a table whose new ledger pays for four purely private ones of epsilon 1."""
     ledger, rows = tmp_path / "books.ledger", tmp_path / "rows.zarr"
     shutil.copytree(table.path, rows)
-    accounts.create_ledger(ledger, rows, PrivacyLoss.parse("4"))
+    budget.create_ledger(ledger, rows, PrivacyLoss.parse("4"))
     return Transaction(REQUEST, open_rows(rows), ledger, tmp_path / "release.zarr")
 
 

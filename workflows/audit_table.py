@@ -18,7 +18,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dpdist.audit import Audit, attacked
 from dpdist.mechanisms import attack, registry
 from dpdist.mechanisms.attack import AuditTask
 from dpdist.mechanisms.base import Calibrated, DeltaUse
@@ -26,6 +25,7 @@ from dpdist.mechanisms.laplace import CalibratedLaplace
 from dpdist.mechanisms.one_sided import CalibratedWishart
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.pipeline.audit import Audit, attacked
 from dpdist.privacy.accounting import gaussian_delta
 from dpdist.privacy.guarantee import ATTO, MICRO, Neighbours, PrivacyLoss
 from dpdist.privacy.wishart_profile import add_remove_delta, replace_one_delta

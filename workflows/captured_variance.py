@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from dpdist.engine import Engine, connected
 from dpdist.errors import UsageError
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.moment.total import add_partials, complete, partition_moment, plan
-from dpdist.pca.spectrum import captured_variance
+from dpdist.pca.components import captured_variance
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import RowsTable, open_rows
+from dpdist.runtime.engine import Engine, connected
 from workflows.papers.common.answers import NOTICE, PublicMoment, private_components, request_for
 
 ITERATIONS = 4

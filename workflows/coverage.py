@@ -34,13 +34,13 @@ import numpy.typing as npt
 
 from dpdist.mechanisms.attack import Held
 from dpdist.noise.entropy import SYSTEM
+from dpdist.pca.components import about_mean, top_eigenpairs
 from dpdist.pca.noise_edge import QUANTILES, NoiseLaw, law_of
 from dpdist.pca.scree import require_scree
-from dpdist.pca.spectrum import about_mean, top_eigenpairs
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.release.combine import combined
-from dpdist.release.extent import Extent
+from dpdist.release.coverage import Extent
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.triangle import unpacked
 from workflows.edge_table import draws, noise_named

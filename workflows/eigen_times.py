@@ -1,4 +1,4 @@
-"""Seconds and accuracy of solvers for the top eigenpairs of noisy moments: what `dpdist/pca/spectrum.py` chooses by.
+"""Seconds and accuracy of solvers for the top eigenpairs of noisy moments: what `dpdist/pca/components.py` chooses by.
 
 The matrix is ``diag(1/i)`` plus Gaussian noise whose own largest eigenvalue is ``1/rank``. With a low rank most of the
 components asked for are drowned in noise, where eigenvalues lie close and Lanczos is slow; with a high one none is::
@@ -22,21 +22,21 @@ import numpy as np
 from scipy.linalg import eigh
 from threadpoolctl import threadpool_info
 
-from dpdist.pca import spectrum
+from dpdist.pca.components import Matrix, by_lanczos, by_lapack
 
 RANKS = {"drowned": 10, "clear": 1000}
 
 
-def divide_and_conquer(matrix: spectrum.Matrix, count: int) -> tuple[spectrum.Matrix, spectrum.Matrix]:
+def divide_and_conquer(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
     """Return the top eigenvalues, ascending, and eigenvectors out of all of them (LAPACK's syevd)."""
     values, columns = eigh(matrix, driver="evd")
     return values[-count:], columns[:, -count:]
 
 
-SOLVERS = {"Lanczos": spectrum.by_lanczos, "syevr": spectrum.by_lapack, "syevd": divide_and_conquer}
+SOLVERS = {"Lanczos": by_lanczos, "syevr": by_lapack, "syevd": divide_and_conquer}
 
 
-def noisy(size: int, rank: int) -> spectrum.Matrix:
+def noisy(size: int, rank: int) -> Matrix:
     """Return a (size, size) noisy moment; its noise needs no privacy, so any generator will do."""
     out = np.random.default_rng(size).standard_normal((size, size))
     for i in range(size):  # row by row, so that a large one needs no second copy
@@ -45,7 +45,7 @@ def noisy(size: int, rank: int) -> spectrum.Matrix:
     return out
 
 
-def measured(matrix: spectrum.Matrix, count: int, solver: str, repeats: int) -> dict[str, Any]:
+def measured(matrix: Matrix, count: int, solver: str, repeats: int) -> dict[str, Any]:
     """Return processor seconds, least of the repeats, and the largest residual over the largest eigenvalue."""
     seconds = []
     for _ in range(repeats):

@@ -45,7 +45,8 @@ import zarr
 from bed_reader import to_bed
 from scipy import sparse
 
-from dpdist import cli, engine
+from dpdist import cli
+from dpdist.runtime import engine
 
 MEMORY = 1536 << 20
 """Bytes that a case may take beyond what the process has when it starts."""
@@ -388,7 +389,7 @@ def preload() -> None:
         "h5py",
         "pyarrow.csv",
         "scipy.io",
-        "dpdist.report",
+        "dpdist.report.html",
     ):
         importlib.import_module(name)
 

@@ -24,10 +24,10 @@ from sklearn.neighbors import NearestNeighbors
 
 from dpdist import cli
 from dpdist.errors import DataError
+from dpdist.pca.components import top_eigenpairs
 from dpdist.pca.forecast import forecast
 from dpdist.pca.noise_edge import law_of
-from dpdist.pca.spectrum import top_eigenpairs
-from dpdist.pipeline import Cluster
+from dpdist.pipeline.release import Cluster
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.rows.bounding import RowBound
 from workflows.papers.common import data as sets

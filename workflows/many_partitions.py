@@ -16,11 +16,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpdist.engine import Engine, connected
 from dpdist.moment.layout import layout_of
 from dpdist.moment.total import PER_WORKER
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable
+from dpdist.runtime.engine import Engine, connected
 
 COLUMNS = 100
 CHUNK_ROWS = 100

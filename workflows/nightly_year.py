@@ -34,15 +34,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist import config, engine, jobs
-from dpdist.engine import progress_bar
 from dpdist.errors import DpdistError
+from dpdist.jobs import job_file
+from dpdist.jobs import run as job_runs
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.lattice import rounded_normal
-from dpdist.privacy.books import State
-from dpdist.privacy.ledger import Ledger
 from dpdist.release.artefact import open_release
 from dpdist.release.continual import ended, levels_for, variance_factor
+from dpdist.runtime import engine
+from dpdist.runtime.engine import progress_bar
 
 _COLUMNS = 16
 _RESUMABLE = 5
@@ -82,7 +84,7 @@ class Year:
         """Let the rows of a period arrive."""
         rows = self.random.normal(size=(int(self.random.integers(50, 150)), _COLUMNS))
         self.write(name_of(number), rows)
-        bound = config.read_job(self.folder / "job.toml").request.bound(_COLUMNS)
+        bound = job_file.read_job(self.folder / "job.toml").request.bound(_COLUMNS)
         z = bound.apply(rows, np.empty(rows.shape)).astype(np.int64)
         self.exact.append(z.T @ z)
 
@@ -237,7 +239,7 @@ def _run(job: Path) -> int:
     os.dup2(words, 1)
     os.dup2(words, 2)
     try:
-        jobs.run(config.read_job(job), say=print, progress=progress_bar)
+        job_runs.run(job_file.read_job(job), say=print, progress=progress_bar)
     except DpdistError as error:
         print(error, flush=True)
         return error.exit_code

@@ -24,15 +24,15 @@ from workflows.benchmark import CASES, CORES, machine, seconds_of, summary, writ
 
 import numpy as np
 
-from dpdist import accounts, pipeline
 from dpdist.pca.model import open_model
 from dpdist.pca.projection import ProjectionTask, scores_dtype, scores_of
-from dpdist.pipeline import Cluster
+from dpdist.pipeline import budget, release
+from dpdist.pipeline.release import Cluster
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows.reading import ChunkReader
-from dpdist.staging import sync_tree
-from dpdist.store import ChunkWriter
+from dpdist.rows.chunks import ChunkReader
+from dpdist.storage.arrays import ChunkWriter
+from dpdist.storage.atomic import sync_tree
 
 COMPONENTS = 50
 WORK = ("projection", "read", "write", "product", "tasks")
@@ -74,12 +74,12 @@ def measured(name: str, folder: Path, repeats: int) -> dict[str, Any]:
     """Measure one case of the benchmark, by as many workers as there are cores."""
     case = CASES[name]
     table = write_rows(case, folder / "rows.zarr")
-    accounts.create_ledger(accounts.default_ledger(table.path), table.path, PrivacyLoss.parse("1"))
+    budget.create_ledger(budget.default_ledger(table.path), table.path, PrivacyLoss.parse("1"))
     request = ReleaseRequest(mechanism="two-sided-wishart", loss=PrivacyLoss.parse("1"), clip_norm=case.clip)
     model, target = folder / "model.zarr", folder / "scores.zarr"
     with Cluster(workers=CORES).kept() as cluster, cluster.connected() as found:
-        pipeline.release_rows(table.path, folder / "release.zarr", request, cluster=cluster)
-        pipeline.fit_components(folder / "release.zarr", model, COMPONENTS)
+        release.release_rows(table.path, folder / "release.zarr", request, cluster=cluster)
+        release.fit_components(folder / "release.zarr", model, COMPONENTS)
         with scores_of(table, open_model(model), model, folder / "others.zarr", 8 * CORES) as tasks:
 
             def written() -> None:
@@ -87,7 +87,7 @@ def measured(name: str, folder: Path, repeats: int) -> dict[str, Any]:
                 sync_tree(tasks[0].scores)
 
             work: dict[str, Callable[[], object]] = {
-                "projection": partial(pipeline.project_rows, table.path, model, target, cluster=cluster),
+                "projection": partial(release.project_rows, table.path, model, target, cluster=cluster),
                 "read": partial(found.map, read, tasks, "Reading"),
                 "write": written,
                 "product": partial(found.map, multiply, tasks, "Multiplying"),

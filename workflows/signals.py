@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpdist.privacy.ledger import Ledger
+from dpdist.ledger.ledger import Ledger
 
 MOMENTS = 10
 _PATIENCE = 300.0

@@ -16,9 +16,10 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from dpdist import __version__, interruption
-from dpdist.cli import knowledge, rows, work
-from dpdist.cli.ledgers import ledger
+from dpdist import __version__
+from dpdist._util import interruption
+from dpdist.cli import inspect, mechanisms, pipeline
+from dpdist.cli.ledger import ledger
 from dpdist.cli.options import say
 from dpdist.errors import DpdistError, NoWitnessWarning, ResumableError, WeakGuaranteeWarning
 
@@ -32,20 +33,20 @@ def cli() -> None:
 
 
 for command in (
-    work.ingest,
-    rows.bound,
-    rows.inspect,
-    work.release_command,
-    work.pca,
-    work.project,
-    work.report_command,
-    work.run,
-    work.combine,
-    work.status,
-    work.demo_command,
-    knowledge.mechanisms,
-    knowledge.forecast_command,
-    knowledge.audit_command,
+    pipeline.ingest,
+    inspect.bound,
+    inspect.inspect,
+    pipeline.release_command,
+    pipeline.pca,
+    pipeline.project,
+    pipeline.report_command,
+    pipeline.run,
+    pipeline.combine,
+    pipeline.status,
+    pipeline.demo_command,
+    mechanisms.mechanisms,
+    mechanisms.forecast_command,
+    mechanisms.audit_command,
     ledger,
 ):
     cli.add_command(command)

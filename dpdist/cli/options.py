@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 
 import click
 
-from dpdist import config
+from dpdist._util.paths import is_address
+from dpdist._util.text import fitted, printable
 from dpdist.errors import UsageError
+from dpdist.ingest.sources import location_of
+from dpdist.jobs import job_file
+from dpdist.ledger.address import place_of
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED
-from dpdist.paths import is_address
-from dpdist.pipeline import Cluster
+from dpdist.pipeline.release import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.privacy.places import place_of
-from dpdist.rows.readers import location_of
-from dpdist.transport import Certificates
-from dpdist.words import fitted, printable
+from dpdist.runtime.tls import Certificates
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -221,7 +221,7 @@ def mechanism_options(command: Command) -> Command:
 
 def options_of(options: Sequence[str], arithmetic: str | None) -> dict[str, str]:
     """Return a mechanism's own parameters as typed."""
-    return config.options_from([*options, *([f"arithmetic={arithmetic}"] if arithmetic else [])])
+    return job_file.options_from([*options, *([f"arithmetic={arithmetic}"] if arithmetic else [])])
 
 
 def budget_options(command: Callable[..., None]) -> Callable[..., None]:

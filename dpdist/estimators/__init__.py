@@ -1,6 +1,6 @@
 """The scikit-learn face of dpdist: estimators that release a private second moment when they are fitted."""
 
 from dpdist.estimators.covariance import PrivateCovariance
-from dpdist.estimators.principal import PrivatePCA
+from dpdist.estimators.pca import PrivatePCA
 
 __all__ = ["PrivateCovariance", "PrivatePCA"]

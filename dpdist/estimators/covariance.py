@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator
 
+from dpdist._util.notebook import Shown
 from dpdist.errors import DataError, UsageError
-from dpdist.estimators.fitting import (
+from dpdist.estimators.fit import (
     facts_of,
     in_python_words,
     parameters_of,
@@ -21,11 +22,10 @@ from dpdist.estimators.fitting import (
     require_private,
     tell_columns,
 )
-from dpdist.notebook import Shown
+from dpdist.ledger.budget import Budget
+from dpdist.pca.components import about_mean
 from dpdist.pca.scree import entry_errors
-from dpdist.pca.spectrum import about_mean
-from dpdist.pipeline import Cluster
-from dpdist.privacy.budget import Budget
+from dpdist.pipeline.release import Cluster
 from dpdist.privacy.guarantee import Guarantee, Neighbours
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest

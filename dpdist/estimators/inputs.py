@@ -24,12 +24,12 @@ import zarr
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, validate_data
 
-from dpdist import engine
 from dpdist.errors import DataError
-from dpdist.moment.arrays import ArraySum, BlockSum, RowSum, add_sums, dense
+from dpdist.estimators.in_memory import ArraySum, BlockSum, RowSum, add_sums, dense
+from dpdist.ingest.readers.base import numbered
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import DTYPES, FORMAT, open_rows
-from dpdist.rows.readers.base import numbered
+from dpdist.runtime import engine
 
 Values = npt.NDArray[Any]
 _PIECE_BYTES = 8 << 20
@@ -97,7 +97,7 @@ class Rows:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type in which rows are handed on: see :func:`dpdist.moment.arrays.dense`."""
+        """The type in which rows are handed on: see :func:`dpdist.estimators.in_memory.dense`."""
         found = np.dtype(self.data.dtype)
         return found if found.name in DTYPES and found.isnative else np.dtype(np.float64)
 

@@ -16,12 +16,12 @@ from functools import cached_property
 import numpy as np
 
 from dpdist import triangle
+from dpdist._util.tree import FAN_IN, levels
 from dpdist.errors import UsageError
 from dpdist.moment.total import PER_WORKER, MomentPlan, block_rows, piece_rows, plan
 from dpdist.rows.bounding import RowBound
+from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable
-from dpdist.rows.reading import ChunkReader
-from dpdist.tree import FAN_IN, levels
 from dpdist.triangle import Band
 
 PROCESS_BYTES = 320 << 20

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from dpdist.errors import DataError, DpdistError
 from dpdist.moment.gram import GramSum
 from dpdist.rows.bounding import RowBound
+from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, partitions
-from dpdist.rows.reading import ChunkReader
 from dpdist.triangle import Band
 
 _PIECE_BYTES = 512 << 10

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import zarr
 
+from dpdist._util.notebook import short, table
+from dpdist._util.paths import AnyPath, local
 from dpdist.errors import DataError, quiet
-from dpdist.notebook import short, table
-from dpdist.paths import AnyPath, local
+from dpdist.pca.components import Components
 from dpdist.pca.scree import scree
-from dpdist.pca.spectrum import Components
 from dpdist.release.artefact import Release
-from dpdist.staging import staged
-from dpdist.store import put_array, read_arrays, require_format
+from dpdist.storage.arrays import put_array, read_arrays, require_format
+from dpdist.storage.atomic import staged
 
 FORMAT = "dpdist-model/1"
 
@@ -36,7 +36,7 @@ class Model:
     names
         Column names, length d.
     components
-        See :class:`dpdist.pca.spectrum.Components`.
+        See :class:`dpdist.pca.components.Components`.
     """
 
     release_id: str

@@ -19,12 +19,12 @@ import zarr
 from threadpoolctl import threadpool_limits
 
 from dpdist.errors import DataError
+from dpdist.pca.components import Components
 from dpdist.pca.model import Model, open_model
-from dpdist.pca.spectrum import Components
+from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, partitions
-from dpdist.rows.reading import ChunkReader
-from dpdist.staging import staged
-from dpdist.store import ChunkWriter, array_options
+from dpdist.storage.arrays import ChunkWriter, array_options
+from dpdist.storage.atomic import staged
 
 FORMAT = "dpdist-scores/1"
 _PIECE_BYTES = 512 << 10

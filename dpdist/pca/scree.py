@@ -29,8 +29,8 @@ import numpy.typing as npt
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import Output
+from dpdist.pca.components import Components, components, highest_eigenvalues
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
-from dpdist.pca.spectrum import Components, components, highest_eigenvalues
 from dpdist.release.artefact import Release
 from dpdist.release.request import ReleaseRequest
 
@@ -186,7 +186,7 @@ def above_noise(release: Release, product: Callable[[Values], Values] | None = N
     Parameters
     ----------
     release, product
-        As for :func:`dpdist.pca.spectrum.components`.
+        As for :func:`dpdist.pca.components.components`.
 
     Raises
     ------

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dpdist._util.text import exactly
 from dpdist.release.artefact import Release
-from dpdist.words import exactly
 
 _FAR = 3.0
 """Standard deviations that the noise of the trace stays below with probability 0.998, if it is about normal."""

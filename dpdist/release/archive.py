@@ -22,8 +22,8 @@ from zarr.storage import MemoryStore
 from dpdist import triangle
 from dpdist.errors import DataError
 from dpdist.release.artefact import Heading
-from dpdist.staging import make_once, staged
-from dpdist.store import Array, array_options, put_array
+from dpdist.storage.arrays import Array, array_options, put_array
+from dpdist.storage.atomic import make_once, staged
 from dpdist.triangle import Band, Triangle
 
 Bands = Iterable[tuple[Band, Triangle]]

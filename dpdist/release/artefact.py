@@ -22,20 +22,20 @@ import numpy as np
 import numpy.typing as npt
 
 import dpdist
+from dpdist._util.notebook import short, table
+from dpdist._util.paths import AnyPath, local
+from dpdist._util.text import exactly
 from dpdist.errors import DataError, UsageError, quiet
 from dpdist.mechanisms.base import Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.registry import mechanism_named
-from dpdist.notebook import short, table
-from dpdist.paths import AnyPath, local
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
-from dpdist.release.extent import Extent
+from dpdist.release.coverage import Extent
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.units import Unit
-from dpdist.store import Array, complete_arrays, require_format
+from dpdist.storage.arrays import Array, complete_arrays, require_format
 from dpdist.triangle import TILE, Band
-from dpdist.words import exactly
 
 FORMAT = "dpdist-release/1"
 

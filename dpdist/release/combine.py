@@ -19,14 +19,14 @@ from operator import add
 
 import numpy as np
 
+from dpdist._util.paths import AnyPath, local
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.paths import AnyPath, local
 from dpdist.privacy.accounting import composed_epsilon_micro
 from dpdist.privacy.guarantee import ATTO, Arithmetic, Guarantee, PrivacyLoss
 from dpdist.release.archive import archived, publish
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.extent import merged
-from dpdist.store import attributes_at
+from dpdist.release.coverage import merged
+from dpdist.storage.arrays import attributes_at
 from dpdist.triangle import Band, packed
 
 _PROOF = "dpdist.privacy.parallel"

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from dpdist._util.text import has_control
 from dpdist.errors import RefusedError, UsageError
+from dpdist.ledger.journal import canonical
 from dpdist.mechanisms.base import Calibrated, Statement, is_private_as_claimed
 from dpdist.mechanisms.registry import calibrated, mechanism_named
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.privacy.journal import canonical
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable
-from dpdist.words import has_control
 
 
 class Centring(enum.StrEnum):

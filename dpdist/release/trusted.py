@@ -21,24 +21,24 @@ from typing import Any
 import numpy as np
 
 from dpdist.errors import RefusedError, ResumableError, UsageError
+from dpdist.ledger.address import Place
+from dpdist.ledger.journal import written
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
 from dpdist.mechanisms.base import BandedMoment, Calibrated, IndependentEntries, Matrix
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM, Progress, random_token
 from dpdist.privacy import caution
-from dpdist.privacy.books import State
 from dpdist.privacy.guarantee import Guarantee, Neighbours
-from dpdist.privacy.journal import written
-from dpdist.privacy.ledger import Ledger
-from dpdist.privacy.places import Place
 from dpdist.release import archive
 from dpdist.release.artefact import Heading, Release, open_release
-from dpdist.release.extent import Extent
+from dpdist.release.coverage import Extent
+from dpdist.release.reproduction import admit
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import RowsTable
-from dpdist.rows.reproduction import admit
-from dpdist.staging import require_new
-from dpdist.store import attributes_at
+from dpdist.storage.arrays import attributes_at
+from dpdist.storage.atomic import require_new
 from dpdist.triangle import Band, Triangle, unpacked
 
 _WINNER_SECONDS = 60.0
@@ -284,7 +284,7 @@ def draw_unrecorded(
     """Draw the noise once over rows that no ledger knows, and keep the release in memory: called twice, it costs twice.
 
     There is no id by which a second call could be told from the first. Whoever calls this has charged
-    the draw before, to the register of this process (:mod:`dpdist.privacy.register`), and calls it once.
+    the draw before, to the register of this process (:mod:`dpdist.ledger.in_memory`), and calls it once.
 
     Parameters
     ----------

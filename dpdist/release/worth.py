@@ -26,7 +26,7 @@ from dpdist.errors import RefusedError
 from dpdist.mechanisms.quantile import CONFIDENCE, rank_error
 from dpdist.privacy.caution import LARGEST_EPSILON
 from dpdist.privacy.guarantee import MICRO, Neighbours
-from dpdist.release.norms import NormsRequest
+from dpdist.release.norm_histogram import NormsRequest
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.norms import NormGrid
 

@@ -23,13 +23,13 @@ import numpy.typing as npt
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 
+from dpdist._util.paths import AnyPath, local
 from dpdist.errors import DataError, quiet
 from dpdist.noise.entropy import random_token
-from dpdist.paths import AnyPath, local
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.units import Unit
-from dpdist.staging import replace_file, require_space, staged
-from dpdist.store import CHECKSUM_BYTES, Array, array_options, require_format
+from dpdist.storage.arrays import CHECKSUM_BYTES, Array, array_options, require_format
+from dpdist.storage.atomic import replace_file, require_space, staged
 
 FORMAT = "dpdist-rows/1"
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
@@ -72,7 +72,7 @@ class RowsTable:
     seal
         Digest every chunk must agree with (:mod:`dpdist.rows.seal`), or None.
     reproduced
-        Whether a release for reproduction was made of these rows (:mod:`dpdist.rows.reproduction`).
+        Whether a release for reproduction was made of these rows (:mod:`dpdist.release.reproduction`).
     """
 
     path: Path

@@ -22,14 +22,14 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
+from dpdist._util.paths import AnyPath, local
 from dpdist.errors import DataError
 from dpdist.noise.entropy import random_token
-from dpdist.paths import AnyPath, local
 from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, open_rows
-from dpdist.rows.reading import ChunkReader
 from dpdist.rows.seal import KEY, sealed_tags, write_seal
-from dpdist.staging import replace_file, staged
+from dpdist.storage.atomic import replace_file, staged
 
 FORMAT = "dpdist-periods/1"
 _FILE = "periods.json"

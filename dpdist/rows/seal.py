@@ -19,7 +19,7 @@ from typing import Any
 
 from dpdist.errors import DataError
 from dpdist.rows.dataset import RowsTable
-from dpdist.staging import replace_file
+from dpdist.storage.atomic import replace_file
 
 SEAL = "seal.json"
 KEY = "key"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpdist.errors import UsageError
-from dpdist.staging import replace_file
+from dpdist.storage.atomic import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from dpdist.engine import Engine
 from dpdist.errors import DataError, UsageError
-from dpdist.staging import replace_file
+from dpdist.runtime.engine import Engine
+from dpdist.storage.atomic import replace_file
 
 Json = dict[str, Any]
 Function = Callable[[Json, Any], Json]

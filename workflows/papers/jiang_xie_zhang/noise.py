@@ -18,7 +18,7 @@ import click
 import numpy as np
 
 from dpdist import cli
-from dpdist.pipeline import Cluster
+from dpdist.pipeline.release import Cluster
 from dpdist.rows.bounding import RowBound
 from dpdist.triangle import Triangle
 from workflows.papers.common import pictures, runs

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist import cli
-from dpdist.pca.spectrum import top_eigenpairs
-from dpdist.pipeline import Cluster
+from dpdist.pca.components import top_eigenpairs
+from dpdist.pipeline.release import Cluster
 from dpdist.rows.bounding import RowBound
 from dpdist.triangle import Triangle, rounded
 from workflows.papers.common import pictures, runs

@@ -26,8 +26,8 @@ from dpdist.mechanisms.orbit import CalibratedLowRankOrbit, CalibratedOrbit
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import exponentials
 from dpdist.noise.orbit import hermitian
-from dpdist.pca.spectrum import top_eigenpairs
-from dpdist.pipeline import Cluster
+from dpdist.pca.components import top_eigenpairs
+from dpdist.pipeline.release import Cluster
 from dpdist.rows.bounding import RowBound
 from dpdist.triangle import packed
 from workflows.papers.common import pictures, runs

@@ -1,0 +1,147 @@
+"""The commands about a budget: ledger create, show, verify, export and adopt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dpdist._util.text import counted, listed, wrapped
+from dpdist.cli.options import LEDGER, READ, answer, budget_options, json_option, show
+from dpdist.errors import RefusedError
+from dpdist.ledger.address import Place
+from dpdist.ledger.ledger import Ledger
+from dpdist.pipeline.budget import create_ledger, verify_ledger
+from dpdist.privacy.guarantee import PrivacyLoss
+
+
+@click.group()
+def ledger() -> None:
+    """Create, show, check, export or mend a budget."""
+
+
+@ledger.command("create")
+@click.argument("ledger", type=LEDGER)
+@click.option("--rows", required=True, type=READ, help="The rows whose budget it is.")
+@budget_options
+@json_option
+def ledger_create(ledger: Place, rows: Path, budget: PrivacyLoss | None, as_json: bool) -> None:
+    """Declare a budget for ROWS in LEDGER, a new folder or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME."""
+    fresh = not Ledger.stands_at(ledger)
+    made = create_ledger(ledger, rows, budget)
+    before = "" if fresh else ", created before for these rows and left alone"
+    value = {"ledger": str(ledger), "fresh": fresh, **made.budget.to_json()}
+    answer(as_json, value, f"{ledger}: budget {made.budget}{before}.")
+
+
+@ledger.command("show")
+@click.argument("ledger", type=LEDGER)
+@json_option
+def ledger_show(ledger: Place, as_json: bool) -> None:
+    """Show budget, balance and releases."""
+    opened = Ledger(ledger)
+    balance, missing = opened.balance(), opened.missing()
+    if as_json:
+        click.echo(json.dumps(_ledger_json(opened)))
+        return
+    refused = _refused(opened)
+    if refused is not None:
+        behind = missing or opened.exhausted_elsewhere
+        _told("", f"{'BEHIND ITS WITNESS' if behind else 'NOTHING NEW CAN BE RELEASED'}: {refused}")
+    _told("budget", str(balance.budget))
+    _told("balance", balance.so_far)
+    _told("", balance.rest)
+    _told("guarantee", balance.promise)
+    for record in opened.records:
+        what = f"{record.parameters['mechanism']}, {record.guarantee.loss}, {record.guarantee.neighbours}"
+        _told(record.state, f"{record.release_id}  {what}")
+
+
+def _refused(opened: Ledger) -> str | None:
+    """Return why every new charge would be refused; None where it would not."""
+    try:
+        opened.require_current()
+    except RefusedError as error:
+        return str(error)
+    return None
+
+
+def _told(label: str, text: str) -> None:
+    show(wrapped(text, f"{label:<10} ", " " * 11))
+
+
+@ledger.command("verify")
+@click.argument("ledger", type=LEDGER)
+@click.option("--release", "releases", type=READ, multiple=True, help="A release it must know of; repeatable.")
+@json_option
+def ledger_verify(ledger: Place, releases: tuple[Path, ...], as_json: bool) -> None:
+    """Check the journal's chain, the balance, the committed releases, and that no published RELEASE was forgotten."""
+    opened = verify_ledger(ledger, releases)
+    count, promise = len(opened.records), opened.balance().promise
+    value = {"ledger": str(ledger), "intact": True, "head": opened.head, "releases": count, "guarantee": promise}
+    words = f"{ledger}: intact, {counted(count, 'release')}, head {opened.head}. Guarantee: {promise}."
+    answer(as_json, value, words)
+
+
+@ledger.command("attest")
+@click.argument("ledger", type=LEDGER)
+@click.option("--fixed-beforehand", is_flag=True, required=True, help="Say so; the journal keeps the statement.")
+@json_option
+def ledger_attest(ledger: Place, fixed_beforehand: bool, as_json: bool) -> None:  # noqa: ARG001 - required
+    """State that every request so far was fixed before the first answer; for a ledger of an older version only.
+
+    Without caps that were fixed beforehand nothing is proved of releases of several kinds together. If no request
+    followed from an answer, the ledger can go on, and `show` and every later release repeat the condition.
+    """
+    balance = Ledger(ledger).attest()
+    answer(as_json, {"ledger": str(ledger), **balance.to_json()}, f"{ledger}: {balance}.")
+
+
+@ledger.command("export")
+@click.argument("ledger", type=LEDGER)
+def ledger_export(ledger: Place) -> None:
+    """Print the ledger as JSON."""
+    click.echo(json.dumps(_ledger_json(Ledger(ledger)), indent=2))
+
+
+@ledger.command("adopt")
+@click.argument("ledger", type=LEDGER)
+@json_option
+def ledger_adopt(ledger: Place, as_json: bool) -> None:
+    """Charge what copies of LEDGER have released, after it was copied or restored from a backup.
+
+    What was released elsewhere is never drawn here. If the witness is lost, the whole budget is charged.
+    """
+    opened = Ledger(ledger)
+    adopted = opened.adopt()
+    words = f"{ledger}: nothing was missing."
+    if adopted:
+        words = f"{ledger}: charged {counted(len(adopted), 'release')} committed elsewhere: {listed(adopted)}."
+    if opened.exhausted:
+        words += " The whole budget is charged, because the witness was lost."
+    value = {"ledger": str(ledger), "adopted": adopted, "exhausted": opened.exhausted, "head": opened.head}
+    answer(as_json, value, words)
+
+
+def _ledger_json(opened: Ledger) -> dict[str, Any]:
+    return {
+        "dataset_id": opened.dataset_id,
+        **opened.balance().to_json(),
+        "caps": [caps.to_json() for caps in opened.caps],
+        "releases": [
+            {
+                "id": record.release_id,
+                "state": record.state.value,
+                "parameters": record.parameters,
+                "guarantee": record.guarantee.to_json(),
+                "digest": record.digest,
+                **({"periods": list(record.periods)} if record.periods else {}),
+            }
+            for record in opened.records
+        ],
+        "head": opened.head,
+        "missing": opened.missing(),
+        "refused": _refused(opened),
+    }

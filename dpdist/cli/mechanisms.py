@@ -1,0 +1,127 @@
+"""The commands that say what a mechanism is worth: mechanisms, forecast and audit. They touch no data, no ledger."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from dpdist.cli.options import (
+    PATH,
+    answer,
+    cluster_options,
+    json_option,
+    mechanism_option,
+    mechanism_options,
+    neighbours_option,
+    options_of,
+)
+from dpdist.jobs import job_file
+from dpdist.mechanisms.attack import AuditTask
+from dpdist.mechanisms.base import IndependentEntries
+from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.moment import cost
+from dpdist.pca.forecast import forecast
+from dpdist.pipeline.release import Cluster
+from dpdist.report import text
+from dpdist.report.figures import draw_forecast
+from dpdist.rows.dataset import DTYPES
+
+
+@click.command()
+@click.argument("name", required=False, type=click.Choice(list(MECHANISMS)), metavar="[NAME]")
+@click.option("--all", "every", is_flag=True, help="Every mechanism, and not the recommended ones alone.")
+@json_option
+def mechanisms(name: str | None, every: bool, as_json: bool) -> None:
+    """Say what the recommended mechanisms claim and what is really proved; with NAME, all that is said of one.
+
+    With --all those of every published mechanism that is there, the recommended ones first. --json prints all of them.
+    """
+    statements = [mechanism.statement for mechanism in MECHANISMS.values() if name in {None, mechanism.statement.name}]
+    if as_json:
+        click.echo(json.dumps({"mechanisms": [asdict(s) for s in statements]}))
+    elif name is None:
+        first = [MECHANISMS[each].statement for each in RECOMMENDED]
+        rest = [each for each in statements if each not in first]
+        click.echo(text.comparison(first + rest if every else first, 0 if every else len(rest)))
+    else:
+        click.echo(text.details(statements[0]))
+
+
+@click.command("forecast")
+@click.option("--d", "columns", type=click.IntRange(1), required=True, help="Columns of the table.")
+@click.option("--n", "rows", type=int, required=True, help="Rows of the table, or a public guess.")
+@click.option("--epsilon", required=True, help="Epsilon of the release.")
+@click.option("--delta", help="Its delta; none for pure differential privacy.")
+@click.option("--clip", type=float, default=1.0, show_default=True, help="Public clip norm C.")
+@click.option("--spectrum", help="Public guess of the variances of the components: 4,2,0.5. Never from the data.")
+@mechanism_option
+@click.option("--centre", type=click.Choice(["none", "private"]), default="none", show_default=True)
+@neighbours_option
+@mechanism_options
+@click.option("--plot", type=PATH, help="Draw the quality of each component against the number of rows.")
+@click.option("--cluster", is_flag=True, help="Say also what it costs a cluster: tasks, bytes, memory and time.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="As rows are stored.")
+@click.option("--workers", multiple=True, type=int, default=(1,), show_default=True, help="With --cluster; repeatable.")
+@click.option("--memory-per-worker", "memory", type=float, default=16.0, show_default=True, help="GiB of each process.")
+@json_option
+def forecast_command(
+    columns: int, rows: int, epsilon: str, delta: str | None, clip: float, spectrum: str | None, mechanism: str | None,
+    centre: str, neighbours: str, options: tuple[str, ...], arithmetic: str | None, plot: Path | None, cluster: bool,
+    dtype: str, workers: tuple[int, ...], memory: float, as_json: bool,
+) -> None:  # fmt: skip
+    """Say what a budget buys before it is spent: the noise, and which components will stand above it.
+
+    With --cluster also the tasks, the bytes read, sent between workers and sent to the trusted node, the most memory of
+    a worker and of the trusted node, and the time on cores like this one where a process reads and sends 1 GB/s.
+    """
+    request = job_file.request_from(
+        epsilon=epsilon, delta=delta, clip=clip, mechanism=mechanism, neighbours=neighbours, centre=centre,
+        grid_bits=16, period="", name=None, folder=Path(), options=options_of(options, arithmetic),
+    )  # fmt: skip
+    found = forecast(request, columns, rows, job_file.numbers_from(spectrum, "--spectrum") if spectrum else ())
+    if plot is not None:
+        draw_forecast(found, plot)
+    value, words = found.to_json(), text.forecast(found)
+    if cluster:
+        independent = isinstance(request.calibrated(columns), IndependentEntries)
+        table, bound = cost.described(rows, columns, dtype), request.bound(columns)
+        costs = [cost.forecast(table, bound, count, int(memory * 2**30), divisible=independent) for count in workers]
+        value["cluster"] = [each.to_json() for each in costs]
+        words += f"\n\n{text.costs(costs)}"
+    answer(as_json, value, words)
+
+
+@click.command("audit")
+@click.argument("mechanism", type=click.Choice(list(MECHANISMS)), metavar="MECHANISM")
+@click.option("--epsilon", required=True, help="The epsilon that is claimed.")
+@click.option("--delta", help="The delta that is claimed; none for pure differential privacy.")
+@click.option("--d", "columns", type=click.IntRange(1), default=3, show_default=True, help="Columns of the tables.")
+@click.option("--draws", type=int, default=20_000, show_default=True, help="Draws from each of the two tables.")
+@click.option("--confidence", type=float, default=0.999, show_default=True, help="Of each bound.")
+@neighbours_option
+@mechanism_options
+@cluster_options
+@click.option("--plot", type=PATH, help="Draw the privacy profile, claimed, proved and measured, to this picture.")
+@json_option
+def audit_command(
+    mechanism: str, epsilon: str, delta: str | None, columns: int, draws: int, confidence: float, neighbours: str,
+    options: tuple[str, ...], arithmetic: str | None, cluster: Cluster, plot: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Attack MECHANISM on synthetic tables and bound its epsilon and delta from below. Touches no ledger."""
+    from dpdist.pipeline import audit  # noqa: PLC0415 - scipy's distributions are slow to import, and only needed here
+
+    request = job_file.request_from(
+        epsilon=epsilon, delta=delta, clip=1.0, mechanism=mechanism, neighbours=neighbours, centre="none",
+        grid_bits=16, period="", name=None, folder=Path(), options=options_of(options, arithmetic),
+    )  # fmt: skip
+    bound = request.bound(columns)
+    query = LatticeQuery(bound.width, bound.norm_bound, request.neighbours)
+    task = AuditTask(mechanism, query, request.loss, dict(request.options), draws)
+    result = audit.run(task, 1 - confidence, cluster)
+    if plot is not None:
+        audit.plot(result, plot)
+    answer(as_json, {**result.to_json(), "plot": plot and str(plot)}, result.words())

@@ -1,0 +1,374 @@
+"""From the parameters of an estimator and its X to one private release: where a budget is spent.
+
+The path of a rows.zarr goes the way of ``dpdist release``: charged to the durable ledger of the table, under an id that
+follows from dataset and parameters, so that the same fit again yields the same bytes at no cost. Rows in memory
+have no ledger. They are summed to the same integers, charged to the register of this process
+(:mod:`dpdist.ledger.in_memory`), and noise is drawn once by the same mechanism.
+"""
+
+from __future__ import annotations
+
+import io
+import numbers
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from dpdist.errors import DpdistError, PrivacyLeakWarning, RefusedError, ShortenedRowsWarning, UsageError
+from dpdist.estimators.in_memory import ArraySum, require_sound
+from dpdist.estimators.inputs import Rows, rows_of, rows_path
+from dpdist.ingest.readers.base import numbered
+from dpdist.jobs.job_file import request_from
+from dpdist.ledger.address import Place, place_of
+from dpdist.ledger.budget import Budget
+from dpdist.ledger.in_memory import REGISTER, Shape
+from dpdist.mechanisms.base import COMPONENTS, Output
+from dpdist.mechanisms.registry import mechanism_named, recommended
+from dpdist.moment.operator import MomentMatrix
+from dpdist.pca.shortened import shortened
+from dpdist.pipeline.budget import default_ledger
+from dpdist.pipeline.release import Cluster, release_table
+from dpdist.privacy import caution
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release import archive, trusted
+from dpdist.release.artefact import Release
+from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.rows.dataset import open_rows
+from dpdist.runtime.process import forbid_core_dumps
+from dpdist.storage.atomic import require_new
+from dpdist.triangle import Band, packed
+
+
+class Parameters(Protocol):
+    """What both estimators are told; see :class:`dpdist.PrivatePCA`."""
+
+    epsilon: Any
+    delta: Any
+    clip: Any
+    mechanism: Any
+    neighbours: Any
+    centre: Any
+    grid_bits: Any
+    options: Any
+    ledger: Any
+    release: Any
+    budget_epsilon: Any
+    budget_delta: Any
+    budget: Any
+    accept_large_delta: Any
+    cluster: Any
+    release_: Release
+
+
+_COLUMNS = {"n_features_in_", "feature_names_in_"}
+Check = Callable[[ReleaseRequest, int], None]
+"""Refuses what makes no sense for so many columns, before anything is charged."""
+
+
+@contextmanager
+def in_python_words() -> Iterator[None]:
+    """Let errors name parameters (``grid_bits``) where the command line's name options (``--grid-bits``)."""
+    try:
+        yield
+    except DpdistError as error:
+        raise type(error)(_without_dashes(str(error))) from None
+
+
+def _without_dashes(text: str) -> str:
+    if re.search(r"\bdpdist [a-z]+ [A-Z<-]", text):  # a command to type keeps its options
+        return text
+    refused, cut, _ = text.partition(", or pass --for-reproduction")  # what no estimator does
+    text = refused + "." if cut else text
+    text = re.sub(r"--option (\w+)=\.\.\.", r"options={'\1': ...}", text)
+    names = {"components": "n_components", "option": "options"}
+    return re.sub(r"(?<!\w)--([a-z][a-z-]*)", lambda m: names.get(m[1], m[1].replace("-", "_")), text)
+
+
+def request_of(asked: Parameters, components: int | None = None) -> ReleaseRequest:
+    """Make the request that the parameters describe.
+
+    Parameters
+    ----------
+    asked
+        The estimator.
+    components
+        Number of components, for a mechanism that releases no more than these.
+
+    Raises
+    ------
+    UsageError
+        If a value is out of range or of the wrong kind.
+    DataError
+        If a number is out of range, or the file of a public centre cannot be read.
+    """
+    centre, vectors = _centre(asked.centre)
+    delta = None if asked.delta is None else str(asked.delta)
+    if isinstance(asked.clip, bool) or not isinstance(asked.clip, numbers.Real):
+        raise UsageError("The clip norm must be a positive finite number (clip), chosen from what is publicly known.")
+    if isinstance(asked.grid_bits, bool) or not isinstance(asked.grid_bits, numbers.Integral):
+        raise UsageError("Grid bits are a whole number between 2 and 24 (grid_bits).")
+    if not isinstance(asked.accept_large_delta, bool):
+        raise UsageError("accept_large_delta is True or False.")
+    options = dict(asked.options or {})
+    mechanism = asked.mechanism or recommended(PrivacyLoss.parse(str(asked.epsilon), delta or "0").delta_atto)
+    statement = mechanism_named(mechanism).statement
+    if components is not None and COMPONENTS.name in {option.name for option in statement.options}:
+        options.setdefault(COMPONENTS.name, components)
+    request = request_from(
+        epsilon=str(asked.epsilon),
+        delta=delta,
+        clip=float(asked.clip),
+        mechanism=mechanism,
+        neighbours=str(asked.neighbours),
+        centre=centre,
+        grid_bits=int(asked.grid_bits),
+        period="",
+        name=None,
+        folder=Path(),
+        options=options,
+        accept_large_delta=asked.accept_large_delta,
+    )
+    if vectors:
+        return replace(request, centre=vectors.get("centre"), scale=vectors.get("scale"))
+    return request
+
+
+def _centre(given: Any) -> tuple[str, dict[str, tuple[float, ...]]]:
+    """Return what a request takes as a word or a file, and what it takes as numbers."""
+    if isinstance(given, str | Path):
+        return str(given), {}
+    vectors = dict(given) if isinstance(given, Mapping) else {"centre": given}
+    try:
+        found = {name: tuple(float(v) for v in np.asarray(vector).reshape(-1)) for name, vector in vectors.items()}
+    except (TypeError, ValueError):
+        found = {}
+    if not found or not set(found) <= {"centre", "scale"}:
+        raise UsageError(
+            "centre is 'none', 'private', a file, one public number per column, or a mapping with `centre` and `scale`."
+        )
+    return Centring.NONE.value, found
+
+
+def released(asked: Parameters, given: Any, check: Check, components: int | None = None) -> Release:
+    """Release the second moment of X, once.
+
+    Parameters
+    ----------
+    asked
+        The estimator; it learns the number and names of the columns, and holds ``release_`` from the moment it is made.
+    given
+        X.
+    check
+        Called before anything is charged, with the request and the number of columns.
+    components
+        As for :func:`request_of`.
+
+    Raises
+    ------
+    UsageError, DataError
+        If the parameters make no sense, or X cannot be used. Nothing is charged.
+    RefusedError
+        If the budget does not suffice.
+    """
+    forbid_core_dumps()  # the exact total will be in this process's memory
+    request = request_of(asked, components)
+    path = rows_path(given)
+    with _unchanged_by_failure(asked):
+        rows = rows_of(cast("Any", asked), given, fitting=True)
+        check(request, rows.columns)
+        found = _from_memory(asked, rows, request) if path is None else _from_table(asked, path, request)
+    for name in [name for name in vars(asked) if name.endswith("_") and name not in _COLUMNS]:
+        delattr(asked, name)  # what another release told
+    asked.release_ = found  # from here on: what was paid for is not lost if what follows fails
+    if path is None and asked.release is not None:
+        save(found, Path(asked.release))
+    warn_of_shortened(found)
+    return found
+
+
+def warn_of_shortened(release: Release) -> None:
+    """Say where nearly every row was shortened, as far as the release tells."""
+    if warning := shortened(release).warning():
+        warnings.warn(warning, ShortenedRowsWarning, stacklevel=3)
+
+
+@contextmanager
+def _unchanged_by_failure(estimator: Any) -> Iterator[None]:
+    """Leave an estimator as it was if its fit fails: a refused one must not cost it the release that it has."""
+    before = dict(vars(estimator))
+    try:
+        yield
+    except BaseException:
+        vars(estimator).clear()
+        vars(estimator).update(before)
+        raise
+
+
+def release_path(asked: Parameters, path: Path, request: ReleaseRequest) -> Path:
+    """Return where the release of a rows.zarr is published: where it is told, else beside the rows under its id."""
+    if asked.release is not None:
+        return Path(asked.release)
+    return path.with_name(f"{path.name.removesuffix('.zarr')}.{request.release_id(open_rows(path))}.zarr")
+
+
+def _from_table(asked: Parameters, path: Path, request: ReleaseRequest) -> Release:
+    if any(each is not None for each in (asked.budget_epsilon, asked.budget_delta, asked.budget)):
+        raise UsageError(
+            "The budget of a rows.zarr is declared once, in its ledger: leave budget, budget_epsilon and budget_delta "
+            "out."
+        )
+    ledger: Place = default_ledger(path)
+    if asked.ledger is not None:
+        ledger = place_of(str(asked.ledger), Path())
+    target = release_path(asked, path, request)
+    where = asked.cluster or Cluster()
+    return release_table(open_rows(path), target, request, ledger=ledger, cluster=where).release
+
+
+def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Release:
+    if asked.ledger is not None:
+        raise RefusedError(
+            "A ledger keeps the budget of a table that has an identity, and rows in memory have none: ingest them "
+            "(dpdist ingest SOURCE ROWS --budget-epsilon E), and fit the path of the rows.zarr. Without a ledger, "
+            "what they cost is remembered by this process only."
+        )
+    if asked.cluster is not None:
+        raise UsageError(
+            "cluster is for the path of a rows.zarr. A Dask array is summed where its own client computes; other rows "
+            "in memory are summed in this process."
+        )
+    if not isinstance(asked.budget, Budget | None):
+        raise UsageError("budget is a dpdist.Budget, one object for all fits that are charged to it.")
+    budget = _budget(asked, request.loss)
+    bound = request.bound(rows.columns)
+    calibrated = request.calibrated(rows.columns)
+    if calibrated.guarantee is None:
+        raise AssertionError("a request that is not for reproduction has a proved guarantee")
+    if asked.release is not None:
+        require_new(Path(asked.release), "release")
+    total = rows.total(bound, REGISTER.key)
+    require_sound(total, bound)
+    _warn(total)
+    loss = calibrated.guarantee.loss
+    caution.require_small_delta(loss, request.neighbours, total.rows, accepted=request.accept_large_delta)
+    caution.warn(loss, request.neighbours, total.rows)
+    shape = Shape(np.dtype(rows.data.dtype).kind, total.rows, rows.columns)
+    datasets = REGISTER.charge(total.fingerprints, shape, calibrated.guarantee, budget, asked.budget)
+    moment = MomentMatrix(total.values, bound.width)
+    return trusted.draw_unrecorded(request, moment, names=rows.column_names, rows=total.rows, datasets=datasets)
+
+
+def _budget(asked: Parameters, loss: PrivacyLoss) -> PrivacyLoss | None:
+    """Return what the rows may have cost with this release: what was declared, else no more than this release.
+
+    None where a Budget decides.
+    """
+    if asked.budget_epsilon is None:
+        if asked.budget_delta is not None:
+            raise UsageError("budget_delta needs budget_epsilon.")
+        return loss if asked.budget is None else None
+    if asked.budget_delta is None:
+        return replace(PrivacyLoss.parse(str(asked.budget_epsilon)), delta_atto=loss.delta_atto)
+    return PrivacyLoss.parse(str(asked.budget_epsilon), str(asked.budget_delta))
+
+
+def _warn(total: ArraySum) -> None:
+    """Say what was evidently taken from the data; whoever fits an array holds it, so this tells him nothing new."""
+    if total.clipped_by_data:
+        warnings.warn(
+            "clip is the norm of the longest row of X, so it seems to be taken from the data, and it is public. Choose "
+            "it from what is known without them.",
+            PrivacyLeakWarning,
+            stacklevel=2,
+        )
+    if total.centred_by_data:
+        warnings.warn(
+            "Every column of X has mean zero, as if a scaler had subtracted their own: then each row holds something "
+            "of all others, and the guarantee, which is about one row of X, covers no person. Pass the raw rows, with "
+            "a public centre or centre='private'.",
+            PrivacyLeakWarning,
+            stacklevel=2,
+        )
+
+
+def save(release: Release, path: Path) -> None:
+    """Write a release that is held in memory as a release.zarr.
+
+    Raises
+    ------
+    DataError
+        If something stands there, or it cannot be written.
+    """
+    frame = release.subspace
+    width = release.bound.width
+    answer = [(Band.whole(width), packed(release.lattice))] if frame is None else frame
+    archive.publish(io.BytesIO(b"".join(archive.archived(release, answer))), path)
+
+
+def require_private(release: Release) -> None:
+    """Refuse a release that was made for reproduction, and warn of one that promises or tells little.
+
+    Raises
+    ------
+    RefusedError
+        If it is not private as claimed.
+    """
+    if release.private_as_claimed and release.guarantee is not None:
+        caution.warn(release.guarantee.loss, release.neighbours, release.rows)
+        warn_of_shortened(release)
+    else:
+        raise RefusedError(
+            f"{release.release_id} is not private as claimed, and no estimator vouches for it: look at it with dpdist "
+            "pca."
+        )
+
+
+def parameters_of(release: Release) -> dict[str, Any]:
+    """Return the parameters of an estimator that would have made a release, but for the number of components."""
+    bound, loss = release.bound, release.guarantee and release.guarantee.loss
+    vectors = {"centre": bound.centre, "scale": bound.scale}
+    public = {name: np.array(vector) for name, vector in vectors.items() if vector is not None}
+    return {
+        "epsilon": loss.epsilon if loss else None,
+        "delta": loss.delta if loss and loss.delta_atto else None,
+        "clip": bound.clip_norm,
+        "mechanism": release.mechanism,
+        "neighbours": release.neighbours.value,
+        "centre": Centring.PRIVATE.value if bound.constant else public or Centring.NONE.value,
+        "grid_bits": bound.grid_bits,
+        "accept_large_delta": bool(
+            loss and release.rows is not None and caution.reaches_one(loss, release.neighbours, release.rows)
+        ),
+    }
+
+
+def tell_columns(estimator: Any, release: Release) -> None:
+    """Tell an estimator the columns of a release that it was not fitted for."""
+    estimator.n_features_in_ = release.bound.columns
+    if release.names != numbered(release.bound.columns):
+        estimator.feature_names_in_ = np.array(release.names, dtype=object)
+
+
+def facts_of(asked: Parameters) -> dict[str, object]:
+    """Return what a notebook shows of an estimator: what it was asked for and, once fitted, what it holds."""
+    release = getattr(asked, "release_", None)
+    asks = {"epsilon": asked.epsilon, "delta": asked.delta, "clip": asked.clip, "neighbours": asked.neighbours}
+    if release is None:
+        return {**asks, "fitted": "no"}
+    return {
+        **asks,
+        "release": release.release_id,
+        "guarantee": release.guarantee_words(),
+        "columns": release.bound.columns,
+    }
+
+
+def releases_subspace(request: ReleaseRequest) -> bool:
+    """Say whether a mechanism releases components and no matrix."""
+    return request.statement.output is Output.COMPONENTS

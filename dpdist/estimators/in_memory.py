@@ -1,0 +1,223 @@
+"""The exact sum over rows in memory, block by block: the same integers that the pass over a rows.zarr yields.
+
+A block is a NumPy array, or a sparse matrix, of which a piece at a time is made dense. With the integer moment goes
+what the caller must know before noise is drawn: whether all values are finite, fingerprints by which rows are known
+again, and sums by which a parameter that was taken from the data is found out. All of it is private.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist.errors import DataError
+from dpdist.ledger.fingerprints import EXACT_KEPT, Fingerprints
+from dpdist.moment.gram import GramSum
+from dpdist.moment.total import block_rows
+from dpdist.rows.bounding import RowBound
+from dpdist.rows.dataset import DTYPES
+from dpdist.triangle import Band, Triangle
+
+Values = npt.NDArray[np.float64]
+_ALIKE = 1e-6
+_ROUNDING = 1e-10
+"""A mean this small against the root mean square is one that was subtracted."""
+
+
+@dataclass(frozen=True)
+class ArraySum:
+    """A sum over some rows of an array. Private.
+
+    Attributes
+    ----------
+    values
+        Packed ``sum z z^T``, int64, exact.
+    rows
+        Number of rows in it.
+    fingerprints
+        By which the register knows the rows again.
+    finite
+        Whether every value is a finite number.
+    reaching, beyond
+        How many rows have the clip norm after the public shift and scale, to six digits, and how many a larger one.
+    sums, squares
+        (d,) float64, per column of the rows as they came, and of their squares.
+    """
+
+    values: Triangle
+    rows: int
+    fingerprints: Fingerprints
+    finite: bool
+    reaching: int
+    beyond: int
+    sums: Values
+    squares: Values
+
+    def __sizeof__(self) -> int:
+        # the scheduler asks for it: it adds sums where most of their bytes are, and watches the memory of workers
+        return object.__sizeof__(self) + self.values.nbytes + self.fingerprints.nbytes
+
+    @property
+    def clipped_by_data(self) -> bool:
+        """Say whether the clip norm is that of the longest row; where many have it, it is a public rule's."""
+        return self.reaching == 1 and not self.beyond
+
+    @property
+    def centred_by_data(self) -> bool:
+        """Whether every column that is not zero has mean zero, as only their own mean subtracted makes it."""
+        used = self.squares > 0
+        sums, squares = self.sums[used], self.squares[used]
+        if not (used.any() and np.isfinite(squares).all()):
+            return False
+        return bool((np.abs(sums) <= _ROUNDING * np.sqrt(squares) * self.rows**0.5).all())
+
+
+class RowSum:
+    """Adds rows that come in blocks of any length.
+
+    Parameters
+    ----------
+    bound
+        How rows are bounded.
+    key
+        The key of the register that will know the rows again.
+    """
+
+    def __init__(self, bound: RowBound, key: bytes) -> None:
+        self._bound = bound
+        self._key = key
+        self._step = block_rows(2**62, bound)
+        self._gram = GramSum(Band.whole(bound.width), bound.exact_rows)
+        self._buffer = np.empty((0, bound.width))
+        self._fingerprints = [Fingerprints.of(np.empty((0, bound.columns)), key)]
+        self._pending = 0
+        self._rows = 0
+        self._finite = True
+        self._reaching = self._beyond = 0
+        self._sums = np.zeros(bound.columns)
+        self._squares = np.zeros(bound.columns)
+
+    def add(self, rows: Any) -> None:
+        """Add a block, (r, d), a NumPy array of real numbers or a sparse matrix that can be sliced by rows."""
+        for start in range(0, rows.shape[0], self._step):
+            self._add(dense(rows[start : start + self._step]))
+
+    def _add(self, rows: npt.NDArray[Any]) -> None:
+        count = rows.shape[0]
+        if count > self._buffer.shape[0]:
+            self._buffer = np.empty((count, self._bound.width))
+        self._gram.add(self._bound.apply(rows, self._buffer))
+        self._rows += count
+        values = rows.astype(np.float64)
+        self._fingerprint(values)
+        with np.errstate(all="ignore"):  # a word on what overflows would be one on the data
+            self._finite &= bool(np.isfinite(values).all())
+            self._sums += values.sum(axis=0)
+            self._squares += np.einsum("ij,ij->j", values, values)
+            self._bound.shifted(rows, values)
+            norms = np.sqrt(np.einsum("ij,ij->i", values, values)) / self._bound.clip_norm
+            self._reaching += int((np.abs(norms - 1) <= _ALIKE).sum())
+            self._beyond += int((norms > 1 + _ALIKE).sum())
+
+    def _fingerprint(self, values: Values) -> None:
+        self._fingerprints.append(Fingerprints.of(values, self._key))
+        self._pending += len(values)
+        if self._pending >= EXACT_KEPT:  # united now and then, not for every block
+            self._fingerprints, self._pending = [Fingerprints.union(self._fingerprints)], 0
+
+    def total(self) -> ArraySum:
+        """Return the sum of everything added."""
+        return ArraySum(
+            values=self._gram.total(),
+            rows=self._rows,
+            fingerprints=Fingerprints.union(self._fingerprints),
+            finite=self._finite,
+            reaching=self._reaching,
+            beyond=self._beyond,
+            sums=self._sums,
+            squares=self._squares,
+        )
+
+
+def dense(rows: Any) -> npt.NDArray[Any]:
+    """Return rows as a C-ordered NumPy array of a type that rows are stored in: others become float64.
+
+    Parameters
+    ----------
+    rows
+        (r, d), whatever NumPy makes an array of, or a sparse matrix.
+
+    Raises
+    ------
+    DataError
+        If entries are masked: NumPy would take what is stored behind the mask.
+    """
+    if isinstance(rows, np.ma.MaskedArray):
+        raise DataError("A block of X is a masked array, and a masked entry is no number: fill it by a public rule.")
+    found = np.ascontiguousarray(rows.toarray() if hasattr(rows, "toarray") else rows)
+    usual = found.dtype.name in DTYPES and found.dtype.isnative
+    return found if usual else found.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class BlockSum:
+    """Sums one block: a function that travels to workers, with the bound and the key.
+
+    Parameters
+    ----------
+    bound, key
+        As of :class:`RowSum`.
+    """
+
+    bound: RowBound
+    key: bytes
+
+    def __call__(self, rows: Any) -> ArraySum:
+        """Sum the rows of a block, (r, d)."""
+        found = RowSum(self.bound, self.key)
+        found.add(rows)
+        return found.total()
+
+
+def add_sums(sums: Sequence[ArraySum]) -> ArraySum:
+    """Add sums over disjoint rows into a new one."""
+    total = sums[0].values.copy()
+    for each in sums[1:]:
+        total += each.values
+    with np.errstate(all="ignore"):  # as in one sum
+        columns = np.sum([[each.sums, each.squares] for each in sums], axis=0)
+    return ArraySum(
+        values=total,
+        rows=sum(each.rows for each in sums),
+        fingerprints=Fingerprints.union([each.fingerprints for each in sums]),
+        finite=all(each.finite for each in sums),
+        reaching=sum(each.reaching for each in sums),
+        beyond=sum(each.beyond for each in sums),
+        sums=columns[0],
+        squares=columns[1],
+    )
+
+
+def require_sound(total: ArraySum, bound: RowBound) -> None:
+    """Check a total before anything is charged for it.
+
+    Raises
+    ------
+    DataError
+        If a value is no finite number, there are no rows, or more than 64-bit integers can sum.
+    """
+    if not total.rows:
+        raise DataError("X has no rows: there is nothing to release.")
+    if not total.finite:
+        raise DataError(
+            "X contains NaN or infinity, which no row may: drop or fill such rows by a public rule. Nothing was "
+            "released or charged."
+        )
+    if total.rows > bound.total_rows:
+        raise DataError(
+            f"X has more rows than 64-bit integers can sum at {bound.grid_bits} grid bits: take fewer (grid_bits)."
+        )

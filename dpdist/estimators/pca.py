@@ -1,0 +1,438 @@
+"""PrivatePCA: principal components of private rows, with scikit-learn's conventions."""
+
+from __future__ import annotations
+
+import numbers
+import os
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+
+from dpdist._util.notebook import Shown
+from dpdist.errors import DataError, DrownedWarning, UsageError
+from dpdist.estimators.fit import (
+    facts_of,
+    in_python_words,
+    parameters_of,
+    release_path,
+    released,
+    request_of,
+    require_private,
+    tell_columns,
+)
+from dpdist.estimators.inputs import rows_of, rows_path, scores_given
+from dpdist.ledger.budget import Budget
+from dpdist.pca.components import Components, components, total_variance
+from dpdist.pca.projection import Projector, scores_in_memory
+from dpdist.pca.scree import Scree, above_noise, require_edge, scree
+from dpdist.pipeline.release import Cluster, components_of
+from dpdist.privacy.guarantee import Guarantee
+from dpdist.release.artefact import Release
+from dpdist.release.request import ReleaseRequest
+from dpdist.rows.dataset import open_rows
+
+Matrix = npt.NDArray[np.float64]
+AUTO = "auto"
+
+
+class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc] # no types
+    """Principal components of private rows: one differentially private release, then free post-processing.
+
+    ``fit`` releases the second moment (or, by some mechanisms, the components) of X once, under the guarantee that
+    ``guarantee_`` states. All fitted attributes are functions of that release: they may be published, and so may the
+    pickled estimator. What ``transform`` returns are private rows in fewer dimensions, and may not.
+
+    Parameters
+    ----------
+    n_components
+        Number of components k, or ``"auto"``: those that stand above the noise of the release, at confidence 0.95.
+    epsilon
+        What the release may cost: a number, or decimal text, of whole millionths. Required.
+    delta
+        Likewise, below 1; None for pure differential privacy.
+    clip
+        The clip norm C, in the units of X after the public centre and scale: longer rows are shortened to it, and all
+        that is fitted is of rows so shortened; a release that tells that nearly all were comes with a
+        :class:`dpdist.errors.ShortenedRowsWarning`. Required, and to be chosen from what is publicly known, never from
+        X: that would be a leak.
+    mechanism
+        Its name; None takes ``gaussian`` where a delta is given and ``two-sided-wishart`` where none is.
+    neighbours
+        ``replace-one``: one row exchanged, and the number of rows public; ``add-remove``: it is private.
+    centre
+        ``"none"``: components of the second moment about zero. ``"private"``: mean and covariance are released
+        together for the one price. Or a public centre: one number per column, a mapping with ``centre`` and
+        ``scale``, or a ``.npy``, ``.npz`` or ``.json`` file of these.
+    ledger
+        For the path of a rows.zarr: the place of its ledger, if it is not beside it. Refused for rows in memory.
+    release
+        Where to publish the release.zarr. None: for a rows.zarr beside it under the release id; for rows in memory
+        nowhere.
+    budget_epsilon, budget_delta
+        For rows in memory: what this release may cost together with all earlier ones of this process that share a row
+        with it. None: no more than this release alone, so that a second fit is refused. It holds also for fits that
+        were chosen from earlier answers if all of them name the same; a larger one, named after an answer, was no limit
+        on that answer.
+    budget
+        For rows in memory: a :class:`dpdist.Budget` that this fit is charged to, whatever its rows are. Then it decides
+        about rows that were released before, if they were charged to it too. None: there is none.
+    accept_large_delta
+        Whether a delta of 1/n or more is meant, which lets a random row be published as it is; where n is public it is
+        refused otherwise.
+    grid_bits
+        The clip norm is ``2**grid_bits`` steps of the integer grid.
+    options
+        Public options of the mechanism, by name; ``components`` is filled from ``n_components``.
+    cluster
+        For the path of a rows.zarr: a :class:`dpdist.pipeline.release.Cluster`. None: one worker process per core.
+
+    Attributes
+    ----------
+    components_
+        (k, d) float64, orthonormal rows, by descending eigenvalue; the entry of largest magnitude of each is positive.
+    mean_, scale_
+        (d,) float64: what ``transform`` subtracts, and divides by. The mean is zero with ``centre="none"``.
+    explained_variance_
+        (k,) float64: the eigenvalues, per row, as released, of rows shortened to ``clip``. None where n is
+        private and no mean was released, or where the mechanism releases no eigenvalues.
+    explained_variance_ratio_
+        (k,) float64, from 0 to 1, with a sum of at most 1: each eigenvalue without what the noise adds to it, over
+        the trace of the released matrix, which is repaired where noise made it smaller than their sum. 0 where the
+        eigenvalue is not beyond the edge of the noise; where no edge is known, eigenvalues as released. None where
+        no matrix was released.
+    n_above_noise_
+        How many of the k components stand above the noise of the release, at confidence 0.95. If these are not all, a
+        :class:`dpdist.errors.DrownedWarning` says so. None where the edge of the noise is not known.
+    squared_cosines_
+        (k,) float64: the expected squared cosine of each component with the true one, if no other is about as strong;
+        0 where its eigenvalue is not beyond the edge of the noise. None where the edge is not known.
+    squared_cosine_intervals_
+        (k, 2) float64: the squared cosine of each lies between these in at least 95 of 100 releases, under the same
+        condition, however strong the component is; from 0 for one that may be noise. None where the edge is not known.
+    guarantee_
+        The :class:`dpdist.privacy.guarantee.Guarantee` of this release.
+    release_
+        The :class:`dpdist.release.artefact.Release`; there also if what came after it failed.
+    n_components_, n_features_in_, feature_names_in_
+        k, d and, where the columns have names, these.
+
+    Notes
+    -----
+    X may be a NumPy array, a SciPy sparse matrix, a pandas DataFrame, a Dask array, a Zarr array, a 2-D xarray
+    DataArray, an AnnData (its ``.X``, also sparse or backed), or the path of a rows.zarr. Only rows that are there
+    already are in this process's memory as a whole: a Dask array is summed block by block where its client computes, a
+    Zarr array or backed AnnData is read in pieces.
+
+    **The guarantee is about the rows of X.** What was computed from all rows before, such as the output of
+    a ``StandardScaler`` fitted on them, is not covered; give a public centre and scale instead. Choosing parameters by
+    cross-validation fits again and again, and every fit costs.
+
+    **A guarantee that promises little** comes with a :class:`dpdist.errors.WeakGuaranteeWarning`: an epsilon above 10,
+    or where n is private a delta from 1e-4 on.
+
+    **What follows in a pipeline is not private.** A classifier that is fitted to the scores learns from private rows;
+    the guarantee covers what this estimator holds, and nothing that others compute from ``transform``.
+
+    **Rows in memory have no ledger.** A register in this process knows rows again by their values: in copies, other
+    orders, types and chunkings, after a change of the last bits, of units or of single columns, and as parts of other
+    tables. It does not see what other processes released, nor every change (:mod:`dpdist.ledger.fingerprints` has a
+    table). A second fit of as many rows of the same kind therefore warns of the joint cost. Charge all fits on the same
+    people to one :class:`dpdist.Budget`: it counts whatever the rows are. Where a process is too short, ingest the rows
+    and fit the path: its ledger is durable, and the same fit again is the same release at no cost.
+
+    NaN and infinity are refused before anything is charged, but for a rows.zarr, where such a row counts as zero.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from sklearn.datasets import load_digits
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from dpdist import PrivatePCA
+    >>> X, y = load_digits(return_X_y=True)
+    >>> pca = PrivatePCA(n_components=5, epsilon=1, delta=1e-6, clip=64, centre="private")
+    >>> model = make_pipeline(pca, LogisticRegression(max_iter=5000)).fit(X, y)
+    >>> str(pca.guarantee_.loss), pca.components_.shape
+    ('epsilon 1, delta 1e-06', (5, 64))
+    >>> pca.transform(da.from_array(X, chunks=(600, 64)))
+    dask.array<of_rows, shape=(1797, 5), dtype=float64, chunksize=(600, 5), chunktype=numpy.ndarray>
+    >>> pca.fit(X)  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    dpdist.errors.RefusedError: These rows, or some of them, were released once before in this process. ...
+    >>> PrivatePCA.from_release(pca.release_, n_components=3).components_.shape  # free
+    (3, 64)
+
+    Another number of components costs nothing, nor does anything else that is computed from ``release_``.
+    """
+
+    def __init__(
+        self,
+        n_components: int | str = AUTO,
+        *,
+        epsilon: Any,
+        clip: float,
+        delta: Any = None,
+        mechanism: str | None = None,
+        neighbours: str = "replace-one",
+        centre: Any = "none",
+        ledger: Any = None,
+        release: Any = None,
+        budget_epsilon: Any = None,
+        budget_delta: Any = None,
+        budget: Budget | None = None,
+        accept_large_delta: bool = False,
+        grid_bits: int = 16,
+        options: Mapping[str, Any] | None = None,
+        cluster: Cluster | None = None,
+    ) -> None:
+        self.n_components = n_components
+        self.epsilon = epsilon
+        self.clip = clip
+        self.delta = delta
+        self.mechanism = mechanism
+        self.neighbours = neighbours
+        self.centre = centre
+        self.ledger = ledger
+        self.release = release
+        self.budget_epsilon = budget_epsilon
+        self.budget_delta = budget_delta
+        self.budget = budget
+        self.accept_large_delta = accept_large_delta
+        self.grid_bits = grid_bits
+        self.options = options
+        self.cluster = cluster
+
+    @classmethod
+    def from_release(
+        cls,
+        release: Release | str | os.PathLike[str],
+        n_components: int | str = AUTO,
+        *,
+        cluster: Cluster | None = None,
+    ) -> Self:
+        """Return an estimator that is fitted to a release that was made before, at no cost.
+
+        Parameters
+        ----------
+        release
+            A release, or the path of a release.zarr.
+        n_components
+            As of the class.
+        cluster
+            Where a release that is too large for memory is multiplied; None: in this process.
+
+        Raises
+        ------
+        UsageError
+            If there are not so many components, or none stands above the noise.
+        RefusedError
+            If the release is not private as claimed.
+        DataError
+            If there is no release, or it is damaged or too large for memory and no path was given.
+        """
+        with in_python_words():
+            count = _count(n_components)
+            if not isinstance(release, Release):
+                opened, found = components_of(Path(release), count, cluster=cluster)
+            elif release.in_memory:
+                opened, found = release, _taken(release, count)
+            else:
+                raise DataError("The release is too large for memory: pass the path of its release.zarr.")
+            require_private(opened)
+            made = cls(n_components, **parameters_of(opened), cluster=cluster)
+            tell_columns(made, opened)
+            made.release_ = opened
+            made._learn(opened, found)
+        return made
+
+    def fit(self, X: Any, y: Any = None) -> Self:  # noqa: N803, ARG002 - scikit-learn's names
+        """Release the second moment of X, and take its components.
+
+        Parameters
+        ----------
+        X
+            (n, d) real numbers; see the notes of the class.
+        y
+            Ignored.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        UsageError
+            If parameters make no sense. After the release, if no component stands above the noise: ``release_`` is
+            there then, and :meth:`from_release` takes as many components of it as wanted.
+        RefusedError
+            If the budget does not suffice, the mechanism's claim is not proved, or delta is not below 1/n.
+        DataError
+            If X cannot be used; a ValueError too for what is in memory.
+        """
+        with in_python_words():
+            count = _count(self.n_components)
+            release = released(self, X, partial(_require_components, count=count), count)
+            try:
+                self._learn(*self._components_of(release, X, count))
+            except UsageError as error:
+                kept = "What was released is kept: PrivatePCA.from_release(fitted.release_, n_components=K) is free."
+                raise UsageError(f"{error} {kept}") from None
+        return self
+
+    def transform(self, X: Any) -> Any:  # noqa: N803
+        """Return the scores of rows: ``((X - mean_) / scale_) @ components_.T``. They are private.
+
+        Parameters
+        ----------
+        X
+            (n, d), of any kind that ``fit`` takes.
+
+        Returns
+        -------
+        scores
+            (n, k) float64, or float32 of float32 rows: of a Dask array a Dask array, nothing of which is computed yet;
+            of a DataArray a DataArray of dimensions (rows, component); else a NumPy array. Of the path of a rows.zarr
+            the bits that ``dpdist project`` writes.
+
+        Raises
+        ------
+        DataError
+            If X cannot be used or has other columns; a ValueError too.
+        """
+        check_is_fitted(self, "components_")
+        with in_python_words():
+            rows = rows_of(self, X, fitting=False)
+            found = Components(self.components_, None, per_row=False, mean=self.mean_, scale=self.scale_)
+            if (path := rows_path(X)) is not None:
+                return scores_in_memory(open_rows(path), found)
+            projector = Projector(found, rows.dtype)
+            names = list(self.get_feature_names_out())
+            return rows.mapped(projector, self.n_components_, projector.dtype, names, "component")
+
+    def inverse_transform(self, X: Any) -> Any:  # noqa: N803
+        """Return the rows that have these scores and lie in the span of the components about the mean. Private.
+
+        Parameters
+        ----------
+        X
+            Scores, (n, k), of any kind that ``transform`` returns.
+
+        Returns
+        -------
+        rows
+            (n, d) float64, lazy or labelled where the scores are.
+
+        Raises
+        ------
+        DataError
+            If X has another number of columns or is no table; a ValueError too.
+        """
+        check_is_fitted(self, "components_")
+        with in_python_words():
+            scores = scores_given(X, self.n_components_)
+            names = list(getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)]))
+            map_ = partial(_rows_of_scores, mean=self.mean_, scale=self.scale_, components=self.components_)
+            return scores.mapped(map_, self.n_features_in_, np.float64, names, "feature")
+
+    @property
+    def _n_features_out(self) -> int:  # what ClassNamePrefixFeaturesOutMixin asks for
+        return int(self.components_.shape[0])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.non_deterministic = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    def _facts(self) -> dict[str, object]:
+        facts = facts_of(self)
+        if hasattr(self, "components_"):
+            facts |= {"components": self.n_components_, "above the noise": self.n_above_noise_}
+        return facts
+
+    def _components_of(self, release: Release, given: Any, count: int | None) -> tuple[Release, Components]:
+        path = rows_path(given)
+        if release.in_memory or path is None:
+            return release, _taken(release, count)
+        return components_of(release_path(self, path, request_of(self, count)), count, cluster=self.cluster)
+
+    def _learn(self, release: Release, found: Components) -> None:
+        self.guarantee_: Guarantee | None = release.guarantee
+        self.components_ = found.components
+        self.n_components_ = int(found.components.shape[0])
+        self.mean_, self.scale_ = found.mean, found.scale
+        self.explained_variance_ = found.eigenvalues if found.per_row else None
+        seen = None if found.eigenvalues is None else scree(release, found.eigenvalues)
+        self.explained_variance_ratio_ = _shares(release, found, seen)
+        self.n_above_noise_: int | None = None if seen is None else seen.above
+        self.squared_cosines_: Matrix | None = None if seen is None else seen.squared_cosines
+        self.squared_cosine_intervals_: Matrix | None = None if seen is None else seen.cosine_intervals
+        if seen is not None and seen.above < self.n_components_:
+            _warn_of_drowned(seen.above, self.n_components_)
+
+
+def _count(n_components: Any) -> int | None:
+    if isinstance(n_components, str) and n_components == AUTO:
+        return None
+    if isinstance(n_components, bool) or not isinstance(n_components, numbers.Integral) or n_components < 1:
+        raise UsageError(f"n_components is a number of at least 1, or {AUTO!r}: those that stand above the noise.")
+    return int(n_components)
+
+
+def _require_components(request: ReleaseRequest, columns: int, *, count: int | None) -> None:
+    """Refuse a number of components that no release could have, before one is paid for.
+
+    Raises
+    ------
+    UsageError
+        If there are not so many columns, or the noise has no known edge and the number is left to it.
+    """
+    if count is None:
+        require_edge(request, columns)
+    elif count > columns:
+        raise UsageError(f"{count} components were asked for, and X has {columns} columns (n_components).")
+
+
+def _shares(release: Release, found: Components, seen: Scree | None) -> Matrix | None:
+    """Return which share of the total variance each component explains, from 0 to 1; None where nothing is known."""
+    trace = total_variance(release)
+    if found.eigenvalues is None or trace is None:
+        return None
+    values = np.maximum(found.eigenvalues, 0) if seen is None else seen.strengths
+    # the exact trace is no smaller than the sum of some of its eigenvalues; noise alone makes it so, or negative
+    whole = max(trace, float(values.sum()))
+    shares: Matrix = values / whole if whole > 0 else np.zeros_like(values)
+    return shares
+
+
+def _warn_of_drowned(above: int, count: int) -> None:
+    rest = (
+        f"PrivatePCA.from_release(fitted.release_, n_components={above}) takes those that do, free."
+        if above
+        else "Take a larger epsilon, more rows or fewer columns: dpdist forecast says what would be needed."
+    )
+    warnings.warn(
+        f"{count - above} of {count} components do not stand above the noise of the release, and may point anywhere: "
+        f"squared_cosines_ tells how well each one points. {rest}",
+        DrownedWarning,
+        stacklevel=3,
+    )
+
+
+def _taken(release: Release, count: int | None) -> Components:
+    return above_noise(release) if count is None else components(release, count)
+
+
+def _rows_of_scores(scores: npt.NDArray[Any], mean: Matrix, scale: Matrix, components: Matrix) -> Matrix:
+    found: Matrix = scores.astype(np.float64) @ components
+    found *= scale
+    found += mean
+    return found

@@ -1,0 +1,58 @@
+"""What a table was ingested from: names, sizes and times of the files, and what was chosen, kept beside its rows.
+
+By that the same ``dpdist ingest`` again is known, and leaves the rows alone, without reading anything a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dpdist.errors import DataError
+from dpdist.ingest.sources import Choices, Place, attempt, files_of, located
+from dpdist.rows.units import Unit
+from dpdist.storage.arrays import attributes_at
+
+
+def origin_of(
+    source: Place, *, columns: Sequence[str] | None, compress: bool, unit: Unit | None, choices: Choices
+) -> dict[str, Any]:
+    """Return what a table is ingested from, as JSON values.
+
+    Raises
+    ------
+    DataError
+        If the source cannot be listed.
+    """
+    return {
+        "files": [state for place, _ in located(source) for state in attempt(place, partial(_states, place))],
+        "columns": None if columns is None else list(columns),
+        "compress": compress,
+        "unit": None if unit is None else unit.to_json(),
+        "choices": asdict(choices),
+    }
+
+
+def _states(place: Place) -> list[list[Any]]:
+    if not isinstance(place, Path):
+        return [[str(place), place.version()]]
+    stats = [(path.name, path.stat()) for path in files_of(place)]
+    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+
+
+def require_same_origin(rows: Path, origin: dict[str, Any]) -> None:
+    """Refuse to take what stands at a place for the table that would be ingested.
+
+    Raises
+    ------
+    DataError
+        If it is something else, or nobody can tell: an older version ingested it, or its files were touched.
+    """
+    if (attributes_at(rows) or {}).get("origin") != origin:
+        raise DataError(
+            f"{rows} exists already, and was not ingested from these files, as they are now, with these options. "
+            "Remove it or choose another place for the rows."
+        )

@@ -1,0 +1,330 @@
+"""New periods from a folder of sources: one entry per period, a file or a folder of files, complete when it is there.
+
+Every source file is remembered beside the rows by name, size, time and a keyed digest of its bytes. By that, files that
+come late, change, or repeat another file are found out without reading old rows: an old file is read again only when
+its size or time differs. The digests need the key of the private folder, and are in no release, log or message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from dpdist._util.text import listed
+from dpdist.errors import DataError, DpdistError, RefusedError
+from dpdist.ingest.sources import (
+    KINDS,
+    Choices,
+    NoRowsError,
+    files_of,
+    is_companion,
+    is_store,
+    located,
+    opened_sources,
+)
+from dpdist.ingest.table import ingest
+from dpdist.ledger.ledger import PERIOD_PATTERN
+from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.rows.periods import PeriodicTable, seal_rows
+from dpdist.rows.seal import key_of
+from dpdist.storage.atomic import replace_file
+
+_SOURCES = "sources.json"
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A source file as it was read; ``digest`` is HMAC-SHA256 of its bytes under the key of the folder of periods."""
+
+    name: str
+    size: int
+    mtime_ns: int
+    digest: str
+
+
+def waiting(source: Path, closed: Sequence[str] = ()) -> tuple[dict[str, Path], list[DpdistError]]:
+    """Return the entries of a folder of sources by the period they are of, in order, and what is wrong with others.
+
+    An entry ``2026-01-05.csv`` or ``2026-01-05`` is of the period 2026-01-05. Names that begin with ``.`` or ``_`` are
+    passed over: write an entry under such a name and rename it when it is complete.
+
+    All periods have names of one shape, that of the first one that was closed: letters, digits and marks stand at the
+    same places. Otherwise one file under a wrong name, ``test.csv``, would be closed, and every later date come before
+    it.
+
+    Raises
+    ------
+    DataError
+        If it is not a folder.
+    """
+    if not source.is_dir():
+        raise DataError(f"{source} is not a folder. With periods = true the source is a folder, one entry per period.")
+    found: dict[str, Path] = {}
+    wrong: list[DpdistError] = []
+    twice: list[str] = []
+    for entry in sorted(source.iterdir(), key=lambda entry: entry.name):
+        if entry.name.startswith((".", "_")) or is_companion(entry):
+            continue
+        suffix = next((kind for kind in KINDS if entry.name.lower().endswith(kind)), "")
+        period = entry.name[: len(entry.name) - len(suffix)]
+        try:
+            _require_plain(entry)
+            _require_name(entry, period, suffix, closed)
+        except RefusedError as error:
+            wrong.append(error)
+            continue
+        if period in found:
+            wrong.append(
+                DataError(f"{found[period]} and {entry} are both of the period {period}. Put them into one folder.")
+            )
+            twice.append(period)
+        found[period] = entry
+    if not closed and len({_shape(period) for period in found}) > 1:
+        first, other = next((a, b) for a, b in pairwise(found) if _shape(a) != _shape(b))
+        names = (
+            f"{found[first].name} and {found[other].name} in {source} have letters, digits and marks at other places"
+        )
+        cure = "which of them is named wrongly no closed period tells yet. Give all entries names of one shape."
+        return {}, [*wrong, DataError(f"{names}: {cure}")]
+    # a new one that is doubled keeps those after it waiting: put into one folder, it is closed before them
+    new = [period for period in twice if period not in closed]
+    sound = [p for p in sorted(found) if p not in twice and (p in closed or not new or p < min(new))]
+    return {period: found[period] for period in sound}, wrong
+
+
+def _shape(period: str) -> str:
+    """Return a name with 0 for every digit and a for every letter."""
+    return re.sub("[0-9]", "0", re.sub("[A-Za-z]", "a", period))
+
+
+def _require_name(entry: Path, period: str, suffix: str, closed: Sequence[str]) -> None:
+    if not re.fullmatch(PERIOD_PATTERN, period) or not (suffix or entry.is_dir()):
+        raise RefusedError(
+            f"{entry} names no period: an entry is a folder or {', '.join(KINDS)}, named with letters and digits "
+            "and single dots, hyphens or underscores between, so that names sort in time, such as 2026-01-05.csv. "
+            "Rename it, or take it away."
+        )
+    if closed and _shape(period) != _shape(closed[0]):
+        raise RefusedError(
+            f"{entry} is not named like the periods that are closed, such as {closed[0]}: letters, digits and marks "
+            "stand at other places. Rename it, or take it away."
+        )
+
+
+def _require_plain(entry: Path) -> None:
+    """Refuse links, pipes and devices: they may lead out of the source, or never end."""
+    below = [Path(folder, name) for folder, *names in os.walk(entry) for name in (*names[0], *names[1])]
+    for path in (entry, *below):
+        if path.parent == entry and path.name.startswith((".", "_")):
+            continue
+        try:
+            mode = path.lstat().st_mode
+        except OSError as error:
+            raise RefusedError(f"{path} cannot be looked at: {error.strerror}. Mend it, or take it away.") from None
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise RefusedError(
+                f"{path} is a link, pipe or device, neither a file nor a folder. Put the file itself there."
+            )
+
+
+def has_rows(path: Path, beside: Path, choices: Choices = Choices()) -> bool:  # noqa: B008 - frozen
+    """Tell whether a file holds rows; what cannot be told is taken to."""
+    try:
+        with opened_sources(path, beside, choices) as sources:
+            for source in sources:
+                source.survey((0,))
+    except NoRowsError:
+        return False
+    except DataError:
+        return True
+    return True
+
+
+def discard(table: PeriodicTable, period: str) -> None:
+    """Remove the rows of a period that was taken in and is not closed; hold ``locked(table.path)`` meanwhile."""
+    shutil.rmtree(table.rows_of(period), ignore_errors=True)
+
+
+def take_in(
+    table: PeriodicTable,
+    period: str,
+    entry: Path,
+    closed: Mapping[str, str],
+    *,
+    columns: Sequence[str] | None = None,
+    choices: Choices = Choices(),  # noqa: B008 - frozen
+    progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> str:
+    """Ingest the rows of a period that is not closed yet, and seal them; hold ``locked(table.path)`` meanwhile.
+
+    What an earlier call left of this period is made anew. An empty folder is a period without rows: under add-remove
+    a night without rows must be released like any other, because whether it had one is private.
+
+    Parameters
+    ----------
+    table
+        The folder of periods.
+    period, entry
+        Its name, and its source.
+    closed
+        The periods that are closed, in order, each with its seal as the ledger has it.
+    columns, choices, progress, say
+        As :func:`dpdist.ingest.table.ingest`.
+
+    Returns
+    -------
+    str
+        The seal, to close the period with.
+
+    Raises
+    ------
+    RefusedError
+        If a file repeats another one, of this or an earlier period, or is none.
+    DataError
+        If the files cannot be used, have other columns than earlier periods, or change meanwhile.
+    """
+    target = table.rows_of(period)
+    names = None
+    if closed:
+        last = list(closed)[-1]
+        names = table.span({last: closed[last]}, len(closed) - 1).names
+    read = [_remembered(name, files, key_of(table.path)) for name, files in _sources(entry).items()]
+    _require_fresh(table, period, entry, read, closed, choices)
+    shutil.rmtree(target, ignore_errors=True)
+    try:
+        made = _stored(table, period, entry, names, columns, choices, progress, say)
+        _require_same(entry, read, made, names)
+        replace_file(target / _SOURCES, json.dumps([asdict(each) for each in read]).encode(), "rows", private=True)
+        return seal_rows(made)
+    except (DataError, KeyboardInterrupt):
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+def _stored(
+    table: PeriodicTable,
+    period: str,
+    entry: Path,
+    names: tuple[str, ...] | None,
+    columns: Sequence[str] | None,
+    choices: Choices,
+    progress: Callable[[int, int], None] | None,
+    say: Callable[[str], None] | None,
+) -> RowsTable:
+    target = table.rows_of(period)
+    if _sources(entry):
+        return ingest(
+            entry, target, columns=columns, choices=choices, progress=progress, say=say,
+            ledger_id=table.ledger_id, period=period,
+        )  # fmt: skip
+    if names is None:
+        raise DataError(f"{entry} holds no files, and the first period must have rows: they name the columns.")
+    with created(target, rows=0, dtype="uint8", names=names, budget=None, ledger_id=table.ledger_id, period=period):
+        pass
+    return open_rows(target)
+
+
+def _require_same(entry: Path, read: Sequence[SourceFile], made: RowsTable, names: tuple[str, ...] | None) -> None:
+    """Check that the columns are those of earlier periods, and that the files are still those that were read."""
+    if names is not None and made.names != names:
+        raise DataError(f"{entry} has the columns {listed(made.names)}; earlier periods have {listed(names)}.")
+    _require_plain(entry)
+    if [_stat(name, files) for name, files in _sources(entry).items()] != [
+        (each.name, each.size, each.mtime_ns) for each in read
+    ]:
+        raise DataError(f"{entry} changed while it was read. Rename it into the source when it is complete.")
+
+
+def _sources(entry: Path) -> dict[str, list[Path]]:
+    """Return the files of every source of an entry by its name there; none for an empty folder."""
+    if entry.is_dir() and all(path.name.startswith((".", "_")) for path in entry.iterdir()) and not is_store(entry):
+        return {}
+    places = [place for place, _ in located(entry)]
+    return {entry.name if place == entry else place.relative_to(entry).as_posix(): files_of(place) for place in places}
+
+
+def _path_of(entry: Path, name: str) -> Path:
+    return entry if name == entry.name else entry / name
+
+
+def _stat(name: str, files: Sequence[Path]) -> tuple[str, int, int]:
+    path = files[0]
+    try:
+        found = [path.stat() for path in files]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    return name, sum(each.st_size for each in found), max(each.st_mtime_ns for each in found)
+
+
+def _remembered(name: str, files: Sequence[Path], key: bytes) -> SourceFile:
+    _, size, mtime_ns = _stat(name, files)
+    digest = hmac.new(key, digestmod=hashlib.sha256)
+    path = files[0]
+    try:
+        for path in files:
+            if len(files) > 1:  # where one ends and the next begins
+                digest.update(f"{path.stat().st_size}:".encode())
+            with path.open("rb") as file:
+                while piece := file.read(_PIECE):
+                    digest.update(piece)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    return SourceFile(name, size, mtime_ns, digest.hexdigest())
+
+
+def _sources_of(table: PeriodicTable, period: str) -> list[SourceFile]:
+    path = table.rows_of(period) / _SOURCES
+    try:
+        return [SourceFile(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError, RecursionError):
+        raise DataError(f"{path} is missing or damaged. Restore it: it tells which files were ingested.") from None
+
+
+def _require_fresh(
+    table: PeriodicTable,
+    period: str,
+    entry: Path,
+    read: Iterable[SourceFile],
+    closed: Iterable[str],
+    choices: Choices,
+) -> None:
+    seen = {each.digest: f"{each.name} of the period {other}" for other in closed for each in _sources_of(table, other)}
+    for each in read:
+        if each.digest in seen and has_rows(_path_of(entry, each.name), table.path, choices):
+            raise RefusedError(
+                f"{each.name} of the period {period} ({entry}) is the same, byte for byte, as {seen[each.digest]}: its "
+                "rows would be charged and counted twice. Remove the repetition."
+            )
+        seen[each.digest] = f"{each.name} of the same period"
+
+
+def changes(table: PeriodicTable, period: str, entry: Path) -> str | None:
+    """Say what happened to the source of a closed period since, or None: nothing that matters.
+
+    Files that are gone do not matter: their rows are stored.
+    """
+    known = {each.name: each for each in _sources_of(table, period)}
+    for path, files in _sources(entry).items():
+        name, size, mtime_ns = _stat(path, files)
+        before = known.get(name)
+        where = _path_of(entry, path)
+        if before is None:
+            return f"{where} came late: the period {period} is closed. Move its rows to a period to come."
+        if (size, mtime_ns) == (before.size, before.mtime_ns):
+            continue
+        if _remembered(path, files, key_of(table.path)).digest != before.digest:
+            return (
+                f"{where} was changed after the period {period} was closed: the change is not in any release. Undo it."
+            )
+    return None

@@ -1,0 +1,362 @@
+"""What every reader of files is: asked for column names, for a survey, then for the rows, in pieces of about 8 MiB.
+
+The survey gives rows and type, so that every file is judged before anything is written. No message repeats a cell or
+is chained to a library's error that may quote one: messages travel further than rows may.
+"""
+
+from __future__ import annotations
+
+import csv
+import gc
+import io
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist._util.text import listed
+from dpdist.errors import DataError, DpdistError, UsageError, quiet
+from dpdist.rows.dataset import DTYPES
+
+T = TypeVar("T")
+progressed: Callable[[], object] = bool
+"""Called for every piece that was read; a reader in a process of its own (:mod:`.apart`) says so that it lives."""
+_TYPED = 50
+"""Names that a command is told with."""
+_UNNAMED = frozenset({"", "Unnamed: 0", "__index_level_0__"})
+"""What pandas calls an index without a name, in CSV, in CSV that it read and wrote again, and in Parquet."""
+Rows = npt.NDArray[Any]
+Places = tuple[int, ...]
+PIECE = 8 << 20
+STORED = {"bool": "uint8", "float16": "float32"} | {name: name for name in DTYPES}
+CURE = "Mend it in the file and ingest again."
+MOST_COLUMNS = 1 << 20
+"""Columns of a source at most: before any is named, because a few bytes may announce any number of them."""
+MOST_LABELS = 1 << 26
+"""Bytes of the names of all columns at most."""
+
+
+class Location(Protocol):
+    """Where a source is: a :class:`~pathlib.Path`, or an object in a store (:mod:`dpdist.ingest.remote`)."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def suffix(self) -> str: ...
+
+    def open(self, mode: str, /) -> IO[Any]: ...
+
+    def stat(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a kind of file leaves open.
+
+    Attributes
+    ----------
+    variable
+        Name of the array of rows, where a file holds several.
+    missing
+        The number of alleles, 0, 1 or 2, to put where a genotype is missing; None: such a file is refused.
+    header
+        ``yes`` if the first line of text names the columns, ``no`` if it is a row; None: guessed where it is clear.
+
+    Raises
+    ------
+    UsageError
+        If one is none of these.
+    """
+
+    variable: str | None = None
+    missing: int | None = None
+    header: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.header not in {None, "yes", "no"}:
+            raise UsageError("--header takes yes (the first line names the columns) or no (it is a row).")
+        if self.missing not in {None, 0, 1, 2}:
+            raise UsageError("--missing takes the number of alleles to put where a genotype is missing: 0, 1 or 2.")
+
+    @property
+    def made(self) -> list[str]:
+        """Names of the options that were given."""
+        return [name for name, value in vars(self).items() if value is not None]
+
+
+class AskError(DataError):
+    """A file that can be taken in several ways; nothing is guessed, and whoever asked for it chooses.
+
+    Parameters
+    ----------
+    said
+        What is left open.
+    ways
+        The options of ``dpdist ingest`` to choose from, each with what it means.
+    more
+        What else can be done.
+    """
+
+    def __init__(self, said: str, ways: Mapping[str, str], more: str = "") -> None:
+        super().__init__(said)
+        self.ways = ways
+        self.more = more
+
+    def asked(self, source: object, target: object) -> str:
+        """Return the question with the commands to choose from."""
+        start = shlex.join(["dpdist", "ingest", str(source), str(target)])
+        commands = ", or ".join(f"{start} {options} ({meaning})" for options, meaning in self.ways.items())
+        typed = f" Type, with your other options: {commands}." if commands else ""
+        return f"{self}{typed}{self.more and f' {self.more}'}"
+
+
+def columns_option(names: Iterable[str]) -> str:
+    r"""Return ``--columns`` with names, as a shell takes them; of very many, that they are to be written there.
+
+    Examples
+    --------
+    >>> columns_option(["a", "b, c"])
+    '--columns \'a,"b, c"\''
+    """
+    names = list(names)
+    if len(names) > _TYPED:
+        return f"--columns NAMES, the {len(names)} others"
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(names)
+    return f"--columns {shlex.quote(line.getvalue())}"
+
+
+def no_numbers(path: Location, bad: Mapping[str, str], others: Sequence[str]) -> AskError:
+    """Return the refusal of columns that are no numbers, all of them at once.
+
+    Parameters
+    ----------
+    path
+        The file.
+    bad
+        Their names, each with what it holds.
+    others
+        The names of those that hold numbers.
+    """
+    told = listed(f"{name!r} ({kind})" for name, kind in bad.items())
+    ways = {columns_option(others): "leaves them out"} if len(others) > 1 else {}
+    few = "" if ways else "Fewer than two columns hold numbers, and a table needs two."
+    return AskError(f"{path}: these columns hold no numbers: {told}.", ways, few)
+
+
+class NoRowsError(DataError):
+    """A file has no rows and is sound otherwise: for a table a mistake, for a period like any other content."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a file holds.
+
+    Attributes
+    ----------
+    rows
+        Number of rows, at least 1.
+    dtype
+        Native type that holds every value, one of :data:`~dpdist.rows.dataset.DTYPES`.
+    span
+        Least and greatest value if all are whole numbers written as text, whose type is still to be chosen.
+    """
+
+    rows: int
+    dtype: np.dtype[Any]
+    span: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Source(ABC):
+    """A file of rows; columns are chosen by their places. Whatever is wrong with the file is a DataError.
+
+    Parameters
+    ----------
+    path
+        The file.
+    beside
+        Folder in which it may be unpacked for a while.
+    choices
+        What the user chose, of what the kind of file leaves open.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ()
+    """The choices that this kind of file leaves open."""
+    needs_file: ClassVar[bool] = False
+    """Whether a file is needed, and an object in a store has to be fetched first."""
+    fragile: ClassVar[bool] = False
+    """Whether a file can make its library hang, crash or take the memory, so that another process reads it."""
+    path: Any  # a Location; a Path where needs_file
+    beside: Path
+    choices: Choices = Choices()
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """Names of all columns; c0, c1, ... where the file has none."""
+
+    @property
+    def unnamed(self) -> int | None:
+        """Place of the column that whoever wrote the file gave no name, or None: it may be an index."""
+        return next((place for place, name in enumerate(self.names) if name in _UNNAMED), None)
+
+    @property
+    def guess(self) -> str | None:
+        """What was guessed of the file, for whoever asked for it to read; None: nothing."""
+        return None
+
+    @abstractmethod
+    def survey(self, keep: Places) -> Survey:
+        """Return the number of rows and the type of some columns; NoRowsError where there are none."""
+
+    def kept_as(self, place: int) -> np.dtype[Any] | None:  # noqa: ARG002 - for readers that widen
+        """Return the type of a column in the file where :meth:`blocks` yields a wider one, or None."""
+        return None
+
+    @property
+    def unpacked(self) -> int:
+        """Bytes that the library unpacks at once, as the file announces them, or 0 where they are few."""
+        return 0
+
+    @abstractmethod
+    def blocks(self, keep: Places) -> Generator[Rows]:
+        """Yield all rows in order, in arrays of shape (r, len(keep)); close it to drop what it opened."""
+
+
+def attempt(path: Location, action: Callable[[], T]) -> T:
+    """Return what the action returns; any failure is a DataError that names the file and no cell.
+
+    Foreign bytes make the libraries raise anything, from OSError to SyntaxError. The DataError is raised when their
+    error is gone, because theirs may quote a row and would stay attached as its context.
+    """
+    with quiet():
+        try:
+            return action()
+        except DpdistError:
+            raise
+        except MemoryError:
+            kind = "larger than the memory"
+            reason = "a part of it that is needed at once does not fit into the memory"
+        except Exception as error:  # noqa: BLE001 - see above
+            kind = f"damaged or of another kind ({type(error).__name__})"
+            reason = getattr(error, "strerror", None) or f"it is {kind}"
+        gc.collect(1)  # what a library left half-made complains once more when it goes: now, while nobody listens
+    if not isinstance(path, Path):
+        raise DataError(
+            f"{path} cannot be read: the store does not give it, or it is {kind}. Check the address and your "
+            "credentials for the store, or mend the file, and ingest again."
+        )
+    raise DataError(f"{path} cannot be read: {reason}. Mend or replace the file and ingest again.")
+
+
+def each(path: Location, pieces: Iterator[T]) -> Generator[T]:
+    """Pass pieces on; only their making counts as an attempt, not what the receiver does with them."""
+    while (piece := attempt(path, partial(next, pieces, None))) is not None:
+        progressed()
+        yield piece
+
+
+def required(module: str, extra: str, kind: str) -> Any:
+    """Import a package that only one kind of file needs.
+
+    Raises
+    ------
+    UsageError
+        If it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError:
+        pass
+    raise UsageError(f"Reading {kind} needs {module}. Install it with: pip install 'dpdist[{extra}]'")
+
+
+def unbuffered(path: Location) -> Any:
+    """Open a file so that readinto fills what it is given."""
+    return path.open("rb", buffering=0) if isinstance(path, Path) else path.open("rb")
+
+
+def require_table(path: Location, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Refuse an array that is no table of numbers.
+
+    Raises
+    ------
+    DataError
+        With its shape or type.
+    """
+    if len(shape) != 2 or shape[0] < 0 or shape[1] < 2:
+        raise DataError(
+            f"{path} holds an array of shape {shape}, not a table of at least one row and two columns. "
+            "Save it as one 2-D array with a record per row."
+        )
+    require_columns(path, shape[1])
+    if dtype.name not in STORED:
+        raise DataError(f"{path} holds values of type {dtype.name}. Save it as {', '.join(DTYPES)}.")
+
+
+def require_columns(path: Location, count: int, most: int = MOST_COLUMNS) -> None:
+    """Refuse more columns than can be named in little memory.
+
+    Raises
+    ------
+    DataError
+        With the most there may be.
+    """
+    if count > most:
+        raise DataError(
+            f"{path} has more than {most} columns, too many to take it for a table. Write those that you need to a "
+            "file of their own."
+        )
+
+
+def bounded(path: Location, pieces: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """Return the names in some pieces, of which no more are read once they are too long together.
+
+    Raises
+    ------
+    DataError
+        If they are.
+    """
+    names: list[str] = []
+    size = 0
+    for piece in pieces:
+        names += map(str, piece)
+        size += sum(map(len, piece))
+        if size > MOST_LABELS:
+            raise DataError(f"{path} names its columns by more than {MOST_LABELS >> 20} MiB. Give them shorter names.")
+    return tuple(names)
+
+
+def surveyed(path: Location, rows: int, dtype: str) -> Survey:
+    """Return what an array is, if it has rows.
+
+    Raises
+    ------
+    NoRowsError
+        If it has none.
+    """
+    if not rows:
+        raise NoRowsError(f"{path} has no rows. Remove it, or add rows.")
+    return Survey(rows, np.dtype(STORED[dtype]))
+
+
+def numbered(columns: int) -> tuple[str, ...]:
+    """Name columns that have no names."""
+    return tuple(f"c{i}" for i in range(columns))
+
+
+def matrix(batch: Any, fields: list[str], dtype: npt.DTypeLike) -> Rows:
+    """Put columns of an Arrow batch side by side."""
+    out = np.empty((len(fields), batch.num_rows), dtype=dtype)
+    for place, field in enumerate(fields):
+        out[place] = batch.column(field).to_numpy(zero_copy_only=False)
+    return out.T

@@ -1,0 +1,107 @@
+"""HDF5 files hold what is read of them: nothing is taken from another file, nor more than the file itself accounts for.
+
+A data set of HDF5 may lie in any other file its reader can open: raw bytes from an offset on (external storage), a data
+set of another HDF5 file (an external link, or a soft link that leads over one), or pieces of several (a virtual data
+set). A crafted file would so have a file of whoever ingests it published as names of columns. And one string may be
+pointed to any number of times, so that a small file announces texts without end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from dpdist.errors import DataError
+from dpdist.ingest.readers.base import MOST_LABELS, Location
+
+_TOGETHER = 4096
+"""Strings of a data set that are read at once at most."""
+_FEW = 64
+"""Strings that one attribute may hold, however long the file is."""
+
+
+@contextmanager
+def contained(path: Location, h5py: Any) -> Iterator[Any]:
+    """Open an HDF5 file that points to nothing outside of it.
+
+    Parameters
+    ----------
+    path
+        The file.
+    h5py
+        The library.
+
+    Raises
+    ------
+    DataError
+        If it holds a link, or a data set that lies elsewhere, read or not; or attributes of too many bytes.
+    """
+    with h5py.File(path, "r") as file:
+
+        def elsewhere(name: str, link: Any) -> str | None:
+            if not isinstance(link, h5py.HardLink):
+                return name
+            found = file[name]
+            return name if isinstance(found, h5py.Dataset) and (found.external or found.is_virtual) else None
+
+        name = file.visititems_links(elsewhere)
+        if name is not None:
+            raise DataError(
+                f"{path}: {name!r} is a link, or is stored outside of the file, and nothing is read that a file only "
+                "points to. Copy its content into the file (h5copy -f soft,ext) and ingest again."
+            )
+        yield file
+
+
+def require_few_attributes(path: Location, h5py: Any, file: Any) -> None:
+    """Refuse attributes of many bytes, for libraries that read all of them when they open a file.
+
+    Raises
+    ------
+    DataError
+        With the most there may be.
+    """
+    length, total = path.stat().st_size, 0
+
+    def too_many(_: str, found: Any) -> bool | None:
+        nonlocal total
+        for name in found.attrs:
+            attribute = found.attrs.get_id(name)
+            count = math.prod(attribute.shape)
+            if attribute.dtype.kind != "O" or h5py.check_string_dtype(attribute.dtype) is None:
+                total += count * attribute.dtype.itemsize
+            elif count > _FEW:
+                total += count * length  # each may be as long as the file, and none can be read alone
+            else:
+                value = found.attrs[name]
+                total += sum(map(len, [value] if isinstance(value, str) else value.flat))
+            if total > MOST_LABELS:
+                return True
+        return None
+
+    if too_many("", file) or file.visititems(too_many):
+        raise DataError(
+            f"{path} has attributes that may be of more than {MOST_LABELS >> 20} MiB. Remove those that are not needed."
+        )
+
+
+def strings(data: Any, count: int, longest: int) -> Iterator[list[str]]:
+    """Yield strings in pieces, the fewer at a time the longer one of them may be.
+
+    Parameters
+    ----------
+    data
+        Gives an array of strings, or of their bytes in UTF-8, when it is sliced.
+    count
+        Their number.
+    longest
+        Bytes of one at most, such as those of the file it is in.
+    """
+    step = max(1, min(_TOGETHER, MOST_LABELS // max(1, longest)))
+    for start in range(0, count, step):
+        piece = np.asarray(data[start : start + step]).tolist()
+        yield [text.decode() if isinstance(text, bytes) else str(text) for text in piece]

@@ -1,0 +1,195 @@
+"""Readers of NumPy's files: .npy, and .npz with one table in it."""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from collections.abc import Generator, Iterator
+from functools import cached_property
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from dpdist._util.text import listed
+from dpdist.errors import DataError
+from dpdist.ingest.readers.base import (
+    PIECE,
+    Location,
+    Places,
+    Rows,
+    Source,
+    Survey,
+    attempt,
+    bounded,
+    each,
+    numbered,
+    require_table,
+    surveyed,
+    unbuffered,
+)
+from dpdist.storage.atomic import scratch
+
+_PIECE = 1 << 20
+_HEAD = 1 << 14
+"""Bytes in which the head of an array ends: NumPy refuses longer ones, but reads them first."""
+
+
+class Header(NamedTuple):
+    """The head of a .npy file: what it announces, where its numbers begin, and the bytes there are in all."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype[Any]
+    offset: int
+    size: int
+
+    @classmethod
+    def read(cls, file: IO[bytes], size: int) -> Header:
+        versions = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        start = io.BytesIO(file.read(_HEAD))
+        shape, fortran, dtype = versions[np.lib.format.read_magic(start)](start)
+        if any(n < 0 for n in shape):
+            raise ValueError
+        return cls(shape, fortran, dtype, start.tell(), size)
+
+    @property
+    def needed(self) -> int:
+        """Bytes that head and numbers take."""
+        return self.offset + math.prod(self.shape) * self.dtype.itemsize
+
+    def checked(self, path: Location) -> Header:
+        require_table(path, self.shape, self.dtype)
+        if self.size < self.needed:
+            raise DataError(f"{path} is truncated: shorter than its header announces. Restore the file.")
+        return self
+
+    def blocks(self, path: Location, keep: Places) -> Iterator[Rows]:
+        """Read the rows of the .npy file at path.
+
+        Plain reads, no memory map: its pages would count as our memory, and a failing disk would kill the process.
+        """
+        n, d = self.shape
+        step = max(1, PIECE // (d * self.dtype.itemsize))
+        with unbuffered(path) as file:
+
+            def fill(out: Rows, first: int) -> Rows:
+                file.seek(self.offset + first * self.dtype.itemsize)
+                if file.readinto(out.data) != out.nbytes:
+                    raise EOFError
+                return out
+
+            for start in range(0, n, step):
+                rows = min(step, n - start)
+                if self.fortran:
+                    piece = np.empty((len(keep), rows), dtype=self.dtype)
+                    for place, column in enumerate(keep):
+                        fill(piece[place], column * n + start)
+                    yield piece.T
+                else:
+                    piece = fill(np.empty((rows, d), dtype=self.dtype), start * d)
+                    yield piece if keep == tuple(range(d)) else piece[:, keep]
+
+
+def _exactly(file: IO[bytes], size: int) -> bytes:
+    found = file.read(size)
+    if len(found) != size:
+        raise EOFError
+    return found
+
+
+class Npy(Source):
+    """A .npy file, in C or Fortran order."""
+
+    @cached_property
+    def _header(self) -> Header:
+        def read() -> Header:
+            with self.path.open("rb") as file:
+                return Header.read(file, self.path.stat().st_size)
+
+        return attempt(self.path, read).checked(self.path)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return numbered(self._header.shape[1])
+
+    def survey(self, keep: Places) -> Survey:  # noqa: ARG002 - an array has one type for all columns
+        return surveyed(self.path, self._header.shape[0], self._header.dtype.name)
+
+    def blocks(self, keep: Places) -> Generator[Rows]:
+        return each(self.path, self._header.blocks(self.path, keep))
+
+
+class Npz(Npy):
+    """The array X, or the only 2-D array, of an .npz archive; an array ``feature_names`` names its columns.
+
+    The array is unpacked first: a packed one can only be read from the front, and in Fortran order the first row
+    is spread over all of it.
+    """
+
+    needs_file = True
+
+    @cached_property
+    def _members(self) -> dict[str, tuple[zipfile.ZipInfo, Header]]:
+        def read() -> dict[str, tuple[zipfile.ZipInfo, Header]]:
+            found = {}
+            with zipfile.ZipFile(self.path) as archive:
+                for info in archive.infolist():
+                    if info.filename.endswith(".npy"):
+                        with archive.open(info) as file:
+                            header = Header.read(file, info.file_size)
+                        found[info.filename.removesuffix(".npy")] = info, header
+            return found
+
+        return attempt(self.path, read)
+
+    @cached_property
+    def _member(self) -> str:
+        tables = [name for name, (_, header) in self._members.items() if len(header.shape) == 2]
+        if "X" in tables or len(tables) == 1:
+            return "X" if "X" in tables else tables[0]
+        held = listed(f"{name} of shape {self._members[name][1].shape}" for name in tables or self._members)
+        raise DataError(f"{self.path} holds {held or 'no array'}. Name the 2-D array of rows X.")
+
+    @cached_property
+    def _header(self) -> Header:
+        return self._members[self._member][1].checked(self.path)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        d = self._header.shape[1]
+        _, labels = self._members.get("feature_names", (None, self._header))
+        if labels.shape != (d,) or labels.dtype.kind != "U":
+            return numbered(d)
+        return bounded(self.path, each(self.path, self._labels(labels)))
+
+    def _labels(self, labels: Header) -> Iterator[list[str]]:
+        """Yield the names of the columns."""
+        size = labels.dtype.itemsize
+        if not 0 < size <= _PIECE:
+            raise ValueError
+        rest = b""
+        for number, piece in enumerate(self._unpacked("feature_names")):
+            rest += piece if number else piece[labels.offset :]
+            whole = len(rest) // size
+            yield list(map(str, np.frombuffer(rest, dtype=labels.dtype, count=whole)))
+            rest = rest[whole * size :]
+
+    def _unpacked(self, name: str) -> Iterator[bytes]:
+        """Yield a member, and no more than its head announces."""
+        info, header = self._members[name]
+        if header.size != header.needed:
+            raise ValueError
+        with zipfile.ZipFile(self.path) as archive, archive.open(info) as file:
+            for start in range(0, header.size, _PIECE):
+                yield _exactly(file, min(_PIECE, header.size - start))
+            if file.read(1):  # only at the end is the checksum compared
+                raise ValueError
+
+    def blocks(self, keep: Places) -> Generator[Rows]:
+        with scratch(self.beside, "unpacked", self._header.size) as folder:
+            plain = folder / "X.npy"
+            with plain.open("wb") as out:
+                for piece in each(self.path, self._unpacked(self._member)):
+                    out.write(piece)
+            yield from each(self.path, self._header.blocks(plain, keep))

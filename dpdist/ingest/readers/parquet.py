@@ -1,0 +1,118 @@
+"""Reader of .parquet files, in memory that does not grow with their row groups."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dpdist.errors import DataError
+from dpdist.ingest.readers.base import (
+    CURE,
+    PIECE,
+    STORED,
+    NoRowsError,
+    Places,
+    Rows,
+    Source,
+    Survey,
+    attempt,
+    each,
+    matrix,
+    no_numbers,
+)
+from dpdist.ingest.readers.npy import Header
+from dpdist.storage.atomic import scratch
+
+_ROW_GROUP = 64 << 20  # a larger row group is unpacked, as many columns at a time as the next line says
+_COLUMNS = 16
+_LARGEST = 1 << 30
+"""Bytes of a row group that are unpacked at once at most: it is read in pages."""
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+class Parquet(Source):
+    """A .parquet file; columns of other things than numbers are allowed where they are not kept."""
+
+    fragile = True
+
+    @cached_property
+    def _metadata(self) -> Any:
+        return attempt(self.path, self._read_metadata)
+
+    @cached_property
+    def _schema(self) -> Any:
+        return attempt(self.path, self._metadata.schema.to_arrow_schema)
+
+    def _read_metadata(self) -> Any:
+        with self.path.open("rb") as file:
+            return pq.read_metadata(file)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return attempt(self.path, lambda: tuple(self._schema.names))
+
+    @cached_property
+    def unpacked(self) -> int:
+        groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
+        return min(_LARGEST, max((group.total_byte_size for group in groups), default=0))
+
+    def survey(self, keep: Places) -> Survey:
+        if not self._metadata.num_rows:
+            raise NoRowsError(f"{self.path} has no rows. Remove it, or add rows.")
+        kinds = {self.names[place]: self._schema.types[place] for place in keep}
+        if bad := {name: str(kind) for name, kind in kinds.items() if not _is_number(kind)}:
+            raise no_numbers(self.path, bad, [name for name in kinds if name not in bad])
+        stored = [STORED[np.dtype(kind.to_pandas_dtype()).name] for kind in kinds.values()]
+        return Survey(self._metadata.num_rows, np.result_type(*(stored or ["uint8"])))
+
+    def kept_as(self, place: int) -> np.dtype[Any] | None:
+        return np.dtype(np.float16) if pa.types.is_float16(self._schema.types[place]) else None
+
+    def blocks(self, keep: Places) -> Generator[Rows]:
+        groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
+        if len(keep) <= _COLUMNS or max(group.total_byte_size for group in groups) <= _ROW_GROUP:
+            yield from each(self.path, self._batches(keep))
+            return
+        # Arrow holds a page or two of every column it reads, about 2 MiB each: more than the table, if that is wide
+        found = self.survey(keep)
+        header = Header((found.rows, len(keep)), True, found.dtype, 0, 0)
+        size = found.rows * len(keep) * found.dtype.itemsize
+        with scratch(self.beside, "unpacked", size) as folder:
+            plain = folder / "X"
+            with plain.open("wb") as out:
+                for first in range(0, len(keep), _COLUMNS):
+                    start = 0
+                    for block in each(self.path, self._batches(keep[first : first + _COLUMNS])):
+                        for place, column in enumerate(block.T, first):
+                            out.seek((place * found.rows + start) * found.dtype.itemsize)
+                            out.write(column.astype(found.dtype).data)
+                        start += block.shape[0]
+            yield from each(self.path, header.blocks(plain, tuple(range(len(keep)))))
+
+    def _batches(self, keep: Places) -> Iterator[Rows]:
+        dtype = self.survey(keep).dtype
+        fields = [self.names[place] for place in keep]
+        step = max(1, PIECE // (16 * max(1, len(keep))))  # eight bytes as decoded, and as much again on the way
+        start = 0
+        # small buffers, no pre-buffering: else whole columns of a row group are in memory as they lie in the file;
+        # no threads: they are hardly faster, and each keeps memory of its own
+        with self.path.open("rb") as raw, pq.ParquetFile(raw, buffer_size=1 << 14, pre_buffer=False) as file:
+            if file.metadata.num_rows != self._metadata.num_rows:
+                raise DataError(f"{self.path} changed while it was read. Ingest it when it is complete.")
+            for batch in file.iter_batches(batch_size=step, columns=fields, use_threads=False):
+                for field in fields:
+                    column = batch.column(field)
+                    if column.null_count:
+                        row = start + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+                        where = f"{self.path}, row {row} (counting from 0), column {field!r}"
+                        raise DataError(f"{where}: the value is missing. {CURE}")
+                yield matrix(batch, fields, dtype)
+                start += batch.num_rows

@@ -1,0 +1,99 @@
+"""Reader of PLINK 1 genotypes, .bed with .bim and .fam: rows are samples, columns variants, values alleles counted.
+
+The file holds a variant after the other, so it is turned first. The names of the columns are public, and which
+variants a file lists may tell who is in it: keep those of a public list (``--columns``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dpdist.errors import DataError
+from dpdist.ingest.readers.base import Places, Rows, Source, Survey, attempt, require_table, required, surveyed
+from dpdist.ingest.readers.transpose import turned, width_for
+
+_MISSING = -127
+COMPANIONS = (".bim", ".fam")
+_DTYPE = np.dtype(np.uint8)
+
+
+class Plink(Source):
+    """A .bed file: how many copies of allele 1 (fifth column of .bim) each sample has, 0, 1 or 2."""
+
+    takes = ("missing",)
+    needs_file = True
+
+    def _read(self, **others: Any) -> Any:
+        return required("bed_reader", "genomics", ".bed files").open_bed(self.path, num_threads=1, **others)
+
+    @cached_property
+    def _facts(self) -> tuple[int, tuple[str, ...]]:
+        """Return the number of samples, and the names of the variants."""
+        required("bed_reader", "genomics", ".bed files")
+        for suffix in COMPANIONS:
+            if not self.path.with_suffix(suffix).is_file():
+                raise DataError(f"{self.path} needs {self.path.with_suffix(suffix).name} beside it. Put it there.")
+
+        def read() -> tuple[int, tuple[str, ...], int, bool, int]:
+            with self._read() as bed:
+                marks = zip(bed.sid, bed.chromosome, bed.bp_position, bed.allele_2, bed.allele_1, strict=True)
+                names = tuple(
+                    str(sid) if sid not in {"", ".", "0"} else f"{where}:{bp}:{other}:{counted}"
+                    for sid, where, bp, other, counted in marks
+                )
+                people = set(zip(bed.fid.tolist(), bed.iid.tolist(), strict=True))
+                with self.path.open("rb") as file:
+                    by_variant = file.read(3)[2] == 1
+                return bed.iid_count, names, self.path.stat().st_size, by_variant, len(people)
+
+        samples, names, size, by_variant, people = attempt(self.path, read)
+        inner, outer = (samples, len(names)) if by_variant else (len(names), samples)
+        if size != 3 + outer * -(-inner // 4):
+            raise DataError(
+                f"{self.path} is not as long as {samples} samples of {len(names)} variants need, which its .fam and "
+                ".bim announce. Restore the files."
+            )
+        if people < samples:
+            raise DataError(
+                f"{self.path.with_suffix('.fam')} names a sample twice: one person would have several rows. Remove the "
+                "repetition, or name the samples apart if they are different people."
+            )
+        require_table(self.path, (samples, len(names)), _DTYPE)
+        return samples, names
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._facts[1]
+
+    def survey(self, keep: Places) -> Survey:  # noqa: ARG002 - all are counts
+        return surveyed(self.path, self._facts[0], _DTYPE.name)
+
+    def blocks(self, keep: Places) -> Generator[Rows]:
+        shape = (self._facts[0], len(keep))
+        yield from turned(self.path, self.beside, self._columns(keep), shape, _DTYPE)
+
+    def _columns(self, keep: Places) -> Iterator[Rows]:
+        width = width_for(self._facts[0], _DTYPE)
+        with self._read() as bed:
+            for first in range(0, len(keep), width):
+                places = list(keep[first : first + width])
+                counts = bed.read(index=np.s_[:, places], dtype="int8", num_threads=1)
+                absent = counts == _MISSING
+                if absent.any():
+                    if self.choices.missing is None:
+                        sample, place = np.argwhere(absent)[0]
+                        raise missing(self.path, f"sample {sample + 1} of the .fam", self.names[places[place]])
+                    counts[absent] = self.choices.missing
+                yield counts.view(np.uint8)
+
+
+def missing(path: Any, sample: str, variant: str) -> DataError:
+    """Return what is said of a genotype that is missing."""
+    return DataError(
+        f"{path}, {sample}, variant {variant!r}: the genotype is missing. Leave the variant out (--columns), or say "
+        "how many alleles to put where one is missing: --missing 0, 1 or 2."
+    )

@@ -1,0 +1,259 @@
+"""Reader of comma-separated text, .csv and .csv.gz: fast while the text is sound, exact about where it is not.
+
+Whether the first line names the columns or is a row is guessed only where it cannot be otherwise: words in all cells,
+over numbers. A line of numbers may be either: taken for names, a person's values would be published; taken for a row,
+names would be summed as if they were one. So it is asked for, in words that do not repeat the line, and which way it is
+never depends on a value once it was told (``--header``).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from functools import cached_property, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from dpdist.errors import DataError
+from dpdist.ingest.readers.base import (
+    CURE,
+    AskError,
+    NoRowsError,
+    Places,
+    Rows,
+    Source,
+    Survey,
+    attempt,
+    matrix,
+    no_numbers,
+    numbered,
+    require_columns,
+)
+
+_LINE = 1 << 20  # longest line, and the block Arrow parses: "0," is two bytes of text and eight of float64
+_MISSING = frozenset(pacsv.ConvertOptions().null_values)
+_NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE)
+_WORD = "the cell is not a number"
+_FLAGS = frozenset({"true", "True", "TRUE", "false", "False", "FALSE"})
+_DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?", re.ASCII)
+_SAMPLE = 100
+"""Lines by which a column is judged."""
+
+
+class Csv(Source):
+    """A .csv or .csv.gz file, one line per row; text columns are allowed where they are not kept.
+
+    Arrow does the reading and does not say where it failed, so a failed file is read again, slowly, for the line.
+    """
+
+    takes = ("header",)
+
+    def _stream(self) -> Any:
+        packed = self.path.suffix.lower() == ".gz"
+        source = str(self.path) if isinstance(self.path, Path) else self.path.open("rb")
+        return pa.input_stream(source, compression="gzip" if packed else None)
+
+    def _lines(self) -> Iterator[tuple[int, str]]:
+        """Yield the lines that are not empty, with their numbers from 1."""
+        # bytes that are not UTF-8 become lone surrogates, so that their line can be told
+        with io.TextIOWrapper(self._stream(), encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            number = 0
+            while line := file.readline(_LINE + 1):
+                number += 1
+                if len(line) > _LINE:
+                    raise DataError(f"{self.path}, line {number} is longer than {_LINE >> 20} MiB. {CURE}")
+                if line.strip("\r\n"):
+                    yield number, line
+
+    def _cells(self, number: int, line: str) -> list[str]:
+        if not line.isascii() and any("\ud800" <= letter <= "\udfff" for letter in line):
+            raise DataError(f"{self.path}, line {number} is not UTF-8 text. Save the file in UTF-8.")
+        cells = None
+        with suppress(csv.Error):
+            cells = next(csv.reader([line], strict=True))
+        if cells is None:
+            raise DataError(f"{self.path}, line {number}: a quote is not closed in the line it is opened in. {CURE}")
+        return cells
+
+    @cached_property
+    def _first(self) -> tuple[int, list[str]]:
+        """Number and cells of the first line."""
+        first = attempt(self.path, partial(next, self._lines(), None))
+        if first is None:
+            raise DataError(f"{self.path} is empty. Remove it, or put comma-separated numbers there.")
+        cells = self._cells(*first)
+        if len(cells) < 2:  # said here: whatever names the column would repeat a line of several
+            raise DataError(
+                f"{self.path} gives 1 column, and a table needs two or more. Are its cells separated by commas?"
+            )
+        require_columns(self.path, len(cells))
+        return first[0], cells
+
+    @cached_property
+    def _head(self) -> tuple[int, tuple[str, ...]]:
+        """Lines to pass over, and the column names."""
+        number, cells = self._first
+        header = self.choices.header
+        if header is None and not attempt(self.path, partial(self._is_header, cells)):
+            raise AskError(
+                f"{self.path}: the first line may name the columns or be a row, and names are published.",
+                {"--header yes": "it names the columns", "--header no": "it is a row, and the columns are c0, c1, ..."},
+                'In a job file: header = "yes" or "no".',
+            )
+        if header == "no":
+            return 0, numbered(len(cells))
+        return number, tuple(cell or f"c{place}" for place, cell in enumerate(cells))
+
+    def _is_header(self, cells: list[str]) -> bool:
+        """Say whether the first line names columns, beyond doubt: words in all cells, and numbers below some of them.
+
+        A first cell may be empty, as over an index.
+        """
+        if any(_kind(cell) != "text" for cell in cells[0 if cells[0] else 1 :]):
+            return False
+        below = list(islice(self._sample(1), _SAMPLE))
+        return not below or any(_kind(cell) in {"number", "flag"} for line in below for cell in line)
+
+    def _sample(self, skip: int) -> Iterator[list[str]]:
+        """Yield the cells of the lines behind so many that are not empty."""
+        for number, line in islice(self._lines(), skip, None):
+            yield self._cells(number, line)
+
+    @property
+    def unnamed(self) -> int | None:
+        if self.choices.header == "no":
+            return None
+        return 0 if not self._first[1][0] else super().unnamed
+
+    @property
+    def guess(self) -> str | None:
+        if self.choices.header is not None:
+            return None
+        return (
+            f"{self.path}: the first line is taken for the names of the columns (--header yes), not for a row "
+            "(--header no)."
+        )
+
+    @cached_property
+    def _flags(self) -> frozenset[int]:
+        """Places of the columns that hold true and false, by the first row."""
+        skip, _ = self._head
+        first = attempt(self.path, lambda: next(self._sample(1 if skip else 0), []))
+        return frozenset(place for place, cell in enumerate(first) if cell in _FLAGS)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._head[1]
+
+    def survey(self, keep: Places) -> Survey:
+        rows, low, high, whole = 0, math.inf, -math.inf, True
+        for block in self.blocks(keep):
+            rows += block.shape[0]
+            low, high = min(low, block.min()), max(high, block.max())
+            whole = whole and bool((block == np.trunc(block)).all())
+        # a quote left open in a column that is not kept would swallow whole lines unseen
+        if not rows or (len(keep) < len(self.names) and rows != attempt(self.path, self._count)):
+            raise attempt(self.path, lambda: self._mistake(keep))
+        # from 2^53 on, the text may have been a whole number that float64 does not hold
+        whole = whole and max(-low, high) < 2**53
+        return Survey(rows, np.dtype(np.float64), (int(low), int(high)) if whole else None)
+
+    def _count(self) -> int:
+        return sum(number > self._head[0] for number, _ in self._lines())
+
+    def blocks(self, keep: Places) -> Generator[Rows]:
+        batches = self._batches(keep)
+        while True:
+            try:
+                block = next(batches, None)
+            except (pa.ArrowException, OSError):
+                break
+            if block is None:
+                return
+            if not np.isfinite(block).all():
+                break
+            yield block
+        raise attempt(self.path, lambda: self._mistake(keep))  # outside the handler: Arrow's error quotes the cell
+
+    def _batches(self, keep: Places) -> Iterator[Rows]:
+        skip, names = self._head
+        fields = [str(place) for place in keep]
+        read = pacsv.ReadOptions(
+            column_names=[str(place) for place in range(len(names))],
+            skip_rows=skip,
+            block_size=_LINE,
+            use_threads=False,  # threads are no faster here, and read ahead one block per core
+        )
+        kinds = {str(place): pa.bool_() if place in self._flags else pa.float64() for place in keep}
+        convert = pacsv.ConvertOptions(
+            column_types=kinds, include_columns=fields,
+            true_values=[word for word in _FLAGS if word.lower() == "true"],
+            false_values=[word for word in _FLAGS if word.lower() == "false"],
+        )  # fmt: skip
+        with self._stream() as file, pacsv.open_csv(file, read_options=read, convert_options=convert) as reader:
+            for batch in reader:
+                if batch.num_rows:
+                    columns = [each.cast(pa.uint8()) if each.type == pa.bool_() else each for each in batch.columns]
+                    yield matrix(pa.RecordBatch.from_arrays(columns, batch.schema.names), fields, np.float64)
+
+    def _mistake(self, keep: Places) -> DataError:
+        """Find the columns that hold no numbers, or else the first line that is not a row of finite ones."""
+        skip, names = self._head
+        sample = list(islice(self._sample(1 if skip else 0), _SAMPLE))
+        held = {names[place]: _held([line[place] for line in sample if place < len(line)]) for place in keep}
+        if "text" in held.values() or "dates" in held.values():
+            bad = {name: kind for name, kind in held.items() if kind is not None}
+            return no_numbers(self.path, bad, [name for name in held if name not in bad])
+        number = skip
+        for number, line in self._lines():
+            if number <= skip:
+                continue
+            cells = self._cells(number, line)
+            if len(cells) != len(names):
+                return DataError(f"{self.path}, line {number} has {len(cells)} cells, not {len(names)}. {CURE}")
+            for place in keep:
+                if fault := _fault(cells[place], flag=place in self._flags):
+                    return DataError(f"{self.path}, line {number}, column {names[place]!r}: {fault}. {CURE}")
+        if number <= skip:
+            return NoRowsError(f"{self.path} has a header and no rows. Remove it, or add rows.")
+        return DataError(f"{self.path} cannot be read as comma-separated numbers, a row per line. Export it again.")
+
+
+def _kind(cell: str) -> str:
+    """Say what a cell is: nothing, a flag, a number or text."""
+    if cell in _MISSING:
+        return "nothing"
+    if cell in _FLAGS:
+        return "flag"
+    return "number" if _NUMBER.fullmatch(cell.strip(" \t")) else "text"
+
+
+def _held(cells: list[str]) -> str | None:
+    """Say what a column holds that is not of numbers, by some of its cells; None: it is, or one cell may be wrong."""
+    kinds = {_kind(cell) for cell in cells}
+    if len(cells) < 2 or kinds & {"number", "flag"}:
+        return None
+    if kinds == {"nothing"}:
+        return "no values"
+    return "dates" if all(_DATE.fullmatch(cell) for cell in cells if cell not in _MISSING) else "text"
+
+
+def _fault(cell: str, *, flag: bool = False) -> str | None:
+    """Say what is wrong with a cell, as Arrow reads it."""
+    text = cell.strip(" \t")
+    if cell in _MISSING:
+        return "the value is missing"
+    if flag:
+        return None if cell in _FLAGS else "the cell is neither true nor false, and those before it are"
+    if not _NUMBER.fullmatch(text):
+        return _WORD
+    return None if math.isfinite(float(text)) else "the value is not finite"

@@ -1,0 +1,202 @@
+"""Reader of Zarr stores, of either format: an array of rows, or one array of a group.
+
+A chunk that is not there is read as its fill value, as Zarr means it: such a store does not say what it has lost.
+
+A store names the codecs that unpack it, and among those that libraries know are some that run what they unpack
+(``pickle``). So only known ones are followed. Nor are links: they lead to files that whoever made the store could not
+read himself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import zarr
+from zarr.abc.store import RangeByteRequest
+from zarr.storage import FsspecStore, LocalStore, WrapperStore
+
+from dpdist._util.paths import require_plain
+from dpdist.errors import DataError, RefusedError
+from dpdist.ingest.readers.base import MOST_LABELS, attempt
+from dpdist.ingest.readers.chunked import Chunked, Layout, only
+
+MARKS = ("zarr.json", ".zarray", ".zgroup")
+"""Files of which one is at the root of every store."""
+_METADATA = frozenset({*MARKS, ".zattrs", ".zmetadata"})
+_PARTS = 1 << 24
+"""Chunks of a shard at most: their places are read together."""
+_CODECS = frozenset({
+    "bytes", "endian", "transpose", "sharding_indexed", "vlen-utf8", "vlen-bytes",
+    "blosc", "zstd", "gzip", "zlib", "bz2", "lzma", "lz4",
+    "crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3",
+    "shuffle", "delta", "fixedscaleoffset", "quantize", "bitround", "packbits", "astype",
+})  # fmt: skip
+"""Codecs that unpack numbers and words, and do nothing else."""
+
+
+class _Guarded(WrapperStore[Any]):
+    """A store of which only plain files are read, and metadata of a size that holds names, with known codecs."""
+
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+        root = getattr(self._store, "root", None)
+        if isinstance(root, Path):
+            require_plain(root, key)
+        if key.rpartition("/")[2] not in _METADATA:
+            return await self._store.get(key, prototype, byte_range)
+        found = await self._store.get(key, prototype, RangeByteRequest(0, MOST_LABELS + 1))
+        if found is not None:
+            _require_known(str(root or self._store), key, found.to_bytes())
+        return found
+
+
+def _require_known(store: str, key: str, content: bytes) -> None:
+    if len(content) > MOST_LABELS:
+        raise DataError(f"{store}: {key!r} is of more than {MOST_LABELS >> 20} MiB. Remove what is not needed.")
+    for name in _codecs_in(key.rpartition("/")[2], json.loads(content)):
+        if str(name).removeprefix("numcodecs.") not in _CODECS:
+            raise DataError(
+                f"{store} is packed by the codec {str(name)[:40]!r}, which is not followed. Write it with blosc, zstd "
+                "or gzip, or none."
+            )
+
+
+def _codecs_in(name: str, found: Any) -> Iterator[Any]:
+    """Yield the names of all codecs in the metadata of a store, in a file of that name."""
+    if not isinstance(found, dict):
+        return
+    if name == ".zmetadata":
+        for key, inner in dict(found.get("metadata") or {}).items():
+            yield from _codecs_in(key.rpartition("/")[2], inner)
+    elif name == ".zarray":
+        for codec in [*(found.get("filters") or ()), found.get("compressor")]:
+            if codec is not None:
+                yield codec["id"]
+    elif name == "zarr.json":
+        yield from _chained(found.get("codecs"))
+        if found.get("consolidated_metadata"):
+            for inner in found["consolidated_metadata"]["metadata"].values():
+                yield from _codecs_in(name, inner)
+
+
+def _chained(codecs: Any) -> Iterator[Any]:
+    """Yield the names of codecs, and of those within them: a shard has codecs of its own."""
+    for codec in codecs or ():
+        if isinstance(codec, str):
+            yield codec
+            continue
+        yield codec["name"]
+        inner = codec.get("configuration") or {}
+        yield from _chained(inner.get("codecs"))
+        yield from _chained(inner.get("index_codecs"))
+
+
+@contextmanager
+def opened(path: Any) -> Iterator[Any]:
+    """Give the array or group at a place, local or in an object store.
+
+    Raises
+    ------
+    DataError
+        When it is read: if something in it is a link, is packed by an unknown codec, or describes it at great length.
+    """
+    store: Any
+    if isinstance(path, Path):
+        store = LocalStore(path, read_only=True)
+    else:
+        store = FsspecStore.from_url(path.address, read_only=True)
+    with zarr.config.set({"async.concurrency": 2}):  # so many unpacked chunks at a time
+        yield zarr.open(_Guarded(store), mode="r")
+
+
+def is_anndata(path: Any) -> bool:
+    """Tell whether a store says that it is AnnData; a damaged one does not."""
+    try:
+        return bool(attempt(path, lambda: _says_anndata(path)))
+    except DataError:
+        return False
+
+
+def _says_anndata(path: Any) -> bool:
+    with opened(path) as root:
+        return isinstance(root, zarr.Group) and _is_anndata(root)
+
+
+def _is_anndata(group: zarr.Group) -> bool:
+    return group.attrs.get("encoding-type") == "anndata"
+
+
+def holds_values(path: Any, place: str = "") -> bool:
+    """Tell whether any chunk of an array in a store is there."""
+    for name in place.split("/") if place else ():
+        path = path / name
+    entries = [path]
+    while entries:
+        for entry in entries.pop().iterdir():
+            if isinstance(entry, Path):
+                require_plain(path, entry.relative_to(path))
+            if entry.is_dir():
+                entries.append(entry)
+            elif entry.name not in _METADATA:
+                return True
+    return False
+
+
+class Store(Chunked):
+    """A Zarr array, or the array of a group that ``--variable`` names or that is the only one."""
+
+    takes = ("variable",)
+    fragile = True
+
+    @cached_property
+    def _place(self) -> str | None:
+        """Path of the array in the group; None: the store is the array."""
+
+        def read() -> tuple[bool, bool, dict[str, tuple[int, ...]], list[str]]:
+            with opened(self.path) as root:
+                if isinstance(root, zarr.Array):
+                    return "dpdist" in root.attrs, True, {"": root.shape}, []
+                members = dict(sorted(root.members(max_depth=None)))
+                inner = [name for name, each in members.items() if isinstance(each, zarr.Group) and _is_anndata(each)]
+                arrays = {
+                    name: each.shape
+                    for name, each in members.items()
+                    if isinstance(each, zarr.Array)
+                    and each.ndim > 1
+                    and not any(name.startswith(f"{other}/") for other in inner)
+                }
+                return "dpdist" in root.attrs, False, arrays, inner
+
+        ours, alone, found, inner = attempt(self.path, read)
+        if ours:
+            raise RefusedError(
+                f"{self.path} was made by dpdist. Its rows have a budget already, and a copy would have one more to "
+                "spend: use them where they are, or ingest their source."
+            )
+        if inner and self.choices.variable not in found:
+            # what stands beside X in AnnData was computed from all rows, and X is not told from it by its shape
+            raise DataError(f"{self.path} holds AnnData. Ingest one of it by itself, such as {self.path / inner[0]}.")
+        if alone and self.choices.variable is None:
+            return None
+        return only(self.path, found, self.choices.variable, "array")
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        with opened(self.path) as root:
+            yield root if self._place is None else root[self._place]
+
+    @cached_property
+    def _layout(self) -> Layout:
+        def read() -> Layout:
+            with self._opened() as array:
+                if array.shards and math.prod(array.shards) > _PARTS * math.prod(array.chunks):
+                    raise ValueError
+                stored = holds_values(self.path, self._place or "")
+                return Layout(array.shape, array.dtype, tuple(map(min, array.chunks, array.shape)), stored)
+
+        return attempt(self.path, read)

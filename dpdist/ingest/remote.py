@@ -1,0 +1,242 @@
+"""Sources in object stores and on web servers, by URL, through fsspec.
+
+Credentials come from where the store's own library looks for them (its configuration files and environment), never
+from the URL: an address is printed, logged and seen in lists of processes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, TypeVar
+from urllib.parse import urlsplit
+
+import fsspec
+import numpy as np
+
+from dpdist.errors import DataError, UsageError
+from dpdist.ingest.readers.base import AskError, Places, Rows, Source, Survey, attempt
+from dpdist.storage.atomic import require_space
+
+T = TypeVar("T")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_EXTRAS = {"s3": "s3", "gs": "gcs", "https": "https", "http": "https", "memory": ""}
+"""What may be read, and the extra that brings its library."""
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A place in a store, asked as a :class:`~pathlib.Path` is.
+
+    Parameters
+    ----------
+    address
+        Its URL.
+
+    Raises
+    ------
+    UsageError
+        If it is of another kind than is read, carries a credential, or goes over the network unencrypted.
+    """
+
+    address: str
+
+    def __post_init__(self) -> None:
+        kind = self.address.partition("://")[0]
+        if kind not in _EXTRAS:
+            kinds = ", ".join(f"{known}://" for known in ("file", *_EXTRAS) if known != "memory")
+            raise UsageError(f"{kind}:// is no address that can be read; these are: {kinds}.")
+        try:
+            parts = urlsplit(self.address)
+            host = parts.hostname
+        except ValueError:
+            raise UsageError("The address of the source is no URL. Write it as s3://BUCKET/FOLDER/FILE.") from None
+        # neither message repeats the address: it holds what must not be printed
+        if "@" in parts.netloc:
+            raise UsageError(
+                f"The {kind}:// address holds a user name or password. Leave it out: addresses are seen in logs and in "
+                "lists of processes. Put it where the store's library looks for it, such as ~/.aws/credentials."
+            )
+        if parts.query or parts.fragment or "::" in re.sub(r"\[[^]]*\]", "", self.address):
+            raise UsageError(
+                f"The {kind}:// address has a query, a fragment or a chain of addresses. A query often is a signature, "
+                "as good as a password: copy the file to this machine and ingest it from there."
+            )
+        if kind == "http" and not _is_loopback(host or ""):
+            raise UsageError(
+                f"{self.address} would send private rows over the network unencrypted. Take https://, or copy the file "
+                "to this machine by a safe way."
+            )
+
+    def __str__(self) -> str:
+        return self.address
+
+    def __reduce__(self) -> tuple[type[Remote], tuple[str]]:
+        return type(self), (self.address,)  # another process opens connections of its own
+
+    @property
+    def kind(self) -> str:
+        """The store, as the address begins."""
+        return self.address.partition("://")[0]
+
+    @property
+    def web(self) -> bool:
+        """Whether a web server has it: it lists no folders, and may give files from their beginning only."""
+        return self.kind in {"http", "https"}
+
+    @property
+    def name(self) -> str:
+        """Last part of its path."""
+        return PurePosixPath(self.address.partition("://")[2]).name
+
+    @property
+    def suffix(self) -> str:
+        """What follows the last dot of its name."""
+        return PurePosixPath(self.name).suffix
+
+    @cached_property
+    def _system(self) -> Any:
+        try:
+            return fsspec.filesystem(self.kind, use_listings_cache=False, skip_instance_cache=True)
+        except ImportError:
+            pass
+        raise UsageError(
+            f"Reading {self.kind}:// needs a library for it. Install it with: "
+            f"pip install 'dpdist[{_EXTRAS[self.kind]}]'"
+        )
+
+    @property
+    def _key(self) -> str:
+        return str(self._system._strip_protocol(self.address))  # noqa: SLF001 - what every implementation of fsspec has
+
+    def open(self, mode: str, /) -> IO[Any]:
+        """Open it to read bytes."""
+        opened: IO[Any] = self._system.open(self._key, mode)
+        return opened
+
+    def stat(self) -> os.stat_result:
+        """Return its size; nothing else is known of it."""
+        return os.stat_result((0, 0, 0, 0, 0, 0, int(self._system.size(self._key)), 0, 0, 0))
+
+    def version(self) -> str:
+        """Return what changes when the object does, as far as the store tells: its size, time or tag, asked anew."""
+        self._system.invalidate_cache()
+        return str(self._system.ukey(self._key))
+
+    def is_dir(self) -> bool:
+        """Whether it is a folder; a web server has none."""
+        return not self.web and bool(self._system.isdir(self._key))
+
+    def is_file(self) -> bool:
+        """Whether there is such a file."""
+        return bool(self._system.isfile(self._key))
+
+    def iterdir(self) -> Iterator[Remote]:
+        """Yield what is in the folder."""
+        for found in self._system.ls(self._key, detail=False):
+            name = PurePosixPath(str(found)).name
+            yield self / name
+
+    def __truediv__(self, name: str) -> Remote:
+        """Return what is in the folder under a name."""
+        return Remote(f"{self.address.rstrip('/')}/{name}")
+
+    def with_suffix(self, suffix: str) -> Remote:
+        """Return its neighbour of another kind."""
+        return Remote(self.address[: len(self.address) - len(self.suffix)] + suffix)
+
+
+def location_of(text: str) -> Path | Remote:
+    """Return the place that a user named: a path, or an address.
+
+    Raises
+    ------
+    UsageError
+        As :class:`Remote`.
+    """
+    if not _URL.match(text):
+        return Path(text)
+    if text.startswith("file://"):
+        path = Path(text.removeprefix("file://"))
+        if not path.is_absolute():
+            raise UsageError("A file:// address has three slashes and the whole path: file:///FOLDER/FILE.")
+        return path
+    return Remote(text)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@dataclass(frozen=True)
+class Fetched(Source):
+    """A source of which the reader needs files, fetched into a private folder when it is first asked for.
+
+    Parameters
+    ----------
+    kind
+        Makes the reader of the file.
+    folder
+        A folder of its own that only the owner can enter; whoever made it removes it.
+    others
+        Neighbours that belong to it.
+    """
+
+    kind: Callable[..., Source] = Source
+    folder: Path = Path()
+    others: tuple[Remote, ...] = ()
+
+    @cached_property
+    def _source(self) -> Source:
+        for remote in (self.path, *self.others):
+            attempt(remote, partial(self._fetch, remote))
+        return self.kind(self.folder / self.path.name, self.beside, self.choices)
+
+    def _fetch(self, remote: Remote) -> None:
+        handle = os.open(self.folder / remote.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as out, remote.open("rb") as file:
+            require_space(self.folder, int(remote.stat().st_size), "rows, which are fetched first,")
+            while piece := file.read(_PIECE):
+                out.write(piece)
+
+    def _asked(self, question: Callable[[Source], T]) -> T:
+        """Ask the reader, and name the address in its refusals, not the file that was fetched."""
+        try:
+            return question(self._source)
+        except DataError as error:
+            message = str(error).replace(str(self.folder / self.path.name), str(self.path))
+            ways = (error.ways, error.more) if isinstance(error, AskError) else None
+        raise DataError(message) if ways is None else AskError(message, *ways)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._asked(lambda source: source.names)
+
+    @property
+    def unnamed(self) -> int | None:
+        return self._asked(lambda source: source.unnamed)
+
+    @property
+    def guess(self) -> str | None:
+        return self._asked(lambda source: source.guess)
+
+    def survey(self, keep: Places) -> Survey:
+        return self._asked(lambda source: source.survey(keep))
+
+    def kept_as(self, place: int) -> np.dtype[Any] | None:
+        return self._asked(lambda source: source.kept_as(place))
+
+    def blocks(self, keep: Places) -> Generator[Rows]:
+        with closing(self._source.blocks(keep)) as blocks:
+            while (block := self._asked(lambda _: next(blocks, None))) is not None:
+                yield block

@@ -1,0 +1,175 @@
+"""Readers of what ``ingest`` takes: tables, arrays and genotypes, in files, folders of files and object stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dpdist.errors import DataError, UsageError
+from dpdist.ingest.readers.anndata import AnnDataStore, H5ad
+from dpdist.ingest.readers.apart import Apart, Reading
+from dpdist.ingest.readers.base import Choices, NoRowsError, Places, Source, Survey, attempt
+from dpdist.ingest.readers.hive import Keys, Partitioned, key_in
+from dpdist.ingest.readers.netcdf import NetCdf
+from dpdist.ingest.readers.npy import Npy, Npz
+from dpdist.ingest.readers.parquet import Parquet
+from dpdist.ingest.readers.plink import COMPANIONS, Plink
+from dpdist.ingest.readers.text import Csv
+from dpdist.ingest.readers.vcf import Vcf
+from dpdist.ingest.readers.zarr_store import MARKS, Store, is_anndata
+from dpdist.ingest.remote import Fetched, Remote, location_of
+from dpdist.storage.atomic import scratch
+
+__all__ = [
+    "KINDS",
+    "Choices",
+    "NoRowsError",
+    "Place",
+    "Places",
+    "Remote",
+    "Source",
+    "Survey",
+    "attempt",
+    "files_of",
+    "is_companion",
+    "is_store",
+    "located",
+    "location_of",
+    "opened_sources",
+]
+
+Place = Path | Remote
+KINDS: dict[str, type[Source]] = {
+    ".npy": Npy,
+    ".npz": Npz,
+    ".csv": Csv,
+    ".csv.gz": Csv,
+    ".parquet": Parquet,
+    ".h5ad": H5ad,
+    ".nc": NetCdf,
+    ".zarr": Store,
+    ".bed": Plink,
+    ".vcf": Vcf,
+    ".vcf.gz": Vcf,
+}
+
+
+def located(place: Any) -> list[tuple[Any, Keys]]:
+    """List a source, or the sources of a folder in the order of their names, each with the keys of its folders.
+
+    Names in a folder that begin with ``.`` or ``_`` are passed over, and so is what lies beside a .bed file and belongs
+    to it. Of folders in it, those named KEY=VALUE are looked into.
+
+    Raises
+    ------
+    DataError
+        If there is nothing, or something that is of no supported kind.
+    """
+    if not attempt(place, place.is_dir) or is_store(place):
+        return [(place, ())]
+    found = _in_folder(place, ())
+    if not found:
+        raise DataError(f"The folder {place} holds no files to ingest. Put {', '.join(KINDS)} files there.")
+    return found
+
+
+def _in_folder(folder: Any, keys: Keys) -> list[tuple[Any, Keys]]:
+    entries = attempt(folder, lambda: sorted(folder.iterdir(), key=lambda entry: entry.name))
+    found: list[tuple[Any, Keys]] = []
+    for entry in entries:
+        if entry.name.startswith((".", "_")) or is_companion(entry):
+            continue
+        key = key_in(entry.name)
+        if key is not None and attempt(entry, entry.is_dir):
+            found += _in_folder(entry, (*keys, key))
+        else:
+            found.append((entry, keys))
+    return found
+
+
+def is_companion(place: Any) -> bool:
+    """Tell whether a file lies beside a .bed file and belongs to it."""
+    owner = place.with_suffix(".bed") if place.suffix in COMPANIONS else None
+    return owner is not None and bool(attempt(owner, owner.is_file))
+
+
+def is_store(place: Any) -> bool:
+    """Tell whether a folder is a Zarr store, which it is by what is in it."""
+    return any(attempt(place, (place / mark).is_file) for mark in MARKS)
+
+
+def files_of(place: Path) -> list[Path]:
+    """List the files that a local source consists of."""
+    if place.is_dir():
+        return sorted(path for path in place.rglob("*") if path.is_file())
+    others = map(place.with_suffix, COMPANIONS if place.suffix == ".bed" else ())
+    return [place, *(other for other in others if other.is_file())]
+
+
+@contextmanager
+def opened_sources(place: Any, beside: Path, choices: Choices = Choices()) -> Iterator[Sequence[Source]]:  # noqa: B008 - frozen
+    """Give the sources at a place, in order, and remove afterwards what had to be fetched.
+
+    Parameters
+    ----------
+    place
+        A file, a folder, or the address of one.
+    beside
+        Folder in which a file may be fetched or unpacked for a while.
+    choices
+        What the user chose, of what some kinds of files leave open.
+
+    Raises
+    ------
+    DataError
+        If there is nothing, or something that is of no supported kind.
+    UsageError
+        If something was chosen that no file leaves open.
+    """
+    with ExitStack() as stack:
+        places = located(place)
+        kinds = {_kind(each) for each, _ in places}
+        for name in choices.made:
+            if not any(name in kind.takes for kind in kinds):
+                takers = ", ".join(suffix for suffix, kind in KINDS.items() if name in kind.takes)
+                raise UsageError(f"--{name} is for {takers}, and {place} has none of these. Leave it out.")
+        reading = Reading(beside)
+        stack.callback(reading.close)
+        yield [_source(each, keys, beside, choices, reading, stack) for each, keys in places]
+
+
+def _kind(place: Any) -> type[Source]:
+    if attempt(place, place.is_dir):
+        if is_store(place):
+            return AnnDataStore if is_anndata(place) else Store
+    elif attempt(place, place.is_file):
+        for suffix, kind in KINDS.items():
+            if kind is not Store and place.name.lower().endswith(suffix):
+                return kind
+        raise DataError(f"{place} is of a kind that cannot be read. Supported are {', '.join(KINDS)}.")
+    if isinstance(place, Remote):
+        raise DataError(f"{place} is not there, or the store does not give it. Check the address and your credentials.")
+    raise DataError(f"{place} is not a file, or does not exist. Pass a file, or a folder of nothing but files.")
+
+
+def _reader(kind: type[Source], reading: Reading, place: Any, beside: Path, choices: Choices) -> Source:
+    made = kind(place, beside, choices)
+    return Apart(place, beside, choices, made, reading) if kind.fragile else made
+
+
+def _source(place: Any, keys: Keys, beside: Path, choices: Choices, reading: Reading, stack: ExitStack) -> Source:
+    kind = _kind(place)
+    if isinstance(place, Remote) and (kind.needs_file or place.web):
+        others = tuple(place.with_suffix(suffix) for suffix in COMPANIONS if kind is Plink)
+        folder = stack.enter_context(scratch(beside, "fetched"))
+        made: Source = Fetched(place, beside, choices, partial(_reader, kind, reading), folder, others)
+    else:
+        made = _reader(kind, reading, place, beside, choices)
+    if not keys:
+        return made
+    if kind is not Parquet:
+        raise DataError(f"{place}: only Parquet files may lie in folders named KEY=VALUE. Put others into one folder.")
+    return Partitioned(place, beside, choices, made, keys)

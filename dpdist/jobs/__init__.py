@@ -1,0 +1,1 @@
+"""Jobs of a file, once or every night."""

@@ -1,0 +1,303 @@
+"""A job whose rows come in periods: every run takes in what is new, releases it, and adds it to the total so far.
+
+::
+
+    published/2026-01-05.zarr               the release of one period
+    published/2026-01-05--2026-01-08.zarr   that of four, with ``continual`` only
+    published/total/2026-01-08.zarr         the sum of releases that is the total up to this period
+
+A run may be started any number of times, at once or never on some nights. Periods are closed in the order of their
+names and released in that order; a release that is there is left alone, one that a dead run left is resumed by its id.
+The clock plays no part: a period is new when its entry is in the source and the ledger has not closed it. The work of a
+run is the rows of the new periods; with ``continual`` also, on nights that end a larger node, the rows of that node.
+
+What is wrong with old periods (files that came late, or changed), an entry that repeats another, and one whose name is
+no period's do not keep new ones from being released; it is told at the end, and the run counts as refused. A new period
+whose files cannot be used keeps those after it waiting: mended, it is closed before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dpdist._util.text import counted
+from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.ingest.periods import changes, discard, take_in, waiting
+from dpdist.jobs.job_file import Job
+from dpdist.ledger.address import Place
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
+from dpdist.pca.scree import DrownedError, require_edge
+from dpdist.pipeline import budget, release
+from dpdist.pipeline.release import Cluster, Outcome
+from dpdist.privacy import accounting, caution
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release.artefact import Release, open_release
+from dpdist.release.combine import combined, write_sum
+from dpdist.release.continual import Node, ended, levels_for, total_of
+from dpdist.release.request import ReleaseRequest
+from dpdist.rows.dataset import open_rows
+from dpdist.rows.periods import PeriodicTable, Span
+from dpdist.storage.arrays import attributes_at
+from dpdist.storage.atomic import locked, make_public_folder
+
+Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A job's table of periods, its ledger, and where its releases stand."""
+
+    job: Job
+    table: PeriodicTable
+    ledger: Ledger
+    place: Place
+
+    @property
+    def levels(self) -> int:
+        """Number of releases that each row may be in."""
+        return levels_for(self.job.continual)
+
+    @cached_property
+    def request(self) -> ReleaseRequest:
+        """What is asked for each node: an equal share of the loss for each level."""
+        whole = self.job.request
+        return replace(whole, loss=share_of(whole, len(self.columns), self.levels))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Column names, those of the first period."""
+        return open_rows(self.table.rows_of(next(iter(self.ledger.periods)))).names
+
+    def span(self, node: Node) -> Span:
+        """Return the rows of a node."""
+        seals = list(self.ledger.periods.items())[node.start : node.stop]
+        return self.table.span(dict(seals), node.start)
+
+    def path_of(self, periods: Sequence[str], node: Node) -> Path:
+        """Return where the release of a node is published."""
+        first, last = periods[node.start], periods[node.stop - 1]
+        name = first if node.stop - node.start == 1 else f"{first}--{last}"
+        return self.job.release / f"{name}.zarr"
+
+    def total_path(self, period: str) -> Path:
+        """Return where the total up to a period is written."""
+        return self.job.release / "total" / f"{period}.zarr"
+
+
+def share_of(request: ReleaseRequest, columns: int, levels: int) -> PrivacyLoss:
+    """Return the loss of the release of one node, so that all levels together keep the loss that is asked for.
+
+    Raises
+    ------
+    UsageError
+        If releases of this mechanism cannot be added up, or so small a loss cannot be divided.
+    """
+    if not request.statement.additive:
+        raise UsageError(
+            f"{request.mechanism} cannot be added up over periods: take a mechanism that adds noise to the moment, "
+            "gaussian or two-sided-wishart."
+        )
+    guarantee = request.calibrated(columns).guarantee
+    gaussian = guarantee is not None and guarantee.mu_squared is not None
+    return accounting.share(request.loss, levels, gaussian=gaussian)
+
+
+def open_series(job: Job) -> Series:
+    """Open the table and ledger of a job; create them the first time.
+
+    Raises
+    ------
+    DpdistError
+        As :func:`dpdist.pipeline.budget.periodic_table`.
+    """
+    table, ledger = budget.periodic_table(job.rows, job.budget, job.ledger)
+    return Series(job, table, ledger, job.ledger or budget.default_ledger(job.rows))
+
+
+def run(job: Job, *, say: Callable[[str], None], progress: Progress) -> dict[str, Any]:
+    """Take in the new periods of a job, release them, and add up the total.
+
+    Parameters
+    ----------
+    job, say, progress
+        As :func:`dpdist.jobs.run.run`.
+
+    Returns
+    -------
+    dict
+        JSON values: how many periods are closed, the releases that were computed now, and the paths of total and model.
+
+    Raises
+    ------
+    RefusedError
+        If the budget does not suffice; when all else is done, if files of closed periods came late or changed, an
+        entry repeats another, or is of no period.
+    DataError
+        If rows, cluster or folders cannot be used; when all else is done, if a new period cannot.
+    DpdistError
+        As :func:`dpdist.pipeline.release.release_table`.
+    """
+    series = open_series(job)
+    problems: list[DpdistError] = []
+    sources: dict[str, Path] = {}
+    strays: list[DpdistError] = []
+    if isinstance(job.source, Path):
+        sources, strays = waiting(job.source, list(series.ledger.periods))
+    fresh: list[str] = []
+    for folder in (job.release, job.release / "total", *([job.model] if job.model else [])):
+        make_public_folder(folder)
+    count = 0
+    with job.cluster.kept() as cluster:
+        for count in _counts(series, sources, progress, say, problems):
+            fresh += _release(series, count, cluster, say)
+    made = _conclude(series, list(series.ledger.periods)[:count], say)
+    problems = _changed(series, sources) + problems + strays
+    try:
+        series.ledger.require_current()  # also where nothing was charged tonight: the balance would not be true
+    except RefusedError as error:
+        problems.append(error)
+    if problems:
+        raise type(problems[0])(" ".join(map(str, problems)))
+    balance = series.ledger.balance()
+    say(f"Every row keeps the budget of {series.table.budget}: {balance}.")
+    return {"periods": count, "released": fresh, "balance": balance.to_json(), **made}
+
+
+def _counts(
+    series: Series,
+    sources: dict[str, Path],
+    progress: Progress,
+    say: Callable[[str], None],
+    problems: list[DpdistError],
+) -> Iterator[int]:
+    """Yield the numbers of the closed periods, from 1, and close the new ones meanwhile, each when its turn comes."""
+    count = 0
+    for close in (None, *sources.items()):
+        if close is not None:
+            try:
+                _close(series, *close, progress, say)
+            except RefusedError as error:  # late, or a repetition: mended or not, those after it need not wait
+                problems.append(error)
+            except DataError as error:
+                problems.append(error)
+                return
+        while count < len(series.ledger.periods):  # another run may have closed some too
+            count += 1
+            yield count
+
+
+def _close(series: Series, period: str, entry: Path, progress: Progress, say: Callable[[str], None]) -> None:
+    with locked(series.table.path):
+        closed = series.ledger.periods
+        if period in closed:
+            return
+        last = next(reversed(closed), "")
+        if period < last:
+            raise RefusedError(
+                f"{entry} came late: the period {period} comes before {last}, which is closed, and periods are closed "
+                "in order. Move its rows to a period to come."
+            )
+        with progress(f"Taking in {period}") as update:
+            seal = take_in(
+                series.table, period, entry, closed,
+                columns=series.job.columns, choices=series.job.choices, progress=update, say=say,
+            )  # fmt: skip
+        try:
+            series.ledger.close_period(period, seal)
+        except RefusedError:
+            if period not in series.ledger.periods:
+                discard(series.table, period)
+            raise
+    say(f"{period}: closed.")
+
+
+def _changed(series: Series, sources: dict[str, Path]) -> list[DpdistError]:
+    """Return what is wrong with the sources of closed periods."""
+    found = (changes(series.table, p, sources[p]) for p in series.ledger.periods if p in sources)
+    return [RefusedError(problem) for problem in found if problem]
+
+
+def _release(series: Series, count: int, cluster: Cluster, say: Callable[[str], None]) -> list[str]:
+    """Release the nodes that end with a period, and return the ids of those that were computed now."""
+    if series.job.model is not None and series.job.components is None:
+        require_edge(series.request, len(series.columns))
+    periods = list(series.ledger.periods)
+    fresh = []
+    for node in ended(count, series.levels):
+        target = series.path_of(periods, node)
+        if target.exists() and count < len(periods):
+            continue  # published on an earlier night; the last period is looked at, so that a changed job is noticed
+        span = series.span(node)
+        request = replace(series.request, period=span.label)
+        release_id = request.release_id(span)
+        _require_same_job(target, release_id)
+        _require_small_delta(series, release_id, periods[: node.stop])
+        outcome: Outcome = release.release_table(span, target, request, ledger=series.place, cluster=cluster)
+        if outcome.fresh:
+            fresh.append(outcome.release.release_id)
+            say(outcome.words())
+    return fresh
+
+
+def _require_same_job(target: Path, release_id: str) -> None:
+    found = (attributes_at(target) or {}).get("release_id", release_id)
+    if found != release_id:
+        raise RefusedError(
+            f"{target} was released with other parameters than the job has now. A job with periods keeps its "
+            "parameters, or every row would be charged for both: undo the change, or name another folder ([release] "
+            "path), if the budget suffices."
+        )
+
+
+def _require_small_delta(series: Series, release_id: str, periods: Sequence[str]) -> None:
+    """Refuse to go on when delta is not below one over the number of rows so far, unless that was accepted.
+
+    Each row may lose the whole delta, over all levels, and all releases together are of all rows.
+    """
+    record, asked = series.ledger.record(release_id), series.job.request
+    if asked.loss.delta_atto and (record is None or record.state is State.ABORTED):
+        rows = series.table.count(periods)
+        caution.require_small_delta(asked.loss, asked.neighbours, rows, accepted=asked.accept_large_delta)
+
+
+def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]) -> dict[str, Any]:
+    """Write the total of the periods, and the components of it."""
+    job = series.job
+    if not periods:
+        return {"total": None, "model": None}
+    total = series.total_path(periods[-1])
+    _write_total(series, periods, total)
+    alone = " for this sum alone, of rows that other releases are of too" if series.levels > 1 else ""
+    released = open_release(total)
+    words = f"{released.guarantee_words()}{alone}"
+    say(
+        f"{total}: the total of {counted(len(periods), 'period')}, {words}. This file is public."
+        f"{caution.in_words(released.cautions)}"
+    )
+    model = None
+    if job.model is not None:
+        model = job.model / f"{periods[-1]}.zarr"
+        try:
+            found, _, _ = release.fit_components(total, model, job.components, cluster=job.cluster)
+            say(f"{model}: {counted(len(found.components.components), 'component')}.")
+        except DrownedError:  # more periods may lift some above it: the release of this one is no failure
+            say("No component stands above the noise of this total, so no model was written.")
+            model = None
+    return {"total": str(total), "model": model and str(model)}
+
+
+def _write_total(series: Series, periods: Sequence[str], target: Path) -> None:
+    nodes = total_of(len(periods), series.levels)
+    parts: list[Release] = []
+    if series.levels == 1:  # the total before, if it is still there, spares reading all releases again
+        known = next((c for c in range(len(periods) - 1, 0, -1) if series.total_path(periods[c - 1]).exists()), 0)
+        nodes = nodes[known:]
+        parts = [open_release(series.total_path(periods[known - 1]))] if known else []
+    parts += [open_release(series.path_of(periods, node)) for node in nodes]
+    write_sum(combined(parts), target)

@@ -1,0 +1,133 @@
+"""A whole job, step by step; every step that is done already is left alone, so a job may be run any number of times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dpdist._util.text import counted, listed
+from dpdist.errors import RefusedError, UsageError
+from dpdist.ingest.sources import Place
+from dpdist.jobs import periodic
+from dpdist.jobs.job_file import Job
+from dpdist.pca.scree import require_edge
+from dpdist.pipeline import budget, release
+from dpdist.rows.dataset import RowsTable, open_rows
+from dpdist.rows.units import Unit
+from dpdist.storage.atomic import make_once
+
+
+def scores_words(scores: Path, *, fresh: bool) -> str:
+    """Say that scores are there, and what they are."""
+    how = "written" if fresh else "written before, and left alone"
+    return f"{scores}: {how}. PRIVATE: scores are private rows in fewer dimensions; do not publish them."
+
+
+def require_same_rows(job: Job, table: RowsTable) -> None:
+    """Refuse rows that were ingested otherwise than a job says, because what it asks for would be ignored.
+
+    A job without a source takes rows as they are, and says of them only what it likes.
+
+    Raises
+    ------
+    RefusedError
+        If they have another privacy unit or other columns; both are named.
+    UsageError
+        If they have another budget, which is declared once.
+    """
+    cure = "Change the job file, or name another place for rows that are ingested so ([rows] path)."
+    if job.unit != table.unit and (job.unit is not None or job.source is not None):
+        raise RefusedError(
+            f"{job.rows} protects {_unit_words(table.unit)}, and the job asks for {_unit_words(job.unit)}. {cure}"
+        )
+    if job.columns is not None and job.columns != table.names:
+        raise RefusedError(
+            f"{job.rows} has the columns {listed(table.names)}, and the job asks for {listed(job.columns)}. {cure}"
+        )
+    if job.budget not in {None, table.budget}:
+        raise UsageError(
+            f"{job.rows} declares {f'a budget of {table.budget}' if table.budget else 'no budget'}, and the job one of "
+            f"{job.budget}. A budget is declared once. {cure}"
+        )
+
+
+def require_components(job: Job, table: RowsTable) -> None:
+    """Refuse a number of components that no release of these rows could have.
+
+    Raises
+    ------
+    UsageError
+        If there are not so many columns, or those above noise are asked for and no edge of it is known.
+    """
+    if job.components is not None and job.components > table.columns:
+        raise UsageError(f"{job.components} components were asked for; {job.rows} has {table.columns} columns.")
+    if job.model is not None and job.components is None:
+        require_edge(job.request, table.columns)
+
+
+def _unit_words(unit: Unit | None) -> str:
+    return "each row alone" if unit is None else f"the rows of one {unit.column}, {unit.max_rows} at most"
+
+
+def run(job: Job, *, say: Callable[[str], None], progress: periodic.Progress) -> dict[str, Any]:
+    """Run a job: ingest, release, components, scores.
+
+    Parameters
+    ----------
+    job
+        What to do.
+    say
+        Told a sentence after every step.
+    progress
+        Opens a progress bar with a label, and gives the function that moves it.
+
+    Returns
+    -------
+    dict
+        JSON values: the release's attributes, and the paths of what was made.
+
+    Raises
+    ------
+    UsageError
+        If more components are asked for than there are columns, or those above noise of which no edge is known;
+        nothing is spent then.
+    RefusedError
+        If there are rows already that were ingested otherwise than the job says.
+    DpdistError
+        As the steps of :mod:`dpdist.pipeline.release`.
+    """
+    if job.periodic:
+        return periodic.run(job, say=say, progress=progress)
+    if job.source is not None:
+        make_once(job.rows.exists, partial(_ingest, job, job.source, say, progress))
+    require_same_rows(job, open_rows(job.rows))
+    table = budget.complete_ingest(job.rows, job.ledger)
+    require_components(job, table)
+    outcome = release.release_rows(job.rows, job.release, job.request, ledger=job.ledger, cluster=job.cluster)
+    say(outcome.words())
+    if job.model is not None:
+        model, _, _ = release.fit_components(job.release, job.model, job.components, cluster=job.cluster)
+        say(f"{job.model}: {counted(len(model.components.components), 'component')}.")
+    if job.scores is not None and job.model is not None:
+        _, fresh = release.project_rows(job.rows, job.model, job.scores, cluster=job.cluster)
+        say(scores_words(job.scores, fresh=fresh))
+    paths = {"model": job.model, "scores": job.scores}
+    return {"release": outcome.to_json(), **{name: path and str(path) for name, path in paths.items()}}
+
+
+def _ingest(job: Job, source: Place, say: Callable[[str], None], progress: periodic.Progress) -> None:
+    with progress("Ingesting") as update:
+        table = budget.ingest_rows(
+            source,
+            job.rows,
+            budget=job.budget,
+            ledger=job.ledger,
+            columns=job.columns,
+            progress=update,
+            unit=job.unit,
+            choices=job.choices,
+            say=say,
+        )
+    say(f"{job.rows}: ingested, {counted(table.columns, 'column')}.")  # how many rows may be private

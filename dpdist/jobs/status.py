@@ -1,0 +1,278 @@
+"""What an operator asks of a job: what would it spend, and where does it stand. Nothing is written, charged or summed.
+
+Everything told is public or the operator's own: periods by name, releases by id, budgets. No value or count of rows is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dpdist._util.text import counted, labelled
+from dpdist.errors import DataError, RefusedError
+from dpdist.ingest.periods import waiting
+from dpdist.jobs.job_file import Job
+from dpdist.jobs.periodic import share_of
+from dpdist.jobs.run import require_components, require_same_rows
+from dpdist.ledger.balance import Balance
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
+from dpdist.pipeline.budget import ledger_of
+from dpdist.pipeline.release import made_from
+from dpdist.privacy import caution
+from dpdist.privacy.accounting import Left, caps_for
+from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.privacy.parallel import Charge, PeriodFilters
+from dpdist.release.continual import ended, levels_for
+from dpdist.rows.dataset import open_rows
+from dpdist.rows.periods import open_periods
+from dpdist.storage.atomic import require_folder, require_new
+
+
+def _budget(job: Job, ledger: Ledger | None) -> PrivacyLoss | None:
+    return job.budget if ledger is None else ledger.budget
+
+
+def new_periods(job: Job, closed: list[str]) -> list[str]:
+    """Return the periods that wait in the source and would be closed by the next run, in order."""
+    if not job.periodic or not isinstance(job.source, Path):
+        return []
+    entries, _ = waiting(job.source, closed)
+    return [period for period in entries if period not in closed and (not closed or period > closed[-1])]
+
+
+def _columns(job: Job) -> int:
+    """Return the number of columns, as far as it is known; what a release costs does not depend on it."""
+    if not job.periodic and job.rows.exists():
+        return open_rows(job.rows).columns
+    vector = job.request.centre or job.request.scale or job.columns
+    return len(vector) if vector else 2
+
+
+def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
+    """Return what the next run would charge: of which period or run of periods, and what for."""
+    columns, unit = _columns(job), job.unit.max_rows if job.unit else 1
+    if not job.periodic:
+        if job.rows.exists():
+            table = open_rows(job.rows)
+            require_same_rows(job, table)
+            require_components(job, table)
+            known = ledger.record(job.request.release_id(table)) if ledger else None
+            if known is not None and known.state is not State.ABORTED:
+                return []
+            unit = table.max_rows
+            _require_small_delta(job, table.rows)
+        return [("the whole table", Charge(_proved(job.request.calibrated(columns, unit).guarantee)))]
+    levels = levels_for(job.continual)
+    request = replace(job.request, loss=share_of(job.request, columns, levels))
+    guarantee = _proved(request.calibrated(columns).guarantee)
+    closed = list(ledger.periods) if ledger else []
+    periods = [*closed, *new_periods(job, closed)]
+    charged = {record.periods for record in ledger.records if record.state is not State.ABORTED} if ledger else set()
+    if len(periods) > len(closed):
+        _require_small_delta(job, open_periods(job.rows).count(closed) if closed else 1)
+    out = []
+    for count in range(1, len(periods) + 1):
+        for node in ended(count, levels):
+            names = tuple(periods[node.start : node.stop])
+            if names not in charged:
+                out.append((names[0] if len(names) == 1 else f"{names[0]}--{names[-1]}", Charge(guarantee, names)))
+    return out
+
+
+def require_places(job: Job) -> None:
+    """Refuse paths that the run would refuse: of what is read and not there, or written and cannot be.
+
+    Raises
+    ------
+    DataError
+        Naming the path.
+    """
+    if isinstance(job.source, Path) and not job.source.exists():
+        raise DataError(f"There is no source at {job.source}.")
+    if not job.rows.exists():
+        if job.source is None:
+            open_rows(job.rows)  # says how rows are made
+        require_new(job.rows, "rows")
+    if job.periodic:
+        for folder in filter(None, (job.release, job.model)):
+            require_folder(folder)
+        return
+    release_id = job.request.release_id(open_rows(job.rows)) if job.rows.exists() else None
+    for path, what in ((job.release, "release"), (job.model, "model"), (job.scores, "scores")):
+        if path is not None and (release_id is None or not made_from(path, what, release_id=release_id)):
+            require_new(path, what)
+
+
+def _require_small_delta(job: Job, rows: int) -> None:
+    asked = job.request
+    caution.require_small_delta(asked.loss, asked.neighbours, rows, accepted=asked.accept_large_delta)
+
+
+def _proved(guarantee: Guarantee | None) -> Guarantee:
+    if guarantee is None:
+        raise AssertionError("a job asks for what is private as claimed")
+    return guarantee
+
+
+def preview(job: Job) -> dict[str, Any]:
+    """Return what the next run would release and spend, as JSON values; nothing is read, created or charged.
+
+    Raises
+    ------
+    DpdistError
+        As the run itself, where the request makes no sense, the ledger is damaged, behind its witness or not there.
+    """
+    require_places(job)
+    ledger = ledger_of(job.rows, job.ledger, job.budget)
+    if ledger is not None and _charges(job, ledger):
+        ledger.require_current()
+    budget, plan = _budget(job, ledger), planned(job, ledger)
+    fresh = new_periods(job, list(ledger.periods) if ledger else [])
+    first = plan[0][1].guarantee if plan else None
+    if ledger is not None:
+        filters = ledger.accounts(first)
+    else:
+        filters = None if budget is None else PeriodFilters(budget, caps_for(budget, first))
+    fits, left = filters is not None or not plan, None
+    if filters is not None:
+        for period in fresh:
+            filters.close(period)
+        fits = all(filters.book(f"planned {number}", charge) for number, (_, charge) in enumerate(plan))
+        left = filters.left()
+    return {
+        "releases": [{"of": of, **charge.guarantee.loss.to_json()} for of, charge in plan],
+        "new_periods": fresh,
+        "budget": None if budget is None else budget.to_json(),
+        "charged": ledger.balance().charged if ledger else 0,
+        "left": left and left.to_json(),
+        "fits": budget is not None and fits,
+    }
+
+
+def _charges(job: Job, ledger: Ledger) -> bool:
+    """Say whether a run would do more than publish again what was given out, so that it would ask the witness."""
+    record = None if job.periodic else ledger.record(job.request.release_id(open_rows(job.rows)))
+    return record is None or not record.given_out
+
+
+def preview_words(found: dict[str, Any]) -> str:
+    """Return a preview as text."""
+    lines = [
+        f"{each['of']}: epsilon {each['epsilon_micro'] / 1e6:g}, delta {each['delta_atto'] / 1e18:g}"
+        for each in found["releases"]
+    ]
+    if found["new_periods"]:
+        lines.insert(0, f"Periods to close: {', '.join(found['new_periods'])}.")
+    budget = found["budget"]
+    declared = "no budget is declared" if budget is None else f"the budget is {PrivacyLoss.from_json(budget)}"
+    lines.append(
+        f"{counted(len(found['releases']), 'release')} to make, and {found['charged']} charged before; {declared}"
+        + (
+            f". Left of the whole table afterwards: {Left.from_json(found['left'])}."
+            if found["fits"]
+            else ": THE RUN WOULD BE REFUSED."
+        )
+    )
+    return "\n".join([*lines, "Nothing was read, charged or published."])
+
+
+def standing(job: Job) -> dict[str, Any]:
+    """Return where a job stands, as JSON values: budget, releases by state, unfinished ones, periods.
+
+    ``refused`` says why nothing new can be released, whatever is asked for: the ledger is not there, or is behind its
+    witness. It is None where nothing is in the way.
+
+    Raises
+    ------
+    DataError
+        If its ledger is damaged, or its source cannot be listed.
+    """
+    ledger, refused = None, None
+    try:
+        ledger = ledger_of(job.rows, job.ledger)
+        if ledger is not None:
+            ledger.require_current()
+    except RefusedError as error:
+        refused = str(error)
+    budget, records = _budget(job, ledger), ledger.records if ledger else []
+    closed, balance = list(ledger.periods) if ledger else [], ledger.balance() if ledger else None
+    states = Counter(record.state for record in records)
+    unfinished = [r for r in records if r.state in {State.RESERVED, State.COMMITTED}]
+    return {
+        "rows": str(job.rows),
+        "refused": refused,
+        "budget": None if budget is None else budget.to_json(),
+        "balance": balance and balance.to_json(),
+        "releases": {state.value: states[state] for state in State},
+        "attempts": sum(record.fence for record in records),
+        "unfinished": [{"id": r.release_id, "state": r.state.value, "attempts": r.fence} for r in unfinished],
+        "periods_closed": len(closed),
+        "last_period": closed[-1] if closed else None,
+        "periods_waiting": new_periods(job, closed),
+        "head": ledger.head if ledger else None,
+    }
+
+
+def standing_words(found: dict[str, Any]) -> str:
+    """Return a standing as text."""
+    budget = found["budget"]
+    counts = ", ".join(f"{count} {state}" for state, count in found["releases"].items())
+    nothing = "nothing is charged yet" if found["refused"] is None else "not known"
+    lines = [
+        ("budget", "not declared yet" if budget is None else str(PrivacyLoss.from_json(budget))),
+        ("balance", nothing if found["balance"] is None else str(Balance.from_json(found["balance"]))),
+        ("releases", f"{counts}; {counted(found['attempts'], 'attempt')} in all"),
+    ]
+    lines += [
+        ("unfinished", f"{r['id']} is {r['state']}, {counted(r['attempts'], 'attempt')}") for r in found["unfinished"]
+    ]
+    if found["periods_closed"] or found["periods_waiting"]:
+        wait = ", ".join(found["periods_waiting"]) or "none"
+        last = f", the last {found['last_period']}" if found["last_period"] else ""
+        lines.append(("periods", f"{found['periods_closed']} closed{last}; waiting: {wait}"))
+    said = labelled(lines)
+    if found["refused"] is not None:
+        said = f"NOTHING NEW CAN BE RELEASED; what is said of the balance may be out of date.\n{said}"
+    return said
+
+
+def textfile(found: dict[str, Any]) -> str:
+    """Return a standing in the text format of Prometheus, for node_exporter's textfile collector."""
+    label = "{rows=" + '"' + found["rows"].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    budget = found["budget"]
+    nothing = {"gaussian_epsilon_micro": 0, "pure_epsilon_micro": 0, "share_charged": 0.0}
+    left = found["balance"]["left"] if found["balance"] and found["refused"] is None else nothing
+    metrics: list[tuple[str, str, str, list[tuple[str, float]]]] = [
+        ("budget_epsilon", "gauge", "Declared budget.", [("", budget["epsilon_micro"] / 1e6 if budget else 0.0)]),
+        (
+            "left_gaussian_epsilon",
+            "gauge",
+            "Largest Gaussian release left.",
+            [("", left["gaussian_epsilon_micro"] / 1e6)],
+        ),
+        ("left_pure_epsilon", "gauge", "Largest pure release left.", [("", left["pure_epsilon_micro"] / 1e6)]),
+        ("charged_share", "gauge", "Share of the caps that is charged.", [("", left["share_charged"])]),
+        (
+            "releases",
+            "gauge",
+            "Releases by state.",
+            [(f',state="{state}"', count) for state, count in found["releases"].items()],
+        ),
+        ("attempts_total", "counter", "Attempts to draw noise.", [("", found["attempts"])]),
+        ("periods_closed", "gauge", "Periods closed.", [("", found["periods_closed"])]),
+        ("refused", "gauge", "Whether the ledger refuses every new release.", [("", found["refused"] is not None)]),
+        (
+            "periods_waiting",
+            "gauge",
+            "Periods in the source that are not closed.",
+            [("", len(found["periods_waiting"]))],
+        ),
+    ]
+    lines = []
+    for name, kind, words, values in metrics:
+        lines += [f"# HELP dpdist_{name} {words}", f"# TYPE dpdist_{name} {kind}"]
+        lines += [f"dpdist_{name}{label}{more}}} {value:g}" for more, value in values]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""The ledger: what was charged to a budget, durably and once."""

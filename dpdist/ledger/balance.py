@@ -1,0 +1,206 @@
+"""How a budget stands, and why a release cannot be charged to it, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from dpdist._util.text import counted
+from dpdist.privacy.accounting import Left, composed, prices
+from dpdist.privacy.guarantee import ATTO, MICRO, PrivacyLoss
+from dpdist.privacy.parallel import Charge, PeriodFilters
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How a budget stands. What everything charged keeps, together, is the budget; nothing less is proved.
+
+    Attributes
+    ----------
+    budget
+        The declared budget.
+    charged
+        Number of releases that are charged.
+    left
+        What can still be charged to a release of the whole table or, where rows come in periods, of one to come.
+    left_closed
+        What can still be charged to a release of all periods closed so far; None where rows come in no periods.
+    closed
+        Whether nothing can be charged any more: the ledger is of version 1 and its past has no caps, or is exhausted.
+    exhausted
+        Whether the whole budget was charged because the witness was lost (:mod:`dpdist.ledger.witness`).
+    exceeded
+        Whether what is charged exceeds the budget: two machines released at once without a common witness, or somebody
+        tampered.
+    condition
+        What a person stated of its past, on which the guarantee rests; None: it rests on nothing.
+    """
+
+    budget: PrivacyLoss
+    charged: int
+    left: Left
+    left_closed: Left | None = None
+    closed: bool = False
+    exhausted: bool = False
+    condition: str | None = None
+    exceeded: bool = False
+
+    @property
+    def promise(self) -> str:
+        """What is proved of everything that is charged, together; a sentence without its full stop."""
+        if self.exceeded:
+            return "all of it together exceeds the budget"
+        if self.exhausted:
+            return "what is charged here keeps the budget; what other copies released besides, nobody can tell"
+        if self.closed:
+            return "none that holds if a release was chosen from earlier answers: no caps were fixed before the first"
+        words = "all of it together keeps the budget"
+        if self.condition is not None:
+            return f"{words} if {self.condition}"
+        return f"{words}, even if each release is chosen from earlier answers"
+
+    @property
+    def so_far(self) -> str:
+        """What is charged, in words."""
+        return f"charged {counted(self.charged, 'release')}"
+
+    @property
+    def rest(self) -> str:
+        """What is left, in words."""
+        if self.exceeded:
+            return "left: nothing, because what is charged exceeds the budget"
+        if self.exhausted:
+            return "left: nothing, because the whole budget was charged when the witness was lost"
+        if self.closed:
+            return (
+                "left: nothing. This ledger was begun by an older version, and its releases fit no caps that were "
+                "fixed before the first answer. If all requests were fixed before it, say so with dpdist ledger attest"
+            )
+        words = f"left: {self.left}"
+        if self.left_closed is not None:
+            words += f" of a period to come, {self.left_closed} of all closed periods together"
+        return words if self.condition is None else f"{words}; the guarantee holds if {self.condition}"
+
+    def __str__(self) -> str:
+        return f"{self.so_far}; {self.rest}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "budget": self.budget.to_json(),
+            "charged": self.charged,
+            "left": self.left.to_json(),
+            **({} if self.left_closed is None else {"left_closed": self.left_closed.to_json()}),
+            "closed": self.closed,
+            "exhausted": self.exhausted,
+            "condition": self.condition,
+            "exceeded": self.exceeded,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Balance:
+        """Read what :meth:`to_json` wrote."""
+        closed = value.get("left_closed")
+        return cls(
+            PrivacyLoss.from_json(value["budget"]),
+            value["charged"],
+            Left.from_json(value["left"]),
+            None if closed is None else Left.from_json(closed),
+            value["closed"],
+            value.get("exhausted", False),
+            value["condition"],
+            value.get("exceeded", False),
+        )
+
+
+def refusal(
+    place: str, budget: PrivacyLoss, accounts: PeriodFilters | None, charged: Sequence[Charge], charge: Charge
+) -> str:
+    """Return the words with which a release is refused.
+
+    Parameters
+    ----------
+    place
+        Of the ledger.
+    budget
+        Its budget.
+    accounts
+        What is charged; None of a ledger of version 1 that cannot go on.
+    charged, charge
+        The releases before, and the one that does not fit.
+    """
+    if accounts is None:
+        return (
+            f"{place} was begun by an older version, and its releases fit no caps that were fixed before the first "
+            "answer: nothing is proved of one more. Nothing was read or spent. If all requests so far were fixed "
+            f"before the first answer was seen, say so with dpdist ledger attest {place} --fixed-beforehand; or repeat "
+            "an earlier release by its parameters: that is free."
+        )
+    count = len(charged)
+    before = f"{counted(count, 'release')} {'is' if count == 1 else 'are'} charged already, " if count else ""
+    left = "" if not count else f"; left: {accounts.left(charge.periods)}"
+    head = f"This release costs {charge.guarantee.loss}; {before}the budget of {place} is {budget}{left}."
+    return f"{head} Nothing was read or spent. {_cure(budget, charged, charge)}"
+
+
+def _cure(budget: PrivacyLoss, charged: Sequence[Charge], charge: Charge) -> str:
+    guarantee = charge.guarantee
+    if guarantee.loss.delta_atto and not budget.delta_atto:
+        return (
+            "The delta of this budget is 0, so only purely private releases fit it: leave out --delta, or take "
+            "--mechanism two-sided-wishart. A delta is declared with the budget, once, before the first release: "
+            "--budget-delta D."
+        )
+    mixed = _declaration(budget, charged, charge)
+    if mixed:
+        return (
+            f"It would have fitted if {mixed} had been declared with the budget, before the first release: limits that "
+            f"are chosen after an answer was seen protect nobody. Ask for a smaller loss, or for {_kinds(charged)}."
+        )
+    return "Ask for a smaller loss, or repeat an earlier release by its parameters: that is free."
+
+
+def _kinds(charged: Sequence[Charge]) -> str:
+    """Name the mechanisms whose losses fit what is charged: those of its kind, of which Gaussian ones add up best."""
+    guarantees = [each.guarantee for each in charged]
+    kinds = {
+        "--mechanism gaussian (with --delta)": any(g.mu_squared is not None for g in guarantees),
+        "--mechanism two-sided-wishart (pure, without --delta)": any(
+            g.mu_squared is None and not g.loss.delta_atto for g in guarantees
+        ),
+        "--mechanism wishart (with a delta of its own)": any(
+            g.mu_squared is None and g.loss.delta_atto for g in guarantees
+        ),
+    }
+    names = [name for name, is_charged in kinds.items() if is_charged]
+    if not names:
+        return "--mechanism gaussian, which needs no such declaration"
+    return f"what is of the kind charged already: {' or '.join(names)}"
+
+
+def _declaration(budget: PrivacyLoss, charged: Sequence[Charge], charge: Charge) -> str:
+    """Return the options that would have let the release in, as part of the budget; empty if none would."""
+    read = [c.guarantee for c in charged if not c.periods or not charge.periods or set(c.periods) & set(charge.periods)]
+    total = composed([*read, charge.guarantee])
+    kinds = {next(prices(g)).mu_squared > 0 for g in [*read, charge.guarantee]}
+    too_much = total.epsilon_micro > budget.epsilon_micro
+    if too_much or (len(kinds) == 1 and not total.delta_atto):
+        return ""
+    if total.delta(Fraction(budget.epsilon_micro, MICRO)) > Fraction(budget.delta_atto, ATTO):
+        return ""
+    parts = []
+    if total.epsilon_micro:
+        parts.append(f"--budget-pure {_exactly(total.epsilon_micro, MICRO)}")
+    if total.delta_atto:
+        parts.append(f"--budget-delta-reserve {_exactly(total.delta_atto, ATTO)}")
+    return " and ".join(parts)
+
+
+def _exactly(count: int, unit: int) -> str:
+    """Write a number of units, short and with every digit: rounded, it would not have been enough."""
+    value = Fraction(count, unit)
+    short = f"{count / unit:g}"
+    return short if Fraction(short) == value else f"{Decimal(count) / unit}"

@@ -1,0 +1,88 @@
+"""What may be charged to a ledger: the rules about prices, periods, the neighbouring relation, caps and budget.
+
+Each looks at what the journal amounts to, and refuses what may not be; none writes. ``place`` says in messages where
+the ledger is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dpdist._util.text import listed
+from dpdist.errors import DataError, RefusedError
+from dpdist.ledger.balance import refusal
+from dpdist.ledger.state import Record, State, View
+from dpdist.privacy.accounting import certified, prices
+from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.privacy.parallel import Charge
+
+
+def require_charged(known: Record, guarantee: Guarantee, place: str) -> None:
+    """Refuse to draw what was reserved at a lower price, as another version may have done."""
+    if known.state is State.RESERVED and not any(
+        price.holds(next(prices(guarantee))) for price in prices(known.guarantee)
+    ):
+        raise RefusedError(
+            f"The release {known.release_id} was reserved in {place} by another version of dpdist, at "
+            f"{known.guarantee.loss}, and would now cost more. Nothing was drawn. Finish it with that version, or "
+            "choose another --id."
+        )
+
+
+def closed_as_read(view: View, periods: Mapping[str, str], place: str) -> tuple[str, ...]:
+    """Return the names of periods, in order, after checking that each is closed with this very content."""
+    closed = view.periods or {}
+    for name, digest in periods.items():
+        if closed.get(name) != digest:
+            raise RefusedError(
+                f"The period {name} is not closed with these rows in {place}: they were altered since, or "
+                "the ledger is an older copy. Restore what was altered; nothing was spent."
+            )
+    return tuple(sorted(periods))
+
+
+def require_apart(view: View, periods: tuple[str, ...], place: str) -> None:
+    """Refuse a period whose rows are those of another, which two copies of a ledger may have closed, each one."""
+    closed = view.periods or {}
+    for name in periods:
+        others = [other for other, digest in closed.items() if other != name and digest == closed[name]]
+        if others:
+            raise RefusedError(
+                f"The rows of the period {name} are those of {listed(others)}, which another copy of the ledger "
+                f"{place} closed: released again, each would be charged and counted twice. Nothing was "
+                "drawn. What was released of them can be published again; nothing more can be released of them."
+            )
+
+
+def caps_to_fix(view: View, budget: PrivacyLoss, charge: Charge, place: str) -> list[dict[str, Any]]:
+    """Return what has to be written before a charge that fits: the caps, if they are not fixed yet."""
+    charged, guarantee = view.charged, charge.guarantee
+    if view.exhausted:
+        raise RefusedError(
+            f"The whole budget of {place} was charged when its witness was lost. What was committed can be "
+            "published again; nothing more can be released."
+        )
+    if charged and charged[0].guarantee.neighbours is not guarantee.neighbours:
+        relation = charged[0].guarantee.neighbours
+        raise RefusedError(
+            f"The budget of {place} is kept under {relation}, the relation of its first release; a loss "
+            f"under {guarantee.neighbours} cannot be added to it. Ask for --neighbours {relation}."
+        )
+    require_kept(view, budget, place)
+    accounts = view.accounts_for(guarantee)
+    if accounts is None or not accounts.holds(charge):
+        raise RefusedError(refusal(place, budget, accounts, charged, charge))
+    if view.accounts is not None:
+        return []
+    return [{"event": "capped", "sets": [each.to_json() for each in accounts.caps]}]
+
+
+def require_kept(view: View, budget: PrivacyLoss, place: str) -> None:
+    """Refuse a journal whose caps do not keep the budget, or whose charges do not keep to its caps."""
+    capped = view.accounts is None or certified(view.accounts.caps, budget)
+    if view.exceeded is not None or not capped:
+        raise DataError(
+            f"The releases charged to {place} exceed its budget: it was tampered with, or copies of it "
+            "released without a common witness. Nothing more can be charged to it."
+        )

@@ -1,0 +1,149 @@
+"""What this user has seen of a data set, kept outside of its rows: its one ledger, or that it was reproduced from.
+
+Rows that were copied before they had a ledger know nothing of it, and neither does the ledger know of them. Each copy
+would get a ledger of its own, and so a second budget; or it would be reproduced from without noise. But a copy keeps
+the identity of its data set. So each identity has one private file in the state folder. It names the one ledger that
+may be charged, or says that a release for reproduction was made. The first of the two excludes the other for ever.
+
+**Order.** It is written when the ledger is there, and before the rows name it. Should the process die before the file
+is written, the ledger was charged nothing: the same command takes it up, or another copy's ledger comes first. Should
+it die after that, the same command finds its own ledger named and completes the rows. A ledger that none of this
+happened to (an older version made it, or another machine) is written down when it is first charged here.
+
+A copy on another machine, under another state folder or another user's cannot be seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from dpdist.errors import DataError, RefusedError
+from dpdist.ledger.state_folder import StateFile, state_home
+
+FORMAT = "dpdist-dataset/1"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of a data set.
+
+    Attributes
+    ----------
+    ledger_id
+        Identity of the one ledger that may be charged for it; None while there is none.
+    place
+        Where that ledger was when it was seen first, for messages.
+    reproduced
+        Whether a release for reproduction was made of it.
+    """
+
+    ledger_id: str | None = None
+    place: str | None = None
+    reproduced: bool = False
+
+    def require_charged_to(self, ledger_id: str, place: str) -> None:
+        """Refuse to charge another ledger than the one that was seen first.
+
+        Raises
+        ------
+        RefusedError
+            If another one was, or the data set was reproduced from.
+        """
+        if self.reproduced:
+            raise RefusedError(
+                f"The data set of the ledger {place} was released for reproduction, from these rows or from a copy of "
+                "them, perhaps without any noise: no budget of it can promise anything. Nothing was drawn."
+            )
+        if self.ledger_id not in {None, ledger_id}:
+            raise RefusedError(
+                f"The data set of the ledger {place} is charged to another ledger, {self.place}: it was created for "
+                f"these rows, or for a copy of them, and two ledgers would be two budgets. Nothing was drawn. {_CURE} "
+                "What this ledger has given out can be published again."
+            )
+
+
+_CURE = (
+    "Release from the rows that name that ledger, and if it was moved, name its place (--ledger). If it is lost, "
+    "restore it from a copy, and charge what the copy misses with: dpdist ledger adopt LEDGER."
+)
+_LOST = "If it is lost, remove it: the ledger that is charged next is then the only one."
+
+
+class HeldDataset:
+    """What was seen of a data set, while nobody else can change it."""
+
+    def __init__(self, file: StateFile) -> None:
+        self._file = file
+
+    def read(self) -> Seen:
+        """Return what was seen.
+
+        Raises
+        ------
+        DataError
+            If the file is damaged or cannot be read.
+        """
+        value = self._file.read()
+        return Seen() if value is None else Seen(value["ledger_id"], value["place"], value["reproduced"])
+
+    def write(self, seen: Seen) -> None:
+        """Replace it; it is durable when this returns.
+
+        Raises
+        ------
+        DataError
+            If the folder cannot be written.
+        ResumableError
+            If the disk is full.
+        """
+        self._file.write(asdict(seen))
+
+
+def _file(dataset_id: str) -> StateFile:
+    if not re.fullmatch(r"[0-9a-f]{32}", dataset_id):
+        raise DataError("The rows have no proper identity: their zarr.json is damaged. Restore it from a copy.")
+    return StateFile(state_home() / "datasets" / f"{dataset_id}.json", "record of the data set", FORMAT, _LOST)
+
+
+def seen(dataset_id: str) -> Seen:
+    """Return what was seen of a data set, without a lock; nothing is created."""
+    return HeldDataset(_file(dataset_id)).read()
+
+
+@contextmanager
+def held(dataset_id: str) -> Iterator[HeldDataset]:
+    """Hold what was seen of a data set against every other process.
+
+    Raises
+    ------
+    DataError
+        If the folder cannot be made private, written or locked.
+    ResumableError
+        If the disk is full, or another process holds it for a minute.
+    """
+    file = _file(dataset_id)
+    with file.locked():
+        yield HeldDataset(file)
+
+
+def charge(dataset_id: str, ledger_id: str, place: str) -> None:
+    """Let a ledger be the one that is charged for a data set; idempotent.
+
+    Raises
+    ------
+    RefusedError
+        If another one is, or the data set was reproduced from.
+    DataError
+        If the file is damaged, or cannot be written.
+    """
+    found = seen(dataset_id)
+    found.require_charged_to(ledger_id, place)
+    if found.ledger_id is None:
+        with held(dataset_id) as data:
+            found = data.read()  # another process may have been faster
+            found.require_charged_to(ledger_id, place)
+            if found.ledger_id is None:
+                data.write(Seen(ledger_id, place))

@@ -1,0 +1,149 @@
+"""The ledger's memory: an append-only, hash-chained journal, and what a place must offer that keeps one.
+
+Nothing is stored twice: budget, balance and the state of every release are folded from the journal's entries, so
+there is no table that could be edited apart from its history. Each entry's digest covers the digest before it.
+
+Two places keep a journal, and the committed releases beside it: a folder (:mod:`dpdist.ledger.sqlite`) and a
+PostgreSQL database (:mod:`dpdist.ledger.postgresql`). What a ledger means is decided in neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, BinaryIO, Protocol
+
+from dpdist.errors import DataError
+
+_ORIGIN = "0" * 64
+WAIT_SECONDS = 60
+"""How long a transaction waits for another process to end its own."""
+
+Entry = dict[str, Any]
+
+
+def canonical(value: Any) -> str:
+    """Return the one JSON text of a value: sorted keys, no spaces."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def origin() -> str:
+    """Return the digest that stands before the first entry."""
+    return _ORIGIN
+
+
+def _digest(previous: str, entry: str) -> str:
+    return hashlib.sha256(f"{previous}\n{entry}".encode()).hexdigest()
+
+
+class Transaction(ABC):
+    """An open, exclusive transaction on the journal of one ledger.
+
+    Parameters
+    ----------
+    place
+        Where the ledger is, for error messages.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def read(self, after: int, head: str) -> tuple[list[Entry], int, str]:
+        """Return the entries after a known point, checked against the chain, and the new end.
+
+        Parameters
+        ----------
+        after, head
+            Sequence number and digest of the last entry already known (0 and :func:`origin` at the start).
+
+        Raises
+        ------
+        DataError
+            If the chain is broken: an entry was edited, removed or inserted, or there is none at all.
+        """
+        rows = self._rows(after)
+        entries = []
+        if not rows or (after and rows[0][::2] != (after, head)):
+            raise self._broken(after)
+        for sequence, entry, digest in rows[1 if after else 0 :]:
+            if sequence != after + 1 or digest != _digest(head, entry):
+                raise self._broken(after + 1)
+            entries.append(json.loads(entry))
+            after, head = sequence, digest
+        return entries, after, head
+
+    def append(self, entry: Entry, after: int, head: str) -> tuple[int, str]:
+        """Append an entry behind the given end, and return the new end."""
+        text = canonical(entry)
+        head = _digest(head, text)
+        self._insert(after + 1, text, head)
+        return after + 1, head
+
+    @abstractmethod
+    def contains(self, digest: str) -> bool:
+        """Say whether an entry has this digest."""
+
+    @abstractmethod
+    def keep(self, name: str) -> bool:
+        """Make a staged draft stay when this transaction ends well; False if it was swept meanwhile."""
+
+    @abstractmethod
+    def sweep(self, release_id: str, keep: str | None) -> None:
+        """Delete the drafts of an id but one; the journal is held, so none can be committed meanwhile."""
+
+    @abstractmethod
+    def _rows(self, first: int) -> Sequence[tuple[int, str, str]]:
+        """Return sequence, entry and digest of every entry from a number on, in order."""
+
+    @abstractmethod
+    def _insert(self, sequence: int, entry: str, digest: str) -> None:
+        """Store one entry."""
+
+    def _broken(self, sequence: int) -> DataError:
+        return DataError(
+            f"The journal of {self._place} is broken at entry {sequence}: it was edited or restored in part. "
+            "Nothing can be spent from it; restore the ledger from a copy whose `dpdist ledger verify` passes."
+        )
+
+
+class Storage(Protocol):
+    """A place that keeps one ledger; its text names it in messages and holds no secret."""
+
+    def exists(self) -> bool:
+        """Say whether there is a ledger."""
+        ...
+
+    def create(self, first: Entry) -> None:
+        """Create a ledger whose journal begins with an entry, or raise DataError if one is there already."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        """Hold the journal exclusively; what was appended is durable when the block ends, or undone if it raises."""
+        ...
+
+    def stage(self, name: str, pieces: Iterable[bytes]) -> str:
+        """Bring a draft, named ``id.fence.token``, to where :meth:`Transaction.keep` can make it stay.
+
+        The pieces are written as they come, one at a time in memory; return the SHA-256 of all of them.
+        """
+        ...
+
+    def discard(self, name: str) -> None:
+        """Delete a draft that was not committed."""
+        ...
+
+    def blob(self, name: str) -> AbstractContextManager[BinaryIO]:
+        """Open what was kept under a name, for reading from its start; it is empty if it is missing."""
+        ...
+
+
+def written(file: BinaryIO, pieces: Iterable[bytes]) -> str:
+    """Write pieces to a file and return the SHA-256 of all of them."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        file.write(piece)
+        digest.update(piece)
+    return digest.hexdigest()

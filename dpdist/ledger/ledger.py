@@ -1,0 +1,495 @@
+"""The durable budget of one data set, and the state of each release charged to it.
+
+::
+
+    (none) --reserve--> RESERVED --commit(fence)--> COMMITTED --publish--> PUBLISHED
+                        begin(): fence += 1, dead attempts' drafts deleted
+                        abort(): refund, only while nothing was committed --> ABORTED
+                        adopt(): committed to another copy of this ledger --> ADOPTED
+
+A release is charged when it is reserved, before any row is read, and stays charged whatever dies afterwards. Its
+noise becomes *the* noise in the one transaction that commits it; a draw that was not committed stays in the private
+folder of the ledger, is never published and is deleted before the next draw. So a crash can cost budget, never
+privacy, and the same id always yields the same bytes. Of a ledger that was copied or restored, a witness outside of it
+(:mod:`dpdist.ledger.witness`) sees to that: committed bytes are given out when the witness has seen them.
+
+What is charged is kept below caps that are fixed with the first charge, in the same transaction, and never change:
+then all releases together keep the budget, even if each is chosen from the answers before it
+(:mod:`dpdist.privacy.profile` has the theorem, :mod:`dpdist.privacy.accounting` the caps).
+
+The budget is kept under one neighbouring relation, that of the first release: a loss under one relation cannot be
+added to a loss under the other.
+
+The rows of a table may come in periods. A period is closed once, with a digest of its content, and a release names
+the periods it reads with the digests it found; then each row is charged for the releases of its own period only
+(:mod:`dpdist.privacy.parallel`). A ledger decides when it is created whether its rows come in periods.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dpdist._util.text import counted, listed
+from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.ledger.address import Place, PlaceGiven, place_given
+from dpdist.ledger.balance import Balance
+from dpdist.ledger.charging import caps_to_fix, closed_as_read, require_apart, require_charged, require_kept
+from dpdist.ledger.journal import Storage, canonical
+from dpdist.ledger.sqlite import FolderStorage
+from dpdist.ledger.state import FORMAT, PERIODIC, Record, State, View
+from dpdist.ledger.witness import FolderWitness, Witness
+from dpdist.ledger.witnessed import Witnessed
+from dpdist.noise.entropy import random_token
+from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.privacy.parallel import Charge, PeriodFilters
+
+ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
+"""What a release id is made of; no dots, because drafts are named ``id.fence.token``."""
+PERIOD_PATTERN = r"(?=.{1,64}$)[0-9A-Za-z]+([._-][0-9A-Za-z]+)*"
+"""What a period is called: letters and digits with single dots, hyphens or underscores between, such as 2026-01-05."""
+_POLL_SECONDS = 0.05
+
+
+class Ledger(Witnessed):
+    """The ledger at a place: state machine and balance, folded from its journal whenever it is asked.
+
+    Raises
+    ------
+    DataError
+        If there is no ledger, or its journal is damaged.
+    """
+
+    def __init__(self, place: PlaceGiven) -> None:
+        super().__init__(_storage(place), _witness())
+        if not self._storage.exists():
+            raise DataError(
+                f"There is no ledger at {place}. If it was moved, pass --ledger; if it is lost, restore it from a "
+                "copy: what was spent is known nowhere else."
+            )
+
+    @classmethod
+    def create(cls, place: PlaceGiven, *, dataset_id: str, budget: PrivacyLoss, periodic: bool = False) -> Ledger:
+        """Create a ledger with a budget where there is none.
+
+        Parameters
+        ----------
+        place
+            Where it shall be.
+        dataset_id
+            Identity of the table.
+        budget
+            What all releases together may cost any row.
+        periodic
+            Whether the rows come in periods.
+
+        Raises
+        ------
+        DataError
+            If something is there already, or the place cannot be written.
+        RefusedError
+            If the place cannot be trusted to keep it.
+        """
+        _storage(place).create(
+            {
+                "event": "created",
+                "format": PERIODIC if periodic else FORMAT,
+                "ledger_id": random_token(),
+                "dataset_id": dataset_id,
+                **budget.to_json(),
+            }
+        )
+        return cls(place)
+
+    @classmethod
+    def charged_for(cls, rows: Path, ledger_id: str, place: Place) -> Ledger:
+        """Open the one ledger that may be charged for rows, by the id that they name.
+
+        Raises
+        ------
+        RefusedError
+            If there is none at the place, or another one.
+        """
+        if not cls.stands_at(place):
+            raise RefusedError(
+                f"The ledger of {rows} is not at {place}. If it was moved, name its place (--ledger, or ledger in a "
+                "job file); if it is lost, restore it from a copy: what was spent is known nowhere else."
+            )
+        found = cls(place)
+        if found.ledger_id != ledger_id:
+            raise RefusedError(
+                f"{place} is not the ledger of {rows}. Name the one that was created for it (--ledger, or ledger in a "
+                "job file)."
+            )
+        return found
+
+    @staticmethod
+    def stands_at(place: PlaceGiven) -> bool:
+        """Say whether there is a ledger at a place."""
+        return _storage(place).exists()
+
+    def close_period(self, name: str, digest: str) -> None:
+        """Close the next period: from now on its rows are those with this digest; idempotent.
+
+        Parameters
+        ----------
+        name
+            Sorts after every period that is closed already.
+        digest
+            A keyed digest of its content, equal for equal content; the ledger's administrator must learn nothing of
+            the rows from it.
+
+        Raises
+        ------
+        UsageError
+            If the name is malformed.
+        RefusedError
+            If it is closed with other content, comes late, repeats the content of another period, or the rows of this
+            ledger do not come in periods.
+        """
+        if not re.fullmatch(PERIOD_PATTERN, name):
+            raise UsageError(
+                f"{name!r} cannot name a period: take up to 64 letters and digits with single dots, hyphens or "
+                "underscores between, which sort in time, such as 2026-01-05."
+            )
+        with self._current() as (view, transaction):
+            if view.periods is None:
+                raise RefusedError(f"The rows of {self._storage} do not come in periods; a table is one or the other.")
+            if name in view.periods:
+                if view.periods[name] == digest:
+                    return
+                raise RefusedError(f"The period {name} is closed, and its rows were other ones: they cannot change.")
+            last = next(reversed(view.periods), "")
+            if name < last:
+                raise RefusedError(
+                    f"The period {name} comes late: {last} is closed already, and periods are closed in the order of "
+                    "their names. Put its rows into a period to come."
+                )
+            for other, known in view.periods.items():
+                if known == digest:
+                    raise RefusedError(
+                        f"The rows of the period {name} are those of {other}: released again, each would be charged "
+                        "and counted twice. Remove the repetition."
+                    )
+            self._append(view, transaction, {"event": "closed", "period": name, "digest": digest})
+
+    def attest(self) -> Balance:
+        """State in the journal that every request so far was fixed before the first answer; of version 1 only.
+
+        Caps cannot be chosen after answers were seen. A ledger of version 1 that mixed kinds of releases has none, and
+        is closed. If its requests did not follow from answers, neither do caps that follow from the requests alone.
+
+        Raises
+        ------
+        RefusedError
+            If the ledger has caps, or can go on without such a statement, or exceeds its budget even so.
+        """
+        with self._current() as (view, transaction):
+            if view.accounts_for() is not None or view.accounts is not None:
+                raise RefusedError(
+                    f"{self._storage} needs no statement: its caps were fixed before an answer was seen."
+                )
+            caps = view.fixed_caps()
+            count = len(view.charged)
+            condition = f"the {counted(count, 'request')} up to entry {view.after} were fixed before the first answer"
+            trial = PeriodFilters(self._budget_of(view), (caps,), view.periods or ())
+            if not all(trial.book(str(i), charge) for i, charge in enumerate(view.charged)):
+                raise RefusedError(
+                    f"The releases charged to {self._storage} do not keep its budget, even if all of them were fixed "
+                    "beforehand: nothing more can be charged to it."
+                )
+            self._append(view, transaction, {"event": "capped", "sets": [caps.to_json()], "condition": condition})
+        return self.balance()
+
+    def reserve(
+        self,
+        release_id: str,
+        *,
+        dataset_id: str,
+        parameters: dict[str, Any],
+        guarantee: Guarantee,
+        periods: Mapping[str, str] | None = None,
+    ) -> State:
+        """Charge a release, once: the same id with the same parameters is charged no second time.
+
+        Parameters
+        ----------
+        release_id, dataset_id, parameters, guarantee
+            What is released, and what it promises.
+        periods
+            The periods it reads, each with the digest of the content it will read; none: it may read every row.
+
+        Returns
+        -------
+        State
+            Where the release stands now.
+
+        Raises
+        ------
+        RefusedError
+            If the budget does not suffice, the id stands for other parameters, the ledger belongs to another data
+            set or is behind its witness, the neighbouring relation is not the ledger's, or a period is not closed with
+            this content, or repeats that of another.
+        UsageError
+            If the id is malformed.
+        """
+        parameters, place = json.loads(canonical(parameters)), str(self._storage)
+        if not re.fullmatch(ID_PATTERN, release_id):
+            raise UsageError("A release id is 1 to 64 letters, digits, hyphens or underscores (--id).")
+        with self._current(release_id) as (view, transaction):
+            if view.dataset_id != dataset_id:
+                raise RefusedError(
+                    f"The ledger {self._storage} belongs to another data set. Pass the ledger of these rows (--ledger)."
+                )
+            charge = Charge(guarantee, closed_as_read(view, periods or {}, place))
+            known = view.records.get(release_id)
+            if known is not None and (known.parameters != parameters or known.periods != charge.periods):
+                raise RefusedError(
+                    f"The release id {release_id} stands for other parameters in {self._storage}: "
+                    f"{_differences(known.parameters, parameters) or 'periods'} differ. Choose another --id."
+                )
+            if known is not None and known.state is not State.ABORTED:
+                require_charged(known, guarantee, place)
+                return known.state
+            require_apart(view, charge.periods, place)
+            caps = caps_to_fix(view, self._budget_of(view), charge, place)
+            entry = {
+                "event": "reserved",
+                "id": release_id,
+                "parameters": parameters,
+                "guarantee": guarantee.to_json(),
+                **({"periods": list(charge.periods)} if charge.periods else {}),
+            }
+            self._append(view, transaction, *caps, entry)
+        return State.RESERVED
+
+    def begin(self, release_id: str) -> int | None:
+        """Start an attempt: fence out every earlier one and delete their drafts.
+
+        Returns
+        -------
+        int or None
+            The fence to commit with, or None when the release is committed already.
+
+        Raises
+        ------
+        RefusedError
+            If the release is not reserved (it was aborted or adopted), or the ledger is behind its witness.
+        """
+        with self._current(release_id) as (view, transaction):
+            record = self._known(view, release_id)
+            if record.state in {State.COMMITTED, State.PUBLISHED}:
+                return None
+            if record.state is State.ADOPTED:
+                raise self._adopted(record)
+            if record.state is State.ABORTED:
+                raise RefusedError(
+                    f"The release {release_id} was aborted and refunded while this run was at work. Run it again."
+                )
+            transaction.sweep(release_id, keep=None)
+            # the token makes this head unlike that of the same attempt in a ledger that was restored and used again
+            entry = {"event": "begun", "id": release_id, "attempt": random_token()}
+            self._append(view, transaction, entry)
+            return record.fence + 1
+
+    def commit(self, release_id: str, fence: int, content: Iterable[bytes]) -> bool:
+        """Make this draw the release, unless a later attempt began or another one committed.
+
+        The content is brought to the place of the ledger first, piece by piece, as it is drawn: it need not fit in
+        memory. One transaction then records its name and digest, and the witness sees it. If the process dies before
+        that transaction, what it left is an orphan that was never published and that the next :meth:`begin` deletes; if
+        it dies after it, :meth:`opened` lets the witness see it.
+
+        Returns
+        -------
+        bool
+            False if this attempt was fenced out; its draft is deleted and must not be used.
+
+        Raises
+        ------
+        ResumableError
+            If the disk is full; the reservation stays and a later run may succeed.
+        RefusedError
+            If the ledger is behind its witness: another copy has committed meanwhile.
+        """
+        name = f"{release_id}.{fence}.{random_token()[:16]}"
+        committed = False
+        try:
+            digest = self._storage.stage(name, content)
+            with self._witness.held(self.ledger_id) as witness:
+                with self._locked() as (view, transaction):
+                    self._require_current(witness, view)
+                    record = self._known(view, release_id)
+                    live = record.state is State.RESERVED and record.fence == fence
+                    if live and transaction.keep(name):
+                        entry = {
+                            "event": "committed",
+                            "id": release_id,
+                            "blob": name,
+                            "digest": digest,
+                        }
+                        self._append(view, transaction, entry)
+                        committed = True
+                if committed:
+                    self._tell(witness, release_id)
+        finally:
+            if not committed:
+                self._storage.discard(name)
+        return committed
+
+    def wait(self, release_id: str, fence: int, seconds: float) -> bool:
+        """Wait until the attempt that fenced this one out has committed or was aborted.
+
+        Returns
+        -------
+        bool
+            False if it did not within the time, counted from the latest attempt's beginning: it died.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            record = self.record(release_id)
+            if record is None or record.state is not State.RESERVED:
+                return True
+            if record.fence > fence + 1:
+                fence = record.fence - 1  # yet another attempt is alive: give it the full time
+                deadline = time.monotonic() + seconds
+            time.sleep(_POLL_SECONDS)
+        return False
+
+    @contextmanager
+    def opened(self, release_id: str) -> Iterator[BinaryIO]:
+        """Open the committed bytes for reading, checked against their digest, when the witness has seen them.
+
+        Raises
+        ------
+        DataError
+            If nothing was committed, or the stored bytes are missing or were altered.
+        RefusedError
+            If the ledger is behind its witness, and these bytes were never given out.
+        """
+        record = self._known(self._snapshot(), release_id)
+        if record.state is State.COMMITTED and not record.witnessed:
+            with self._witness.held(self.ledger_id) as witness:
+                self._tell(witness, release_id)
+            record = self._known(self._snapshot(), release_id)
+        with self._content(record) as file:
+            yield file
+
+    @contextmanager
+    def _content(self, record: Record) -> Iterator[BinaryIO]:
+        release_id = record.release_id
+        if record.state is State.ADOPTED:
+            raise self._adopted(record)
+        if record.blob is None:
+            raise DpdistError(f"The release {release_id} is {record.state}, not committed.")
+        with self._storage.blob(record.blob) as file:
+            digest = hashlib.sha256()
+            for piece in iter(partial(file.read, 1 << 20), b""):
+                digest.update(piece)
+            if digest.hexdigest() != record.digest:
+                raise DataError(
+                    f"The committed bytes of {release_id} in {self._storage} are missing or altered. Restore the "
+                    "ledger from a copy; the noise cannot be drawn again."
+                )
+            file.seek(0)
+            yield file
+
+    def published(self, release_id: str) -> None:
+        """Record that the committed bytes were published; idempotent."""
+        with self._locked() as (view, transaction):
+            record = self._known(view, release_id)
+            transaction.sweep(release_id, keep=record.blob)
+            if record.state is State.COMMITTED:
+                self._append(view, transaction, {"event": "published", "id": release_id})
+
+    def abort(self, release_id: str) -> bool:
+        """Refund a reservation whose noise was not committed; any attempt still alive is fenced out.
+
+        Returns
+        -------
+        bool
+            Whether the release is aborted now; False once it was committed.
+        """
+        with self._locked() as (view, transaction):
+            record = self._known(view, release_id)
+            if record.state is State.RESERVED:
+                transaction.sweep(release_id, keep=None)
+                self._append(view, transaction, {"event": "aborted", "id": release_id})
+                return True
+            return record.state is State.ABORTED
+
+    def verify(self) -> None:
+        """Check the chain of the journal from its first entry, the witness, the budget, and every committed blob.
+
+        Raises
+        ------
+        DataError
+            If anything was altered, or the charges exceed the budget.
+        RefusedError
+            If the ledger is behind its witness.
+        """
+        self._view = View()
+        missing = self.missing()
+        if missing or self.exhausted_elsewhere:
+            what = f"{listed(missing)} committed" if missing else "the whole budget charged, as an earlier one was lost"
+            raise RefusedError(
+                f"The ledger {self._storage} is an older copy: its witness has seen {what}. Restore a newer copy, or "
+                f"charge what is missing to this one with: dpdist ledger adopt {self._storage}"
+            )
+        view = self._snapshot()
+        require_kept(view, self._budget_of(view), str(self._storage))
+        for record in view.records.values():
+            if record.blob is not None:
+                with self._content(record):
+                    pass  # what is altered cannot be opened
+
+    def remembers(self, release_id: str, head: str) -> bool:
+        """Say whether a release was committed here, and the journal once ended in this head, which it tells.
+
+        One that was adopted is remembered too; which head it tells is known to the copy that committed it.
+
+        If not, the journal was cut short or restored from an older copy since: it no longer knows of a draw that
+        somebody has seen, and would pay for a second one.
+        """
+        with self._locked() as (view, transaction):
+            record = view.records.get(release_id)
+            if record is not None and record.state is State.ADOPTED:
+                return True
+            return record is not None and record.blob is not None and transaction.contains(head)
+
+    def _adopted(self, record: Record) -> RefusedError:
+        return RefusedError(
+            f"The release {record.release_id} was committed to another copy of the ledger {self._storage}, and is "
+            f"charged here. A second draw would undo the noise of both. Publish it from that copy (its committed bytes "
+            f"have SHA-256 {str(record.digest)[:16]}...), or copy the published release to its place."
+        )
+
+
+def _storage(place: PlaceGiven) -> Storage:
+    found = place_given(place)
+    if isinstance(found, Path):
+        return FolderStorage(found)
+    try:
+        from dpdist.ledger.postgresql import PostgresStorage  # noqa: PLC0415 - an extra, needed for no other ledger
+    except ImportError:
+        raise UsageError(
+            "A ledger in PostgreSQL needs SQLAlchemy and psycopg. Install them with: pip install 'dpdist[postgres]'"
+        ) from None
+    return PostgresStorage(found)
+
+
+def _witness() -> Witness:
+    return FolderWitness()
+
+
+def _differences(left: dict[str, Any], right: dict[str, Any]) -> str:
+    absent = object()
+    names = sorted(k for k in left.keys() | right.keys() if left.get(k, absent) != right.get(k, absent))
+    return ", ".join(names)

@@ -1,0 +1,329 @@
+"""A ledger in PostgreSQL: several trusted nodes, one after the other or at once, spend one budget.
+
+Two tables hold all ledgers of a database: the journals' entries, and the committed releases in parts. A transaction
+first takes the advisory lock of its ledger, so those of one ledger follow one another; the primary key of the
+entries would refuse the second of two that were appended behind the same end even without the lock. It is durable
+when it ends: ``synchronous_commit`` is turned on for it, and a server that runs with ``fsync`` off is refused.
+
+A draw is sent to the server in the transaction that commits it, and no sooner, so no attempt leaves a draft there.
+Until then it is in a nameless file of the trusted process (in ``TMPDIR``), which is gone when the process is. What a
+rolled-back transaction wrote stays in the server's own files until it is vacuumed: whoever administers the server
+is trusted with what the owner of a ledger folder sees.
+
+libpq encrypts only if the server agrees, unless told otherwise, and whoever is between the two can make it disagree. So
+an address that leads off this machine says which ``sslmode`` it insists on.
+
+No message repeats what a driver says of a statement; only the server's own sentence is quoted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from ipaddress import ip_address
+from tempfile import TemporaryFile, gettempdir
+from typing import BinaryIO
+
+import psycopg
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    create_engine,
+    func,
+    insert,
+    inspect,
+    literal,
+    select,
+    text,
+)
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+
+from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError
+from dpdist.ledger.address import Address
+from dpdist.ledger.journal import WAIT_SECONDS, Entry, Transaction, origin, written
+
+_PART = 1 << 26
+"""Bytes of a release in one row; PostgreSQL holds at most a gibibyte in a value."""
+_PASSING = ("08", "40", "53", "55", "57", "23505", "25006", "25P03")
+"""Classes of errors that another try may not meet: connection, conflict, resources, locks, a server that stops or
+only reads."""
+_LOGIN = re.compile("password authentication failed|no password supplied")
+"""What libpq says of a login that failed; it passes no code on. A server that speaks another language is merely one
+that cannot be reached."""
+_SETTINGS = text(
+    "SELECT set_config('lock_timeout', :wait, true), set_config('idle_in_transaction_session_timeout', :wait, true),"
+    " set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'"
+    " ELSE current_setting('synchronous_commit') END, true), current_setting('fsync')"
+)
+
+_TABLES = MetaData()
+_JOURNAL = Table(
+    "dpdist_journal",
+    _TABLES,
+    Column("ledger", Text, primary_key=True),
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("entry", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+)
+_BLOBS = Table(
+    "dpdist_blobs",
+    _TABLES,
+    Column("ledger", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("part", Integer, primary_key=True, autoincrement=False),
+    Column("content", LargeBinary, nullable=False),
+)
+
+
+_ENCRYPTED = ("verify-full", "verify-ca", "require")
+
+
+def _require_encrypted(address: Address) -> None:
+    """Refuse a connection that others could read: the budget is written over it, and releases before they are out.
+
+    A socket's folder and the loopback interface are on this machine. Names are not looked up, because what they mean
+    may change until the connection is made; what libpq takes from its own variables counts as if the address said it.
+
+    Raises
+    ------
+    RefusedError
+        If it may go over a network and does not insist on encryption.
+    """
+    given = dict(address.connection)
+    hosts = ",".join([given.get("host", os.environ.get("PGHOST", "")), os.environ.get("PGHOSTADDR", "")]).split(",")
+    elsewhere = [host for host in hosts if host and not _on_this_machine(host)]
+    if (elsewhere or "PGSERVICE" in os.environ) and given.get("sslmode") not in _ENCRYPTED:
+        raise RefusedError(
+            f"The server of the ledger {address} is not on this machine, and its address does not insist on "
+            "encryption: whoever listens on the way reads the ledger, and could speak in the server's place. Add "
+            "&sslmode=verify-full (and &sslrootcert=FILE for a CA of your own); or, where nobody can be between, "
+            "&sslmode=require, which encrypts and does not ask who answers."
+        )
+
+
+def _on_this_machine(host: str) -> bool:
+    if host == "localhost" or host.startswith(("/", "@")):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _lock_key(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"dpdist ledger\n{name}".encode()).digest()[:8], "big", signed=True)
+
+
+class PostgresTransaction(Transaction):
+    """An open transaction that holds the lock of its ledger."""
+
+    def __init__(self, connection: Connection, address: Address, drafts: dict[str, BinaryIO]) -> None:
+        super().__init__(str(address))
+        self._connection = connection
+        self._ledger = address.ledger
+        self._drafts = drafts
+
+    def contains(self, digest: str) -> bool:
+        """Say whether an entry has this digest."""
+        query = select(literal(1)).where(_JOURNAL.c.ledger == self._ledger, _JOURNAL.c.digest == digest).limit(1)
+        return self._connection.execute(query).first() is not None
+
+    def keep(self, name: str) -> bool:
+        """Store the content, in parts."""
+        with self._drafts.pop(name) as draft:
+            draft.seek(0)
+            for part, content in enumerate(iter(partial(draft.read, _PART), b"")):
+                row = {"ledger": self._ledger, "name": name, "part": part, "content": content}
+                self._connection.execute(insert(_BLOBS), row)
+        return True
+
+    def sweep(self, release_id: str, keep: str | None) -> None:
+        """Do nothing: an attempt that was not committed has left nothing."""
+
+    def _rows(self, first: int) -> Sequence[tuple[int, str, str]]:
+        columns = _JOURNAL.c
+        query = select(columns.sequence, columns.entry, columns.digest).where(
+            columns.ledger == self._ledger, columns.sequence >= first
+        )
+        return [(row[0], row[1], row[2]) for row in self._connection.execute(query.order_by(columns.sequence))]
+
+    def _insert(self, sequence: int, entry: str, digest: str) -> None:
+        row = {"ledger": self._ledger, "sequence": sequence, "entry": entry, "digest": digest}
+        self._connection.execute(insert(_JOURNAL), row)
+
+
+class PostgresStorage:
+    """One ledger of a database; every transaction has a connection of its own, so a fork shares none.
+
+    Raises
+    ------
+    RefusedError
+        If its server is reached over a network, and the address does not insist on encryption.
+    """
+
+    def __init__(self, address: Address) -> None:
+        _require_encrypted(address)
+        self._address = address
+        self._drafts: dict[str, BinaryIO] = {}
+
+    def __str__(self) -> str:
+        return str(self._address)
+
+    @cached_property
+    def _engine(self) -> Engine:
+        options = {"connect_timeout": "10", "application_name": "dpdist", **dict(self._address.connection)}
+        return create_engine(
+            "postgresql+psycopg://",
+            connect_args=options,
+            poolclass=NullPool,
+            isolation_level="READ COMMITTED",
+            hide_parameters=True,
+            use_native_hstore=False,
+        )
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        """Give a connection in a transaction, committed when the block ends.
+
+        Raises
+        ------
+        ResumableError
+            If the server cannot be reached, or cannot serve now.
+        RefusedError
+            If it does not take the password.
+        DataError
+            If it refuses what is asked of it.
+        """
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except DBAPIError as error:
+            raise self._translated(error) from None
+
+    def _translated(self, error: DBAPIError) -> DpdistError:
+        cause = error.orig
+        state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
+        if not isinstance(cause, psycopg.Error) or state is None:
+            reason = " ".join(str(cause).split())  # of a connection, never of a statement
+            if _LOGIN.search(reason):
+                return RefusedError(
+                    f"The server of the ledger {self} refused the login: role or password is wrong, or no password "
+                    "was given. Give the right one in a file (~/.pgpass, or the one PGPASSFILE names) or in the "
+                    "variable PGPASSWORD of the trusted process."
+                )
+            return ResumableError(
+                f"The ledger {self} cannot be reached ({reason}). What was reserved stays reserved. Start the server, "
+                "or mend address and password (PGPASSFILE or PGPASSWORD), then run the same command again."
+            )
+        said = cause.diag.message_primary or state
+        if state.startswith(_PASSING):
+            return ResumableError(
+                f"The ledger {self} could not be used now ({said}). What was reserved stays reserved; run the "
+                "same command again."
+            )
+        return DataError(
+            f"PostgreSQL refused to use the ledger {self} ({said}). Its role needs SELECT and INSERT on "
+            f"{_JOURNAL.name} and {_BLOBS.name}, and CREATE where they are missing; if they were altered, restore them."
+        )
+
+    def exists(self) -> bool:
+        """Say whether the database has a journal of that name."""
+        with self._connection() as connection:
+            return self._has_journal(connection)
+
+    def _has_journal(self, connection: Connection) -> bool:
+        if not inspect(connection).has_table(_JOURNAL.name):
+            return False
+        query = select(literal(1)).where(_JOURNAL.c.ledger == self._address.ledger).limit(1)
+        return connection.execute(query).first() is not None
+
+    def create(self, first: Entry) -> None:
+        """Write the first entry of the journal, and the tables if there are none.
+
+        Raises
+        ------
+        DataError
+            If there is a ledger of that name already.
+        RefusedError
+            If the server does not flush what it commits.
+        """
+        with self._connection() as connection:
+            self._lock(connection, "")
+            _TABLES.create_all(connection)
+            self._lock(connection, self._address.ledger)
+            if self._has_journal(connection):
+                raise DataError(f"{self} exists already. Choose another name for the ledger (?ledger=NAME).")
+            PostgresTransaction(connection, self._address, self._drafts).append(first, 0, origin())
+
+    def _lock(self, connection: Connection, name: str) -> None:
+        settings = connection.execute(_SETTINGS, {"wait": f"{WAIT_SECONDS}s"}).one()
+        if settings[-1] != "on":
+            raise RefusedError(
+                f"The server of {self} runs with fsync off: after a power cut it would have forgotten what was spent. "
+                "Turn fsync on, or use another server."
+            )
+        connection.execute(select(func.pg_advisory_xact_lock(_lock_key(name))))
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """Hold the journal exclusively; what was appended is durable when the block ends, or undone if it raises.
+
+        Raises
+        ------
+        DataError
+            If there is no such ledger, or the server refuses.
+        RefusedError
+            If the server does not flush what it commits.
+        ResumableError
+            If the server cannot be reached, or others hold the journal for a minute.
+        """
+        with self._connection() as connection:
+            self._lock(connection, self._address.ledger)
+            yield PostgresTransaction(connection, self._address, self._drafts)
+
+    def stage(self, name: str, pieces: Iterable[bytes]) -> str:
+        """Write a nameless file; it is sent in the transaction that commits it.
+
+        Raises
+        ------
+        ResumableError
+            If the disk is full.
+        """
+        try:
+            self._drafts[name] = TemporaryFile()  # noqa: SIM115 - it is closed when it is discarded or kept
+            return written(self._drafts[name], pieces)
+        except OSError as error:
+            raise ResumableError(
+                f"The release could not be stored in {gettempdir()} ({error.strerror}) on its way to {self}. Its "
+                "reservation stays; free the disk, or name another folder in TMPDIR, and run the same command again."
+            ) from None
+
+    def discard(self, name: str) -> None:
+        """Drop the nameless file."""
+        if name in self._drafts:
+            self._drafts.pop(name).close()
+
+    @contextmanager
+    def blob(self, name: str) -> Iterator[BinaryIO]:
+        """Copy what was committed under a name to a nameless file; an empty one if it is missing."""
+        columns = _BLOBS.c
+        query = select(columns.content).where(columns.ledger == self._address.ledger, columns.name == name)
+        with TemporaryFile() as file:
+            with self._connection() as connection:
+                found = connection.execution_options(yield_per=1).execute(query.order_by(columns.part))
+                for content in found.scalars():
+                    file.write(content)
+            file.seek(0)
+            yield file

@@ -1,0 +1,195 @@
+"""A ledger in a private folder: the journal in an embedded SQLite database, releases as files beside it.
+
+SQLite runs in WAL mode with ``synchronous=FULL`` and every change in one ``BEGIN IMMEDIATE`` transaction: a reader
+that later writes would otherwise see its snapshot overtaken. It needs a local disk of the trusted node; a network
+file system, whose locks and shared memory do not reach across machines, is refused where it can be recognised.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from dpdist.errors import DataError, RefusedError, ResumableError
+from dpdist.ledger.journal import WAIT_SECONDS, Entry, Transaction, origin, written
+from dpdist.ledger.mounts import network_file_system
+from dpdist.storage.atomic import staged, sync
+
+_PASSING = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+}
+"""What a full disk or another process causes; anything else means the file itself is not what it was."""
+
+
+class FolderTransaction(Transaction):
+    """An open transaction on a folder's journal."""
+
+    def __init__(self, connection: sqlite3.Connection, folder: Path) -> None:
+        super().__init__(str(folder))
+        self._connection = connection
+        self._blobs = folder / "blobs"
+
+    def contains(self, digest: str) -> bool:
+        """Say whether an entry has this digest."""
+        found = self._connection.execute("SELECT 1 FROM journal WHERE digest = ? LIMIT 1", (digest,))
+        return found.fetchone() is not None
+
+    def keep(self, name: str) -> bool:
+        """Say whether the file is still there: an attempt that died before its own transaction ended may sweep it."""
+        return (self._blobs / name).exists()
+
+    def sweep(self, release_id: str, keep: str | None) -> None:
+        """Delete the files of an id but one."""
+        for path in self._blobs.glob(f"{release_id}.*"):
+            if path.name != keep:
+                path.unlink(missing_ok=True)
+
+    def _rows(self, first: int) -> Sequence[tuple[int, str, str]]:
+        return self._connection.execute(
+            "SELECT sequence, entry, digest FROM journal WHERE sequence >= ? ORDER BY sequence", (first,)
+        ).fetchall()
+
+    def _insert(self, sequence: int, entry: str, digest: str) -> None:
+        self._connection.execute("INSERT INTO journal VALUES (?, ?, ?)", (sequence, entry, digest))
+
+
+class FolderStorage:
+    """``ledger.sqlite`` and ``blobs/``, both readable by the owner only; opened anew for every transaction."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder / "ledger.sqlite"
+
+    def __str__(self) -> str:
+        return str(self._folder)
+
+    @property
+    def path(self) -> Path:
+        """The database file."""
+        return self._path
+
+    def exists(self) -> bool:
+        """Say whether the database is there."""
+        return self._path.is_file()
+
+    def create(self, first: Entry) -> None:
+        """Create the folder; all of it appears at once.
+
+        Raises
+        ------
+        DataError
+            If the folder exists or cannot be created.
+        RefusedError
+            If it would stand on a network file system.
+        """
+        self._require_local()
+        with staged(self._folder, "ledger", private=True) as aside:
+            (aside / "blobs").mkdir(mode=0o700)
+            made = FolderStorage(aside)
+            os.close(os.open(made.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            with closing(made._connect()) as connection:
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute(
+                    "CREATE TABLE journal (sequence INTEGER PRIMARY KEY, entry TEXT NOT NULL, digest TEXT NOT NULL)"
+                )
+            with made.transaction() as transaction:
+                transaction.append(first, 0, origin())
+
+    def _require_local(self) -> None:
+        kind = network_file_system(self._folder)
+        if kind is not None:
+            raise RefusedError(
+                f"{self._folder} is on a network file system ({kind}), where SQLite cannot keep two machines from "
+                "spending the same budget. Put the ledger on a local disk of the trusted node (--ledger), or in "
+                "PostgreSQL (--ledger postgresql+psycopg://...)."
+            )
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"{self._path.absolute().as_uri()}?mode=rw", uri=True, timeout=WAIT_SECONDS, isolation_level=None
+        )
+        connection.execute("PRAGMA synchronous=FULL")
+        return connection
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """Hold the journal exclusively; what was appended is durable when the block ends, or undone if it raises.
+
+        Raises
+        ------
+        DataError
+            If there is no journal here, or the file is damaged.
+        RefusedError
+            If it stands on a network file system.
+        ResumableError
+            If the disk is full or other processes hold the journal for a minute.
+        """
+        if not self.exists():
+            raise DataError(f"There is no ledger database at {self._path}. Restore it from a copy.")
+        self._require_local()
+        try:
+            with closing(self._connect()) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield FolderTransaction(connection, self._folder)
+                except BaseException:
+                    if connection.in_transaction:  # a full disk has undone it already
+                        connection.execute("ROLLBACK")
+                    raise
+                connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING:
+                raise ResumableError(
+                    f"The ledger {self._path} could not be written ({error}). What was reserved stays reserved; free "
+                    "the disk or wait for the other process, then run the same command again."
+                ) from None
+            raise DataError(f"The ledger {self._path} is damaged ({error}). Restore it from a copy.") from None
+
+    def stage(self, name: str, pieces: Iterable[bytes]) -> str:
+        """Write and flush a new private file. If the process dies before it is kept, the next attempt sweeps it.
+
+        Raises
+        ------
+        ResumableError
+            If the disk is full.
+        """
+        try:
+            return self._write(self._folder / "blobs" / name, pieces)
+        except OSError as error:
+            raise ResumableError(
+                f"The release could not be stored in {self._folder} ({error.strerror}). Its reservation stays; free "
+                "the disk and run the same command again."
+            ) from None
+
+    @staticmethod
+    def _write(path: Path, pieces: Iterable[bytes]) -> str:
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            digest = written(file, pieces)
+            file.flush()
+            os.fsync(file.fileno())
+        sync(path.parent)
+        return digest
+
+    def discard(self, name: str) -> None:
+        """Delete a file that was not committed."""
+        (self._folder / "blobs" / name).unlink(missing_ok=True)
+
+    @contextmanager
+    def blob(self, name: str) -> Iterator[BinaryIO]:
+        """Open a file; an empty one if it is missing."""
+        try:
+            file: BinaryIO = (self._folder / "blobs" / name).open("rb")
+        except OSError:
+            file = io.BytesIO()
+        with file:
+            yield file

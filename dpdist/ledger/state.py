@@ -1,0 +1,300 @@
+"""What the ledger's journal amounts to: the budget, the periods, and where each release stands."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dpdist.errors import DataError
+from dpdist.ledger.journal import origin
+from dpdist.privacy.accounting import CapSet, caps_for, composed, widest
+from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.privacy.parallel import Charge, PeriodFilters
+
+FORMAT = "dpdist-ledger/2"
+PERIODIC = "dpdist-ledger-periods/2"
+"""Format of the ledger of a table whose rows come in periods; only such a ledger composes in parallel."""
+_FORMATS = {FORMAT: False, PERIODIC: True, "dpdist-ledger/1": False, "dpdist-ledger-periods/1": True}
+"""Whether rows come in periods, by format. Ledgers of version 1 were begun without caps."""
+
+
+class State(enum.StrEnum):
+    """Where a release stands."""
+
+    RESERVED = "reserved"
+    COMMITTED = "committed"
+    PUBLISHED = "published"
+    ABORTED = "aborted"
+    ADOPTED = "adopted"
+    """Committed to another copy of this ledger: charged, and never drawn here."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One release in the ledger.
+
+    Attributes
+    ----------
+    parameters
+        What was asked for, JSON values; the same id with other parameters is refused.
+    fence
+        Number of the latest attempt to draw noise; only that one may commit.
+    blob, digest
+        File name and SHA-256 of the committed bytes, None before.
+    periods
+        The periods it reads; none: the whole table.
+    witnessed
+        Whether the witness had seen its commitment, so that its bytes may have been given out.
+    """
+
+    release_id: str
+    parameters: dict[str, Any]
+    guarantee: Guarantee
+    state: State
+    fence: int = 0
+    blob: str | None = None
+    digest: str | None = None
+    periods: tuple[str, ...] = ()
+    witnessed: bool = False
+
+    @property
+    def given_out(self) -> bool:
+        """Whether somebody may have seen its bytes: they are the only ones that ever may be."""
+        return self.state is State.PUBLISHED or (self.state is State.COMMITTED and self.witnessed)
+
+    def testimony(self) -> dict[str, Any]:
+        """Return what a witness keeps of it, JSON values; the inverse of :meth:`adopted`."""
+        return {
+            "id": self.release_id,
+            "parameters": self.parameters,
+            "guarantee": self.guarantee.to_json(),
+            "periods": list(self.periods),
+            "digest": self.digest,
+        }
+
+    @classmethod
+    def adopted(cls, value: dict[str, Any], fence: int) -> Record:
+        """Return the record of a release that another copy committed."""
+        guarantee, periods = Guarantee.from_json(value["guarantee"]), tuple(value["periods"])
+        return cls(
+            value["id"], value["parameters"], guarantee, State.ADOPTED, fence, digest=value["digest"], periods=periods
+        )
+
+
+@dataclass
+class View:
+    """The ledger folded from the journal up to one entry.
+
+    Attributes
+    ----------
+    periods
+        Digest of the content of each closed period, in the order of closing; None where rows do not come in periods.
+    accounts
+        What is charged, against the caps; None before the first charge, and in a ledger of version 1 until it goes on.
+    exceeded
+        The first release that does not fit the caps, or that came before them; None unless somebody tampered.
+    begun_with_caps
+        Whether caps precede every charge; False of a ledger of version 1.
+    condition
+        What a person stated of a ledger of version 1, on which its guarantee rests; None: it rests on nothing.
+    witnessed
+        Whether a witness was ever written, so that a missing one was lost.
+    exhausted
+        Whether the whole budget was charged because the witness was lost.
+    """
+
+    after: int = 0
+    head: str = field(default_factory=origin)
+    ledger_id: str = ""
+    dataset_id: str = ""
+    budget: PrivacyLoss | None = None
+    periods: dict[str, str] | None = None
+    records: dict[str, Record] = field(default_factory=dict)
+    accounts: PeriodFilters | None = None
+    exceeded: str | None = None
+    begun_with_caps: bool = True
+    condition: str | None = None
+    witnessed: bool = False
+    exhausted: bool = False
+
+    def fold(self, entry: dict[str, Any]) -> None:
+        """Take in the next entry of the journal."""
+        event = entry["event"]
+        if event in {"created", "closed", "capped"}:
+            self._fold_of_all(event, entry)
+            return
+        if event == "adopted":
+            self._adopt(entry)
+            return
+        release_id = entry["id"]
+        if event == "reserved":
+            self._reserve(release_id, entry)
+            return
+        record = self.records[release_id]
+        self.witnessed |= event == "witnessed"
+        changes: dict[str, dict[str, Any]] = {
+            "begun": {"fence": record.fence + 1},
+            "committed": {"state": State.COMMITTED, "blob": entry.get("blob"), "digest": entry.get("digest")},
+            "witnessed": {"witnessed": True},
+            "published": {"state": State.PUBLISHED},
+            "aborted": {"state": State.ABORTED, "fence": record.fence + 1},
+        }
+        self.records[release_id] = replace(record, **changes[event])
+        if event == "aborted" and self.accounts is not None:
+            self.accounts.refund(release_id)
+            if all(each.state is State.ABORTED for each in self.records.values()):
+                self.accounts = None  # nothing was ever committed, so the next release is the first again
+
+    def _fold_of_all(self, event: str, entry: dict[str, Any]) -> None:
+        """Take in an entry about the whole ledger."""
+        if event == "created":
+            if entry["format"] not in _FORMATS:
+                raise DataError(
+                    f"This ledger has format {entry['format']!r}; this version reads {', '.join(map(repr, _FORMATS))}."
+                )
+            self.periods = {} if _FORMATS[entry["format"]] else None
+            self.begun_with_caps = entry["format"] in {FORMAT, PERIODIC}
+            self.ledger_id = entry["ledger_id"]
+            self.dataset_id = entry["dataset_id"]
+            self.budget = PrivacyLoss.from_json(entry)
+            return
+        if event == "closed":
+            self._periods()[entry["period"]] = entry["digest"]
+            if self.accounts is not None:
+                self.accounts.close(entry["period"])
+            return
+        if event == "capped":
+            self._cap(tuple(CapSet.from_json(each) for each in entry["sets"]), entry.get("condition"))
+
+    def _reserve(self, release_id: str, entry: dict[str, Any]) -> None:
+        fence = self.records.pop(release_id).fence if release_id in self.records else 0  # it goes to the end
+        periods = tuple(entry.get("periods", ()))
+        if periods and not self._periods().keys() >= set(periods):
+            raise DataError(f"The release {release_id} is charged to a period that was never closed.")
+        self.records[release_id] = Record(
+            release_id,
+            entry["parameters"],
+            Guarantee.from_json(entry["guarantee"]),
+            State.RESERVED,
+            fence,
+            periods=periods,
+        )
+        if self.accounts is not None:
+            self._book(self.accounts, self.records[release_id])
+        elif self.begun_with_caps:
+            self.exceeded = self.exceeded or release_id
+
+    def _cap(self, caps: tuple[CapSet, ...], condition: str | None = None) -> None:
+        """Fix the caps, and charge what a ledger of version 1 had charged before."""
+        self.accounts = PeriodFilters(self._budget(), caps, self.periods or ())
+        self.condition = condition
+        for record in self.records.values():
+            if record.state is not State.ABORTED:
+                self._book(self.accounts, record)
+
+    def _book(self, accounts: PeriodFilters, record: Record) -> None:
+        if not accounts.book(record.release_id, Charge(record.guarantee, record.periods)):
+            self.exceeded = self.exceeded or record.release_id
+
+    def _adopt(self, entry: dict[str, Any]) -> None:
+        """Take in what another copy committed, and take back what was under way here and never given out."""
+        self.witnessed = True
+        self.exhausted |= entry["head"] is None
+        for release_id in entry["void"]:
+            known = self.records[release_id]
+            self.records[release_id] = replace(
+                known, state=State.ABORTED, fence=known.fence + 1, blob=None, digest=None, witnessed=False
+            )
+        if entry["periods"]:
+            self.periods = dict(sorted({**self._periods(), **entry["periods"]}.items()))
+        for value in entry["releases"]:
+            here = self.records.pop(value["id"], None)  # it goes to the end
+            if here is not None and here.digest is not None:  # both draws are out: both stay charged
+                second = f"{here.release_id}.{here.digest[:16]}"
+                self.records[second] = replace(here, release_id=second, state=State.ADOPTED, blob=None)
+            self.records[value["id"]] = Record.adopted(value, here.fence + 1 if here else 0)
+        self._cap_as_adopted(entry["capped"])
+
+    def _cap_as_adopted(self, capped: dict[str, Any] | None) -> None:
+        """Fix the caps that the other copy fixed before its first answer, and charge everything to them.
+
+        What was given out here before was given out there too, or by the same beginning, so the caps are the same; if
+        they are not, two machines went on without a common witness, and no caps precede all answers.
+        """
+        here = None if self.accounts is None else self.capped
+        if capped is not None and here is not None and capped != here:
+            self.exhausted |= any(record.given_out for record in self.records.values())
+        fixed = capped or here
+        if fixed is not None:
+            self._cap(tuple(CapSet.from_json(each) for each in fixed["sets"]), fixed["condition"])
+
+    @property
+    def capped(self) -> dict[str, Any] | None:
+        """The caps and their condition, JSON values; None where none are fixed."""
+        if self.accounts is None:
+            return None
+        return {"sets": [each.to_json() for each in self.accounts.caps], "condition": self.condition}
+
+    def _periods(self) -> dict[str, str]:
+        if self.periods is None:
+            raise DataError("The journal speaks of periods, and the rows of this ledger come in none.")
+        return self.periods
+
+    def _budget(self) -> PrivacyLoss:
+        if self.budget is None:
+            raise DataError("The journal declares no budget.")
+        return self.budget
+
+    @property
+    def charged(self) -> list[Charge]:
+        """What the releases guarantee, and of which periods, that were charged and not refunded."""
+        return [Charge(r.guarantee, r.periods) for r in self.records.values() if r.state is not State.ABORTED]
+
+    def caps(self, first: Guarantee | None = None) -> tuple[CapSet, ...] | None:
+        """Return the caps: those that are fixed, or those that would be if this were the next release.
+
+        A ledger of version 1 has charges and no caps. Where all are pure, all are Gaussian, or there is one, the caps
+        that follow from the budget and the first charge are those that it would have begun with. Otherwise caps chosen
+        now could follow from answers, and nothing is proved of them.
+
+        Returns
+        -------
+        tuple of CapSet or None
+            None of a ledger of version 1 that cannot go on.
+        """
+        if self.accounts is not None:
+            return self.accounts.caps
+        past = [charge.guarantee for charge in self.charged]
+        pure = all(g.mu_squared is None and g.loss.delta_atto == 0 for g in past)
+        if len(past) > 1 and not pure and any(g.mu_squared is None for g in past):
+            return None
+        return caps_for(self._budget(), past[0] if past else first)
+
+    def accounts_for(self, first: Guarantee | None = None) -> PeriodFilters | None:
+        """Return the accounts, under :meth:`caps`; None of a ledger of version 1 that cannot go on.
+
+        They may be those of this view: whoever tries charges on them takes a copy.
+        """
+        if self.exceeded is not None or self.exhausted:
+            return None
+        if self.accounts is not None:
+            return self.accounts
+        caps = self.caps(first)
+        if caps is None:
+            return None
+        accounts = PeriodFilters(self._budget(), caps, self.periods or ())
+        active = [record for record in self.records.values() if record.state is not State.ABORTED]
+        booked = [accounts.book(r.release_id, Charge(r.guarantee, r.periods)) for r in active]
+        return accounts if all(booked) else None
+
+    def fixed_caps(self) -> CapSet:
+        """Return the cap set under which a ledger of version 1 goes on if all requests so far were fixed beforehand.
+
+        What they amount to in the most charged period, and of Gaussian releases as much more as the budget allows. Caps
+        that follow from requests alone, and not from answers, are fixed before the first answer.
+        """
+        every = [[c.guarantee for c in self.charged if not c.periods or p in c.periods] for p in self.periods or ("",)]
+        totals = [composed(guarantees) for guarantees in every]
+        pure, reserve = max(t.epsilon_micro for t in totals), max(t.delta_atto for t in totals)
+        return widest(self._budget(), pure if pure <= self._budget().epsilon_micro else 0, reserve)

@@ -1,0 +1,135 @@
+"""What a ledger says when it is asked: its budget, its releases, and what is left, folded from its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dpdist.errors import DataError, UsageError
+from dpdist.ledger.balance import Balance
+from dpdist.ledger.journal import Storage, Transaction
+from dpdist.ledger.state import Record, View
+from dpdist.privacy.accounting import CapSet, Left
+from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.privacy.parallel import Charge, PeriodFilters
+
+
+class Standing:
+    """How a ledger stands at the end of its journal, whenever it is asked."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._view = View()
+
+    @contextmanager
+    def _locked(self) -> Iterator[tuple[View, Transaction]]:
+        """Hold the journal and give the view folded up to its end."""
+        with self._storage.transaction() as transaction:
+            view = self._view
+            entries, view.after, view.head = transaction.read(view.after, view.head)
+            for entry in entries:
+                view.fold(entry)
+            yield view, transaction
+
+    def _snapshot(self) -> View:
+        with self._locked() as (view, _):
+            return view
+
+    @property
+    def ledger_id(self) -> str:
+        """32 random hexadecimal digits drawn when it was created; its rows name it as the one that is charged."""
+        return self._view.ledger_id or self._snapshot().ledger_id
+
+    @property
+    def dataset_id(self) -> str:
+        """Identity of the data set whose budget this is."""
+        return self._snapshot().dataset_id
+
+    @property
+    def budget(self) -> PrivacyLoss:
+        """The declared budget."""
+        return self._budget_of(self._snapshot())
+
+    @property
+    def records(self) -> list[Record]:
+        """Every release ever reserved, in the order of reservation."""
+        return list(self._snapshot().records.values())
+
+    def record(self, release_id: str) -> Record | None:
+        """Return the record of one release, or None."""
+        return self._snapshot().records.get(release_id)
+
+    @property
+    def periods(self) -> dict[str, str]:
+        """The closed periods in order, each with its digest; none also where rows do not come in periods."""
+        return dict(self._snapshot().periods or {})
+
+    @property
+    def head(self) -> str:
+        """Digest of the last journal entry."""
+        return self._snapshot().head
+
+    @property
+    def charges(self) -> list[Charge]:
+        """What was charged and not refunded, and to which periods."""
+        return self._snapshot().charged
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the whole budget was charged because the witness was lost."""
+        return self._snapshot().exhausted
+
+    @property
+    def caps(self) -> tuple[CapSet, ...]:
+        """The cap sets that are fixed; none before the first charge."""
+        accounts = self._snapshot().accounts
+        return () if accounts is None else accounts.caps
+
+    @property
+    def condition(self) -> str | None:
+        """What a person stated of a ledger of version 1, on which every guarantee rests since; None: nothing."""
+        return self._snapshot().condition
+
+    def accounts(self, first: Guarantee | None = None) -> PeriodFilters | None:
+        """Return accounts to try charges on, which change nothing here; None where nothing can be charged any more.
+
+        Parameters
+        ----------
+        first
+            The next release: if it is the first, the caps may follow from it.
+        """
+        accounts = self._snapshot().accounts_for(first)
+        return None if accounts is None else accounts.copy()
+
+    def balance(self) -> Balance:
+        """Return how the budget stands."""
+        view = self._snapshot()
+        budget = self._budget_of(view)
+        count, accounts = len(view.charged), view.accounts_for()
+        if accounts is None:
+            nothing = Left(0, 0, budget.delta_atto, 1.0)
+            exceeded = view.exceeded is not None
+            return Balance(budget, count, nothing, closed=True, exhausted=view.exhausted, exceeded=exceeded)
+        left = accounts.to_come.left()
+        closed = None if view.periods is None else accounts.left(view.periods) if view.periods else left
+        return Balance(budget, count, left, closed, condition=view.condition)
+
+    @staticmethod
+    def _append(view: View, transaction: Transaction, *entries: dict[str, Any]) -> None:
+        """Append entries behind the end of the view; it folds them when it is read again."""
+        after, head = view.after, view.head
+        for entry in entries:
+            after, head = transaction.append(entry, after, head)
+
+    def _budget_of(self, view: View) -> PrivacyLoss:
+        """Return the budget of a view."""
+        if view.budget is None:
+            raise DataError(f"The ledger at {self._storage} declares no budget: it is damaged. Restore it from a copy.")
+        return view.budget
+
+    def _known(self, view: View, release_id: str) -> Record:
+        record = view.records.get(release_id)
+        if record is None:
+            raise UsageError(f"The ledger {self._storage} knows no release {release_id}.")
+        return record

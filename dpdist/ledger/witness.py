@@ -1,0 +1,209 @@
+"""The witness: what this machine has seen of a ledger, kept outside of it, so that a copy cannot draw a second time.
+
+A ledger that was copied, or restored from a backup, is sound by itself: no rule inside it can tell that another copy
+has gone on. So each ledger identity has one private file under the user's state directory. It holds every release that
+was committed: id, parameters, charge, periods, and the digest of the committed bytes.
+
+**The rule.** (1) A ledger that does not know everything its witness has seen may neither charge nor draw nor commit.
+(2) Committed bytes are given out only after the witness has seen them. The order is: the journal commits, the witness
+is replaced, the journal notes ``witnessed``, the bytes are given out. The witness is locked from before the journal is
+read until after the witness is replaced.
+
+**Theorem.** Of all copies of a ledger that share a witness, at most one draw of each release id is ever given out.
+
+*Proof.* The witness only grows: it is replaced under its lock, by what a ledger knows that knows all of it. A ledger
+knows one digest for each id, its own or an adopted one, so the witness never holds two for one id that was given out
+under it. What is given out is in the witness, by (2). ∎
+
+**Crashes.** Before the journal commits, nothing has happened. After it, and before the witness is replaced, the draw is
+in the journal only. The same ledger finds it there and goes on. If a copy commits first, the copy's draw counts, and
+the other is behind and never given out. After the witness is replaced, the same command gives the bytes out.
+
+A copy on another machine, or under another state directory, cannot be seen. Nothing here is a key or a seed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from dpdist.errors import DataError
+from dpdist.ledger import datasets
+from dpdist.ledger.journal import Entry
+from dpdist.ledger.state import View
+from dpdist.ledger.state_folder import StateFile, state_home
+
+FORMAT = "dpdist-witness/1"
+_LOST = "If it is lost, remove it and see what dpdist ledger adopt says."
+
+
+@dataclass(frozen=True)
+class Testimony:
+    """What a witness has seen of a ledger.
+
+    Attributes
+    ----------
+    head
+        Digest of the journal's last entry when it was seen.
+    releases
+        JSON values of every release that was committed, with its charge.
+    periods
+        The closed periods with their digests; None where rows do not come in periods.
+    capped
+        The caps that were fixed before the first release; None where none were.
+    exhausted
+        Whether the whole budget was charged to a copy, because an earlier witness was lost.
+    """
+
+    head: str
+    releases: tuple[Entry, ...]
+    periods: dict[str, str] | None
+    capped: Entry | None
+    exhausted: bool = False
+
+    @classmethod
+    def of(cls, view: View) -> Testimony:
+        """Return what a ledger has to tell."""
+        releases = tuple(record.testimony() for record in view.records.values() if record.digest is not None)
+        periods = None if view.periods is None else dict(view.periods)
+        return cls(view.head, releases, periods, view.capped, view.exhausted)
+
+    def unknown_to(self, view: View) -> list[Entry]:
+        """Return the releases that a ledger does not know of, in the order of commitment."""
+        known = {_draw(record.release_id, record.digest) for record in view.records.values()}
+        return [entry for entry in self.releases if _draw(entry["id"], entry["digest"]) not in known]
+
+    def exhausts(self, view: View) -> bool:
+        """Say whether the whole budget was charged elsewhere, and not to this ledger yet."""
+        return self.exhausted and not view.exhausted
+
+    def tells(self, view: View) -> bool:
+        """Say whether every release that the ledger committed was seen, and that it is exhausted if it is."""
+        seen = {_draw(entry["id"], entry["digest"]) for entry in self.releases}
+        known = all(r.digest is None or _draw(r.release_id, r.digest) in seen for r in view.records.values())
+        return known and (self.exhausted or not view.exhausted)
+
+
+def _draw(release_id: str, digest: str | None) -> tuple[str, str | None]:
+    """Return what tells one draw from another, also where two draws under one id are both known."""
+    return release_id.partition(".")[0], digest
+
+
+class Held(Protocol):
+    """The witness of one ledger, locked."""
+
+    def read(self) -> Testimony | None:
+        """Return what was seen last, or None where there is nothing."""
+        ...
+
+    def write(self, testimony: Testimony) -> None:
+        """Replace it; it is durable when this returns."""
+        ...
+
+
+class Witness(Protocol):
+    """Where the witnesses of ledgers are kept."""
+
+    def held(self, ledger_id: str) -> AbstractContextManager[Held]:
+        """Lock the witness of a ledger against every other process."""
+        ...
+
+    def read(self, ledger_id: str) -> Testimony | None:
+        """Return what was seen last of a ledger, without a lock; nothing is created."""
+        ...
+
+    def place(self, ledger_id: str) -> str:
+        """Return where the witness of a ledger is kept, for messages."""
+        ...
+
+    def charged(self, dataset_id: str) -> datasets.Seen:
+        """Return which ledger is charged for a data set, without a lock; nothing is created."""
+        ...
+
+    def charge(self, dataset_id: str, ledger_id: str, place: str) -> None:
+        """Let a ledger be the one that is charged for a data set, or raise RefusedError if another one is."""
+        ...
+
+
+class FolderWitness:
+    """One private file for each ledger and one for each data set, under :func:`state_home`."""
+
+    def _file(self, ledger_id: str) -> StateFile:
+        if not re.fullmatch(r"[0-9a-f]{32}", ledger_id):
+            raise DataError("The ledger has no proper identity: it is damaged. Restore it from a copy.")
+        return StateFile(state_home() / "witness" / f"{ledger_id}.json", "witness", FORMAT, _LOST)
+
+    def place(self, ledger_id: str) -> str:
+        """Return the file."""
+        return str(self._file(ledger_id).path)
+
+    def read(self, ledger_id: str) -> Testimony | None:
+        """Return what was seen last of a ledger, without a lock; nothing is created."""
+        return HeldFile(self._file(ledger_id)).read()
+
+    @contextmanager
+    def held(self, ledger_id: str) -> Iterator[HeldFile]:
+        """Lock the witness of a ledger against every other process.
+
+        Raises
+        ------
+        DataError
+            If the folder cannot be made private, written or locked.
+        ResumableError
+            If the disk is full, or another process holds it for a minute.
+        """
+        file = self._file(ledger_id)
+        with file.locked():
+            yield HeldFile(file)
+
+    def charged(self, dataset_id: str) -> datasets.Seen:
+        """Return what was seen of a data set, without a lock; nothing is created."""
+        return datasets.seen(dataset_id)
+
+    def charge(self, dataset_id: str, ledger_id: str, place: str) -> None:
+        """Let a ledger be the one that is charged for a data set, unless another one is."""
+        datasets.charge(dataset_id, ledger_id, place)
+
+
+class HeldFile:
+    """The file of one ledger's witness."""
+
+    def __init__(self, file: StateFile) -> None:
+        self._file = file
+
+    def read(self) -> Testimony | None:
+        """Return what was seen last, or None where there is nothing.
+
+        Raises
+        ------
+        DataError
+            If the file is damaged or cannot be read.
+        """
+        value = self._file.read()
+        if value is None:
+            return None
+        releases, exhausted = tuple(value["releases"]), value.get("exhausted", False)
+        return Testimony(value["head"], releases, value["periods"], value["capped"], exhausted)
+
+    def write(self, testimony: Testimony) -> None:
+        """Replace it; it is durable when this returns.
+
+        Raises
+        ------
+        DataError
+            If the folder cannot be written.
+        ResumableError
+            If the disk is full.
+        """
+        self._file.write(
+            {
+                "head": testimony.head,
+                "releases": list(testimony.releases),
+                "periods": testimony.periods,
+                "capped": testimony.capped,
+                "exhausted": testimony.exhausted,
+            }
+        )

@@ -1,0 +1,1 @@
+"""The steps that a person takes: rows to a private release, to components, to scores."""

@@ -1,0 +1,339 @@
+"""Tables and their budgets: ingest with a declared budget, create the one ledger of a table, verify it.
+
+A table has one budget and one ledger for ever. Whatever dies half-way is completed by the same call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from dpdist._util.paths import AnyPath, local
+from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.ingest.origin import origin_of, require_same_origin
+from dpdist.ingest.sources import Choices, Remote, location_of
+from dpdist.ingest.sources import Place as SourcePlace
+from dpdist.ingest.table import ingest
+from dpdist.ledger import datasets
+from dpdist.ledger.address import Place, PlaceGiven, place_given
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release import archive, trusted
+from dpdist.release.artefact import open_release
+from dpdist.release.reproduction import reproduced, require_unreproduced
+from dpdist.rows.dataset import RowsTable, bind_ledger, open_rows
+from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
+from dpdist.rows.units import Unit
+from dpdist.storage.atomic import locked, make_once, require_new
+
+
+def default_ledger(rows: AnyPath) -> Path:
+    """Return where the ledger of a rows.zarr stands unless told otherwise: ``.ledger`` in place of ``.zarr``.
+
+    Examples
+    --------
+    >>> default_ledger(Path("rows.zarr")).name, default_ledger(Path("visits.2025")).name
+    ('rows.ledger', 'visits.2025.ledger')
+    """
+    rows = local(rows)
+    return rows.with_name(rows.name.removesuffix(".zarr") + ".ledger")
+
+
+def ingest_rows(
+    source: SourcePlace | AnyPath,
+    rows: AnyPath,
+    *,
+    budget: PrivacyLoss | None = None,
+    ledger: PlaceGiven | None = None,
+    columns: Sequence[str] | None = None,
+    compress: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    unit: Unit | None = None,
+    choices: Choices = Choices(),  # noqa: B008 - frozen
+    say: Callable[[str], None] | None = None,
+) -> RowsTable:
+    """Write rows.zarr from files and, with a budget, its ledger.
+
+    Rows that were ingested from the same files, as they are now, with the same options are left alone, and so is their
+    ledger; if it was not created yet, it is.
+
+    Raises
+    ------
+    UsageError
+        If the rows are there and declare another budget, or none.
+    DataError
+        If the source is unusable, or other rows or a ledger exist already.
+    """
+    rows = local(rows)
+    source = source if isinstance(source, Remote) else location_of(os.fspath(source))
+    place = place_given(ledger or default_ledger(rows))
+    if os.path.lexists(rows):
+        require_same_origin(rows, origin_of(source, columns=columns, compress=compress, unit=unit, choices=choices))
+        table = open_rows(rows)
+        if budget not in {None, table.budget}:
+            raise UsageError(
+                f"{rows} exists already and declares {f'a budget of {table.budget}' if table.budget else 'no budget'}, "
+                f"not {budget}; it is declared once. {_otherwise(table)}"
+            )
+        return complete_ingest(rows, place)
+    if budget is not None:
+        _require_no_ledger(place)
+    table = ingest(
+        source, rows, budget=budget, columns=columns, compress=compress, progress=progress, unit=unit, choices=choices,
+        say=say,
+    )  # fmt: skip
+    return table if budget is None else complete_ingest(rows, place)
+
+
+def _otherwise(table: RowsTable) -> str:
+    """Say what may be done where another budget was declared than the rows have."""
+    if table.budget is None:
+        return "Declare it with dpdist ledger create, or choose another place for the rows."
+    return "Leave --budget-epsilon out, or choose another place for the rows."
+
+
+def _require_no_ledger(ledger: Place) -> None:
+    if ledger.exists() if isinstance(ledger, Path) else Ledger.stands_at(ledger):
+        raise DataError(
+            f"A ledger stands at {ledger} already. It may be the only record of what was spent on other rows: keep it, "
+            "and choose another name for these."
+        )
+    if isinstance(ledger, Path):
+        require_new(ledger, "ledger")
+
+
+def create_ledger(ledger: PlaceGiven, rows: AnyPath, budget: PrivacyLoss | None = None) -> Ledger:
+    """Create the ledger of rows, once; what died half-way is completed by the same call.
+
+    The very ledger that these rows name, with the budget they declare, is left alone and opened.
+
+    A table has one budget and one ledger for ever: with a second one, the same release could be drawn twice. A copy of
+    rows that was made before they had a ledger is given the same one, at the place where it is, and no other.
+
+    Parameters
+    ----------
+    ledger
+        The folder, or the name in a database, to create it at.
+    rows
+        The table it shall be charged for.
+    budget
+        The budget, or None to take the one that is declared already.
+
+    Raises
+    ------
+    UsageError
+        If neither the call nor the rows declare a budget, or the rows declare another one.
+    RefusedError
+        If the rows, or a copy of them, have another ledger already, or were released for reproduction.
+    DataError
+        If another ledger stands there, or it or the rows cannot be written.
+    """
+    rows = local(rows)
+    with locked(rows):
+        return _create_ledger(ledger, rows, budget)
+
+
+def _create_ledger(ledger: PlaceGiven, rows: Path, budget: PrivacyLoss | None = None) -> Ledger:
+    """Create the ledger of rows that are locked."""
+    ledger = place_given(ledger)
+    table = open_rows(rows)
+    declared = budget or table.budget
+    if table.budget not in {None, declared}:
+        raise UsageError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
+    if table.ledger_id is not None:
+        if Ledger.stands_at(ledger) and Ledger(ledger).ledger_id == table.ledger_id:
+            return Ledger(ledger)
+        raise RefusedError(
+            f"{rows} has a ledger already; a second one would spend its budget again. If it was moved, pass "
+            "--ledger where it is needed; if it is lost, restore it from a copy."
+        )
+    require_unreproduced(table)
+    opened = _only_ledger(ledger, rows, table.dataset_id, declared)
+    bind_ledger(table, opened.budget, opened.ledger_id)
+    return opened
+
+
+def periodic_table(
+    rows: Path, budget: PrivacyLoss | None = None, ledger: Place | None = None
+) -> tuple[PeriodicTable, Ledger]:
+    """Open a folder of periods and its ledger, and create them if there is none; what died half-way is completed.
+
+    Raises
+    ------
+    UsageError
+        If there is none and no budget to create it with, or it declares another one.
+    RefusedError
+        If its ledger is not at the place.
+    DataError
+        If it is damaged, or cannot be written.
+    """
+    place = ledger or default_ledger(rows)
+    make_once(rows.exists, partial(_create_periods, rows, budget, place))
+    with locked(rows):
+        table = open_periods(rows)
+        if budget not in {None, table.budget}:
+            raise UsageError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
+        if table.ledger_id is None:
+            opened = _only_ledger(place, rows, table.dataset_id, table.budget, periodic=True)
+            return bind_periods(table, opened.ledger_id), opened
+    return table, Ledger.charged_for(rows, table.ledger_id, place)
+
+
+def _create_periods(rows: Path, budget: PrivacyLoss | None, ledger: Place) -> None:
+    if budget is None:
+        raise UsageError(f"{rows} does not exist yet, so a budget must be declared for it (budget_epsilon).")
+    if Ledger.stands_at(ledger):
+        _require_no_ledger(ledger)
+    create_periods(rows, budget)
+
+
+def _only_ledger(
+    place: Place, rows: Path, dataset_id: str, budget: PrivacyLoss | None, *, periodic: bool = False
+) -> Ledger:
+    """Return the one ledger of rows that name none yet; create it if there is none.
+
+    Copies of these rows may ask for one as well, at the same time: the first of them creates it.
+
+    Raises
+    ------
+    DpdistError
+        As :func:`_ledger_to_name`.
+    """
+    with datasets.held(dataset_id) as data:
+        opened = _ledger_to_name(place, rows, dataset_id, budget)
+        if opened is None:
+            opened = Ledger.create(place, dataset_id=dataset_id, budget=_declared(rows, budget), periodic=periodic)
+        if data.read().ledger_id is None:
+            data.write(datasets.Seen(opened.ledger_id, str(_absolute(place))))
+        return opened
+
+
+def _ledger_to_name(place: Place, rows: Path, dataset_id: str, budget: PrivacyLoss | None) -> Ledger | None:
+    """Return the ledger that rows which name none may name; None if it may be created at this place.
+
+    Raises
+    ------
+    UsageError
+        If it has another budget, or would be created and none is declared.
+    RefusedError
+        If the data set has a ledger that is not at this place, or was released for reproduction.
+    DataError
+        If a ledger of other rows stands there.
+    """
+    found = datasets.seen(dataset_id)
+    if found.reproduced:
+        raise reproduced(rows)
+    if found.ledger_id is None:
+        opened = _unused(place, dataset_id, _declared(rows, budget))
+        if opened is None:
+            _require_no_ledger(place)
+        return opened
+    if not Ledger.stands_at(place) or Ledger(place).ledger_id != found.ledger_id:
+        raise RefusedError(
+            f"{rows} is a copy of rows that have a ledger, {found.place}; a second one would spend their budget again. "
+            f"Name that one: dpdist ledger create {found.place} --rows {rows}, or --ledger {found.place}. If it was "
+            "moved, name its place; if it is lost, restore it from a copy, and charge what the copy misses with: "
+            "dpdist ledger adopt LEDGER."
+        )
+    opened = Ledger(place)
+    if budget not in {None, opened.budget}:
+        raise UsageError(f"The ledger {place} of these rows has a budget of {opened.budget}, and it is declared once.")
+    return opened
+
+
+def _declared(rows: Path, budget: PrivacyLoss | None) -> PrivacyLoss:
+    if budget is None:
+        raise UsageError(f"{rows} declares no budget: pass --budget-epsilon, and --budget-delta where one is allowed.")
+    return budget
+
+
+def ledger_of(rows: Path, ledger: Place | None = None, budget: PrivacyLoss | None = None) -> Ledger | None:
+    """Return the ledger that a release of rows, or of a folder of periods, would charge; nothing is created.
+
+    Parameters
+    ----------
+    rows, ledger
+        Where the rows are, or will be, and their ledger if it is not beside them.
+    budget
+        What would be declared for rows that are not there yet.
+
+    Returns
+    -------
+    Ledger or None
+        None where it would be created, or no budget is declared.
+
+    Raises
+    ------
+    RefusedError
+        If the ledger of the rows is not at the place, or that of a copy of them is elsewhere.
+    DataError
+        If the rows or the ledger are damaged, or a ledger of other rows stands where one would be created.
+    """
+    place = ledger or default_ledger(rows)
+    if not os.path.lexists(rows):
+        if budget is not None:
+            _require_no_ledger(place)
+        return None
+    table = open_periods(rows) if is_periodic(rows) else open_rows(rows)
+    if table.ledger_id is not None:
+        return Ledger.charged_for(rows, table.ledger_id, place)
+    return None if table.budget is None else _ledger_to_name(place, rows, table.dataset_id, table.budget)
+
+
+def _absolute(place: Place) -> Place:
+    return place.absolute() if isinstance(place, Path) else place
+
+
+def _unused(ledger: Place, dataset_id: str, budget: PrivacyLoss) -> Ledger | None:
+    """Return the ledger that was created for this very table by a call that died before it was recorded in it."""
+    if not Ledger.stands_at(ledger):
+        return None
+    found = Ledger(ledger)
+    fresh = found.dataset_id == dataset_id and found.budget == budget and not found.records
+    return found if fresh else None
+
+
+def complete_ingest(rows: AnyPath, ledger: PlaceGiven | None = None) -> RowsTable:
+    """Open rows, and create the ledger of a declared budget if ingest died before it did."""
+    rows = local(rows)
+    table = open_rows(rows)
+    if _lacks_ledger(table):
+        with locked(rows):
+            if _lacks_ledger(open_rows(rows)):  # another run may have been faster
+                _create_ledger(ledger or default_ledger(rows), rows)
+        table = open_rows(rows)
+    return table
+
+
+def _lacks_ledger(table: RowsTable) -> bool:
+    return table.budget is not None and table.ledger_id is None
+
+
+def verify_ledger(ledger: PlaceGiven, releases: Sequence[AnyPath] = ()) -> Ledger:
+    """Check a ledger from its first entry, and that it knows of these releases; return it.
+
+    One that was adopted is known by its id alone: its bytes were committed to another copy, and are compared there.
+
+    Raises
+    ------
+    DataError
+        If anything was altered, in the ledger or in a release.
+    RefusedError
+        If the ledger has forgotten a release: it was cut short or restored from an older copy.
+    """
+    opened = Ledger(ledger)
+    opened.verify()
+    for path in map(local, releases):
+        trusted.require_remembered(opened, path)
+        release_id = open_release(path).release_id
+        record = opened.record(release_id)
+        if record is not None and record.state is State.ADOPTED:
+            continue
+        with opened.opened(release_id) as committed:
+            same = archive.holds(path, committed)
+        if not same:
+            raise DataError(f"{path} is not what was committed to {ledger}: it was altered. Publish it again.")
+    return opened

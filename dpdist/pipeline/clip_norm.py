@@ -1,0 +1,329 @@
+"""Choose a clip norm privately: a quantile of the rows' norms, at a small epsilon, charged once to the table's ledger.
+
+The noisy histogram of the norms is the release (:mod:`dpdist.release.norm_histogram`); the clip norm is
+post-processing of it.
+The same request again is answered from the ledger at no cost, and so is another quantile of the same histogram.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from dpdist._util.paths import AnyPath, local
+from dpdist._util.text import exactly
+from dpdist.errors import DataError, RefusedError
+from dpdist.ledger.address import PlaceGiven, place_given
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
+from dpdist.mechanisms.quantile import QuantileFound, quantile_of, require_quantile
+from dpdist.moment.norm_histogram import histogram_tasks, partition_histogram
+from dpdist.moment.total import add_partials
+from dpdist.pipeline.budget import default_ledger
+from dpdist.pipeline.release import Cluster
+from dpdist.privacy import caution
+from dpdist.privacy.guarantee import MICRO, Neighbours
+from dpdist.release import norm_histogram, worth
+from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
+from dpdist.release.worth import Worth
+from dpdist.rows.dataset import RowsTable, open_rows
+from dpdist.rows.periods import is_periodic
+
+_DONE = {State.COMMITTED, State.PUBLISHED}
+
+
+@dataclass(frozen=True)
+class ClipChoice:
+    """A clip norm that was chosen privately, and what is known of it. Public.
+
+    Attributes
+    ----------
+    histogram
+        The release it follows from.
+    quantile
+        What was asked for.
+    found
+        Where that quantile is.
+    fresh
+        Whether the histogram was drawn now, or had been committed before.
+    enough_micro
+        An epsilon, in millionths, with which the answer would be useful; None: it is, or none up to 10 would do, or n
+        is private.
+    """
+
+    histogram: NormHistogram
+    quantile: Fraction
+    found: QuantileFound
+    fresh: bool
+    enough_micro: int | None = None
+
+    @property
+    def worth(self) -> Worth:
+        """What the answer is worth: where n is private, by its estimate."""
+        rows = self.histogram.rows
+        return Worth(self.quantile, self.found.rows, max(0, sum(self.histogram.counts)) if rows is None else rows)
+
+    @property
+    def clip(self) -> float | None:
+        """The clip norm: the first edge of the grid that is estimated not to be below the quantile.
+
+        None where the quantile may lie beyond the grid, at the stated confidence: then nothing is claimed.
+        """
+        if self.found.edge is None or self.found.up_to_edge is None:
+            return None
+        return self.histogram.edges[self.found.edge]
+
+    def _edge(self, number: int | None) -> float | None:
+        return None if number is None else self.histogram.edges[number]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        return {
+            "clip": self.clip,
+            "quantile": float(self.quantile),
+            "above": self._edge(self.found.above_edge),
+            "up_to": self._edge(self.found.up_to_edge),
+            "confidence": self.found.confidence,
+            **self.worth.to_json(),
+            "clipped_share": self.found.tail,
+            "clipped_share_standard_error": self.found.tail_error,
+            "fresh": self.fresh,
+            "histogram": self.histogram.to_json(),
+            "cautions": list(self.histogram.cautions),
+        }
+
+    def words(self) -> str:
+        """Return what was found, what it is worth and what it cost, in sentences."""
+        said = self._not_found() if self.clip is None else self._chosen(self.clip)
+        guarantee = self.histogram.guarantee
+        law = "" if guarantee.mu_squared is None else f" (Gaussian, mu² {float(guarantee.mu_squared):.3g})"
+        how = "charged now" if self.fresh else "drawn before: the same answer, nothing spent"
+        return (
+            f"{said}\nCost: {guarantee.loss}{law} under {guarantee.neighbours}, {self.histogram.release_id} ({how})."
+            f"{caution.in_words(self.histogram.cautions)}"
+        )
+
+    @property
+    def _asked(self) -> str:
+        return f"{float(self.quantile):g}-quantile of the norms"
+
+    def _longer(self) -> str:
+        """Say how many rows are longer than the edge in question; a sentence up to its verb."""
+        share, n = self.found.tail, self.histogram.rows
+        if share is None:
+            return "An unknown share of the rows is"
+        if n is None:
+            return f"An estimated {share:.2%} of the rows (standard error {self.found.tail_error:.2%}) are"
+        return f"An estimated {share * n:.0f} of {n} rows ({share:.2%}) are"
+
+    def _chosen(self, clip: float) -> str:
+        found, edges, worth = self.found, self.histogram.edges, self.worth
+        low = "" if found.above_edge is None else f"above {exactly(edges[found.above_edge])} and "
+        said = (
+            f"Clip norm {exactly(clip)}. {self._longer()} longer, and would be shortened to it."
+            f"\nWorth: the noise moves ranks by up to {worth.error:.0f} rows (confidence {worth.confidence:g})"
+        )
+        if self.histogram.rows is None:
+            said += f" of an estimated {worth.rows}. So the clip norm lies, about, {worth.ends()}"
+        else:
+            said += f" of {worth.rows}. So the clip norm lies {worth.ends()}, rounded up to the grid"
+        if not worth.useful:
+            more = "" if self.enough_micro is None else f"epsilon {self.enough_micro / MICRO:g} (charged anew), "
+            said += f", which is rough. It would be useful with {more}a shorter grid (charged anew) "
+            said += "or, free, a smaller --quantile"
+        said += f". The {self._asked} is {low}at most {exactly(edges[found.up_to_edge or 0])}."
+        if found.edge == 0:
+            said += " It is the first norm of the grid: a smaller one, with less noise, may do (--grid)."
+        return said
+
+    def _not_found(self) -> str:
+        """Say why there is no clip norm, and what would help: a longer grid, or less noise."""
+        found, edges, worth = self.found, self.histogram.edges, self.worth
+        end, place = exactly(edges[-1]), exactly(edges[-1 if found.edge is None else found.edge])
+        moved = f"the noise moves ranks by up to {worth.error:.0f} rows (confidence {worth.confidence:g})"
+        longer = "a grid that reaches further, from public knowledge (--grid LOW:HIGH:PER_OCTAVE): it is"
+        if found.above_edge == len(edges) - 1:
+            said = (
+                f"lies beyond the grid, which ends at {end}. {self._longer()} longer. A larger epsilon would not help."
+            )
+            cure = longer
+        else:
+            said = f"may lie beyond the grid, which ends at {end}. {self._longer()} longer than {place}, and {moved}: "
+            if worth.useful:
+                said, cure = f"{said}so little that some rows do lie beyond. A larger epsilon would not help.", longer
+            else:
+                epsilon = (
+                    "a larger epsilon" if self.enough_micro is None else f"--epsilon {self.enough_micro / MICRO:g}"
+                )
+                said, cure = f"{said}too much to tell.", f"{epsilon}, or a grid of fewer norms (--grid): either is"
+        free = self.smaller_quantile()
+        cheap = "" if free is None else f" Or take --quantile {free:g} of this histogram, at no cost."
+        return f"No clip norm: the {self._asked} {said} Ask again with {cure} charged anew.{cheap}"
+
+    def smaller_quantile(self) -> float | None:
+        """Return the largest quantile below the one asked for, in hundredths, that this histogram does answer.
+
+        None where it answers none from 0.5 on. It is post-processing of the release, and free.
+        """
+
+        def answered(hundredths: int) -> bool:
+            found = quantile_of(
+                self.histogram.counts, self.histogram.noise, Fraction(hundredths, 100), rows=self.histogram.rows
+            )
+            return found.edge is not None and found.up_to_edge is not None
+
+        low, high = 49, math.ceil(100 * self.quantile)  # the smaller, the more likely: so it can be halved
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if answered(middle) else (low, middle)
+        return low / 100 if low >= 50 else None
+
+
+def choose_clip(
+    rows: AnyPath,
+    request: NormsRequest,
+    quantile: Fraction,
+    *,
+    ledger: PlaceGiven | None = None,
+    cluster: Cluster | None = None,
+    budget_delta: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> ClipChoice:
+    """Choose the clip norm of a table as a quantile of its norms; the same request again costs nothing.
+
+    The budget is reserved before any row is read. If a chunk turns out to be unusable, the reservation is refunded,
+    because no noise was drawn; if anything dies, it is kept and the same call resumes.
+
+    Parameters
+    ----------
+    rows
+        The table.
+    request
+        What to spend, on which grid.
+    quantile
+        Which share of the rows shall be at most as long as the clip norm, between 0 and 1.
+    ledger
+        Where its budget is kept, if not beside it.
+    cluster
+        Where to compute.
+    budget_delta
+        Whether a request without a delta takes that of the budget, where it has one. If this very histogram was
+        released with either before, that one is given again.
+    say
+        Told what the answer will be worth, before anything is charged or read.
+
+    Raises
+    ------
+    UsageError
+        If the request makes no sense for this table.
+    RefusedError
+        If the budget does not suffice, there is none, the noise would hide the quantile, or the rows come in periods.
+    DataError
+        If rows or cluster cannot be used.
+    ResumableError
+        If the cluster was lost half-way.
+    """
+    require_quantile(quantile)
+    table, where = _table_at(local(rows)), cluster or Cluster()
+    bound = request.bound(table.columns)
+    place = place_given(ledger or default_ledger(table.path))
+    transaction = NormsTransaction(request, table, place.absolute() if isinstance(place, Path) else place)
+    if not where.trusted_worker:
+        transaction, state, left = _looked_up(transaction, budget_delta)
+        if state in _DONE:
+            norm_histogram.reserve(transaction)  # refuses a ledger that is not of these rows
+            return _choice(transaction, norm_histogram.published(transaction), quantile, fresh=False)
+        _foretell(transaction, quantile, state, left, say)
+    with where.connected(trusted_worker=where.trusted_worker) as engine:
+        engine.require_path(table.landmark)
+        if where.trusted_worker:
+            transaction, state, left = engine.trusted(_looked_up, transaction, budget_delta)
+            if state not in _DONE:
+                _foretell(transaction, quantile, state, left, say)
+        fresh = engine.trusted(norm_histogram.reserve, transaction) is State.RESERVED
+        if fresh:
+            tasks = histogram_tasks(table, bound, request.grid.edges, len(engine.workers))
+            try:
+                sums = engine.reduce(partition_histogram, add_partials, tasks, "Counting norms")
+                engine.trusted(norm_histogram.finalise, transaction, sums=sums)
+            except DataError:
+                engine.trusted(norm_histogram.abort, transaction)
+                raise
+        return _choice(transaction, engine.trusted(norm_histogram.published, transaction), quantile, fresh=fresh)
+
+
+def _foretell(
+    transaction: NormsTransaction,
+    quantile: Fraction,
+    state: State | None,
+    left_micro: int | None,
+    say: Callable[[str], None] | None,
+) -> None:
+    """Say what the answer will be worth; refuse one that is worth nothing, unless it is charged already."""
+    request, table = transaction.request, transaction.table
+    caution.warn(request.calibrated(table).guarantee.loss, request.neighbours, table.rows)
+    if state is State.RESERVED:
+        return
+    said = worth.forecast(request, table, quantile, left_micro)
+    if say is not None:
+        say(said)
+
+
+def _choice(transaction: NormsTransaction, histogram: NormHistogram, quantile: Fraction, *, fresh: bool) -> ClipChoice:
+    found = quantile_of(histogram.counts, histogram.noise, quantile, rows=histogram.rows)
+    choice = ClipChoice(histogram, quantile, found, fresh)
+    if choice.worth.useful:
+        return choice
+    return replace(choice, enough_micro=worth.useful_epsilon(transaction.request, transaction.table, quantile))
+
+
+def _looked_up(transaction: NormsTransaction, budget_delta: bool) -> tuple[NormsTransaction, State | None, int | None]:
+    """Return the transaction with its delta settled, the state of its histogram, and the epsilon that is left for it.
+
+    The state is None where nothing of it is charged; the epsilon, in millionths, where there is no ledger yet.
+    """
+    if budget_delta and not transaction.request.loss.delta_atto:
+        transaction = norm_histogram.settled(transaction)
+    if not Ledger.stands_at(transaction.ledger):
+        return transaction, None, None
+    ledger = Ledger(transaction.ledger)
+    record, left = ledger.record(transaction.release_id), ledger.balance().left
+    state = None if record is None or record.state is State.ABORTED else record.state
+    return transaction, state, left.gaussian_micro if transaction.request.loss.delta_atto else left.pure_micro
+
+
+def _table_at(rows: Path) -> RowsTable:
+    """Open a table whose rows do not come in periods.
+
+    Raises
+    ------
+    RefusedError
+        If they do.
+    DataError
+        If there is none.
+    """
+    table = None if is_periodic(rows) else open_rows(rows)
+    if table is None or table.period is not None:
+        raise RefusedError(
+            f"The rows of {rows} come in periods, and one clip norm holds for all of them, those to come included: a "
+            "quantile of the periods so far would be paid for by their rows and say nothing of later ones. Choose it "
+            "from what is publicly known, or from a table of its own, such as an earlier year's."
+        )
+    return table
+
+
+def next_command(rows: Path, choice: ClipChoice, centre: str) -> str | None:
+    """Return the command that releases with the chosen clip norm, to be completed; None where none was chosen."""
+    if choice.clip is None:
+        return None
+    neighbours, loss = choice.histogram.guarantee.neighbours, choice.histogram.guarantee.loss
+    more = "" if centre == "none" else f" --centre {shlex.quote(centre)}"
+    more += f" --delta {Decimal(loss.delta_atto).scaleb(-18).normalize()}" if loss.delta_atto else ""
+    more += "" if neighbours is Neighbours.REPLACE_ONE else f" --neighbours {neighbours}"
+    return f"dpdist release {shlex.quote(str(rows))} RELEASE --epsilon E --clip {exactly(choice.clip)}{more}"

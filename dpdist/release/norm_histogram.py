@@ -1,0 +1,278 @@
+"""A private histogram of the rows' norms, by which a clip norm is chosen: requested, charged, drawn and committed once.
+
+It goes through the same transaction as a release of a moment (:mod:`dpdist.release.trusted`), and its functions may
+run any number of times as well. What is committed is the noisy histogram, as JSON; it stands in the ledger and
+nowhere else, and whoever asks again is given it at no cost. A quantile of it is post-processing: asking for another one
+of the same histogram costs nothing. The exact counts are a local variable of :func:`finalise`.
+
+The id follows from the data set's identity and public parameters, as that of a release does, and not from the quantile.
+Who names no delta takes that of the budget (:func:`settled`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import dpdist
+from dpdist.errors import DataError
+from dpdist.ledger.address import Place
+from dpdist.ledger.journal import canonical
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
+from dpdist.mechanisms.counts import CountNoise, DiscreteLaplace, RoundedNormal, noise_from_json
+from dpdist.mechanisms.quantile import NAME, CalibratedHistogram, Counts, calibrated
+from dpdist.moment.total import Partial, complete
+from dpdist.noise.entropy import SYSTEM
+from dpdist.privacy.caution import cautions
+from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
+from dpdist.release.trusted import charged_ledger, commit_once, require_small_delta
+from dpdist.rows.bounding import RowBound
+from dpdist.rows.dataset import RowsTable
+from dpdist.rows.norms import NormGrid
+
+FORMATS = {DiscreteLaplace.law: "dpdist-norms/1", RoundedNormal.law: "dpdist-norms/2"}
+"""By the law of the noise: what reads the first alone would take any scale for one of discrete Laplace noise."""
+
+
+@dataclass(frozen=True)
+class NormsRequest:
+    """A request for one private histogram of the norms of rows.
+
+    Parameters
+    ----------
+    loss
+        What it may cost: Gaussian noise with a delta, discrete Laplace noise without one.
+    grid
+        The public grid.
+    neighbours
+        The neighbouring relation.
+    centre, scale
+        Public shift and divisor per column, as of the release whose clip norm is chosen, or None.
+    accept_large_delta
+        As of :class:`dpdist.release.request.ReleaseRequest`.
+    """
+
+    loss: PrivacyLoss
+    grid: NormGrid
+    neighbours: Neighbours = Neighbours.REPLACE_ONE
+    centre: tuple[float, ...] | None = None
+    scale: tuple[float, ...] | None = None
+    accept_large_delta: bool = False
+
+    def bound(self, columns: int) -> RowBound:
+        """Return the public shift and scale of rows of so many columns.
+
+        Raises
+        ------
+        UsageError
+            If the public vectors have another number of entries.
+        """
+        return RowBound(columns, self.grid.edges[-1], 2, self.centre, self.scale)
+
+    def calibrated(self, table: RowsTable) -> CalibratedHistogram:
+        """Return the noise for a table."""
+        return calibrated(self.loss, self.neighbours, table.max_rows)
+
+    def parameters(self, table: RowsTable) -> dict[str, Any]:
+        """Return everything the histogram depends on besides the rows, as JSON values."""
+        vectors = {"centre": self.centre, "scale": self.scale}
+        return {
+            "dataset_id": table.dataset_id,
+            "columns": list(table.names),
+            "mechanism": NAME,
+            "epsilon_micro": self.loss.epsilon_micro,
+            "delta_atto": self.loss.delta_atto,
+            "neighbours": self.neighbours.value,
+            "grid": self.grid.to_json(),
+            **{name: None if vector is None else list(vector) for name, vector in vectors.items()},
+            **({} if table.unit is None else {"unit": table.unit.to_json()}),
+        }
+
+    def release_id(self, table: RowsTable) -> str:
+        """Return the id, which follows from the parameters."""
+        digest = hashlib.sha256(canonical(self.parameters(table)).encode()).hexdigest()
+        return f"n-{digest[:32]}"
+
+
+@dataclass(frozen=True)
+class NormsTransaction:
+    """One histogram: the request, the table, and the ledger that is charged."""
+
+    request: NormsRequest
+    table: RowsTable
+    ledger: Place
+
+    @property
+    def release_id(self) -> str:
+        """The id under which all of this happens once."""
+        return self.request.release_id(self.table)
+
+
+@dataclass(frozen=True)
+class NormHistogram:
+    """A released histogram of norms. Public.
+
+    Attributes
+    ----------
+    release_id
+        Its id in the ledger.
+    guarantee
+        What is proved of it.
+    edges
+        The grid, rising.
+    counts
+        Noisy counts: of the norms up to each edge, and beyond the last.
+    noise
+        That of each count.
+    rows
+        n under replace-one, None under add-remove.
+    ledger_head
+        Where the ledger's journal ended before the noise was drawn, by which a ledger that forgot it is found out.
+    """
+
+    release_id: str
+    guarantee: Guarantee
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    noise: CountNoise
+    rows: int | None
+    ledger_head: str
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """As of a :class:`dpdist.release.artefact.Release`."""
+        return cautions(self.guarantee.loss, self.guarantee.neighbours, self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "format": FORMATS[self.noise.law],
+            "release_id": self.release_id,
+            "mechanism": NAME,
+            "guarantee": self.guarantee.to_json(),
+            "noise": self.noise.to_json(),
+            "edges": list(self.edges),
+            "counts": list(self.counts),
+            "n": self.rows,
+            "ledger_head": self.ledger_head,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> NormHistogram:
+        """Read what :meth:`to_json` wrote, in this version or an earlier one.
+
+        Raises
+        ------
+        DataError
+            If its format is not known.
+        """
+        if value["format"] not in FORMATS.values():
+            known = ", ".join(map(repr, FORMATS.values()))
+            raise DataError(f"The histogram has format {value['format']!r}; this version reads {known}.")
+        return cls(
+            release_id=value["release_id"],
+            guarantee=Guarantee.from_json(value["guarantee"]),
+            edges=tuple(value["edges"]),
+            counts=tuple(value["counts"]),
+            noise=noise_from_json(value["noise"]),
+            rows=value["n"],
+            ledger_head=value["ledger_head"],
+        )
+
+
+def settled(transaction: NormsTransaction) -> NormsTransaction:
+    """Give a request without a delta the one of the ledger's budget, and with it Gaussian noise; reads the ledger only.
+
+    Where the ledger holds the histogram already, with that delta or, as of earlier versions, with none, the first that
+    was reserved is the one: what was released for a request is given again, and never drawn anew under another law.
+
+    Raises
+    ------
+    RefusedError
+        If the ledger is not the table's.
+    """
+    request, table = transaction.request, transaction.table
+    ledger = charged_ledger(table, transaction.ledger)
+    pure = replace(request, loss=replace(request.loss, delta_atto=0))
+    gaussian = replace(request, loss=replace(request.loss, delta_atto=ledger.budget.delta_atto))
+    known = {each.release_id(table): each for each in (pure, gaussian)}
+    stands = (r.release_id for r in ledger.records if r.state is not State.ABORTED)
+    return replace(transaction, request=next((known[name] for name in stands if name in known), gaussian))
+
+
+def reserve(transaction: NormsTransaction) -> State:
+    """Charge the histogram before any row is read; free when it is charged already.
+
+    Raises
+    ------
+    RefusedError
+        If the budget does not suffice, the ledger is not the table's, or delta is not below 1/n.
+    """
+    request, table = transaction.request, transaction.table
+    ledger, guarantee = charged_ledger(table, transaction.ledger), request.calibrated(table).guarantee
+    require_small_delta(ledger, transaction.release_id, guarantee, table, accepted=request.accept_large_delta)
+    return ledger.reserve(
+        transaction.release_id,
+        dataset_id=table.dataset_id,
+        parameters=request.parameters(table),
+        guarantee=guarantee,
+        periods=table.seals,
+    )
+
+
+def finalise(transaction: NormsTransaction, *partials: Partial) -> None:
+    """Add the last partials, draw the noise and commit; idempotent, and once whoever else runs it.
+
+    Raises
+    ------
+    DpdistError
+        If the partials do not cover the table exactly once. Nothing is drawn then.
+    RefusedError
+        If the histogram was aborted meanwhile.
+    ResumableError
+        If the ledger cannot be written, or others overtake this attempt again and again and die.
+    """
+    exact: Counts = complete(transaction.table, *partials).values
+    commit_once(
+        Ledger(transaction.ledger), transaction.release_id, lambda head: _drawn(transaction, exact, ledger_head=head)
+    )
+
+
+def _drawn(transaction: NormsTransaction, exact: Counts, ledger_head: str) -> Iterator[bytes]:
+    """Yield what is committed: one fresh noisy histogram; nothing of the exact one is in it."""
+    request, table = transaction.request, transaction.table
+    noise = request.calibrated(table)
+    released = NormHistogram(
+        release_id=transaction.release_id,
+        guarantee=noise.guarantee,
+        edges=request.grid.edges,
+        counts=tuple(noise.answer(exact, SYSTEM).tolist()),
+        noise=noise.noise,
+        rows=table.rows if request.neighbours is Neighbours.REPLACE_ONE else None,
+        ledger_head=ledger_head,
+    )
+    yield canonical(released.to_json() | {"library": f"dpdist {dpdist.__version__}"}).encode()
+
+
+def published(transaction: NormsTransaction) -> NormHistogram:
+    """Read the committed histogram back, checked, and record that it was given out; idempotent.
+
+    Raises
+    ------
+    DataError
+        If the committed bytes are missing or were altered.
+    """
+    ledger = Ledger(transaction.ledger)
+    with ledger.opened(transaction.release_id) as content:
+        found = NormHistogram.from_json(json.loads(content.read()))
+    ledger.published(transaction.release_id)
+    return found
+
+
+def abort(transaction: NormsTransaction) -> None:
+    """Refund the reservation, if nothing was committed."""
+    Ledger(transaction.ledger).abort(transaction.release_id)

@@ -1,0 +1,83 @@
+"""Rows for reproduction, or rows with a budget: a table is one of the two for ever, and its metadata remember which.
+
+A release for reproduction may be the exact second moment, and no ledger charges it. Whoever then sees a charged release
+of the same rows subtracts the two, and has its noise: nothing that the ledger promises is left. So the first of the
+two excludes the other, whichever it was, and wherever the ledger is kept by now, also where copies of the rows were
+made before (:mod:`dpdist.ledger.datasets`). Both look and write while they hold the folder of the rows and what was
+seen of their data set, so that of two at once one is refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpdist.errors import DataError, RefusedError
+from dpdist.ledger import datasets
+from dpdist.rows.dataset import RowsTable, mark_reproduced, open_rows
+from dpdist.storage.atomic import locked
+
+
+def require_undeclared(table: RowsTable) -> None:
+    """Refuse rows for which a budget was ever declared.
+
+    The rows' own metadata tell: a ledger that was moved away, that lies in a database, or that was not created yet
+    counts too. Of rows that were copied before they had one, what was seen of their data set tells. Rows that come in
+    periods always have a budget.
+
+    Raises
+    ------
+    RefusedError
+        If one was.
+    """
+    copied = datasets.seen(table.dataset_id).ledger_id is not None
+    if not copied and table.budget is None and table.ledger_id is None and table.period is None and not table.seals:
+        return
+    raise RefusedError(
+        f"A budget is declared for {table.path}{', or for a copy of it' if copied else ''}, and a release for "
+        "reproduction is charged to no ledger: it would undo what the budget promises. No row was read, and nothing "
+        "was written. To reproduce, ingest the source again without a budget: dpdist ingest SOURCE ROWS."
+    )
+
+
+def admit(table: RowsTable) -> None:
+    """Let rows be released for reproduction: refuse those that have a budget, and mark the others; idempotent.
+
+    Raises
+    ------
+    RefusedError
+        If a budget was ever declared for them, or for a copy of them.
+    DataError
+        If other rows stand there by now, or the mark cannot be written.
+    """
+    require_undeclared(table)
+    with locked(table.path), datasets.held(table.dataset_id) as data:
+        found = open_rows(table.path, whole=False)
+        require_undeclared(found)
+        if found.dataset_id != table.dataset_id:
+            raise DataError(f"{table.path} was replaced by other rows meanwhile. Run the same command again.")
+        if not data.read().reproduced:
+            data.write(datasets.Seen(reproduced=True))
+        if not found.reproduced:
+            mark_reproduced(found)
+
+
+def require_unreproduced(table: RowsTable) -> None:
+    """Refuse a budget for rows that were released for reproduction; hold ``locked(table.path)`` meanwhile.
+
+    Raises
+    ------
+    RefusedError
+        If they were.
+    """
+    if table.reproduced:
+        raise reproduced(table.path)
+
+
+def reproduced(rows: Path) -> RefusedError:
+    """Return what is said where rows, or a copy of them, were released for reproduction and shall have a budget."""
+    return RefusedError(
+        f"A release for reproduction was made of {rows}, or of a copy of it, perhaps without any noise: whoever has it "
+        "takes the noise off any release of these rows, and no budget can promise anything. Nothing was written. If "
+        "nobody has it, delete it and these rows, and ingest the source again with a budget: dpdist ingest SOURCE ROWS "
+        "--budget-epsilon E."
+    )

@@ -1,0 +1,1 @@
+"""What people read: text, pages and figures."""

@@ -1,0 +1,151 @@
+"""Pictures: forecasts, scree plots, components; matplotlib is an extra, and is asked for only here."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist._util.paths import AnyPath, local
+from dpdist.errors import DataError, UsageError
+from dpdist.pca.forecast import GOOD, Forecast
+from dpdist.pca.scree import Scree
+from dpdist.storage.atomic import replace_file
+
+_POINTS = 200
+_BARS = 8
+_LETTERS = 40
+
+
+@contextmanager
+def picture(path: AnyPath | IO[bytes], *, size: tuple[float, float] = (7, 4.5)) -> Iterator[Any]:
+    """Draw on the axes of the block; they are saved at its end, all at once, in the format that the name says.
+
+    Raises
+    ------
+    UsageError
+        If matplotlib is not installed.
+    DataError
+        If the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise UsageError("Pictures need matplotlib: pip install 'dpdist[plots]'.") from None
+    figure = Figure(figsize=size, layout="constrained")
+    yield figure.add_subplot()
+    if not isinstance(path, str | os.PathLike):
+        figure.savefig(path, dpi=150)
+        return
+    path = local(path)
+    drawn = io.BytesIO()
+    try:
+        figure.savefig(drawn, dpi=150, format=path.suffix[1:] or "png")
+    except ValueError as error:
+        raise DataError(f"The picture {path} cannot be written: {error}.") from None
+    replace_file(path, drawn.getvalue(), "picture")
+
+
+def draw_forecast(found: Forecast, path: AnyPath) -> None:
+    """Draw how well each component will be seen against the number of rows."""
+    law, expected = found.law, found.expected
+    reach = [e.rows_to_see for e in expected] + [e.rows_for_good for e in expected] + [found.rows]
+    rows = np.geomspace(max(1, 0.5 * min(reach)), 2 * max(reach), _POINTS)
+    with picture(path) as axes:
+        for i, one in enumerate(expected):
+            name = f"component {i + 1}" if found.guessed else f"{100 * one.variance / found.largest:g} % of C²"
+            axes.plot(rows, [law.squared_cosine(n * one.variance) for n in rows], label=name)
+        axes.axvline(found.rows, color="black", lw=0.8, ls=":")
+        axes.annotate(f" n = {found.rows}", (found.rows, 0.01), fontsize=8)
+        axes.axhline(GOOD, color="tab:gray", lw=0.6, ls="--")
+        axes.set(xscale="log", xlabel="rows", ylabel="expected squared cosine with the truth, if alone", ylim=(0, 1))
+        axes.set_title(f"{found.request.mechanism}, {found.request.loss}, {found.columns} columns", fontsize=10)
+        if len(expected) <= 10:
+            axes.legend(frameon=False, fontsize=8)
+
+
+def draw_scree(found: Scree, path: AnyPath | IO[bytes]) -> None:
+    """Draw the eigenvalues over the edge of the noise, with what the noise added taken off."""
+    places = np.arange(1, found.eigenvalues.size + 1)
+    low, high = found.intervals.T
+    logarithmic = found.eigenvalues.max() > 10 * found.edge
+    floor = found.edge / 10 if logarithmic else 0.0
+    with picture(path) as axes:
+        axes.vlines(
+            places,
+            np.maximum(low, floor),
+            high,
+            color="tab:blue",
+            alpha=0.25,
+            lw=3,
+            label="the exact one of shortened rows",
+        )
+        axes.plot(places, found.eigenvalues, "o", color="tab:blue", ms=4, label="as released")
+        seen = found.strengths > 0
+        axes.plot(places[seen], found.strengths[seen], "_", color="black", ms=9, label="without the noise")
+        axes.axhline(found.edge, color="tab:red", lw=1, label=f"edge of the noise, confidence {found.confidence:g}")
+        axes.set(xlabel="component", ylabel="eigenvalue", yscale="log" if logarithmic else "linear", ylim=(floor, None))
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_title(f"{found.above} of {found.eigenvalues.size} components stand above the noise", fontsize=10)
+        axes.legend(frameon=False, fontsize=8)
+
+
+def draw_images(images: npt.NDArray[np.float64], path: AnyPath | IO[bytes]) -> None:
+    """Draw components as images side by side, each on its own scale; red is positive, blue negative.
+
+    Parameters
+    ----------
+    images
+        (k, height, width).
+    path
+        Where to.
+    """
+    count, height, width = images.shape
+    across = min(8, count)
+    down = -(-count // across)
+    # one picture of all, with a gap of a pixel or more between them
+    gap = max(1, width // 10)
+    board = np.full((down * (height + gap) - gap, across * (width + gap) - gap), np.nan)
+    for i, image in enumerate(images):
+        top, left = (i // across) * (height + gap), (i % across) * (width + gap)
+        board[top : top + height, left : left + width] = image / np.abs(image).max()
+    with picture(path, size=(9, 9 * board.shape[0] / board.shape[1])) as axes:
+        axes.imshow(board, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
+        axes.set_axis_off()
+
+
+def draw_loadings(components: npt.NDArray[np.float64], names: Sequence[str], path: AnyPath | IO[bytes]) -> None:
+    """Draw the largest loadings of components as bars, a panel each.
+
+    Parameters
+    ----------
+    components
+        (k, d), few.
+    names
+        Of the columns; long ones are cut.
+    path
+        Where to.
+    """
+    with picture(path, size=(9, 0.6 + 0.24 * len(components) * (_BARS + 2))) as axes:
+        labels: list[str] = []
+        place = 0.0
+        places: list[float] = []
+        for i, one in enumerate(components):
+            largest = np.argsort(-np.abs(one), kind="stable")[:_BARS]
+            for column in largest:
+                axes.barh(place, one[column], color="tab:red" if one[column] > 0 else "tab:blue", height=0.8)
+                labels.append(f"{i + 1}: {names[column][:_LETTERS]}")
+                places.append(place)
+                place += 1
+            place += 1
+        # a dollar sign would begin a formula
+        axes.set_yticks(places, [label.replace("$", r"\$") for label in labels], fontsize=8)
+        axes.invert_yaxis()
+        axes.axvline(0, color="black", lw=0.6)
+        reach = 1.1 * np.abs(components).max()
+        axes.set(xlabel="loading", xlim=(-reach, reach))

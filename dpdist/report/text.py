@@ -1,0 +1,187 @@
+"""What is said of mechanisms, forecasts, costs and components, as text for a terminal."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist._util.text import counted, wrapped
+from dpdist.mechanisms.base import Statement
+from dpdist.moment.cost import ClusterCost
+from dpdist.pca.forecast import GOOD, Forecast
+from dpdist.pca.noise_edge import CONFIDENCE
+from dpdist.pca.scree import Scree
+from dpdist.privacy.caution import in_words
+
+_FIELDS = ("output", "law", "sensitivity", "claimed", "proved", "arithmetic", "cost", "reference")
+_GAP = "  "
+_SHOWN = 25
+ALONE = (
+    "The squared cosine says how well a component points along the true one: 1 is the same direction, 0 a right angle. "
+    "It holds if no other component is nearly as strong. Two of nearly equal strength mix."
+)
+SURE = (
+    "In at least 95 of 100 releases it lies between the two ends. From 0 on means that the component may be pure noise."
+)
+_DROWNED = "Drowned means that a component does not stand above the noise."
+
+
+def comparison(statements: Sequence[Statement], others: int = 0) -> str:
+    """Return what each mechanism claims and what is proved, as wide as the terminal; and how many others there are."""
+    lines = []
+    for each in statements:
+        lines.append(f"{each.name} ({each.output}, {each.arithmetic})")
+        for word, text in (("claimed", each.claimed), ("proved", each.proved)):
+            lines.append(wrapped(text, f"  {word:<8} ", " " * 11))
+        lines.append("")
+    if others:
+        lines.append(wrapped(f"These are recommended. There are {others} others: dpdist mechanisms --all"))
+    return "\n".join(lines).rstrip()
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    pieces = [textwrap.wrap(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    height = max(map(len, pieces))
+    padded = [lines + [""] * (height - len(lines)) for lines in pieces]
+    return "\n".join(
+        _GAP.join(f"{line:<{width}}" for line, width in zip(line, widths, strict=True)).rstrip()
+        for line in zip(*padded, strict=True)
+    )
+
+
+def above_noise(found: Scree) -> str:
+    """Return a table of eigenvalues beside the noise: of each component, how much is signal."""
+    heads = (
+        "no.", "eigenvalue", "without noise", "exact one of shortened rows", "squared cosine if alone", "between",
+    )  # fmt: skip
+    rows = [heads]
+    for i, (value, strength, cosine) in enumerate(
+        zip(found.eigenvalues, found.strengths, found.squared_cosines, strict=True)
+    ):
+        low, high = found.intervals[i]
+        seen = (f"{strength:.4g}", f"{low:.4g} .. {high:.4g}", f"{cosine:.3f}") if strength else ("-", "-", "drowned")
+        rows.append((str(i + 1), f"{value:.6g}", *seen, between(found.cosine_intervals[i])))
+    rows[_SHOWN + 1 :] = [("...", "", "", "", "", "")] if len(rows) > _SHOWN + 1 else []
+    edge = f"The noise ends at {found.edge:.6g} (confidence {found.confidence:g})"
+    last = f"{edge}: {counted(found.above, 'component')} stand{'s' * (found.above == 1)} above it."
+    # Heads are wrapped, so that the table fits a terminal of 80 columns.
+    widths = [max(len(heads[i]) if i < 2 else 0, 8, *(len(row[i]) for row in rows[1:])) for i in range(len(heads))]
+    widths[0] = max(len(row[0]) for row in rows)
+    return "\n".join([*(_row(row, widths) for row in rows), wrapped(last), wrapped(_legend(found))])
+
+
+def _legend(found: Scree) -> str:
+    return f"{ALONE} {SURE}" + ("" if all(found.strengths) else f" {_DROWNED}")
+
+
+def between(ends: npt.NDArray[np.float64]) -> str:
+    """Return the ends of an interval of squared cosines, rounded outwards.
+
+    Examples
+    --------
+    >>> between(np.array([0.1239, 0.8761])), between(np.array([0.0, 1.0]))
+    ('0.123 .. 0.877', '0 .. 1')
+    """
+    low, high = math.floor(1000 * ends[0]) / 1000, math.ceil(1000 * ends[1]) / 1000
+    return f"{low:.3g} .. {high:.3g}"
+
+
+def forecast(found: Forecast) -> str:
+    """Return a forecast as text: the noise, the components, and the mechanisms compared."""
+    request = found.request
+    lines = [
+        wrapped(
+            f"{request.mechanism}, {request.loss} under {request.neighbours}, n = {found.rows}, d = {found.columns}."
+        ),
+        f"Per row, in squared units of the rows (the clip norm's square is {found.largest:g}):",
+        f"  noise on an entry   {found.error:.4g} (standard deviation)",
+        f"  edge of the noise   {found.edge:.4g} (confidence {CONFIDENCE})",
+        f"  seen at all         components of variance above {found.threshold:.4g}",
+        "",
+    ]
+    heads = ("component", "variance") if found.guessed else ("share of C²", "variance")
+    rows = [(*heads, "squared cosine if alone", "rows to see it", f"rows for {GOOD:g}")]
+    for i, one in enumerate(found.expected):
+        name = str(i + 1) if found.guessed else f"{100 * one.variance / found.largest:g} %"
+        cosine = f"{one.squared_cosine:.3f}" if one.squared_cosine else "drowned"
+        rows.append((name, f"{one.variance:.4g}", cosine, str(one.rows_to_see), str(one.rows_for_good)))
+    lines += _aligned(rows)
+    lines.append(wrapped(ALONE))
+    if found.guessed:
+        lines.append(f"{found.seen} of {len(found.expected)} components will stand above the noise.")
+    if found.cautions:
+        lines += ["", wrapped(in_words(found.cautions).strip())]
+    lines += ["", *_aligned([("mechanism", "seen above"), *((n, f"{v:.4g}") for n, v in found.alternatives)])]
+    return "\n".join(lines)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [_row(row, widths) for row in rows]
+
+
+def details(statement: Statement) -> str:
+    """Return all that is said of one mechanism, its options included."""
+    about = [(field, getattr(statement, field)) for field in _FIELDS]
+    about.append(("delta", statement.delta))
+    if statement.replacement:
+        about.append(("instead", f"{statement.replacement}, where the claim is not proved"))
+    lines = [statement.name, *(wrapped(text, f"  {field:<12} ", " " * 15) for field, text in about)]
+    for option in statement.options:
+        default = "required" if option.default is None else f"default {option.default or 'none'}"
+        choices = f" ({', '.join(option.choices)})" if option.choices else ""
+        text = f"{option.kind}{choices}, {default}: {option.meaning}"
+        lines.append(wrapped(text, f"  --option {option.name}=...  ", " " * 15))
+    return "\n".join(lines)
+
+
+def costs(found: Sequence[ClusterCost]) -> str:
+    """Return a table of what releases cost a cluster, a line for each number of workers."""
+    lines = [("workers", "bands", "tasks", "read", "between", "sent", "worker", "trusted", "time")]
+    for each in found:
+        layout = each.layout
+        moved = (layout.bytes_read, layout.bytes_between_workers, layout.bytes_to_trusted)
+        lines.append((
+            str(layout.workers), str(len(layout.bands)), str(layout.partitions + layout.additions),
+            amount(moved[0]), amount(moved[1]), amount(moved[2]),
+            amount(layout.worker_bytes), amount(layout.trusted_bytes), duration(each.seconds),
+        ))  # fmt: skip
+    legend = (
+        "read: bytes read; between: bytes sent between workers; sent: bytes sent to the trusted node; worker, trusted: "
+        "their most memory."
+    )
+    return "\n".join([*_aligned(lines), wrapped(legend)])
+
+
+def amount(count: int) -> str:
+    """Return a number of bytes, rounded up to three digits.
+
+    Examples
+    --------
+    >>> amount(999), amount(1_000_001), amount(4 * 10**12)
+    ('999 B', '1.01 MB', '4 TB')
+    """
+    units = ["B", "kB", "MB", "GB", "TB"]
+    step = 10 ** max(0, len(str(count)) - 3)
+    rounded = -(-count // step) * step
+    power = min(len(units) - 1, (len(str(rounded)) - 1) // 3)
+    return f"{rounded / 1000**power:.15g} {units[power]}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time, rounded up.
+
+    Examples
+    --------
+    >>> duration(0.2), duration(61), duration(9000)
+    ('1 s', '2 min', '2.5 h')
+    """
+    if seconds < 60:
+        return f"{math.ceil(seconds)} s"
+    if seconds < 7200:
+        return f"{math.ceil(seconds / 60)} min"
+    return f"{math.ceil(seconds / 360) / 10:g} h"

@@ -1,0 +1,153 @@
+"""Reading chunks of rows: whole, checked, and in pieces small enough to be used before they leave the cache."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+from numcodecs import blosc
+
+from dpdist.errors import DataError
+from dpdist.rows.dataset import BLOSC_BYTES, RowsTable
+from dpdist.rows.seal import sealed_tags
+from dpdist.storage.arrays import CHECKSUM_BYTES
+
+
+class ChunkReader:
+    """Reads chunks of one table, piece by piece, into buffers that every piece overwrites.
+
+    Parameters
+    ----------
+    table
+        The table, of one part or several.
+    piece_rows
+        Most rows of a piece. A piece that fits the processor's cache is checked and used before it leaves it.
+    """
+
+    def __init__(self, table: RowsTable, piece_rows: int) -> None:
+        self._table = table
+        self._most = piece_rows
+        self.checksum = 0
+        """CRC32C of the chunk that was read last, as stored; known when its last piece was taken. Private."""
+        self._tags: dict[Path, list[str]] = {}
+        self._part: RowsTable | None = None
+        self._rows: npt.NDArray[Any] = np.empty((0, table.columns))
+        self._file = np.empty(0, dtype=np.uint8)
+
+    @staticmethod
+    def buffer_bytes(table: RowsTable, piece_rows: int) -> int:
+        """Bytes a reader holds."""
+        if table.compressed:
+            return table.chunk_rows * table.row_bytes + table.chunk_bytes
+        return min(piece_rows, table.chunk_rows) * table.row_bytes
+
+    def read(self, index: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows of chunk ``index`` in pieces of shape (r, d), each valid until the next.
+
+        Checksum and seal of a plain chunk are known to match only when the last piece was taken: what was made of the
+        others must be discarded if this raises.
+
+        Raises
+        ------
+        DataError
+            If the chunk is missing, short, does not match its checksum, or is not what was sealed. The message names
+            the chunk only.
+        """
+        part, place = self._table.located(index)
+        if part.seal is None:
+            yield from self._checked(part, place, None)
+            return
+        if part.path not in self._tags:
+            self._tags[part.path] = sealed_tags(part)
+        digest = hashlib.sha256()
+        yield from self._checked(part, place, digest)
+        if self._tags[part.path][place] != digest.hexdigest():
+            raise DataError(
+                f"Chunk {place} of {part.path} is not what was sealed when its period was closed. Restore it."
+            )
+
+    def tag(self, index: int) -> str:
+        """Return the SHA-256 of the rows of chunk ``index``, 64 hexadecimal digits, by which it can be sealed.
+
+        Raises
+        ------
+        DataError
+            If the chunk is missing, short, or does not match its checksum.
+        """
+        digest = hashlib.sha256()
+        for _ in self._checked(*self._table.located(index), digest):
+            pass
+        return digest.hexdigest()
+
+    def _checked(self, part: RowsTable, index: int, digest: Any) -> Iterator[npt.NDArray[Any]]:
+        where = f"Chunk {index} of {part.path}"
+        self._prepare(part)
+        try:
+            with part.chunk_path(index).open("rb", buffering=0) as file:
+                yield from (self._unpacked if part.compressed else self._plain)(file, part, index, digest)
+        except OSError:
+            raise DataError(f"{where} is missing or unreadable. Restore it, or ingest the source again.") from None
+        except EOFError:
+            raise DataError(f"{where} is truncated. Restore it, or ingest the source again.") from None
+        except _AlteredError:
+            raise DataError(
+                f"{where} was altered: its checksum differs. Restore it, or ingest the source again."
+            ) from None
+
+    def _prepare(self, part: RowsTable) -> None:
+        """Make buffers for the chunks of a part; those of the last one stay where they fit."""
+        if part is self._part:
+            return
+        self._part = part
+        rows = part.chunk_rows if part.compressed else min(self._most, part.chunk_rows)
+        self._rows = np.empty((rows, part.columns), dtype=np.dtype(part.dtype).newbyteorder("<"))
+        self._file = np.empty(part.chunk_bytes if part.compressed else CHECKSUM_BYTES, dtype=np.uint8)
+
+    def _plain(self, file: FileIO, part: RowsTable, index: int, digest: Any) -> Iterator[npt.NDArray[Any]]:
+        checksum, step = 0, self._rows.shape[0]
+        left = part.rows_in(index)  # the chunk of a table's end is filled up to the length of the others
+        for start in range(0, part.chunk_rows, step):
+            piece = self._rows[: min(step, part.chunk_rows - start)]
+            content = piece.reshape(-1).view(np.uint8)
+            if file.readinto(content.data) != content.size:
+                raise EOFError
+            checksum = google_crc32c.extend(checksum, content)
+            if digest is not None:
+                digest.update(content)
+            if left > 0:
+                yield piece[:left]
+            left -= piece.shape[0]
+        if file.readinto(self._file.data) != CHECKSUM_BYTES:
+            raise EOFError
+        self._require(checksum, self._file)
+
+    def _unpacked(self, file: FileIO, part: RowsTable, index: int, digest: Any) -> Iterator[npt.NDArray[Any]]:
+        size = file.readinto(self._file.data)
+        if size is None or size <= BLOSC_BYTES + CHECKSUM_BYTES:
+            raise EOFError
+        content = self._file[: size - CHECKSUM_BYTES]
+        self._require(google_crc32c.value(content), self._file[size - CHECKSUM_BYTES : size])
+        unpacked, _, packed = content[4:BLOSC_BYTES].view("<u4")  # Blosc's header: sizes of rows, block, content
+        if (unpacked, packed) != (self._rows.nbytes, content.size):
+            raise _AlteredError
+        blosc.decompress(content, self._rows)
+        if digest is not None:
+            digest.update(self._rows.reshape(-1).view(np.uint8))
+        rows = self._rows[: part.rows_in(index)]
+        for start in range(0, rows.shape[0], self._most):
+            yield rows[start : start + self._most]
+
+    def _require(self, found: int, stored: npt.NDArray[np.uint8]) -> None:
+        self.checksum = int.from_bytes(stored.tobytes(), "little")
+        if found != self.checksum:
+            raise _AlteredError
+
+
+class _AlteredError(Exception):
+    """The bytes of a chunk are not those that were written."""

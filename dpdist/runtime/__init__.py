@@ -1,0 +1,1 @@
+"""How work runs: Dask clusters, their keys, processes."""

@@ -1,0 +1,651 @@
+"""The scheduler, known to no other module: connect or start, run tasks, reduce, pin, gather, show progress.
+
+It is generic: it takes pure functions and their arguments and knows nothing of rows or privacy. Arguments of tasks
+are public (paths, bounds); private sums exist only as results of tasks, on the workers. A task that fails raises an
+error that carries a code or a type name and never a value, because Dask copies exceptions into logs and dashboards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import cloudpickle
+import dask
+from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
+from distributed.comm import CommClosedError
+from distributed.core import rpc
+from distributed.security import Security
+from distributed.system import MEMORY_LIMIT
+from distributed.utils import LoopRunner, silence_logging_cmgr
+from distributed.utils_comm import gather_from_workers
+from tornado.ioloop import IOLoop
+
+import dpdist
+from dpdist._util.tree import levels
+from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
+from dpdist.runtime.process import forbid_core_dumps
+from dpdist.runtime.tls import Certificates, require_safe_workers
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+CONNECT_SECONDS = 15
+LOST_SECONDS = 60
+"""How long a pass waits for a worker when there is none left."""
+_LOOK_SECONDS = 5
+_AGAIN_SECONDS = 0.5
+"""Between two attempts to fetch a sum whose worker has just gone."""
+WORKER_ENVIRONMENT = {
+    # one BLAS thread per worker process: the processes are the parallelism
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # glibc hands chunk-sized blocks back to the kernel and page-faults them in again unless told to keep them
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+}
+
+_LOCAL_CONFIG = {
+    "distributed.nanny.pre-spawn-environ": WORKER_ENVIRONMENT,
+    # a spilled partial sum would be private data in a plain file
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+}
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def memory_here() -> int:
+    """Bytes of memory of this machine, or of the part of it that this process may use."""
+    return int(MEMORY_LIMIT)
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on standard error from the first report on: the function takes what is done and what there is."""
+    with ExitStack() as stack:
+        bars: list[Any] = []
+
+        def update(done: int, total: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(click.progressbar(length=total, label=label, file=sys.stderr)))
+            bars[0].length = total
+            bars[0].update(done - bars[0].pos)
+
+        yield update
+
+
+def _guarded(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Run a task so that an error carries no value: our own errors pass, of others only type and place remain.
+
+    Whoever started this worker, and however often it was restarted, it leaves no core dump with sums in it.
+    """
+    forbid_core_dumps()
+    try:
+        return function(*arguments)
+    except DpdistError as error:
+        failure = type(error)(*error.args)
+    except Exception as error:  # noqa: BLE001 - whatever it is, its text may quote data
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        failure = DpdistError(
+            f"A task failed with {type(error).__name__} at {where}: a defect in dpdist or its worker."
+        )
+    raise failure  # outside the handler: the original, and what it quotes, is not chained
+
+
+def _by_value(task: bytes, common: bytes) -> Any:
+    function, shared = cloudpickle.loads(common)
+    return function(cloudpickle.loads(task), shared)
+
+
+def _added(add: Callable[[Sequence[Any]], Any], *parts: Any) -> Any:
+    return _guarded(add, parts)
+
+
+def _probe(path: str, dask_worker: Any) -> tuple[str, bool, bool]:
+    forbid_core_dumps()  # sums of others may reach a worker before its first task does
+    memory = dask_worker.memory_manager
+    spills = bool(memory.memory_target_fraction or memory.memory_spill_fraction)
+    return dpdist.__version__, Path(path).exists(), spills
+
+
+class Engine:
+    """A connection to a cluster; made by :func:`connected`."""
+
+    def __init__(
+        self, client: Client, *, trusted_worker: bool, insecure: bool, sharing: int, foreign: bool = False
+    ) -> None:
+        self._client = client
+        self._trusted_worker = trusted_worker
+        self._insecure = insecure
+        self._sharing = sharing
+        self._foreign = foreign  # whether the user's own client connected to it
+        self._placed: AbstractSet[str] = frozenset()  # the workers that the latest sums were placed on
+
+    @property
+    def workers(self) -> list[str]:
+        """Addresses of the workers, sorted."""
+        return sorted(self._known())
+
+    def _known(self) -> dict[str, Any]:
+        """Return what the scheduler knows of each worker.
+
+        Raises
+        ------
+        RefusedError
+            If one, or the scheduler, could be listened to on the network.
+        """
+        with _translated():
+            found: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+        if not self._insecure:  # each time, because a worker may have come since
+            require_safe_workers(self._client.scheduler.address, found, foreign=self._foreign)
+        return found
+
+    @property
+    def memory(self) -> int:
+        """Bytes that every process may use: the least limit of a worker, or this process's part of its machine."""
+        limits = [int(worker["memory_limit"]) for worker in self._known().values() if worker["memory_limit"]]
+        return min([*limits, memory_here() // self._sharing])
+
+    def require_path(self, path: Path) -> None:
+        """Check that nobody listens to the cluster, and that every worker runs this version and sees a path.
+
+        Its sums stay in its memory, too.
+
+        Raises
+        ------
+        RefusedError
+            If the scheduler or a worker is on the network and not encrypted, unless told to be insecure.
+        DataError
+            Naming the worker that does not.
+        """
+        self._known()
+        with _translated():
+            try:
+                answers = self._client.run(_probe, str(path))
+            except (ImportError, AttributeError):
+                raise DataError(
+                    f"A worker cannot import dpdist. Install dpdist {dpdist.__version__} in the workers' environment."
+                ) from None
+        for address, (version, seen, spills) in answers.items():
+            if version != dpdist.__version__:
+                raise DataError(
+                    f"The worker {address} runs dpdist {version}, not {dpdist.__version__}: install the same."
+                )
+            if not seen:
+                raise DataError(
+                    f"The worker {address} does not see {path}. Put it on a file system that every worker mounts "
+                    "under the same name."
+                )
+            if spills:
+                raise DataError(
+                    f"The worker {address} may spill un-noised sums to its disk. Start it with distributed.worker."
+                    "memory.target and .spill set to False, as in cluster/worker.env."
+                )
+
+    def map(self, function: Callable[[Task], None], tasks: Sequence[Task], label: str) -> None:
+        """Run a task per argument on whatever worker is free; results are dropped."""
+        with _translated():
+            futures = [self._submit(function, task) for task in tasks]
+            with click.progressbar(length=len(futures), label=label, file=sys.stderr) as bar:
+                self._watch(futures, bar)
+
+    def results(
+        self, function: Callable[[Task, Any], Result], tasks: Sequence[Task], shared: Any, label: str
+    ) -> Iterator[tuple[int, Result]]:
+        """Run a task per argument and yield its index and result as it ends: for results this process may see.
+
+        What all tasks share is their second argument and travels once, as the function does. What is of a script, or of
+        a module registered with cloudpickle, travels by value: a worker needs dpdist and no more.
+        """
+        with _translated(), click.progressbar(length=len(tasks), label=label, file=sys.stderr) as bar:
+            (common,) = self._client.scatter([cloudpickle.dumps((function, shared))], broadcast=True, hash=False)
+            found = {self._submit(_by_value, cloudpickle.dumps(task), common): i for i, task in enumerate(tasks)}
+            for future in self._completed(list(found)):
+                result: Result = future.result()  # raises what the task raised
+                bar.update(1)
+                yield found.pop(future), result
+
+    def reduce(
+        self,
+        function: Callable[[Task], Result],
+        add: Callable[[Sequence[Result]], Result],
+        groups: Sequence[Sequence[Task]],
+        label: str | None,
+    ) -> list[Future]:
+        """Run a task per argument and add up the results in a fixed tree, first those of a group, on one worker.
+
+        A group's tasks go to one worker if it is there, elsewhere if it dies. At most four sums remain,
+        on the workers; they never pass through here or through the scheduler.
+        """
+        (sums,) = self.reduce_each(function, add, [groups], label, under_way=1)
+        return sums
+
+    def reduce_each(
+        self,
+        function: Callable[[Task], Result],
+        add: Callable[[Sequence[Result]], Result],
+        passes: Sequence[Sequence[Sequence[Task]]],
+        label: str | None,
+        *,
+        under_way: int,
+    ) -> Iterator[list[Future]]:
+        """Reduce one set of groups after the other, as :meth:`reduce` does, and yield what remains of each in order.
+
+        So many are submitted at once, the one that is waited for included; a worker holds the results of no others.
+        Without a label no progress is shown.
+        """
+        addresses = self.workers
+        if not addresses:  # they were there when this process connected
+            raise ResumableError(
+                "All workers of the cluster are gone. Start some and run the same command again: it resumes at no "
+                "further cost."
+            )
+        self._placed = frozenset(addresses)
+        first = 0
+        ahead: deque[tuple[list[Future], list[Future]]] = deque()
+        coming = iter(passes)
+        total = sum(len(group) for groups in passes for group in groups)
+        words = io.StringIO() if label is None else sys.stderr
+        with click.progressbar(length=total, label=label, file=words) as bar:
+            while True:
+                for groups in islice(coming, under_way - len(ahead)):
+                    places = [addresses[(first + i) % len(addresses)] for i in range(len(groups))]
+                    with _translated():
+                        ahead.append(self._reduction(function, add, groups, places))
+                    first += len(groups)
+                if not ahead:
+                    return
+                leaves, sums = ahead.popleft()
+                with _translated():
+                    self._watch(leaves, bar, self._placed)
+                del leaves
+                yield sums
+                del sums
+
+    def _reduction(
+        self,
+        function: Callable[[Task], Result],
+        add: Callable[[Sequence[Result]], Result],
+        groups: Sequence[Sequence[Task]],
+        places: Sequence[str],
+    ) -> tuple[list[Future], list[Future]]:
+        """Submit one reduction; return the futures of its tasks and of the sums that remain."""
+        leaves: list[Future] = []
+        sums: list[Future] = []
+        for group, address in zip(groups, places, strict=True):
+            place = {"workers": [address], "allow_other_workers": True}
+            parts = [self._submit(function, task, **place) for task in group]
+            leaves += parts
+            sums.append(self._sum(add, parts, **place))
+        for level in levels(len(sums)):
+            sums = [self._sum(add, sums[part.start : part.stop]) for part in level]
+        return leaves, sums
+
+    def _submit(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future:
+        return self._client.submit(_guarded, function, *arguments, pure=False, **options)
+
+    def _sum(self, add: Callable[[Sequence[Any]], Any], parts: list[Future], **options: Any) -> Future:
+        if len(parts) == 1:
+            return parts[0]
+        return self._client.submit(_added, add, *parts, pure=False, **options)
+
+    def _watch(self, futures: list[Future], bar: Any, placed: AbstractSet[str] = frozenset()) -> None:
+        for future in self._completed(futures, placed):
+            if future.status != "finished":
+                future.result()  # raises what the task raised
+            bar.update(1)
+
+    def _completed(
+        self, futures: Sequence[Future], placed: AbstractSet[str] = frozenset(), *, trusted: bool = False
+    ) -> Iterator[Future]:
+        """Yield futures as they end; a scheduler whose workers, or whose trusted one, are gone would never tell.
+
+        Nor would it if those that the work was placed on are all gone and others came: Dask runs a task elsewhere when
+        its worker dies, but once there was no worker at all, the task waits for the old one.
+        """
+        ended, idle_since = as_completed(futures, loop=self._client.loop), None
+        while not ended.is_empty():
+            with ended.thread_condition:
+                found = ended.thread_condition.wait_for(ended.has_ready, timeout=_LOOK_SECONDS)
+            if not found:
+                known = self._known()
+                there = any(_is_trusted(worker) or not trusted for worker in known.values())
+                alive = there and not (placed and placed.isdisjoint(known))
+                idle_since = None if alive else idle_since or time.monotonic()
+                if idle_since is not None and time.monotonic() - idle_since > LOST_SECONDS:
+                    who = "The trusted worker is" if trusted and not there else "All workers that began the work are"
+                    raise ResumableError(
+                        f"{who} gone for {LOST_SECONDS} seconds. See that the cluster's workers run, the trusted one "
+                        "among them if there is one, and run the same command again: it resumes at no further cost."
+                    )
+                continue
+            idle_since = None
+            yield from ended.next_batch(block=False)
+
+    def trusted(self, function: Callable[..., Result], *arguments: Any, sums: Sequence[Future] = ()) -> Result:
+        """Run a function at the trusted node, with the values of ``sums`` as its last arguments.
+
+        That node is this process, which fetches the sums from the workers directly; or, with ``--trusted worker``, the
+        one worker started with ``--resources trusted=1``, which fetches them itself. Dask may run it twice: it
+        must be idempotent.
+        """
+        if not self._trusted_worker:
+            with _translated():
+                values = self._fetched(sums)
+            return function(*arguments, *values)  # a scheduler that is lost by now is not needed any more
+        with _translated():
+            future = self._submit(function, *arguments, *sums, resources={"trusted": 1})
+            (done,) = self._completed([future], self._placed if sums else set(), trusted=True)
+            result: Result = done.result()
+            return result
+
+    def _fetched(self, sums: Sequence[Future]) -> list[Any]:
+        """Return the values of sums, each fetched from a worker that holds it and from nowhere else.
+
+        ``Client.gather(direct=True)`` asks the scheduler for what it cannot fetch itself, and says nothing.
+
+        Raises
+        ------
+        ResumableError
+            If a worker cannot be reached from here. What was lost with a worker is summed again, and waited for.
+        """
+        found: dict[Any, Any] = {}
+        until = time.monotonic() + LOST_SECONDS
+        while missing := [each for each in sums if each.key not in found]:
+            for done in self._completed(missing, self._placed):
+                if done.status != "finished":
+                    done.result()  # raises what the task raised
+            self._known()  # refuses to fetch from one that has come since and can be listened to
+            got, holders = self._client.sync(_from_workers, self._client, [each.key for each in missing])
+            found |= got
+            if len(got) < len(missing):
+                if time.monotonic() > until:
+                    raise ResumableError(_UNREACHABLE.format(where=", ".join(sorted(holders)) or "a worker"))
+                time.sleep(_AGAIN_SECONDS)
+        return [found[each.key] for each in sums]
+
+
+_UNREACHABLE = (
+    "This process cannot fetch sums from {where}. They are never sent by way of the scheduler: let this machine "
+    "connect to the workers' ports, and run the same command again: it resumes at no further cost."
+)
+
+
+async def _from_workers(client: Client, keys: list[Any]) -> tuple[dict[Any, Any], set[str]]:
+    """Fetch what workers hold; return it by its keys, and the addresses that were asked."""
+    who_has = await client.scheduler.who_has(keys=keys)
+    found, *_ = await gather_from_workers(who_has, rpc=client.rpc)
+    return found, {address for holders in who_has.values() for address in holders}
+
+
+def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[Sequence[Result]], Result]) -> Result:
+    """Apply a function to every block of rows of a Dask array, and add up the results, where its owner computes.
+
+    That is the current client's cluster, where the last sums are fetched from the workers directly; or else the threads
+    of this process, or whatever scheduler is configured. The blocks, and what is computed to have them, are the
+    owner's; what is made of them obeys the same rules as everywhere.
+
+    Parameters
+    ----------
+    array
+        A Dask array of one chunk of columns.
+    function, add
+        Make a result of a block, and one of several results.
+
+    Raises
+    ------
+    UsageError
+        If the current client is asynchronous.
+    RefusedError
+        If the scheduler or a worker is on the network and not encrypted; before anything is submitted.
+    DataError
+        If a worker runs another version, or may spill sums to its disk.
+    ResumableError
+        If the cluster is lost.
+    """
+    forbid_core_dumps()
+    client = _current_client()
+    if client is not None:
+        here = Engine(client, trusted_worker=False, insecure=False, sharing=1, foreign=True)
+        here.require_path(Path(os.sep))  # any path will do: it is about the network, versions and spilling
+    blocks = [block for row in array.to_delayed() for block in row]
+    sums = [dask.delayed(_guarded, pure=False, traverse=False)(function, block) for block in blocks]
+    for level in levels(len(sums)):
+        sums = [dask.delayed(_added, pure=False)(add, *sums[part.start : part.stop]) for part in level]
+    if client is None:
+        return add(dask.compute(*sums))
+    with _translated():
+        futures = client.compute(sums)
+    return here.trusted(lambda *values: add(values), sums=futures)
+
+
+def _current_client() -> Client | None:
+    """Return the client by which Dask would compute now; None where it would compute in this process.
+
+    Raises
+    ------
+    UsageError
+        If it is asynchronous: then nothing can be waited for here.
+    """
+    try:
+        client = getattr(dask.base.get_scheduler(), "__self__", None)
+        current = client if isinstance(client, Client) else None
+        if current is None or not current.asynchronous:
+            return current
+    except RuntimeError:  # what Dask says of such a client, in words about its own functions
+        pass
+    raise UsageError(
+        "The current Dask client is asynchronous, or dask.config asks for a client and there is none, and a fit waits "
+        "for its result: make one with Client(address), or call it in a thread of its own with "
+        "`await asyncio.to_thread(estimator.fit, X)`."
+    )
+
+
+def _is_trusted(worker: dict[str, Any]) -> bool:
+    return "trusted" in worker["resources"]
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn the scheduler's failures into errors that say what to do."""
+    try:
+        yield
+    except KilledWorker:
+        raise ResumableError(
+            "Workers died again and again while they summed the rows, most likely for want of memory. Give them more, "
+            "or use fewer workers per machine, and run the same command again: it resumes at no further cost."
+        ) from None
+    except (CancelledError, asyncio.CancelledError, OSError):  # a comm that is closed, refused or too slow
+        raise ResumableError(
+            "The connection to the cluster was lost. Run the same command again when it is back: it resumes at no "
+            "further cost."
+        ) from None
+
+
+def _require_answer(scheduler: str, security: Security | None) -> None:
+    """Check that a scheduler answers; a client waits without a limit for one that accepts and then says nothing."""
+
+    async def ask() -> None:
+        arguments = security and security.get_connection_args("client")
+        async with rpc(scheduler, connection_args=arguments) as remote:
+            await asyncio.wait_for(remote.identity(n_workers=0), CONNECT_SECONDS)
+
+    try:
+        asyncio.run(ask())
+    # Dask's complaints about an address: no port, an unknown protocol, TLS without certificates
+    except (OSError, ValueError, TypeError, TimeoutError, CommClosedError):
+        cure = (
+            "Check the address, such as tcp://127.0.0.1:8786, and that the scheduler runs, or leave --scheduler out to "
+            "compute on this machine."
+        )
+        if security is not None:
+            cure = (
+                "Check the address and that the scheduler runs; that its certificate has not expired, and is of the "
+                f"CA in {security.tls_ca_file}; and that {security.tls_client_cert} is of the CA it trusts."
+            )
+        raise DataError(f"No Dask scheduler answers at {scheduler} within {CONNECT_SECONDS} seconds. {cure}") from None
+
+
+@contextmanager
+def _deaf_loop() -> Iterator[IOLoop]:
+    """Run an event loop whose processes never hear a terminal's Ctrl-C, not even while they start.
+
+    They belong to this process, which hears it and ends them. A blocked signal stays so in what a thread starts.
+    """
+    _start_tracker()  # whoever starts it unblocks the signal in its thread, which must not be the loop's
+    runner = LoopRunner()
+    runner.start()
+    try:
+        runner.run_sync(_block_interrupts)
+        yield runner.loop
+    finally:
+        runner.stop()
+
+
+def _start_tracker() -> None:
+    """Start multiprocessing's tracker: if this process ends in the middle, it tidies up, and shall not say so."""
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = "ignore::UserWarning"
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        del os.environ["PYTHONWARNINGS"]
+        if before is not None:
+            os.environ["PYTHONWARNINGS"] = before
+
+
+async def _block_interrupts() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _own_security(folder: Path) -> Security:
+    """Return keys for one local cluster, in files that only their owner can read.
+
+    Dask takes keys in memory too, and then writes them to a new folder in TMPDIR for every connection: what is ended
+    meanwhile leaves one there.
+    """
+    made = Security.temporary()
+    files = {"tls_ca_file": "ca.pem"}
+    files |= {
+        f"tls_{role}_{part}": f"{part}.pem" for role in ("scheduler", "worker", "client") for part in ("cert", "key")
+    }
+    for option, name in files.items():
+        if not (folder / name).exists():
+            with open(os.open(folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:  # noqa: PTH123 - of a handle
+                file.write(getattr(made, option))
+    return Security(require_encryption=True, **{option: str(folder / name) for option, name in files.items()})
+
+
+def _local_cluster(count: int, loop: IOLoop, folder: Path | None, *, trusted: bool) -> LocalCluster:
+    try:
+        return LocalCluster(
+            loop=loop,
+            n_workers=count,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            # other users of this machine can reach its loopback interface
+            security=Security.temporary() if folder is None else _own_security(folder),
+            protocol="tls://",
+            resources={"trusted": 1} if trusted else None,
+            # failures reach the user through us, once and without a traceback
+            silence_logs=logging.CRITICAL,
+        )
+    except RuntimeError:
+        raise DataError(
+            "The worker processes did not start. A Python script that computes here must do so below "
+            'if __name__ == "__main__": because every worker process imports it.'
+        ) from None
+
+
+@contextmanager
+def connected(
+    scheduler: str | None = None,
+    workers: int | None = None,
+    *,
+    trusted_worker: bool = False,
+    certificates: Certificates | None = None,
+    insecure: bool = False,
+    folder: Path | None = None,
+) -> Iterator[Engine]:
+    """Connect to a scheduler, or start a local cluster for the time of the block.
+
+    From then on this process leaves no core dump: it will hold the un-noised total, and the local workers, which
+    inherit the limit, hold sums.
+
+    Parameters
+    ----------
+    scheduler
+        Address of an existing scheduler, such as ``tls://10.0.0.1:8786``; None starts worker processes on this
+        machine that listen on the loopback interface only.
+    workers
+        Number of local worker processes; None takes one per core.
+    trusted_worker
+        Run :meth:`Engine.trusted` on the worker that offers the resource ``trusted``.
+    certificates
+        For an existing scheduler that speaks TLS.
+    insecure
+        Whether its workers may be on the network without encryption.
+    folder
+        Where scheduler and workers of a local cluster put their files; None is Dask's own place, and some stay there.
+
+    Raises
+    ------
+    RefusedError
+        If a worker is on the network and not encrypted, unless told to be insecure.
+    DataError
+        If the certificates cannot be used, no scheduler answers in time, it has no workers, or none of them is the
+        trusted one.
+    """
+    forbid_core_dumps()
+    security = certificates and certificates.security()
+    with ExitStack() as stack:
+        stack.enter_context(dask.config.set({**_LOCAL_CONFIG, "temporary-directory": folder and str(folder)}))
+        if scheduler is None:
+            count, loop = workers or available_cores(), stack.enter_context(_deaf_loop())
+            address: Any = stack.enter_context(_local_cluster(count, loop, folder, trusted=trusted_worker))
+        else:
+            _require_answer(scheduler, security)
+            # what Dask says of a lost scheduler is a traceback; we say it in words
+            stack.enter_context(silence_logging_cmgr(logging.CRITICAL))
+            address = scheduler
+        client = stack.enter_context(Client(address, timeout=CONNECT_SECONDS, set_as_default=False, security=security))
+        try:
+            client.wait_for_workers(1, timeout=CONNECT_SECONDS)
+        except TimeoutError:
+            raise DataError(
+                f"The scheduler at {scheduler} has no workers after {CONNECT_SECONDS} seconds. Start some with: "
+                f"dask worker {scheduler} --host 127.0.0.1 --dashboard-address 127.0.0.1:0"
+            ) from None
+        local = 0 if scheduler is not None else len(address.workers)
+        engine = Engine(client, trusted_worker=trusted_worker, insecure=insecure, sharing=1 + local)
+        known = engine._known()  # noqa: SLF001 - its own
+        if trusted_worker and not any(map(_is_trusted, known.values())):
+            raise DataError(
+                "No worker offers the resource `trusted`. Start the trusted one with: dask worker ... "
+                '--resources "trusted=1"'
+            )
+        yield engine

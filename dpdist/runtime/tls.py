@@ -1,0 +1,184 @@
+"""What is sent between processes stays unread: which addresses are safe, and the certificates for those that are not.
+
+A certificate of the cluster opens every un-noised partial sum in it, whatever its role:
+one cluster per trust domain.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from distributed.comm import parse_address, parse_host_port
+from distributed.security import Security
+
+from dpdist._util.paths import AnyPath, local, read_plain
+from dpdist.errors import DataError, RefusedError, UsageError
+
+_MOST = 16 << 20
+"""Bytes of a file of certificates at most."""
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """The files with which this process shows a cluster who it is, and knows the cluster: PEM, the key unencrypted."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+    def __post_init__(self) -> None:
+        for name in ("authority", "certificate", "key"):  # text will do as well
+            object.__setattr__(self, name, local(getattr(self, name)))
+
+    @classmethod
+    def of(cls, authority: AnyPath | None, certificate: AnyPath | None, key: AnyPath | None) -> Certificates | None:
+        """Take all three files, or none.
+
+        Raises
+        ------
+        UsageError
+            If only some are given.
+        """
+        if authority and certificate and key:
+            return cls(local(authority), local(certificate), local(key))
+        if authority or certificate or key:
+            raise UsageError(
+                "TLS needs three files: the cluster's CA (--tls-ca), a certificate (--tls-cert) and its key "
+                "(--tls-key). Give all of them, or none."
+            )
+        return None
+
+    def security(self) -> Security:
+        """Check the files and return what Dask connects with, to encrypted addresses only.
+
+        Raises
+        ------
+        DataError
+            If a file cannot be read, is damaged or does not belong to the others, or a certificate has expired.
+        """
+        _require_valid(self.authority, "--tls-ca")
+        _require_valid(self.certificate, "--tls-cert")
+        try:
+            read_plain(self.key, _MOST)
+            # an encrypted key would otherwise be asked for on the terminal
+            ssl.create_default_context().load_cert_chain(self.certificate, self.key, password="")
+        except ssl.SSLError:
+            raise DataError(
+                f"{self.key} is not the unencrypted PEM key of {self.certificate}. Pass the key that was made with "
+                "the certificate (--tls-key)."
+            ) from None
+        except OSError as error:
+            raise DataError(f"The key {self.key} cannot be read: {error.strerror} (--tls-key).") from None
+        return Security(
+            require_encryption=True,
+            tls_ca_file=str(self.authority),
+            tls_client_cert=str(self.certificate),
+            tls_client_key=str(self.key),
+        )
+
+
+def _require_valid(path: Path, option: str) -> None:
+    """Check that a file holds certificates that are valid now."""
+    try:
+        found = x509.load_pem_x509_certificates(read_plain(path, _MOST))
+    except OSError as error:
+        raise DataError(f"The certificate {path} cannot be read: {error.strerror} ({option}).") from None
+    except ValueError:
+        raise DataError(f"{path} holds no certificate in PEM format ({option}).") from None
+    now = datetime.now(UTC)
+    for certificate in found:
+        if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+            raise DataError(
+                f"The certificate {path} is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} to "
+                f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC, not now: make new ones with "
+                f"cluster/make-certificates, or set the clock ({option})."
+            )
+
+
+def require_safe(scheduler: str, certificates: Certificates | None, *, insecure: bool) -> None:
+    """Refuse an address where others could read what is sent, before anything is sent.
+
+    Only ``tls://`` is encrypted. Plain ``tcp://`` may stay on this machine: 127.0.0.0/8, ::1 or localhost. Other names
+    are not looked up, because what they mean may change until the connection is made.
+
+    Raises
+    ------
+    RefusedError
+        If the address is neither, unless told to be ``insecure``.
+    UsageError
+        If the address and the certificates do not go together.
+    """
+    protocol, place = parse_address(scheduler)
+    if protocol == "tls":
+        if certificates is None:
+            raise UsageError(
+                f"The scheduler {scheduler} speaks TLS: pass the cluster's CA and your certificate and key (--tls-ca, "
+                "--tls-cert, --tls-key)."
+            )
+        return
+    if certificates is not None:
+        raise UsageError(
+            f"Certificates are of no use at {scheduler}, which is not encrypted: pass an address that begins with "
+            "tls://, or leave --tls-ca, --tls-cert and --tls-key out."
+        )
+    if not insecure and not (protocol == "tcp" and _on_this_machine(place)):
+        raise RefusedError(
+            f"The scheduler {scheduler} is on the network and not encrypted: whoever listens there reads un-noised "
+            "sums, and whoever connects reads the rows. Start the cluster with TLS (cluster/README.md) and pass a "
+            "tls:// address with --tls-ca, --tls-cert and --tls-key; or, where the network itself is safe, "
+            "--insecure."
+        )
+
+
+def require_safe_workers(scheduler: str, workers: Iterable[str], *, foreign: bool) -> None:
+    """Refuse a cluster that others could listen to: a scheduler on loopback may have workers elsewhere.
+
+    Parameters
+    ----------
+    scheduler, workers
+        The addresses that it has now.
+    foreign
+        Whether the user's own client connected to it. Nobody was asked then whether the network itself is safe, so
+        there is no way round.
+
+    Raises
+    ------
+    RefusedError
+        If one is neither encrypted nor on this machine's loopback interface.
+    """
+    for address in (scheduler, *workers):
+        if not _is_safe(address):
+            what = "scheduler" if address == scheduler else "worker"
+            cure = (
+                "or, where the network itself is safe, pass --insecure."
+                if not foreign
+                else "or ingest the rows and fit the path of the rows.zarr. Nothing was sent."
+            )
+            raise RefusedError(
+                f"The {what} {address} is on the network and not encrypted: whoever listens there reads un-noised "
+                "sums. Start workers of an unencrypted cluster on 127.0.0.1 (--host), or the cluster with TLS "
+                f"(cluster/README.md); {cure}"
+            )
+
+
+def _is_safe(address: str) -> bool:
+    protocol, place = parse_address(address)
+    # inproc: threads of this process, which nothing outside can speak to
+    return protocol in {"tls", "inproc"} or (protocol == "tcp" and _on_this_machine(place))
+
+
+def _on_this_machine(place: str) -> bool:
+    try:
+        host, _ = parse_host_port(place, 0)
+    except ValueError:
+        return True  # not an address: nothing can be sent to it, as the attempt to connect will say
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""How files and arrays are written: whole, or not at all."""

@@ -1,0 +1,161 @@
+"""How dpdist writes and reads Zarr: attributes that say what a folder is, and arrays that are complete or refused.
+
+Zarr reads a missing chunk as zeros and does not notice a flipped bit. Every array here carries a checksum per chunk,
+writes chunks of zeros like any others, and is read only when all its chunks are there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
+
+from dpdist._util.paths import read_plain, require_plain
+from dpdist.errors import DataError
+from dpdist.noise.entropy import random_token
+
+Array: TypeAlias = "zarr.Array[Any]"  # text: before 3.1.4 it takes no type at run time
+CHECKSUM_BYTES = 4
+MOST_ATTRIBUTES = 512 << 20
+"""Bytes of what a folder says of itself at most: the names of its columns, and little else."""
+_MOST_CHUNK = 1 << 30
+"""Bytes of a chunk at most, which is read as a whole; those that are written here are of some MiB."""
+
+
+def attributes_at(path: Path) -> dict[str, Any] | None:
+    """Return the ``dpdist`` attributes of a Zarr v3 folder, or None when there are none to read."""
+    try:
+        found = json.loads(read_plain(path / "zarr.json", MOST_ATTRIBUTES))["attributes"]["dpdist"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def require_format(path: Path, expected: str, otherwise: str) -> dict[str, Any]:
+    """Return the attributes of a folder of one format.
+
+    Parameters
+    ----------
+    expected
+        Such as ``dpdist-rows/1``.
+    otherwise
+        What to tell the user when there is no such folder: what is missing and how to make one.
+
+    Raises
+    ------
+    DataError
+        If there is no such folder or it has another format.
+    """
+    found = attributes_at(path)
+    if found is None:
+        raise DataError(otherwise)
+    if found.get("format") != expected:
+        raise DataError(f"{path} has format {found.get('format')!r}, not {expected!r}. {otherwise}")
+    return found
+
+
+def array_options(dtype: npt.DTypeLike, *, compress: bool = False) -> dict[str, Any]:
+    """Return the options with which every array is created: little-endian bytes, a checksum, no gaps.
+
+    With ``compress``, Blosc's LZ4 with its bytes shuffled: of what zarr reads, the fastest to unpack.
+    """
+    checksum = Crc32cCodec()
+    return {
+        "dtype": dtype,
+        "serializer": BytesCodec(endian=None if np.dtype(dtype).itemsize == 1 else "little"),
+        "compressors": (BloscCodec(cname="lz4", shuffle="shuffle"), checksum) if compress else checksum,
+        "filters": None,
+        "fill_value": 0,
+        "config": {"write_empty_chunks": True},
+    }
+
+
+class ChunkWriter:
+    """Writes whole plain chunks of an array made with :func:`array_options`, from one buffer.
+
+    Zarr's own path copies a chunk several times and starts a thread for it. The bytes are the same: little-endian
+    values and their CRC32C. A file appears complete or not at all, so a chunk may be written twice.
+
+    Attributes
+    ----------
+    rows
+        The buffer to fill, of the chunk's shape and dtype.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        little = np.dtype(dtype).newbyteorder("<")
+        size = little.itemsize * math.prod(shape)
+        self._file = np.empty(size + CHECKSUM_BYTES, dtype=np.uint8)
+        self.rows = self._file[:size].view(little).reshape(shape)
+
+    def write(self, path: Path) -> None:
+        """Write the buffer as the chunk at path."""
+        checksum = google_crc32c.value(self._file[:-CHECKSUM_BYTES])
+        self._file[-CHECKSUM_BYTES:] = np.frombuffer(checksum.to_bytes(CHECKSUM_BYTES, "little"), dtype=np.uint8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f"{path.name}.{random_token()[:8]}.partial")
+        with aside.open("wb") as file:
+            file.write(self._file.data)
+        aside.replace(path)
+
+
+def put_array(group: zarr.Group, name: str, values: npt.NDArray[Any], chunk_bytes: int = 16 << 20) -> None:
+    """Write an array into a group, in chunks of whole leading entries of at most about ``chunk_bytes``."""
+    rows = max(1, min(values.shape[0], chunk_bytes // max(1, values[:1].nbytes)))
+    chunks = (rows, *values.shape[1:])
+    array = group.create_array(name=name, shape=values.shape, chunks=chunks, **array_options(values.dtype))
+    array[...] = values
+
+
+def complete_arrays(path: Path, names: set[str]) -> dict[str, Array]:
+    """Open the arrays of a group, of which no chunk is missing.
+
+    The folder may come from anybody: nothing is read beyond it, and no more than the arrays announce and files hold.
+
+    Raises
+    ------
+    DataError
+        If something in the folder is a link or no file.
+    ValueError
+        If the group does not hold exactly these arrays, or a chunk is missing or of another size.
+    Exception
+        Whatever Zarr raises for damaged metadata.
+    """
+    sizes: dict[str, int] = {}
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            require_plain(Path(folder), name)
+        sizes |= {Path(folder, name).relative_to(path).as_posix(): Path(folder, name).stat().st_size for name in files}
+    if any(size > MOST_ATTRIBUTES for name, size in sizes.items() if name.endswith("zarr.json")):
+        raise ValueError("it says too much of itself")
+    arrays = dict(zarr.open_group(path, mode="r", zarr_format=3).arrays())
+    if set(arrays) != names:
+        raise ValueError("arrays are missing or foreign")
+    for name, array in arrays.items():
+        codecs = [type(codec) for codec in array.metadata.codecs]  # type: ignore[union-attr]
+        chunk = math.prod(array.chunks) * array.dtype.itemsize
+        stored = [size for place, size in sizes.items() if place.startswith(f"{name}/c/")]
+        if codecs != [BytesCodec, Crc32cCodec] or array.nchunks != len(stored) or chunk > _MOST_CHUNK:
+            raise ValueError("more is announced than there is")  # before it is set aside, or unpacked
+        if set(stored) != {chunk + CHECKSUM_BYTES} or array.nchunks_initialized != array.nchunks:
+            raise ValueError("chunks are missing or of another size")
+    return arrays
+
+
+def read_arrays(path: Path, names: set[str]) -> dict[str, npt.NDArray[Any]]:
+    """Read the arrays of a group completely.
+
+    Raises
+    ------
+    Exception
+        As :func:`complete_arrays`, or whatever Zarr raises for a chunk that does not match its checksum.
+    """
+    return {name: np.asarray(array[...]) for name, array in complete_arrays(path, names).items()}

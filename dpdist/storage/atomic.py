@@ -1,0 +1,305 @@
+"""Write a folder aside and rename it into place: a reader sees all of it or nothing, whatever dies on the way."""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from dpdist._util import interruption
+from dpdist.errors import DataError
+from dpdist.noise.entropy import random_token
+
+
+def require_new(target: Path, what: str) -> None:
+    """Refuse to write over something.
+
+    Raises
+    ------
+    DataError
+        If the target exists, or the folder it should stand in does not, or cannot be written.
+    """
+    if os.path.lexists(target):
+        raise DataError(f"{target} exists already. Remove it or choose another place for the {what}.")
+    parent = target.absolute().parent
+    if not parent.is_dir():
+        raise DataError(f"The folder {parent} does not exist. Create it first, then write the {what} there.")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise DataError(f"The folder {parent} is not writable. Change its permissions or write the {what} elsewhere.")
+
+
+def make_public_folder(path: Path) -> None:
+    """Make a folder, and those it stands in, that others may look into and only its owner may change."""
+    if not path.is_dir():
+        make_public_folder(path.absolute().parent)
+        path.mkdir(0o755, exist_ok=True)
+
+
+def require_space(folder: Path, size: int, what: str) -> None:
+    """Refuse to write more than there is room for: a few bytes may announce any number of rows.
+
+    How much was announced is not said, because the number of rows may be private.
+
+    Parameters
+    ----------
+    folder
+        Where it shall be written.
+    size
+        Bytes, at least.
+    what
+        What they are, for the message.
+
+    Raises
+    ------
+    DataError
+        If they are more than the file system has free.
+    """
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise DataError(
+            f"The {what} need more than the {free >> 20} MiB that are free at {folder}. Free some space there, or "
+            "write them elsewhere."
+        )
+
+
+def require_folder(target: Path) -> None:
+    """Refuse a folder that is neither there nor can be made, with those above it.
+
+    Raises
+    ------
+    DataError
+        If it, or the nearest one above it that exists, is no folder or cannot be written.
+    """
+    nearest = target.absolute()
+    while not os.path.lexists(nearest):
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise DataError(f"{nearest} exists and is no folder. Remove it, or choose another place for {target}.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise DataError(f"The folder {nearest} is not writable. Change its permissions, or choose another place.")
+
+
+def sync_tree(root: Path) -> None:
+    """Flush every file and folder under root, and root itself, to the disk."""
+    for folder, _, names in os.walk(root):
+        for path in [Path(folder), *(Path(folder) / name for name in names)]:
+            sync(path)
+
+
+def sync(path: Path) -> None:
+    """Flush one file or folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def staged(target: Path, what: str, *, private: bool = False) -> Iterator[Path]:
+    """Give an empty folder beside target to build in; on success it is flushed and renamed to target, else removed.
+
+    The folder is locked while its builder lives, so what a killed one left behind is recognised and removed.
+
+    Parameters
+    ----------
+    target
+        Where the folder shall appear. It must not exist.
+    what
+        What it is, for error messages.
+    private
+        Whether to deny all of it to everybody but the owner.
+
+    Raises
+    ------
+    DataError
+        As :func:`require_new`, also when the target appears meanwhile or the disk is full.
+    """
+    require_new(target, what)
+    try:
+        remove_abandoned(target)
+        with _locked_folder(target) as aside:
+            yield aside
+            _set_modes(aside, private=private)
+            sync_tree(aside)
+            require_new(target, what)
+            with interruption.sealed(aside):
+                aside.rename(target)
+            sync(target.absolute().parent)
+    except OSError as error:
+        raise DataError(
+            f"Writing the {what} {target} failed: {error.strerror}. Nothing was left behind; mend it and try again."
+        ) from None
+
+
+def make_once(there: Callable[[], bool], make: Callable[[], object]) -> bool:
+    """Make what is not there; should another process make it meanwhile, that is taken.
+
+    Return whether it was made now.
+
+    Parameters
+    ----------
+    there
+        Says whether it is there, whole, and what is wanted.
+    make
+        Makes all of it at once, as :func:`staged` does.
+
+    Raises
+    ------
+    DataError
+        If it could not be made, and still is not there.
+    """
+    if there():
+        return False
+    try:
+        make()
+    except DataError:
+        if not there():
+            raise
+        return False
+    return True
+
+
+@contextmanager
+def scratch(beside: Path, name: str, size: int = 0) -> Iterator[Path]:
+    """Give an empty folder that only its owner can enter, for private rows that pass through the disk; then remove it.
+
+    As in :func:`staged`, what a killed process left of that name is recognised and removed by the next one.
+
+    Parameters
+    ----------
+    beside, name
+        Where it is made, and its name but for a random part.
+    size
+        Bytes that will be written into it.
+
+    Raises
+    ------
+    DataError
+        If there is no room for so many.
+    """
+    remove_abandoned(beside / name)
+    require_space(beside, size, "rows, which are unpacked first,")
+    with _locked_folder(beside / name) as aside:
+        yield aside
+
+
+def _set_modes(root: Path, *, private: bool) -> None:
+    """Say who may read and write a folder and what is in it, whatever the umask was.
+
+    What is private belongs to its owner alone. What is public others may read, unless the umask kept it from them, and
+    nobody else may ever write.
+    """
+    folders, files = (0o700, 0o600) if private else (0o755 & ~_umask(), 0o644 & ~_umask())
+    for folder, _, names in os.walk(root):
+        Path(folder).chmod(folders)
+        for name in names:
+            Path(folder, name).chmod(files)
+
+
+def _umask() -> int:
+    """Return the umask, which the system tells only to whoever sets one."""
+    found = os.umask(0o077)
+    os.umask(found)
+    return found
+
+
+@contextmanager
+def _locked_folder(target: Path) -> Iterator[Path]:
+    """Give a new, locked folder beside target, for its owner alone; at the end it is removed, if it is still there."""
+    with ExitStack() as stack:
+        handle = None
+        while handle is None:  # again, should a cleaner take it in the instant between making and locking it
+            aside = _aside_of(target)
+            stack.enter_context(interruption.aside(aside))
+            aside.mkdir(0o700)
+            with suppress(FileNotFoundError, BlockingIOError):
+                handle = _lock(aside)
+                stack.callback(os.close, handle)
+                if not aside.exists():
+                    handle = None
+        stack.callback(shutil.rmtree, aside, ignore_errors=True)
+        yield aside
+
+
+def _aside_of(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{random_token()[:8]}.partial")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder against every other process that asks to hold it, waiting for it if need be.
+
+    Raises
+    ------
+    DataError
+        If its file system has no locks.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield  # whoever reads the folder says what is wrong with it
+        return
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:
+            raise DataError(
+                f"{folder} cannot be locked: {error.strerror}. Its file system has no locks (flock), without which two "
+                "runs at once could each create a ledger for it: put it where there are."
+            ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def replace_file(path: Path, content: bytes, what: str, *, private: bool = False) -> None:
+    """Replace the content of a file in one step, flushed; a private one nobody but its owner can read.
+
+    Raises
+    ------
+    DataError
+        If its folder cannot be written.
+    """
+    aside = _aside_of(path)
+    try:
+        with interruption.aside(aside), ExitStack() as stack:
+            stack.callback(aside.unlink, missing_ok=True)
+            put_in_place(path, aside, content, 0o600 if private else 0o644 & ~_umask())
+    except OSError as error:
+        raise DataError(f"Writing the {what} {path} failed: {error.strerror}. Nothing was changed.") from None
+
+
+def put_in_place(path: Path, aside: Path, content: bytes, mode: int) -> None:
+    """Write a new file aside, flush it, and rename it to path in one step: it is durable when this returns."""
+    with open(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - of a handle
+        os.fchmod(file.fileno(), mode)
+        file.write(content)
+    sync(aside)
+    aside.replace(path)
+    sync(path.parent)
+
+
+def _lock(folder: Path) -> int:
+    """Lock a folder and return its handle; BlockingIOError if another process holds it."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # a pipe of that name would never open
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def remove_abandoned(target: Path) -> None:
+    """Remove what processes that were killed left while they made something there."""
+    for litter in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
+        # a live builder holds the lock; one that has just ended takes its folder away itself
+        with suppress(OSError):
+            handle = _lock(litter)
+            shutil.rmtree(litter, ignore_errors=True)
+            os.close(handle)
