@@ -5,11 +5,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dpdist._version import __version__
+
 if TYPE_CHECKING:
     from dpdist.estimators import PrivateCovariance, PrivatePCA
     from dpdist.ledger.budget import Budget
 
-__version__ = "0.1.0"
 __all__ = ["Budget", "PrivateCovariance", "PrivatePCA", "__version__"]
 _HOMES = {
     "Budget": "dpdist.ledger.budget",

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from postgres_server import Server
 
+from dpdist._util.ids import random_token
 from dpdist.ledger.address import Address, Place
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.gaussian import Gaussian
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import random_token
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
 
 DATASET = "0123456789abcdef" * 2

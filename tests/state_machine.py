@@ -29,10 +29,11 @@ from types import FunctionType, SimpleNamespace
 from typing import Any, BinaryIO, NamedTuple
 from unittest import mock
 
+from dpdist._util.text import canonical
 from dpdist.errors import DpdistError, RefusedError
 from dpdist.ledger import journal
 from dpdist.ledger import ledger as ledgers
-from dpdist.ledger.journal import Transaction, canonical
+from dpdist.ledger.journal import Transaction
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State, View
 from dpdist.ledger.witness import Testimony

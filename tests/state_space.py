@@ -18,7 +18,8 @@ from typing import Any
 
 from state_machine import DATASET, LEDGER_ID, NAMES, Books, Command, Local, Scene, advanced, folded, in_memory, told
 
-from dpdist.ledger.journal import _digest, canonical, origin
+from dpdist._util.text import canonical
+from dpdist.ledger.journal import _digest, origin
 from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import MICRO
 

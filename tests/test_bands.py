@@ -29,9 +29,10 @@ from dpdist.moment import layout as layouts
 from dpdist.moment.layout import PROCESS_BYTES, Layout, layout_of
 from dpdist.moment.operator import MomentBands, ProductTask, partition_product
 from dpdist.moment.total import PER_WORKER, Partial, add_partials, complete, partition_moment, plan
-from dpdist.pca import lanczos
+from dpdist.pca.eigen import tile_rows
 from dpdist.pipeline import release as release_steps
 from dpdist.pipeline.budget import create_ledger, default_ledger
+from dpdist.pipeline.components import fit_components
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release import artefact, trusted
 from dpdist.release.artefact import open_release
@@ -39,6 +40,7 @@ from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, created, open_rows
 from dpdist.runtime import engine
+from dpdist.runtime.cluster import Cluster
 from dpdist.triangle import Band, packed, unpacked
 
 Lattice = npt.NDArray[np.int64]
@@ -392,25 +394,25 @@ def test_components_from_products_are_those_of_the_matrix_whoever_multiplies(
         replace(REQUEST, mechanism="gaussian", loss=PrivacyLoss.parse("2", "1e-5"), centring=centring),
     )
     path = tmp_path / "release.zarr"
-    dense = release_steps.fit_components(path, tmp_path / "dense", 3)[0].components
+    dense = fit_components(path, tmp_path / "dense", 3)[0].components
     monkeypatch.setattr(artefact, "_IN_MEMORY", 0)
-    here = release_steps.fit_components(path, tmp_path / "here", 3)[0].components
-    cluster = release_steps.Cluster(workers=2)
-    spread = release_steps.fit_components(path, tmp_path / "spread", 3, cluster=cluster)[0].components
+    here = fit_components(path, tmp_path / "here", 3)[0].components
+    cluster = Cluster(workers=2)
+    spread = fit_components(path, tmp_path / "spread", 3, cluster=cluster)[0].components
     assert dense.eigenvalues is not None
     assert here.eigenvalues == pytest.approx(dense.eigenvalues, rel=1e-9)
     assert here.components == pytest.approx(dense.components, abs=1e-6)
     assert here.mean.tolist() == dense.mean.tolist()
     assert here.components.tobytes() == spread.components.tobytes()
     with pytest.raises(UsageError, match="1 to 39"):
-        release_steps.fit_components(path, tmp_path / "all", 40)
+        fit_components(path, tmp_path / "all", 40)
 
 
 @given(size=st.integers(1, 50), count=st.integers(1, 9), side=st.integers(1, 8))
 def test_rows_of_tiles_are_shared_out_once(size: int, count: int, side: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triangle, "TILE", side)
-        runs = lanczos.tile_rows(size, count)
+        runs = tile_rows(size, count)
     assert [row for run in runs for row in run] == list(range(size))
     assert all(run.start % side == 0 for run in runs)
     assert len(runs) <= count

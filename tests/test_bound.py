@@ -32,10 +32,10 @@ from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import DiscreteLaplace
 from dpdist.mechanisms.quantile import Weights, calibrated, quantile_of, weights
 from dpdist.moment import norm_histogram, total
+from dpdist.moment.norm_histogram import NormGrid, bits_for, counted, norms_of
 from dpdist.moment.total import add_partials, complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pipeline import budget, clip_norm
-from dpdist.pipeline.release import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release import norm_histogram as release_norms
 from dpdist.release import worth
@@ -45,10 +45,10 @@ from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, created, open_rows
-from dpdist.rows.norms import NormGrid, bits_for, counted, norms_of
 from dpdist.rows.periods import create_periods
 from dpdist.rows.units import Unit
 from dpdist.runtime import engine
+from dpdist.runtime.cluster import Cluster
 
 FALSE_ALARM = 1e-6
 """Probability with which each statistical test fails on correct code."""

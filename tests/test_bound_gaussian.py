@@ -21,9 +21,9 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import DiscreteLaplace, RoundedNormal
 from dpdist.mechanisms.quantile import calibrated
+from dpdist.moment.norm_histogram import NormGrid, counted, norms_of
 from dpdist.pipeline import clip_norm
 from dpdist.pipeline.budget import create_ledger, default_ledger
-from dpdist.pipeline.release import Cluster
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release import norm_histogram, worth
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
@@ -31,9 +31,9 @@ from dpdist.release.worth import forecast, worth_of
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, created, open_rows
-from dpdist.rows.norms import NormGrid, counted, norms_of
 from dpdist.rows.units import Unit
 from dpdist.runtime import engine
+from dpdist.runtime.cluster import Cluster
 
 GRID = NormGrid.parse("1:64:2")
 PURE = NormsRequest(PrivacyLoss.parse("0.5"), GRID)

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
-from dpdist.jobs.job_file import Job, read_job, read_public_centre, request_from
+from dpdist.jobs.job_file import Job, read_job
 from dpdist.ledger.address import Address
-from dpdist.pipeline.release import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.release.parse import read_public_centre, request_from
 from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.runtime.cluster import Cluster
 
 FULL = """
 [rows]

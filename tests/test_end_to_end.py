@@ -19,7 +19,8 @@ import zarr
 from scipy import stats
 from waiting import until
 
-from dpdist.pca.components import captured_variance, top_eigenpairs
+from dpdist.pca.components import captured_variance
+from dpdist.pca.eigen import top_eigenpairs
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 SECONDS = 300

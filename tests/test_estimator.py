@@ -28,9 +28,11 @@ from dpdist.errors import DataError, DrownedWarning, RefusedError, UsageError
 from dpdist.estimators import fit
 from dpdist.ledger.fingerprints import Fingerprints
 from dpdist.ledger.in_memory import Register
-from dpdist.pipeline.release import Cluster, fit_components, project_rows
+from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.scores import project_rows
 from dpdist.release import artefact
 from dpdist.rows import dataset
+from dpdist.runtime.cluster import Cluster
 
 __all__ = ["register", "silent"]
 pytestmark = [

@@ -15,7 +15,8 @@ from test_ingest import refused, stored
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.sources import Choices
 from dpdist.ingest.table import ingest
-from dpdist.jobs.job_file import columns_from, read_job
+from dpdist.jobs.job_file import read_job
+from dpdist.release.parse import columns_from
 
 __all__ = ["call"]
 

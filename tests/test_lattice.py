@@ -15,8 +15,9 @@ from scipy import stats
 from scripted import Scripted
 
 import dpdist
+from dpdist._util.ids import random_token
 from dpdist.noise import lattice
-from dpdist.noise.entropy import SYSTEM, random_token
+from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.lattice import HALF, MAX_SCALE, discrete_laplace, product, rounded_normal
 from dpdist.noise.reals import Bits, Reals
 

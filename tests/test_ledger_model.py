@@ -17,12 +17,12 @@ from ledgers import blobs, epsilon_spent, new_address, reserve
 from postgres_server import Server
 from releases import content_of
 
+from dpdist._util.ids import random_token
 from dpdist.errors import DpdistError, RefusedError, UsageError
 from dpdist.ledger.address import Place
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.sqlite import FolderStorage
 from dpdist.ledger.state import State
-from dpdist.noise.entropy import random_token
 from dpdist.privacy.guarantee import MICRO, PrivacyLoss
 
 IDS = st.sampled_from(["a", "a-b", "ab", "b_1"])

@@ -20,6 +20,7 @@ from dpdist.jobs import run as job_runs
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.pipeline import budget
+from dpdist.report.status import preview_words, standing_words
 from dpdist.runtime import engine
 from dpdist.runtime.engine import progress_bar
 from workflows.nightly_year import JOB
@@ -93,7 +94,7 @@ def test_a_dry_run_of_a_plain_job_tells_when_it_would_be_refused(folder: Path) -
     again = job(folder, PLAIN.replace("clip = 8.0", "clip = 9.0").replace("release.zarr", "other.zarr"))
     found = status.preview(again)
     assert (found["fits"], found["charged"], found["left"]["pure_epsilon_micro"]) == (False, 1, 500_000)
-    assert "WOULD BE REFUSED" in status.preview_words(found)
+    assert "WOULD BE REFUSED" in preview_words(found)
     with pytest.raises(RefusedError, match="1 release is charged already"):
         run(again)
 
@@ -125,7 +126,7 @@ def test_status_tells_what_is_closed_waiting_and_unfinished(folder: Path) -> Non
     assert found["releases"] == {"reserved": 1, "committed": 0, "published": 1, "aborted": 0, "adopted": 0}
     assert found["unfinished"] == [{"id": "dead", "state": "reserved", "attempts": 1}]
     assert (found["periods_closed"], found["last_period"], found["periods_waiting"]) == (1, "d1", ["d2"])
-    words = status.standing_words(found)
+    words = standing_words(found)
     assert "dead is reserved, 1 attempt\n" in words
     assert "1 closed, the last d1; waiting: d2" in words
 

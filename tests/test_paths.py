@@ -21,10 +21,13 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.pca.model import open_model
 from dpdist.pipeline import budget, inspect
 from dpdist.pipeline.clip_norm import choose_clip
-from dpdist.pipeline.release import fit_components, project_rows, release_rows
+from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.release import release_rows
+from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.combine import combined, write_sum
+from dpdist.release.parse import norms_request_from
 from dpdist.release.request import ReleaseRequest
 from dpdist.report import html
 from dpdist.rows.dataset import open_rows
@@ -60,7 +63,7 @@ def _everything(folder: Path, form: Callable[[Path], AnyPath]) -> list[Any]:
     fit_components(at("r.zarr"), at("m.zarr"), 2)
     project_rows(at("rows.zarr"), at("m.zarr"), at("s.zarr"))
     html.write(release, at("r.html"))
-    norms = job_file.norms_request_from(epsilon="1", delta=None, grid="1:16:2", neighbours="replace-one", centre="none")
+    norms = norms_request_from(epsilon="1", delta=None, grid="1:16:2", neighbours="replace-one", centre="none")
     choose_clip(at("rows.zarr"), norms, Fraction(1, 2), ledger=at("rows.ledger"))
     return [
         open_rows(at("rows.zarr")).dataset_id == table.dataset_id,

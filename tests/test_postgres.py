@@ -19,13 +19,13 @@ from ledgers import losses
 from postgres_server import PASSWORD, Server
 from releases import content_of
 
+from dpdist._util.ids import random_token
 from dpdist.cli import cli
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError, UsageError
 from dpdist.ledger.address import Address
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.postgresql import PostgresStorage
 from dpdist.ledger.state import State
-from dpdist.noise.entropy import random_token
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.runtime import engine
 

@@ -18,11 +18,12 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.attack import Held
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pipeline import budget
-from dpdist.pipeline.release import Cluster, release_rows
+from dpdist.pipeline.release import release_rows
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.report.html import Shape, _accuracy, write
+from dpdist.runtime.cluster import Cluster
 
 pytest.importorskip("matplotlib")
 

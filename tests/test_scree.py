@@ -10,7 +10,8 @@ from releases import assemble
 from dpdist.errors import UsageError
 from dpdist.mechanisms.attack import Held
 from dpdist.noise.entropy import SYSTEM
-from dpdist.pca.components import about_mean, components, top_eigenpairs
+from dpdist.pca.components import about_mean, components
+from dpdist.pca.eigen import top_eigenpairs
 from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.pca.scree import above_noise, entry_errors, noise_law, scree
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss

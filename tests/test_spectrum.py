@@ -19,8 +19,8 @@ from scipy.sparse.linalg import ArpackError
 from dpdist.errors import UsageError
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.pca import components as pca_components
-from dpdist.pca.components import Components, about_mean, captured_variance, components, top_eigenpairs
-from dpdist.pca.lanczos import top_eigenpairs_of
+from dpdist.pca.components import Components, about_mean, captured_variance, components
+from dpdist.pca.eigen import by_lanczos, top_eigenpairs, top_eigenpairs_of
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.rows.bounding import RowBound
@@ -168,7 +168,7 @@ def test_lanczos_finds_components_in_any_direction() -> None:
     matrix = symmetric(np.linspace(1, 9, size))
     matrix -= matrix.mean(axis=0)
     matrix -= matrix.mean(axis=1)[:, None]
-    values, columns = pca_components.by_lanczos(matrix, 3)
+    values, columns = by_lanczos(matrix, 3)
     assert values == pytest.approx(np.linalg.eigvalsh(matrix)[-3:], abs=1e-12)
     assert matrix @ columns == pytest.approx(columns * values, abs=1e-11)
 
@@ -177,7 +177,7 @@ def test_what_lanczos_cannot_or_does_not_solve_is_solved_by_lapack(monkeypatch: 
     monkeypatch.setattr(pca_components, "_DENSE_LIMIT", 10)
     matrix = symmetric(np.linspace(-3, 3, 120))
     _, expected = np.linalg.eigh(matrix)
-    solve = pca_components.by_lanczos
+    solve = by_lanczos
 
     def failing(*_: Any) -> Any:
         raise ArpackError(-9)

@@ -28,7 +28,7 @@ from dpdist.release.request import ReleaseRequest
 from dpdist.rows import units
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import open_rows
-from dpdist.rows.units import KeptRows, Unit, first_rows
+from dpdist.rows.units import KeptRows, Unit, first_rows, unit_from
 from dpdist.runtime import engine
 from dpdist.runtime.engine import progress_bar
 
@@ -281,7 +281,7 @@ def test_units_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         Unit("person", 0)
     for pair in (("person", None), (None, 2)):
         with pytest.raises(UsageError, match="needs both"):
-            job_file.unit_from(*pair)
+            unit_from(*pair)
 
 
 def test_a_release_says_whose_rows_it_protects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

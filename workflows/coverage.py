@@ -34,7 +34,8 @@ import numpy.typing as npt
 
 from dpdist.mechanisms.attack import Held
 from dpdist.noise.entropy import SYSTEM
-from dpdist.pca.components import about_mean, top_eigenpairs
+from dpdist.pca.components import about_mean
+from dpdist.pca.eigen import top_eigenpairs
 from dpdist.pca.noise_edge import QUANTILES, NoiseLaw, law_of
 from dpdist.pca.scree import require_scree
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss

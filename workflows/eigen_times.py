@@ -22,7 +22,7 @@ import numpy as np
 from scipy.linalg import eigh
 from threadpoolctl import threadpool_info
 
-from dpdist.pca.components import Matrix, by_lanczos, by_lapack
+from dpdist.pca.eigen import Matrix, by_lanczos, by_lapack
 
 RANKS = {"drowned": 10, "clear": 1000}
 

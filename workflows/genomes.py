@@ -24,12 +24,12 @@ from sklearn.neighbors import NearestNeighbors
 
 from dpdist import cli
 from dpdist.errors import DataError
-from dpdist.pca.components import top_eigenpairs
+from dpdist.pca.eigen import top_eigenpairs
 from dpdist.pca.forecast import forecast
 from dpdist.pca.noise_edge import law_of
-from dpdist.pipeline.release import Cluster
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.rows.bounding import RowBound
+from dpdist.runtime.cluster import Cluster
 from workflows.papers.common import data as sets
 from workflows.papers.common import pictures, runs
 from workflows.papers.common.answers import NOTICE, PublicMoment, moment_of, private_moment, request_for

@@ -27,10 +27,12 @@ import numpy as np
 from dpdist.pca.model import open_model
 from dpdist.pca.projection import ProjectionTask, scores_dtype, scores_of
 from dpdist.pipeline import budget, release
-from dpdist.pipeline.release import Cluster
+from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.chunks import ChunkReader
+from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import ChunkWriter
 from dpdist.storage.atomic import sync_tree
 
@@ -79,7 +81,7 @@ def measured(name: str, folder: Path, repeats: int) -> dict[str, Any]:
     model, target = folder / "model.zarr", folder / "scores.zarr"
     with Cluster(workers=CORES).kept() as cluster, cluster.connected() as found:
         release.release_rows(table.path, folder / "release.zarr", request, cluster=cluster)
-        release.fit_components(folder / "release.zarr", model, COMPONENTS)
+        fit_components(folder / "release.zarr", model, COMPONENTS)
         with scores_of(table, open_model(model), model, folder / "others.zarr", 8 * CORES) as tasks:
 
             def written() -> None:
@@ -87,7 +89,7 @@ def measured(name: str, folder: Path, repeats: int) -> dict[str, Any]:
                 sync_tree(tasks[0].scores)
 
             work: dict[str, Callable[[], object]] = {
-                "projection": partial(release.project_rows, table.path, model, target, cluster=cluster),
+                "projection": partial(project_rows, table.path, model, target, cluster=cluster),
                 "read": partial(found.map, read, tasks, "Reading"),
                 "write": written,
                 "product": partial(found.map, multiply, tasks, "Multiplying"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import textwrap
 from collections.abc import Iterable
+from typing import Any
 
 NEXT = "Next: "
 """How a line starts that names a command to type next."""
@@ -99,3 +101,8 @@ def listed(names: Iterable[str]) -> str:
     """
     names = list(names)
     return ", ".join(names[:_SHOWN]) + (f", ... ({len(names)} in all)" if len(names) > _SHOWN else "")
+
+
+def canonical(value: Any) -> str:
+    """Return the one JSON text of a value: sorted keys, no spaces."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

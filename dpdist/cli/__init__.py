@@ -16,11 +16,14 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from dpdist import __version__
 from dpdist._util import interruption
+from dpdist._version import __version__
 from dpdist.cli import inspect, mechanisms, pipeline
+from dpdist.cli.inspect import report_command
+from dpdist.cli.jobs import demo_command, run, status
 from dpdist.cli.ledger import ledger
 from dpdist.cli.options import say
+from dpdist.cli.pipeline import bound
 from dpdist.errors import DpdistError, NoWitnessWarning, ResumableError, WeakGuaranteeWarning
 
 
@@ -34,16 +37,16 @@ def cli() -> None:
 
 for command in (
     pipeline.ingest,
-    inspect.bound,
+    bound,
     inspect.inspect,
     pipeline.release_command,
     pipeline.pca,
     pipeline.project,
-    pipeline.report_command,
-    pipeline.run,
+    report_command,
+    run,
     pipeline.combine,
-    pipeline.status,
-    pipeline.demo_command,
+    status,
+    demo_command,
     mechanisms.mechanisms,
     mechanisms.forecast_command,
     mechanisms.audit_command,

@@ -14,10 +14,14 @@ from sklearn.datasets import load_digits
 
 from dpdist._util.text import wrapped
 from dpdist.ledger.ledger import Ledger
-from dpdist.pca.components import captured_variance, top_eigenpairs
+from dpdist.pca.components import captured_variance
+from dpdist.pca.eigen import top_eigenpairs
 from dpdist.pipeline import budget, release
+from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
+from dpdist.runtime.cluster import Cluster
 from dpdist.storage.atomic import make_public_folder
 
 _CLIP = 64.0
@@ -28,7 +32,7 @@ _BUDGET = PrivacyLoss.parse("2", "1e-5")
 _BAR = 40
 
 
-def run(directory: Path, cluster: release.Cluster) -> None:
+def run(directory: Path, cluster: Cluster) -> None:
     """Ingest, release, components, scores in a folder; run again, it finds everything there and spends nothing.
 
     Raises
@@ -57,10 +61,10 @@ def run(directory: Path, cluster: release.Cluster) -> None:
     click.echo(wrapped(str(Ledger(budget.default_ledger(rows)).balance()), "   ", "   "))
 
     _step(3, "Components: free post-processing of the release", f"dpdist pca {released} {model}")
-    found = release.fit_components(released, model, _COMPONENTS)[0].components
+    found = fit_components(released, model, _COMPONENTS)[0].components
 
     _step(4, "Scores: every row projected, on every worker (private)", f"dpdist project {rows} {model} {scores}")
-    release.project_rows(rows, model, scores, cluster=cluster)
+    project_rows(rows, model, scores, cluster=cluster)
 
     _step(5, "What did privacy cost? (evaluation on public data: not private)", "")
     exact = digits.astype(np.float64)

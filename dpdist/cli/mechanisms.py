@@ -18,17 +18,17 @@ from dpdist.cli.options import (
     neighbours_option,
     options_of,
 )
-from dpdist.jobs import job_file
 from dpdist.mechanisms.attack import AuditTask
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.moment import cost
 from dpdist.pca.forecast import forecast
-from dpdist.pipeline.release import Cluster
+from dpdist.release.parse import numbers_from, request_from
 from dpdist.report import text
 from dpdist.report.figures import draw_forecast
 from dpdist.rows.dataset import DTYPES
+from dpdist.runtime.cluster import Cluster
 
 
 @click.command()
@@ -78,11 +78,11 @@ def forecast_command(
     With --cluster also the tasks, the bytes read, sent between workers and sent to the trusted node, the most memory of
     a worker and of the trusted node, and the time on cores like this one where a process reads and sends 1 GB/s.
     """
-    request = job_file.request_from(
+    request = request_from(
         epsilon=epsilon, delta=delta, clip=clip, mechanism=mechanism, neighbours=neighbours, centre=centre,
         grid_bits=16, period="", name=None, folder=Path(), options=options_of(options, arithmetic),
     )  # fmt: skip
-    found = forecast(request, columns, rows, job_file.numbers_from(spectrum, "--spectrum") if spectrum else ())
+    found = forecast(request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else ())
     if plot is not None:
         draw_forecast(found, plot)
     value, words = found.to_json(), text.forecast(found)
@@ -112,9 +112,11 @@ def audit_command(
     options: tuple[str, ...], arithmetic: str | None, cluster: Cluster, plot: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Attack MECHANISM on synthetic tables and bound its epsilon and delta from below. Touches no ledger."""
-    from dpdist.pipeline import audit  # noqa: PLC0415 - scipy's distributions are slow to import, and only needed here
+    # scipy's distributions are slow to import, and only needed here
+    from dpdist.pipeline import audit  # noqa: PLC0415
+    from dpdist.report import audit as audit_report  # noqa: PLC0415
 
-    request = job_file.request_from(
+    request = request_from(
         epsilon=epsilon, delta=delta, clip=1.0, mechanism=mechanism, neighbours=neighbours, centre="none",
         grid_bits=16, period="", name=None, folder=Path(), options=options_of(options, arithmetic),
     )  # fmt: skip
@@ -123,5 +125,5 @@ def audit_command(
     task = AuditTask(mechanism, query, request.loss, dict(request.options), draws)
     result = audit.run(task, 1 - confidence, cluster)
     if plot is not None:
-        audit.plot(result, plot)
+        audit_report.plot(result, plot)
     answer(as_json, {**result.to_json(), "plot": plot and str(plot)}, result.words())

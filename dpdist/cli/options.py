@@ -15,11 +15,11 @@ from dpdist._util.paths import is_address
 from dpdist._util.text import fitted, printable
 from dpdist.errors import UsageError
 from dpdist.ingest.sources import location_of
-from dpdist.jobs import job_file
 from dpdist.ledger.address import place_of
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED
-from dpdist.pipeline.release import Cluster
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.release.parse import options_from
+from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.tls import Certificates
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -221,7 +221,7 @@ def mechanism_options(command: Command) -> Command:
 
 def options_of(options: Sequence[str], arithmetic: str | None) -> dict[str, str]:
     """Return a mechanism's own parameters as typed."""
-    return job_file.options_from([*options, *([f"arithmetic={arithmetic}"] if arithmetic else [])])
+    return options_from([*options, *([f"arithmetic={arithmetic}"] if arithmetic else [])])
 
 
 def budget_options(command: Callable[..., None]) -> Callable[..., None]:

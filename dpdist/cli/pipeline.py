@@ -1,16 +1,14 @@
-"""The commands that do the work: ingest, release, pca, project, run and demo."""
+"""The steps, one command each: ingest, bound, release, combine, pca, project."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from dpdist._util.text import counted
+from dpdist._util.text import NEXT, counted
 from dpdist.cli.options import (
-    LEDGER,
     PATH,
     READ,
     SOURCE,
@@ -26,32 +24,31 @@ from dpdist.cli.options import (
     neighbours_option,
     options_of,
     say,
-    show,
-    tls_options,
     trusted_option,
 )
-from dpdist.errors import RefusedError
+from dpdist.errors import DataError
 from dpdist.ingest.sources import Choices
 from dpdist.ingest.sources import Place as SourcePlace
-from dpdist.jobs import job_file
 from dpdist.jobs import run as job_runs
-from dpdist.jobs import status as job_status
 from dpdist.ledger.address import Place
-from dpdist.ledger.ledger import Ledger
 from dpdist.pca.scree import require_scree, scree
 from dpdist.pca.shortened import shortened
+from dpdist.pipeline import clip_norm
 from dpdist.pipeline.budget import default_ledger, ingest_rows
-from dpdist.pipeline.release import Cluster, fit_components, project_rows, release_rows
+from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.release import release_rows
+from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.caution import in_words
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, write_sum
+from dpdist.release.parse import columns_from, norms_request_from, quantile_from, request_from
 from dpdist.release.request import Centring
 from dpdist.report import text
 from dpdist.report.figures import draw_scree
+from dpdist.rows.units import unit_from
+from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.engine import progress_bar
-from dpdist.runtime.tls import Certificates
-from dpdist.storage.atomic import replace_file
 
 
 @click.command()
@@ -92,8 +89,8 @@ def ingest(
     alone, others never replaced.
     """
     choices = Choices(variable, missing, header)
-    names = None if columns is None else job_file.columns_from(columns)
-    unit = job_file.unit_from(privacy_unit, max_rows)
+    names = None if columns is None else columns_from(columns)
+    unit = unit_from(privacy_unit, max_rows)
     fresh = not rows.exists()
     with progress_bar("Ingesting") as progress:
         table = ingest_rows(
@@ -151,7 +148,7 @@ def release_command(
     accept_large_delta: bool, name: str | None, ledger: Place | None, cluster: Cluster, trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Publish RELEASE, one private second moment of ROWS. The same command again publishes the same bytes, free."""
-    request = job_file.request_from(
+    request = request_from(
         epsilon=epsilon, delta=delta, clip=clip, mechanism=mechanism, neighbours=neighbours, centre=centre,
         grid_bits=grid_bits, period="", name=name, folder=Path(), for_reproduction=for_reproduction,
         options=options_of(options, arithmetic), accept_large_delta=accept_large_delta,
@@ -206,29 +203,6 @@ def pca(release: Path, model: Path, components: str, plot: Path | None, cluster:
     answer(as_json, value, f"{words}{table}\n{lengths.words()} {lengths.warning()}".rstrip())
 
 
-@click.command("report")
-@click.argument("release", type=READ)
-@click.argument("out", type=PATH)
-@click.option("--components", default="auto", metavar="K|auto", help="How many to show [default: auto].")
-@click.option("--image", metavar="HxW", help="Draw components as images of this shape, such as 28x28.")
-@click.option("--ledger", type=LEDGER, help="The ledger that was charged, to show what is left of the budget.")
-@json_option
-def report_command(
-    release: Path, out: Path, components: str, image: str | None, ledger: Place | None, as_json: bool
-) -> None:
-    """Write OUT, one HTML page about RELEASE for people: guarantee, budget, noise and components. Free."""
-    from dpdist.report import html  # noqa: PLC0415 - scipy.special and templates, only needed here
-
-    html.write(
-        open_release(release),
-        out,
-        count=count_of(components),
-        image=html.Shape.parse(image) if image else None,
-        ledger=Ledger(ledger) if ledger else None,
-    )
-    answer(as_json, {"report": str(out)}, f"{out}: open it in a browser. It loads nothing from anywhere.")
-
-
 @click.command()
 @click.argument("rows", type=READ)
 @click.argument("model", type=READ)
@@ -243,52 +217,6 @@ def project(rows: Path, model: Path, scores: Path, cluster: Cluster, as_json: bo
     count, fresh = project_rows(rows, model, scores, cluster=cluster)
     value = {"scores": str(scores), "fresh": fresh, "n": count, "private": True}
     answer(as_json, value, job_runs.scores_words(scores, fresh=fresh))
-
-
-@click.command()
-@click.argument("job", type=READ)
-@click.option("--scheduler", help="Address of a Dask scheduler, instead of what JOB.toml names.")
-@click.option("--continual", type=int, help="With periods: keep the noise of the total logarithmic for so many.")
-@click.option("--dry-run", is_flag=True, help="Tell what would be released and spent, and do nothing.")
-@tls_options
-@json_option
-def run(
-    job: Path,
-    scheduler: str | None,
-    continual: int | None,
-    dry_run: bool,
-    certificates: Certificates | None,
-    insecure: bool,
-    as_json: bool,
-) -> None:
-    """Run a whole job from JOB.toml. Running it again publishes nothing new."""
-    read = job_file.read_job(
-        job, scheduler=scheduler, certificates=certificates, insecure=insecure, continual=continual
-    )
-    if dry_run:
-        found = job_status.preview(read)
-        answer(as_json, found, job_status.preview_words(found))
-        return
-    outcome = job_runs.run(read, say=say, progress=progress_bar)
-    if as_json:
-        click.echo(json.dumps(outcome))
-
-
-@click.command()
-@click.argument("job", type=READ)
-@click.option("--textfile", type=PATH, help="Also write it for node_exporter's textfile collector (Prometheus).")
-@json_option
-def status(job: Path, textfile: Path | None, as_json: bool) -> None:
-    """Show where a job stands: its budget, its releases, what is unfinished, and which periods wait."""
-    found = job_status.standing(job_file.read_job(job))
-    if textfile is not None:
-        replace_file(textfile, job_status.textfile(found).encode(), "metrics")
-    if as_json:
-        click.echo(json.dumps(found))
-    else:
-        show(job_status.standing_words(found))
-    if found["refused"] is not None:
-        raise RefusedError(found["refused"])
 
 
 @click.command()
@@ -323,11 +251,67 @@ def _condition(made: Release, *, disjoint: bool) -> str:
     return f", provided that, as you say, no {made.unit.column if made.unit else 'row'} is in two of the tables"
 
 
-@click.command("demo")
-@click.argument("directory", type=PATH, default=Path("dpdist-demo"))
-@cluster_options
-def demo_command(directory: Path, cluster: Cluster) -> None:
-    """Do everything on a bundled real data set (1797 handwritten digits), on this machine."""
-    from dpdist.cli import demo  # noqa: PLC0415 - scikit-learn, for its data set only, doubles the start-up of every command
+_GRID = "0.0009765625:1048576:2"
 
-    demo.run(directory, cluster)
+
+@click.command()
+@click.argument("rows", type=READ)
+@click.option(
+    "--epsilon", required=True, help="Privacy loss epsilon to spend on the choice: a small part, such as 0.1."
+)
+@click.option(
+    "--delta",
+    help="Its delta: with one the noise is Gaussian and costs little beside other Gaussian releases; with 0 it is "
+    "Laplace noise, purely private. [default: that of the budget]",
+)
+@click.option(
+    "--quantile",
+    default="0.95",
+    show_default=True,
+    help="Share of the rows that shall not be longer than the clip norm.",
+)
+@click.option(
+    "--grid",
+    default=_GRID,
+    metavar="LOW:HIGH:PER_OCTAVE",
+    help="Public norms to choose from, PER_OCTAVE of them from one to its double; never taken from the data. A shorter "
+    "grid costs less noise. [default: 1/1024 to 2^20, 2 per octave]",
+)
+@neighbours_option
+@click.option(
+    "--centre",
+    default="none",
+    show_default=True,
+    help="none, or the file with a public centre and scale that the release will take.",
+)
+@large_delta_option
+@ledger_option
+@cluster_options
+@trusted_option
+@json_option
+def bound(
+    rows: Path, epsilon: str, delta: str | None, quantile: str, grid: str, neighbours: str, centre: str,
+    accept_large_delta: bool,
+    ledger: Place | None, cluster: Cluster, trusted: str, as_json: bool,
+) -> None:  # fmt: skip
+    """Choose the clip norm of ROWS privately: a quantile of the norms of its rows, for a small epsilon.
+
+    The noisy histogram of the norms is charged to the ledger, once: the same command again, or with another
+    --quantile, costs nothing. Exit code 4 if the quantile may lie beyond the grid.
+    """
+    share = quantile_from(quantile)
+    request = norms_request_from(
+        epsilon=epsilon, delta=delta, grid=grid, neighbours=neighbours, centre=centre,
+        accept_large_delta=accept_large_delta,
+    )  # fmt: skip
+    where = replace(cluster, trusted_worker=trusted == "worker")
+    choice = clip_norm.choose_clip(
+        rows, request, share, ledger=ledger, cluster=where, budget_delta=delta is None, say=say
+    )
+    following = clip_norm.next_command(rows, choice, centre)
+    words = choice.words()
+    answer(
+        as_json, {**choice.to_json(), "next": following}, words if following is None else f"{words}\n{NEXT}{following}"
+    )
+    if following is None:
+        click.get_current_context().exit(DataError.exit_code)

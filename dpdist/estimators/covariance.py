@@ -25,10 +25,10 @@ from dpdist.estimators.fit import (
 from dpdist.ledger.budget import Budget
 from dpdist.pca.components import about_mean
 from dpdist.pca.scree import entry_errors
-from dpdist.pipeline.release import Cluster
 from dpdist.privacy.guarantee import Guarantee, Neighbours
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.runtime.cluster import Cluster
 
 Matrix = npt.NDArray[np.float64]
 

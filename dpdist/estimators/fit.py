@@ -24,7 +24,6 @@ from dpdist.errors import DpdistError, PrivacyLeakWarning, RefusedError, Shorten
 from dpdist.estimators.in_memory import ArraySum, require_sound
 from dpdist.estimators.inputs import Rows, rows_of, rows_path
 from dpdist.ingest.readers.base import numbered
-from dpdist.jobs.job_file import request_from
 from dpdist.ledger.address import Place, place_of
 from dpdist.ledger.budget import Budget
 from dpdist.ledger.in_memory import REGISTER, Shape
@@ -33,13 +32,15 @@ from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.operator import MomentMatrix
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline.budget import default_ledger
-from dpdist.pipeline.release import Cluster, release_table
+from dpdist.pipeline.release import release_table
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import archive, trusted
 from dpdist.release.artefact import Release
+from dpdist.release.parse import request_from
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.rows.dataset import open_rows
+from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.process import forbid_core_dumps
 from dpdist.storage.atomic import require_new
 from dpdist.triangle import Band, packed

@@ -32,11 +32,12 @@ from dpdist.ledger.budget import Budget
 from dpdist.pca.components import Components, components, total_variance
 from dpdist.pca.projection import Projector, scores_in_memory
 from dpdist.pca.scree import Scree, above_noise, require_edge, scree
-from dpdist.pipeline.release import Cluster, components_of
+from dpdist.pipeline.components import components_of
 from dpdist.privacy.guarantee import Guarantee
 from dpdist.release.artefact import Release
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import open_rows
+from dpdist.runtime.cluster import Cluster
 
 Matrix = npt.NDArray[np.float64]
 AUTO = "auto"
@@ -91,7 +92,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     options
         Public options of the mechanism, by name; ``components`` is filled from ``n_components``.
     cluster
-        For the path of a rows.zarr: a :class:`dpdist.pipeline.release.Cluster`. None: one worker process per core.
+        For the path of a rows.zarr: a :class:`dpdist.runtime.cluster.Cluster`. None: one worker process per core.
 
     Attributes
     ----------

@@ -32,7 +32,7 @@ from dpdist.ingest.sources import (
     opened_sources,
 )
 from dpdist.ingest.table import ingest
-from dpdist.ledger.ledger import PERIOD_PATTERN
+from dpdist.privacy.parallel import PERIOD_PATTERN
 from dpdist.rows.dataset import RowsTable, created, open_rows
 from dpdist.rows.periods import PeriodicTable, seal_rows
 from dpdist.rows.seal import key_of

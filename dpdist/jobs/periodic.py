@@ -34,7 +34,8 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.pca.scree import DrownedError, require_edge
 from dpdist.pipeline import budget, release
-from dpdist.pipeline.release import Cluster, Outcome
+from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.release import Outcome
 from dpdist.privacy import accounting, caution
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release, open_release
@@ -43,6 +44,7 @@ from dpdist.release.continual import Node, ended, levels_for, total_of
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import open_rows
 from dpdist.rows.periods import PeriodicTable, Span
+from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import attributes_at
 from dpdist.storage.atomic import locked, make_public_folder
 
@@ -284,7 +286,7 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
     if job.model is not None:
         model = job.model / f"{periods[-1]}.zarr"
         try:
-            found, _, _ = release.fit_components(total, model, job.components, cluster=job.cluster)
+            found, _, _ = fit_components(total, model, job.components, cluster=job.cluster)
             say(f"{model}: {counted(len(found.components.components), 'component')}.")
         except DrownedError:  # more periods may lift some above it: the release of this one is no failure
             say("No component stands above the noise of this total, so no model was written.")

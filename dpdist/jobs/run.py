@@ -14,6 +14,8 @@ from dpdist.jobs import periodic
 from dpdist.jobs.job_file import Job
 from dpdist.pca.scree import require_edge
 from dpdist.pipeline import budget, release
+from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.scores import project_rows
 from dpdist.rows.dataset import RowsTable, open_rows
 from dpdist.rows.units import Unit
 from dpdist.storage.atomic import make_once
@@ -108,10 +110,10 @@ def run(job: Job, *, say: Callable[[str], None], progress: periodic.Progress) ->
     outcome = release.release_rows(job.rows, job.release, job.request, ledger=job.ledger, cluster=job.cluster)
     say(outcome.words())
     if job.model is not None:
-        model, _, _ = release.fit_components(job.release, job.model, job.components, cluster=job.cluster)
+        model, _, _ = fit_components(job.release, job.model, job.components, cluster=job.cluster)
         say(f"{job.model}: {counted(len(model.components.components), 'component')}.")
     if job.scores is not None and job.model is not None:
-        _, fresh = release.project_rows(job.rows, job.model, job.scores, cluster=job.cluster)
+        _, fresh = project_rows(job.rows, job.model, job.scores, cluster=job.cluster)
         say(scores_words(job.scores, fresh=fresh))
     paths = {"model": job.model, "scores": job.scores}
     return {"release": outcome.to_json(), **{name: path and str(path) for name, path in paths.items()}}

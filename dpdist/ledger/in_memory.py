@@ -21,10 +21,10 @@ import warnings
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from dpdist._util.ids import random_token
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ledger.budget import Budget
 from dpdist.ledger.fingerprints import Fingerprints
-from dpdist.noise.entropy import random_token
 from dpdist.privacy import accounting
 from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, PrivacyLoss
 

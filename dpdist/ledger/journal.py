@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO, Protocol
 
+from dpdist._util.text import canonical
 from dpdist.errors import DataError
 
 _ORIGIN = "0" * 64
@@ -23,11 +24,6 @@ WAIT_SECONDS = 60
 """How long a transaction waits for another process to end its own."""
 
 Entry = dict[str, Any]
-
-
-def canonical(value: Any) -> str:
-    """Return the one JSON text of a value: sorted keys, no spaces."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def origin() -> str:

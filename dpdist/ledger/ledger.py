@@ -37,24 +37,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dpdist._util.text import counted, listed
+from dpdist._util.ids import random_token
+from dpdist._util.text import canonical, counted, listed
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.ledger.address import Place, PlaceGiven, place_given
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.charging import caps_to_fix, closed_as_read, require_apart, require_charged, require_kept
-from dpdist.ledger.journal import Storage, canonical
+from dpdist.ledger.journal import Storage
 from dpdist.ledger.sqlite import FolderStorage
 from dpdist.ledger.state import FORMAT, PERIODIC, Record, State, View
 from dpdist.ledger.witness import FolderWitness, Witness
 from dpdist.ledger.witnessed import Witnessed
-from dpdist.noise.entropy import random_token
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
-from dpdist.privacy.parallel import Charge, PeriodFilters
+from dpdist.privacy.parallel import PERIOD_PATTERN, Charge, PeriodFilters
 
 ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
 """What a release id is made of; no dots, because drafts are named ``id.fence.token``."""
-PERIOD_PATTERN = r"(?=.{1,64}$)[0-9A-Za-z]+([._-][0-9A-Za-z]+)*"
-"""What a period is called: letters and digits with single dots, hyphens or underscores between, such as 2026-01-05."""
 _POLL_SECONDS = 0.05
 
 

@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dpdist._util.text import canonical
 from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
-from dpdist.ledger.journal import WAIT_SECONDS, Entry, canonical
+from dpdist.ledger.journal import WAIT_SECONDS, Entry
 from dpdist.storage.atomic import put_in_place, sync
 
 VARIABLE = "DPDIST_STATE_HOME"

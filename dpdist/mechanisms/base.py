@@ -16,10 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dpdist._util.progress import Progress
 from dpdist.errors import UsageError
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import Entropy, Progress
+from dpdist.noise.entropy import Entropy
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, PrivacyLoss
 from dpdist.triangle import Band, Triangle
 

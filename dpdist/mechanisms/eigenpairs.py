@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from dpdist._util.progress import Progress
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
@@ -51,7 +52,7 @@ from dpdist.mechanisms.exponential import successive_concentration
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.bingham import bingham, successive
-from dpdist.noise.entropy import Entropy, Progress
+from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import exponentials
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, PrivacyLoss
 from dpdist.triangle import Triangle, rounded

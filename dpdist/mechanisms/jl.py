@@ -30,12 +30,13 @@ from typing import Any
 
 import numpy as np
 
+from dpdist._util.progress import Progress
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import DeltaUse, ExactMoment, Kind, LogRatio, Matrix, Mechanism, Option, Output, Statement
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import Entropy, Progress
+from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import normals
 from dpdist.privacy.guarantee import ATTO, Arithmetic, Guarantee, PrivacyLoss
 from dpdist.privacy.jl_profile import MAX_RIDGE, least_ridge, profile

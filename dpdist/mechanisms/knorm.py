@@ -38,6 +38,7 @@ from typing import Any
 
 import numpy as np
 
+from dpdist._util.progress import Progress
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
@@ -52,7 +53,7 @@ from dpdist.mechanisms.base import (
 )
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import Entropy, Progress
+from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import gammas, haar, normals
 from dpdist.noise.nuclear import nuclear_spectra
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss

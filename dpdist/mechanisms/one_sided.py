@@ -42,13 +42,14 @@ from typing import Any
 
 import numpy as np
 
+from dpdist._util.progress import Progress
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import Additive, DeltaUse, LogRatio, Matrix, Mechanism, Output, Statement
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.mechanisms.wishart import ARITHMETIC
-from dpdist.noise.entropy import Entropy, Progress
+from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import gammas, normals
 from dpdist.noise.products import rounded_wishart
 from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss

@@ -48,6 +48,7 @@ from typing import Any
 
 import numpy as np
 
+from dpdist._util.progress import Progress
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
@@ -66,7 +67,7 @@ from dpdist.mechanisms.base import (
 )
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import Entropy, Progress
+from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import exponentials
 from dpdist.noise.orbit import hermitian
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss

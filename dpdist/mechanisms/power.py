@@ -42,6 +42,7 @@ from typing import Any
 
 import numpy as np
 
+from dpdist._util.progress import Progress
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
@@ -60,7 +61,7 @@ from dpdist.mechanisms.base import (
 )
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import Entropy, Progress
+from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import exponentials, gammas, haar, normals
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
 from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, PrivacyLoss

@@ -4,8 +4,9 @@
 the loss has a delta it is a rounded normal, ``rnd(s Z)``; where it has none it is discrete Laplace,
 ``P(x) ∝ exp(-|x| / t)``. s and t are integers. The noisy counts are the release; all else here is post-processing.
 
-**Sensitivity.** A row stands in exactly one bin, found from this row alone (:mod:`dpdist.rows.norms`), so its part of
-the histogram is a unit vector. Let neighbours differ in at most M rows, those of one privacy unit (M = 1: one row).
+**Sensitivity.** A row stands in exactly one bin, found from this row alone (:mod:`dpdist.moment.norm_histogram`), so
+its part of the histogram is a unit vector. Let neighbours differ in at most M rows, those of one privacy unit (M = 1:
+one row).
 
 * add-remove: at most M unit vectors more or fewer, which change the counts by at most M in the l1 and in the l2 norm;
 * replace-one: M unit vectors exchanged for M others. Each exchange changes the counts by at most 2 in the l1 norm and

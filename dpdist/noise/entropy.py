@@ -1,21 +1,19 @@
 """The one access point to the operating system's randomness.
 
-No other module draws a random bit, and nothing here is seedable: a stored seed is a key that removes the noise.
+No other module draws noise; identifiers come from :mod:`dpdist._util.ids`. Nothing here is seedable: a stored seed is
+a key that removes the noise.
 Tests pass their own :class:`Entropy` to force rare branches; the product passes :data:`SYSTEM`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
-Progress = Callable[[int, int], None]
-"""What a slow sampler reports to: steps done, and steps expected in all."""
 
 
 class Entropy(Protocol):
@@ -35,8 +33,3 @@ class SystemEntropy:
 
 
 SYSTEM = SystemEntropy()
-
-
-def random_token() -> str:
-    """Return 128 random bits as 32 hexadecimal digits: an identity that says nothing about what it names."""
-    return os.urandom(16).hex()

@@ -47,7 +47,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.noise.entropy import Entropy, Progress
+from dpdist._util.progress import Progress
+from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import Floats, uniforms
 
 Complex = npt.NDArray[np.complex128]

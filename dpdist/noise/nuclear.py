@@ -40,7 +40,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpdist.noise.entropy import Entropy, Progress
+from dpdist._util.progress import Progress
+from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import Floats, uniforms
 from dpdist.noise.log_gas import quantile
 

@@ -33,7 +33,8 @@ import math
 
 import numpy as np
 
-from dpdist.noise.entropy import Entropy, Progress
+from dpdist._util.progress import Progress
+from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import Floats, exponentials, uniforms
 from dpdist.noise.gelfand_tsetlin import Complex, matrix_of, patterns
 

@@ -9,28 +9,17 @@ in another order on another number of threads.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
-from scipy.linalg import eigh
-from scipy.linalg.blas import dsymv
 from scipy.sparse.linalg import ArpackError
 
 from dpdist._util.notebook import table
 from dpdist.errors import UsageError
-from dpdist.pca.lanczos import top_eigenpairs_of
+from dpdist.pca.eigen import Matrix, _signed, _solve, top_eigenpairs, top_eigenpairs_of
 from dpdist.release.artefact import Release
 
-Matrix = npt.NDArray[np.float64]
-_DENSE_LIMIT = 500
-"""Up to here LAPACK takes a few hundredths of a second, whatever is asked for."""
 _SHOWN = 10
-_LANCZOS_SHARE = 40
-"""Lanczos is asked for no more than one component in so many columns: see :func:`top_eigenpairs`."""
-_RESIDUAL = 1e-12
-"""Largest ``|A v - value v|`` that is let through, relative to the norm of A."""
 _ROUGH = 1e-3
 """The same, relative to the value, where values are only compared with the edge of the noise."""
 _SLACK = 1e-4
@@ -156,99 +145,6 @@ def about_mean(release: Release) -> AboutMean:
     return AboutMean(mean, count, spread - offset / count, per_row=True)
 
 
-def by_lapack(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
-    """Return the top eigenvalues, ascending, and eigenvectors (columns) from a dense reduction (LAPACK's syevr)."""
-    size = matrix.shape[0]
-    values, columns = eigh(matrix, subset_by_index=[size - count, size - 1])
-    return values, columns
-
-
-def by_lanczos(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
-    """Return the top eigenvalues and eigenvectors (columns) from restarted Lanczos (ARPACK).
-
-    Products with a vector are bound by memory; one that reads a triangle only takes little more than half the time.
-
-    Raises
-    ------
-    ArpackError
-        If it does not converge.
-    """
-    transposed = np.ascontiguousarray(matrix).T  # what BLAS takes without a copy
-    return top_eigenpairs_of(lambda x: dsymv(1.0, transposed, np.ravel(x), lower=1), matrix.shape[0], count)
-
-
-def _solves(matrix: Matrix, values: Matrix, columns: Matrix) -> bool:
-    """Whether every pair solves the eigenvalue equation; the norm of A is at least its longest row."""
-    norm = max(float(np.einsum("ij,ij->i", matrix, matrix).max()) ** 0.5, float(np.abs(values).max()))
-    return _solve(matrix @ columns, values, columns, norm)
-
-
-def _solve(product: Matrix, values: Matrix, columns: Matrix, norm: float) -> bool:
-    return bool(np.linalg.norm(product - columns * values, axis=0).max() <= _RESIDUAL * norm)
-
-
-def top_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
-    """Return the eigenpairs of largest eigenvalue of a symmetric matrix.
-
-    Lanczos for few components of a large matrix, else LAPACK. Processor seconds on one core (2.6 GHz, OpenBLAS of the
-    SkylakeX kernels, other work beside it), where k components are clear of the noise / where most are drowned in
-    it and eigenvalues lie close (`workflows/eigen_times.py`):
-
-    ======  =====  ===============  =============
-    d       k      Lanczos          LAPACK, syevr
-    ======  =====  ===============  =============
-    500     10     0.004 / 0.005    0.012
-    500     25     0.007 / 0.026    0.015
-    1000    10     0.010 / 0.017    0.07
-    1000    25     0.021 / 0.089    0.08
-    1000    50     0.040 / 0.12     0.08
-    1000    100    0.09 / 0.28      0.12
-    2000    10     not run / 0.13   0.71
-    2000    50     not run / 0.86   0.6
-    5000    50     1.0 / 6.1        15
-    10000   50     4.4 / 26         not run
-    ======  =====  ===============  =============
-
-    Whatever solver found them, all pairs are checked. Memory beside the matrix: 3 k + 20 vectors for Lanczos, and for
-    LAPACK a copy of the matrix.
-
-    Parameters
-    ----------
-    matrix
-        (d, d), symmetric.
-    count
-        k, between 1 and d.
-
-    Returns
-    -------
-    eigenvalues
-        (k,), descending.
-    vectors
-        (k, d), orthonormal rows; the entry of largest magnitude of each is positive.
-
-    Raises
-    ------
-    UsageError
-        If k is out of range.
-    ArithmeticError
-        If a pair does not solve the eigenvalue equation to 1e-12 of the matrix's norm.
-    """
-    size = matrix.shape[0]
-    if not 1 <= count <= size:
-        raise UsageError(f"{count} components were asked for; there are between 1 and {size} (--components).")
-    found = None
-    if size > _DENSE_LIMIT and count <= size // _LANCZOS_SHARE:
-        with suppress(ArpackError):
-            found = by_lanczos(matrix, count)
-    if found is None or not _solves(matrix, *found):
-        found = by_lapack(matrix, count)
-        if not _solves(matrix, *found):
-            raise ArithmeticError("LAPACK's eigenvectors do not solve the eigenvalue equation: the BLAS is defective.")
-    values, columns = found
-    order = np.argsort(-values, kind="stable")
-    return values[order], _signed(columns[:, order].T)
-
-
 def _from_products(
     about: AboutMean, product: Callable[[Matrix], Matrix], count: int, tolerance: float = 0.0
 ) -> tuple[Matrix, Matrix]:
@@ -271,11 +167,6 @@ def _from_products(
         raise ArithmeticError("Lanczos' eigenvectors do not solve the eigenvalue equation: the BLAS is defective.")
     order = np.argsort(-values, kind="stable")
     return values[order], _signed(columns[:, order].T)
-
-
-def _signed(vectors: Matrix) -> Matrix:
-    largest = np.abs(vectors).argmax(axis=1)
-    return np.ascontiguousarray(vectors * np.sign(vectors[np.arange(len(vectors)), largest])[:, None])
 
 
 def _leading(subspace: Matrix, count: int) -> Matrix:

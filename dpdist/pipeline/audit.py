@@ -7,26 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.paths import AnyPath
 from dpdist._util.text import counted
 from dpdist.errors import UsageError
 from dpdist.mechanisms import attack
 from dpdist.mechanisms.attack import AuditTask, Scene
 from dpdist.mechanisms.base import Calibrated
-from dpdist.pipeline.release import Cluster
 from dpdist.privacy import audit
-from dpdist.privacy.accounting import gaussian_delta
-from dpdist.privacy.guarantee import MICRO, Guarantee, PrivacyLoss
-from dpdist.report.figures import picture
+from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.runtime.cluster import Cluster
 
 _TASKS = 16
-_GRID = 41
 _LARGEST_EPSILON = 100
 _UNBOUNDED = 500
 """An epsilon beyond this is shown by releases that only one of the tables can make."""
@@ -165,43 +160,3 @@ def _examined(
 
 def _joined(parts: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
     return np.concatenate(parts, axis=1)
-
-
-def plot(result: Audit, path: AnyPath) -> None:
-    """Draw the privacy profile: delta against epsilon as claimed, as proved and as measured.
-
-    Raises
-    ------
-    UsageError
-        If matplotlib is not installed.
-    DataError
-        If the file cannot be written.
-    """
-    loss = result.task.loss
-    grid = np.linspace(0, 2 * loss.epsilon, _GRID)
-    first, second = result.sample
-    error, apart = result.counted.error, result.counted.apart
-    measured = [audit.examine(first, second, error, epsilon=e, apart=apart).delta(e) for e in grid]
-    low, middle, _ = np.array(measured).T
-    with picture(path) as axes:
-        if result.claim is not None:
-            claim = result.claim
-            axes.plot(grid, [audit.implied_delta(claim, e) for e in grid], "--", color="tab:gray", label="claimed")
-        if result.guarantee is not None:
-            proved = [_proved_delta(result.guarantee, e) for e in grid]
-            axes.plot(grid, proved, color="tab:blue", label="proved (upper bound)")
-        axes.fill_between(grid, low, np.maximum(low, middle), color="tab:red", alpha=0.25, lw=0)
-        confidence = 1 - error
-        axes.plot(grid, low, color="tab:red", label=f"counted lower bound, confidence {confidence:g} at each epsilon")
-        axes.axvline(loss.epsilon, color="black", lw=0.6, ls=":")
-        axes.set(xlabel="epsilon", ylabel="delta", xlim=(0, grid[-1]), ylim=(0, None))
-        axes.set_title(f"{result.task.mechanism}: claimed {loss}, {result.task.query.neighbours}")
-        axes.legend(frameon=False)
-
-
-def _proved_delta(guarantee: Guarantee, epsilon: float) -> float:
-    """Return the delta proved at another epsilon: the exact Gaussian profile where there is one."""
-    implied = audit.implied_delta(guarantee.loss, epsilon)
-    if guarantee.mu_squared is None:
-        return implied
-    return min(implied, gaussian_delta(Fraction(round(epsilon * MICRO), MICRO), guarantee.mu_squared))

@@ -26,7 +26,6 @@ from dpdist.mechanisms.quantile import QuantileFound, quantile_of, require_quant
 from dpdist.moment.norm_histogram import histogram_tasks, partition_histogram
 from dpdist.moment.total import add_partials
 from dpdist.pipeline.budget import default_ledger
-from dpdist.pipeline.release import Cluster
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import MICRO, Neighbours
 from dpdist.release import norm_histogram, worth
@@ -34,6 +33,7 @@ from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTran
 from dpdist.release.worth import Worth
 from dpdist.rows.dataset import RowsTable, open_rows
 from dpdist.rows.periods import is_periodic
+from dpdist.runtime.cluster import Cluster
 
 _DONE = {State.COMMITTED, State.PUBLISHED}
 

@@ -121,3 +121,7 @@ class PeriodFilters:
         for other in others:
             first = first.least(other)
         return first
+
+
+PERIOD_PATTERN = r"(?=.{1,64}$)[0-9A-Za-z]+([._-][0-9A-Za-z]+)*"
+"""What a period is called: letters and digits with single dots, hyphens or underscores between, such as 2026-01-05."""

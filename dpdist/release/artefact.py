@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import dpdist
 from dpdist._util.notebook import short, table
 from dpdist._util.paths import AnyPath, local
 from dpdist._util.text import exactly
+from dpdist._version import __version__
 from dpdist.errors import DataError, UsageError, quiet
 from dpdist.mechanisms.base import Output
 from dpdist.mechanisms.noise_law import Noise
@@ -146,7 +146,7 @@ class Heading:
             **({"releases": list(self.releases)} if self.releases else {}),
             "unit": None if self.unit is None else self.unit.to_json(),
             **({} if self.condition is None else {"condition": self.condition}),
-            "library": f"dpdist {dpdist.__version__}",
+            "library": f"dpdist {__version__}",
         }
 
 

@@ -17,14 +17,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import dpdist
+from dpdist._util.text import canonical
+from dpdist._version import __version__
 from dpdist.errors import DataError
 from dpdist.ledger.address import Place
-from dpdist.ledger.journal import canonical
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import CountNoise, DiscreteLaplace, RoundedNormal, noise_from_json
 from dpdist.mechanisms.quantile import NAME, CalibratedHistogram, Counts, calibrated
+from dpdist.moment.norm_histogram import NormGrid
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.caution import cautions
@@ -32,7 +33,6 @@ from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.trusted import charged_ledger, commit_once, require_small_delta
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable
-from dpdist.rows.norms import NormGrid
 
 FORMATS = {DiscreteLaplace.law: "dpdist-norms/1", RoundedNormal.law: "dpdist-norms/2"}
 """By the law of the noise: what reads the first alone would take any scale for one of discrete Laplace noise."""
@@ -255,7 +255,7 @@ def _drawn(transaction: NormsTransaction, exact: Counts, ledger_head: str) -> It
         rows=table.rows if request.neighbours is Neighbours.REPLACE_ONE else None,
         ledger_head=ledger_head,
     )
-    yield canonical(released.to_json() | {"library": f"dpdist {dpdist.__version__}"}).encode()
+    yield canonical(released.to_json() | {"library": f"dpdist {__version__}"}).encode()
 
 
 def published(transaction: NormsTransaction) -> NormHistogram:

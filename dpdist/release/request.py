@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from dpdist._util.text import has_control
+from dpdist._util.text import canonical, has_control
 from dpdist.errors import RefusedError, UsageError
-from dpdist.ledger.journal import canonical
 from dpdist.mechanisms.base import Calibrated, Statement, is_private_as_claimed
 from dpdist.mechanisms.registry import calibrated, mechanism_named
 from dpdist.mechanisms.sensitivity import LatticeQuery

@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from dpdist._util.ids import random_token
+from dpdist._util.progress import Progress
 from dpdist.errors import RefusedError, ResumableError, UsageError
 from dpdist.ledger.address import Place
 from dpdist.ledger.journal import written
@@ -28,7 +30,7 @@ from dpdist.ledger.state import State
 from dpdist.mechanisms.base import BandedMoment, Calibrated, IndependentEntries, Matrix
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete
-from dpdist.noise.entropy import SYSTEM, Progress, random_token
+from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import Guarantee, Neighbours
 from dpdist.release import archive

@@ -24,11 +24,11 @@ from typing import Any
 
 from dpdist.errors import RefusedError
 from dpdist.mechanisms.quantile import CONFIDENCE, rank_error
+from dpdist.moment.norm_histogram import NormGrid
 from dpdist.privacy.caution import LARGEST_EPSILON
 from dpdist.privacy.guarantee import MICRO, Neighbours
 from dpdist.release.norm_histogram import NormsRequest
 from dpdist.rows.dataset import RowsTable
-from dpdist.rows.norms import NormGrid
 
 _MOST_MICRO = LARGEST_EPSILON * MICRO
 """The largest epsilon that is recommended, in millionths: beyond it little is private."""

@@ -17,9 +17,9 @@ from html import escape
 import numpy as np
 from scipy.special import ndtr
 
-from dpdist import __version__
 from dpdist._util.paths import AnyPath, local
 from dpdist._util.text import counted, exactly
+from dpdist._version import __version__
 from dpdist.errors import UsageError
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.registry import mechanism_named

@@ -23,9 +23,9 @@ import numpy.typing as npt
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 
+from dpdist._util.ids import random_token
 from dpdist._util.paths import AnyPath, local
 from dpdist.errors import DataError, quiet
-from dpdist.noise.entropy import random_token
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.units import Unit
 from dpdist.storage.arrays import CHECKSUM_BYTES, Array, array_options, require_format

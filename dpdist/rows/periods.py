@@ -22,9 +22,9 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
+from dpdist._util.ids import random_token
 from dpdist._util.paths import AnyPath, local
 from dpdist.errors import DataError
-from dpdist.noise.entropy import random_token
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, open_rows

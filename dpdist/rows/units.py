@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpdist._util.ids import random_token
 from dpdist.errors import DataError, UsageError
-from dpdist.noise.entropy import random_token
 
 _BITS = 8
 """Of the hash that deals rows out to files: 256 of them."""
@@ -180,3 +180,18 @@ def _first(file: Any, most: int) -> Iterator[Numbers]:
         before[place[old]] += counts[old]
         known = np.insert(known, place[~old], unique[~old])
         before = np.insert(before, place[~old], counts[~old])
+
+
+def unit_from(column: str | None, max_rows: int | None) -> Unit | None:
+    """Make a privacy unit from what was given, or None.
+
+    Raises
+    ------
+    UsageError
+        If only one of the two was given, or the number is out of range.
+    """
+    if column is None and max_rows is None:
+        return None
+    if column is None or max_rows is None:
+        raise UsageError("A privacy unit needs both: its column (--privacy-unit) and its rows (--max-rows).")
+    return Unit(column, max_rows)

@@ -37,8 +37,8 @@ from distributed.utils import LoopRunner, silence_logging_cmgr
 from distributed.utils_comm import gather_from_workers
 from tornado.ioloop import IOLoop
 
-import dpdist
 from dpdist._util.tree import levels
+from dpdist._version import __version__
 from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
 from dpdist.runtime.process import forbid_core_dumps
 from dpdist.runtime.tls import Certificates, require_safe_workers
@@ -127,7 +127,7 @@ def _probe(path: str, dask_worker: Any) -> tuple[str, bool, bool]:
     forbid_core_dumps()  # sums of others may reach a worker before its first task does
     memory = dask_worker.memory_manager
     spills = bool(memory.memory_target_fraction or memory.memory_spill_fraction)
-    return dpdist.__version__, Path(path).exists(), spills
+    return __version__, Path(path).exists(), spills
 
 
 class Engine:
@@ -186,13 +186,11 @@ class Engine:
                 answers = self._client.run(_probe, str(path))
             except (ImportError, AttributeError):
                 raise DataError(
-                    f"A worker cannot import dpdist. Install dpdist {dpdist.__version__} in the workers' environment."
+                    f"A worker cannot import dpdist. Install dpdist {__version__} in the workers' environment."
                 ) from None
         for address, (version, seen, spills) in answers.items():
-            if version != dpdist.__version__:
-                raise DataError(
-                    f"The worker {address} runs dpdist {version}, not {dpdist.__version__}: install the same."
-                )
+            if version != __version__:
+                raise DataError(f"The worker {address} runs dpdist {version}, not {__version__}: install the same.")
             if not seen:
                 raise DataError(
                     f"The worker {address} does not see {path}. Put it on a file system that every worker mounts "

@@ -18,9 +18,9 @@ import numpy.typing as npt
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 
+from dpdist._util.ids import random_token
 from dpdist._util.paths import read_plain, require_plain
 from dpdist.errors import DataError
-from dpdist.noise.entropy import random_token
 
 Array: TypeAlias = "zarr.Array[Any]"  # text: before 3.1.4 it takes no type at run time
 CHECKSUM_BYTES = 4

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dpdist._util import interruption
+from dpdist._util.ids import random_token
 from dpdist.errors import DataError
-from dpdist.noise.entropy import random_token
 
 
 def require_new(target: Path, what: str) -> None:

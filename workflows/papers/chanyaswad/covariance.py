@@ -15,7 +15,7 @@ import numpy as np
 
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import haar
-from dpdist.pca.components import top_eigenpairs
+from dpdist.pca.eigen import top_eigenpairs
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from workflows.papers.chanyaswad.regression import COARSE, REFERENCES, SKETCH, loss_of, text_of

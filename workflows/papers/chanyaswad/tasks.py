@@ -18,7 +18,7 @@ import click
 import numpy as np
 
 from dpdist import cli
-from dpdist.pipeline.release import Cluster
+from dpdist.runtime.cluster import Cluster
 from workflows.papers.chanyaswad import covariance, regression
 from workflows.papers.common import data as sets
 from workflows.papers.common import pictures, runs

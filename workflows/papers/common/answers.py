@@ -19,7 +19,8 @@ from dpdist.mechanisms.registry import mechanism_named
 from dpdist.moment.gram import GramSum
 from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
-from dpdist.pca.components import captured_variance, top_eigenpairs
+from dpdist.pca.components import captured_variance
+from dpdist.pca.eigen import top_eigenpairs
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.bounding import RowBound

@@ -18,7 +18,7 @@ import click
 import numpy as np
 
 from dpdist import cli
-from dpdist.pipeline.release import Cluster
+from dpdist.runtime.cluster import Cluster
 from workflows.papers.common import data as sets
 from workflows.papers.common import pictures, runs
 from workflows.papers.common.answers import NOTICE, captured_energy, moment_of

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import haar
-from dpdist.pca.components import top_eigenpairs
+from dpdist.pca.eigen import top_eigenpairs
 from workflows.papers.common.answers import PublicMoment, private_components, request_for
 
 Floats = npt.NDArray[np.float64]

@@ -25,7 +25,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
 from dpdist import cli
-from dpdist.pipeline.release import Cluster
+from dpdist.runtime.cluster import Cluster
 from workflows.papers.common import data as sets
 from workflows.papers.common import pictures, runs
 from workflows.papers.common.answers import NOTICE, moment_of

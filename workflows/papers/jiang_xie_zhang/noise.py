@@ -18,8 +18,8 @@ import click
 import numpy as np
 
 from dpdist import cli
-from dpdist.pipeline.release import Cluster
 from dpdist.rows.bounding import RowBound
+from dpdist.runtime.cluster import Cluster
 from dpdist.triangle import Triangle
 from workflows.papers.common import pictures, runs
 from workflows.papers.common.answers import PublicMoment, private_moment, request_for

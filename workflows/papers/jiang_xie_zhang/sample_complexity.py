@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist import cli
-from dpdist.pca.components import top_eigenpairs
-from dpdist.pipeline.release import Cluster
+from dpdist.pca.eigen import top_eigenpairs
 from dpdist.rows.bounding import RowBound
+from dpdist.runtime.cluster import Cluster
 from dpdist.triangle import Triangle, rounded
 from workflows.papers.common import pictures, runs
 from workflows.papers.common.answers import PublicMoment, private_components, private_moment, request_for

@@ -1,0 +1,75 @@
+"""Commands that run many steps: a job of a file, how it stands, the demonstration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from dpdist.cli.options import PATH, READ, answer, cluster_options, json_option, say, show, tls_options
+from dpdist.errors import RefusedError
+from dpdist.jobs import job_file
+from dpdist.jobs import run as job_runs
+from dpdist.jobs import status as job_status
+from dpdist.report import status as status_report
+from dpdist.runtime.cluster import Cluster
+from dpdist.runtime.engine import progress_bar
+from dpdist.runtime.tls import Certificates
+from dpdist.storage.atomic import replace_file
+
+
+@click.command()
+@click.argument("job", type=READ)
+@click.option("--scheduler", help="Address of a Dask scheduler, instead of what JOB.toml names.")
+@click.option("--continual", type=int, help="With periods: keep the noise of the total logarithmic for so many.")
+@click.option("--dry-run", is_flag=True, help="Tell what would be released and spent, and do nothing.")
+@tls_options
+@json_option
+def run(
+    job: Path,
+    scheduler: str | None,
+    continual: int | None,
+    dry_run: bool,
+    certificates: Certificates | None,
+    insecure: bool,
+    as_json: bool,
+) -> None:
+    """Run a whole job from JOB.toml. Running it again publishes nothing new."""
+    read = job_file.read_job(
+        job, scheduler=scheduler, certificates=certificates, insecure=insecure, continual=continual
+    )
+    if dry_run:
+        found = job_status.preview(read)
+        answer(as_json, found, status_report.preview_words(found))
+        return
+    outcome = job_runs.run(read, say=say, progress=progress_bar)
+    if as_json:
+        click.echo(json.dumps(outcome))
+
+
+@click.command()
+@click.argument("job", type=READ)
+@click.option("--textfile", type=PATH, help="Also write it for node_exporter's textfile collector (Prometheus).")
+@json_option
+def status(job: Path, textfile: Path | None, as_json: bool) -> None:
+    """Show where a job stands: its budget, its releases, what is unfinished, and which periods wait."""
+    found = job_status.standing(job_file.read_job(job))
+    if textfile is not None:
+        replace_file(textfile, status_report.textfile(found).encode(), "metrics")
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        show(status_report.standing_words(found))
+    if found["refused"] is not None:
+        raise RefusedError(found["refused"])
+
+
+@click.command("demo")
+@click.argument("directory", type=PATH, default=Path("dpdist-demo"))
+@cluster_options
+def demo_command(directory: Path, cluster: Cluster) -> None:
+    """Do everything on a bundled real data set (1797 handwritten digits), on this machine."""
+    from dpdist.cli import demo  # noqa: PLC0415 - scikit-learn, for its data set only, doubles the start-up of every command
+
+    demo.run(directory, cluster)

@@ -1,0 +1,233 @@
+"""Eigenpairs of a symmetric matrix: by LAPACK, by Lanczos, or from its products alone.
+
+Those of a matrix too large for one process come by Lanczos from products, each computed row by row of tiles. A product
+is cut where the tiles are, not by the number of workers, so the same release gives the same components to the bit
+wherever it is computed on one kind of processor. A release is public: workers may keep rows of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from scipy.linalg import eigh
+from scipy.linalg.blas import dsymv
+from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
+
+from dpdist import triangle
+from dpdist.errors import UsageError
+
+Matrix = npt.NDArray[np.float64]
+_DENSE_LIMIT = 500
+"""Up to here LAPACK takes a few hundredths of a second, whatever is asked for."""
+_LANCZOS_SHARE = 40
+"""Lanczos is asked for no more than one component in so many columns: see :func:`top_eigenpairs`."""
+_RESIDUAL = 1e-12
+"""Largest ``|A v - value v|`` that is let through, relative to the norm of A."""
+
+
+def by_lapack(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
+    """Return the top eigenvalues, ascending, and eigenvectors (columns) from a dense reduction (LAPACK's syevr)."""
+    size = matrix.shape[0]
+    values, columns = eigh(matrix, subset_by_index=[size - count, size - 1])
+    return values, columns
+
+
+def by_lanczos(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
+    """Return the top eigenvalues and eigenvectors (columns) from restarted Lanczos (ARPACK).
+
+    Products with a vector are bound by memory; one that reads a triangle only takes little more than half the time.
+
+    Raises
+    ------
+    ArpackError
+        If it does not converge.
+    """
+    transposed = np.ascontiguousarray(matrix).T  # what BLAS takes without a copy
+    return top_eigenpairs_of(lambda x: dsymv(1.0, transposed, np.ravel(x), lower=1), matrix.shape[0], count)
+
+
+def _solves(matrix: Matrix, values: Matrix, columns: Matrix) -> bool:
+    """Whether every pair solves the eigenvalue equation; the norm of A is at least its longest row."""
+    norm = max(float(np.einsum("ij,ij->i", matrix, matrix).max()) ** 0.5, float(np.abs(values).max()))
+    return _solve(matrix @ columns, values, columns, norm)
+
+
+def _solve(product: Matrix, values: Matrix, columns: Matrix, norm: float) -> bool:
+    return bool(np.linalg.norm(product - columns * values, axis=0).max() <= _RESIDUAL * norm)
+
+
+def top_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
+    """Return the eigenpairs of largest eigenvalue of a symmetric matrix.
+
+    Lanczos for few components of a large matrix, else LAPACK. Processor seconds on one core (2.6 GHz, OpenBLAS of the
+    SkylakeX kernels, other work beside it), where k components are clear of the noise / where most are drowned in
+    it and eigenvalues lie close (`workflows/eigen_times.py`):
+
+    ======  =====  ===============  =============
+    d       k      Lanczos          LAPACK, syevr
+    ======  =====  ===============  =============
+    500     10     0.004 / 0.005    0.012
+    500     25     0.007 / 0.026    0.015
+    1000    10     0.010 / 0.017    0.07
+    1000    25     0.021 / 0.089    0.08
+    1000    50     0.040 / 0.12     0.08
+    1000    100    0.09 / 0.28      0.12
+    2000    10     not run / 0.13   0.71
+    2000    50     not run / 0.86   0.6
+    5000    50     1.0 / 6.1        15
+    10000   50     4.4 / 26         not run
+    ======  =====  ===============  =============
+
+    Whatever solver found them, all pairs are checked. Memory beside the matrix: 3 k + 20 vectors for Lanczos, and for
+    LAPACK a copy of the matrix.
+
+    Parameters
+    ----------
+    matrix
+        (d, d), symmetric.
+    count
+        k, between 1 and d.
+
+    Returns
+    -------
+    eigenvalues
+        (k,), descending.
+    vectors
+        (k, d), orthonormal rows; the entry of largest magnitude of each is positive.
+
+    Raises
+    ------
+    UsageError
+        If k is out of range.
+    ArithmeticError
+        If a pair does not solve the eigenvalue equation to 1e-12 of the matrix's norm.
+    """
+    size = matrix.shape[0]
+    if not 1 <= count <= size:
+        raise UsageError(f"{count} components were asked for; there are between 1 and {size} (--components).")
+    found = None
+    if size > _DENSE_LIMIT and count <= size // _LANCZOS_SHARE:
+        with suppress(ArpackError):
+            found = by_lanczos(matrix, count)
+    if found is None or not _solves(matrix, *found):
+        found = by_lapack(matrix, count)
+        if not _solves(matrix, *found):
+            raise ArithmeticError("LAPACK's eigenvectors do not solve the eigenvalue equation: the BLAS is defective.")
+    values, columns = found
+    order = np.argsort(-values, kind="stable")
+    return values[order], _signed(columns[:, order].T)
+
+
+def _signed(vectors: Matrix) -> Matrix:
+    largest = np.abs(vectors).argmax(axis=1)
+    return np.ascontiguousarray(vectors * np.sign(vectors[np.arange(len(vectors)), largest])[:, None])
+
+
+Piece = tuple[int, Matrix]
+"""Number of the first row, and the rows of a product."""
+
+
+@dataclass(frozen=True)
+class ProductTask:
+    """Some rows of a released second moment, and what they are multiplied with; all of it public.
+
+    Parameters
+    ----------
+    release
+        The release.zarr.
+    rows
+        Rows that begin where a tile does.
+    vectors
+        (d, k) float64.
+    keep
+        Whether the process keeps the rows in memory for the next product.
+    """
+
+    release: Path
+    rows: range
+    vectors: Matrix
+    keep: bool
+
+
+def tile_rows(size: int, count: int) -> list[range]:
+    """Cut the rows of a (size, size) matrix into at most so many runs of whole tiles, about equally long.
+
+    Examples
+    --------
+    >>> tile_rows(2500, 2)
+    [range(0, 1024), range(1024, 2500)]
+    """
+    tiles = -(-size // triangle.TILE)
+    ends = [min(size, triangle.TILE * (tiles * (i + 1) // count)) for i in range(count)]
+    return [range(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True) if a < b]
+
+
+def rows_product(task: ProductTask) -> tuple[Piece, ...]:
+    """Multiply rows of a second moment, one row of tiles after the other."""
+    read = _kept if task.keep else _read
+    starts = range(task.rows.start, task.rows.stop, triangle.TILE)
+    return tuple((i, read(task.release, i, min(i + triangle.TILE, task.rows.stop)) @ task.vectors) for i in starts)
+
+
+def joined(parts: Sequence[tuple[Piece, ...]]) -> tuple[Piece, ...]:
+    """Put pieces of a product together, in any order."""
+    return tuple(piece for part in parts for piece in part)
+
+
+def stacked(pieces: tuple[Piece, ...]) -> Matrix:
+    """Return the product of which these are the pieces."""
+    return np.concatenate([rows for _, rows in sorted(pieces, key=lambda piece: piece[0])])
+
+
+def _read(release: Path, start: int, stop: int) -> Matrix:
+    array = zarr.open_array(release / "second_moment", mode="r", zarr_format=3)
+    return np.asarray(array[start:stop], dtype=np.float64)
+
+
+_kept = lru_cache(maxsize=1024)(_read)
+
+
+def top_eigenpairs_of(
+    product: Callable[[Matrix], Matrix], size: int, count: int, tolerance: float = 0.0
+) -> tuple[Matrix, Matrix]:
+    """Return the eigenpairs of largest eigenvalue of a symmetric matrix that is only multiplied.
+
+    The start is fixed, so that the same release gives the same components, and has no pattern: one orthogonal to an
+    eigenvector (the constant one, where columns sum to zero) would miss it.
+
+    Parameters
+    ----------
+    product
+        Takes (d, k) vectors and returns the matrix times them.
+    size, count
+        d and k, k < d.
+    tolerance
+        Largest ``|A v - lambda v| / |lambda|`` of a pair: an eigenvalue of the matrix is as near. 0 is full precision.
+
+    Returns
+    -------
+    eigenvalues
+        (k,), in no order.
+    columns
+        (d, k), orthonormal columns.
+
+    Raises
+    ------
+    ArpackError
+        If it does not converge.
+    """
+
+    def times(vector: Matrix) -> Matrix:
+        return product(vector.reshape(size, -1)).reshape(vector.shape)
+
+    operator = LinearOperator((size, size), matvec=times, matmat=times, dtype=np.float64)
+    start = np.modf(np.arange(1, size + 1) * 0.6180339887498949)[0] - 0.5  # Weyl's sequence
+    values, columns = eigsh(operator, k=count, which="LA", v0=start, tol=tolerance)
+    return values, columns

@@ -1,0 +1,257 @@
+"""From text, as people type it, to a request."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpdist._util.paths import AnyPath, local, read_plain
+from dpdist.errors import DataError, UsageError
+from dpdist.mechanisms.base import Kind, Statement
+from dpdist.mechanisms.quantile import require_quantile
+from dpdist.mechanisms.registry import mechanism_named, recommended
+from dpdist.moment.norm_histogram import NormGrid
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.release.norm_histogram import NormsRequest
+from dpdist.release.request import Centring, ReleaseRequest
+
+_MOST = 64 << 20
+"""Bytes of a job file, or of a file of public numbers, at most."""
+
+
+def request_from(
+    *,
+    epsilon: str,
+    delta: str | None,
+    clip: float,
+    mechanism: str | None,
+    neighbours: str,
+    centre: str,
+    grid_bits: int,
+    period: str,
+    name: str | None,
+    folder: Path,
+    options: Mapping[str, Any] | None = None,
+    for_reproduction: bool = False,
+    accept_large_delta: bool = False,
+) -> ReleaseRequest:
+    """Make a request from text as it stands on the command line or in a job file.
+
+    Without a mechanism, `gaussian` is taken when a delta is given and `two-sided-wishart` when none is.
+
+    Raises
+    ------
+    UsageError
+        If a value is out of range.
+    DataError
+        If a number is out of range, or the file of the public centre cannot be read.
+    """
+    loss = PrivacyLoss.parse(epsilon, delta or "0")
+    if delta is not None and not loss.delta_atto:
+        raise DataError("Delta must lie between 0 and 1, both excluded; for pure privacy leave it out.")
+    if neighbours not in {n.value for n in Neighbours}:
+        raise UsageError(f"--neighbours must be one of {', '.join(Neighbours)}, not {neighbours!r}.")
+    shift: dict[str, tuple[float, ...] | None] = {}
+    if centre not in {Centring.NONE, Centring.PRIVATE}:
+        shift = read_public_centre(folder / centre)
+    chosen = mechanism or recommended(loss.delta_atto)
+    request = ReleaseRequest(
+        mechanism=chosen,
+        loss=loss,
+        clip_norm=clip,
+        neighbours=Neighbours(neighbours),
+        centring=Centring.PRIVATE if centre == Centring.PRIVATE else Centring.NONE,
+        grid_bits=grid_bits,
+        period=period,
+        name=name,
+        options=_typed_options(mechanism_named(chosen).statement, options or {}, folder),
+        for_reproduction=for_reproduction,
+        accept_large_delta=accept_large_delta,
+        **shift,
+    )
+    request.bound(len(next((v for v in shift.values() if v), (0.0, 0.0))))  # range of clip norm and grid bits
+    return request
+
+
+def norms_request_from(
+    *,
+    epsilon: str,
+    delta: str | None,
+    grid: str,
+    neighbours: str,
+    centre: str,
+    accept_large_delta: bool = False,
+) -> NormsRequest:
+    """Make a request for a histogram of norms from text as it stands on the command line; without delta it has none.
+
+    Raises
+    ------
+    UsageError
+        If a value is out of range, or the centre is to be private.
+    DataError
+        If a number is out of range, or the file of the public centre cannot be read.
+    """
+    if centre == Centring.PRIVATE:
+        raise UsageError(
+            "With --centre private rows are clipped about zero, before their mean is known: choose the clip norm with "
+            "--centre none."
+        )
+    shift = {} if centre == Centring.NONE else read_public_centre(Path(centre))
+    return NormsRequest(
+        PrivacyLoss.parse(epsilon, delta or "0"),
+        NormGrid.parse(grid),
+        Neighbours(neighbours),
+        accept_large_delta=accept_large_delta,
+        **shift,
+    )
+
+
+def quantile_from(text: str) -> Fraction:
+    """Read a quantile exactly.
+
+    Raises
+    ------
+    UsageError
+        If it is no number between 0 and 1.
+    """
+    try:
+        value = Decimal(text)
+        # the exponent is looked at first, because 1e-999999999 has too many digits
+        found = Fraction(value) if value.is_finite() and abs(value.adjusted()) < 10 else Fraction(0)
+    except InvalidOperation:
+        found = Fraction(0)
+    require_quantile(found)
+    return found
+
+
+def options_from(texts: Sequence[str]) -> dict[str, str]:
+    """Split ``NAME=VALUE`` texts.
+
+    Raises
+    ------
+    UsageError
+        If one has no name, or a name comes twice.
+    """
+    options: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals) or name in options:
+            raise UsageError(f"Options are given once each, as NAME=VALUE, not {text!r} (--option).")
+        options[name] = value
+    return options
+
+
+def columns_from(text: str) -> list[str]:
+    """Read names that are separated by commas; one that holds a comma stands in double quotes.
+
+    Raises
+    ------
+    UsageError
+        If a quote is not closed.
+    """
+    try:
+        return [name.strip() for name in next(csv.reader([text], skipinitialspace=True, strict=True), [""])]
+    except csv.Error:
+        raise UsageError("A double quote is not closed in --columns.") from None
+
+
+def numbers_from(text: str, option: str) -> tuple[float, ...]:
+    """Read numbers that are separated by commas.
+
+    Raises
+    ------
+    UsageError
+        If something else stands there.
+    """
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} takes numbers separated by commas, such as 4,2,0.5.") from None
+
+
+def _typed_options(statement: Statement, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Turn text into what the options take; a list of numbers or a matrix may stand in a public .npy file."""
+    kinds = {option.name: option.kind for option in statement.options}
+    return {
+        name: _option_value(kinds.get(name, Kind.WORD), value, folder) if isinstance(value, str) else value
+        for name, value in options.items()
+    }
+
+
+def _option_value(kind: Kind, text: str, folder: Path) -> Any:
+    if text.endswith(".npy") and kind in {Kind.NUMBERS, Kind.MATRIX}:
+        try:
+            return _arrays(folder / text)["centre"].astype(np.float64).tolist()
+        except (OSError, ValueError, TypeError, EOFError, SyntaxError, MemoryError):
+            raise DataError(f"{text} is not a .npy file of numbers (--option).") from None
+    try:
+        match kind:
+            case Kind.INTEGER:
+                return int(text)
+            case Kind.NUMBER:
+                return float(text)
+            case Kind.NUMBERS:
+                return [float(part) for part in text.split(",")]
+    except ValueError:
+        return text  # the option says what it takes instead
+    return text
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    """Return the arrays of a .npz file of public numbers, or that of a .npy file as the centre.
+
+    Raises
+    ------
+    OSError, ValueError
+        If it cannot be read, or is longer than any public numbers are, packed or not.
+    """
+    content = read_plain(path, _MOST)
+    if path.suffix == ".npz":
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if sum(info.file_size for info in archive.infolist()) > _MOST:
+                raise ValueError
+    loaded: Any = np.load(io.BytesIO(content), allow_pickle=False)
+    return {"centre": loaded} if path.suffix == ".npy" else dict(loaded)
+
+
+def read_public_centre(path: AnyPath) -> dict[str, tuple[float, ...] | None]:
+    """Read a public centre, and optionally a public scale, one number per column.
+
+    A ``.npy`` file holds the centre; a ``.npz`` or ``.json`` file holds ``centre`` and ``scale``, or one of them.
+
+    Raises
+    ------
+    DataError
+        If the file is missing or holds something else.
+    """
+    path = local(path)
+    vectors: dict[str, tuple[float, ...]] = {}
+    try:
+        if path.suffix == ".json":
+            content: dict[str, Any] = json.loads(read_plain(path, _MOST))
+        elif path.suffix in {".npy", ".npz"}:
+            content = _arrays(path)
+        else:
+            content = {}
+        for key, value in content.items():
+            vector = np.asarray(value)
+            if key not in {"centre", "scale"} or vector.ndim != 1 or vector.dtype.kind not in "iuf":
+                raise ValueError  # noqa: TRY301 - one message for whatever is wrong
+            vectors[key] = tuple(float(v) for v in vector)
+    except Exception:  # noqa: BLE001 - a damaged file fails in as many ways as there are formats
+        vectors = {}
+    if not vectors:
+        raise DataError(
+            f"{path} holds no public centre: pass `none`, `private`, a .npy file with one number per column, or a "
+            ".npz or .json file with `centre` and `scale` (--centre)."
+        )
+    return {"centre": vectors.get("centre"), "scale": vectors.get("scale")}

@@ -1,0 +1,119 @@
+"""Where to compute: on an existing cluster, or on workers of this machine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dpdist.errors import DataError, UsageError
+from dpdist.runtime import engine
+from dpdist.runtime.tls import Certificates, require_safe
+from dpdist.storage.atomic import scratch
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where to compute.
+
+    Parameters
+    ----------
+    scheduler
+        Address of an existing Dask scheduler, or None for worker processes on this machine.
+    workers
+        Number of local worker processes, or None for one per core.
+    trusted_worker
+        Whether ledger and noise live on the worker that offers the resource ``trusted`` instead of in this process.
+    certificates
+        What to show to a scheduler that speaks TLS, and to know it by.
+    insecure
+        Whether to use a scheduler on the network that is not encrypted.
+
+    Raises
+    ------
+    UsageError
+        If both a scheduler and a number of workers are given, the number is not positive, or certificates and the
+        scheduler's address do not go together.
+    RefusedError
+        If the scheduler is on the network, not encrypted, and that is not explicitly wanted.
+    """
+
+    scheduler: str | None = None
+    workers: int | None = None
+    trusted_worker: bool = False
+    certificates: Certificates | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if self.scheduler is not None and self.workers is not None:
+            raise UsageError("Give either a scheduler or a number of local workers, not both.")
+        if self.workers is not None and self.workers < 1:
+            raise UsageError("At least one worker is needed (--workers).")
+        if self.scheduler is not None:
+            if not self.scheduler.strip():
+                raise UsageError(
+                    "The address of the scheduler is empty, perhaps an unset variable: name one, such as "
+                    "tls://10.0.0.1:8786, or leave --scheduler out to compute on this machine."
+                )
+            require_safe(self.scheduler, self.certificates, insecure=self.insecure)
+        elif self.certificates is not None:
+            raise UsageError(
+                "Certificates are for an existing scheduler: name it with --scheduler, or leave --tls-ca, --tls-cert "
+                "and --tls-key out. Worker processes on this machine get keys of their own."
+            )
+
+    @property
+    def named(self) -> bool:
+        """Whether a scheduler or a number of workers was named, for what this process could do as well."""
+        return self.scheduler is not None or self.workers is not None
+
+    @contextmanager
+    def connected(self, *, trusted_worker: bool = False) -> Iterator[engine.Engine]:
+        """Connect for the time of a block; with ``trusted_worker`` one of the workers must be the trusted one."""
+        with ExitStack() as stack:
+            folder = None if self.scheduler is not None else _folder_of_workers(stack)
+            yield stack.enter_context(
+                engine.connected(
+                    self.scheduler,
+                    self.workers,
+                    trusted_worker=trusted_worker,
+                    certificates=self.certificates,
+                    insecure=self.insecure,
+                    folder=folder,
+                )
+            )
+
+    @contextmanager
+    def kept(self) -> Iterator[Cluster]:
+        """Give the same cluster, connected to when it is first needed and kept for the rest of the block."""
+        with ExitStack() as stack:
+            shared = {name: getattr(self, name) for name in Cluster.__dataclass_fields__}
+            yield _KeptCluster(**shared, stack=stack)
+
+
+def _folder_of_workers(stack: ExitStack) -> Path:
+    """Make a folder for what local workers leave, in TMPDIR; removed when the stack is closed."""
+    parent = Path(tempfile.gettempdir())
+    try:
+        return stack.enter_context(scratch(parent, "dpdist-workers"))
+    except OSError as error:
+        raise DataError(
+            f"The workers' files cannot be put in {parent}: {error.strerror}. Set TMPDIR to a folder on a local disk."
+        ) from None
+
+
+@dataclass(frozen=True)
+class _KeptCluster(Cluster):
+    """A cluster that is connected to once."""
+
+    stack: ExitStack = field(default_factory=ExitStack)
+    engines: list[engine.Engine] = field(default_factory=list)
+
+    @contextmanager
+    def connected(self, *, trusted_worker: bool = False) -> Iterator[engine.Engine]:  # noqa: ARG002
+        """Give the one connection."""
+        if not self.engines:
+            self.engines.append(self.stack.enter_context(super().connected(trusted_worker=self.trusted_worker)))
+        yield self.engines[0]
