@@ -23,7 +23,6 @@ from dpdist.pca import model as models
 from dpdist.pipeline import budget, release
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.runtime import engine
-from dpdist.runtime.engine import progress_bar
 
 PLAIN = """
 [rows]
@@ -59,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(job: Path) -> dict[str, Any]:
-    return job_runs.run(job_file.read_job(job), say=print, progress=progress_bar)
+    return job_runs.run(job_file.read_job(job), say=print)
 
 
 def overtaken(

@@ -38,7 +38,6 @@ from dpdist.rows.dataset import open_rows
 from dpdist.rows.periods import open_periods
 from dpdist.rows.seal import SEAL, sealed_tags
 from dpdist.runtime import engine
-from dpdist.runtime.engine import progress_bar
 from workflows.nightly_year import JOB
 
 FALSE_ALARM = 1e-6
@@ -74,7 +73,7 @@ class Place:
             np.save(self.incoming / f"{name}.npy", self.rows[name])
 
     def run(self, **options: Any) -> dict[str, Any]:
-        return job_runs.run(job_file.read_job(self.job, **options), say=print, progress=progress_bar)
+        return job_runs.run(job_file.read_job(self.job, **options), say=print)
 
     def exact(self, *names: str) -> npt.NDArray[np.int64]:
         """Return the integer moment of some periods, by the bound of the job."""

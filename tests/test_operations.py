@@ -22,7 +22,6 @@ from dpdist.ledger.state import State
 from dpdist.pipeline import budget
 from dpdist.report.status import preview_words, standing_words
 from dpdist.runtime import engine
-from dpdist.runtime.engine import progress_bar
 from workflows.nightly_year import JOB
 
 __all__ = ["call"]
@@ -58,7 +57,7 @@ def job(folder: Path, text: str) -> job_file.Job:
 
 
 def run(read: job_file.Job) -> None:
-    job_runs.run(read, say=print, progress=progress_bar)
+    job_runs.run(read, say=print)
 
 
 def everything(folder: Path) -> set[str]:

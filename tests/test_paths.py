@@ -32,7 +32,6 @@ from dpdist.release.request import ReleaseRequest
 from dpdist.report import html
 from dpdist.rows.dataset import open_rows
 from dpdist.runtime import engine
-from dpdist.runtime.engine import progress_bar
 
 REQUEST = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), 8.0)
 
@@ -155,7 +154,7 @@ def test_a_dry_run_refuses_the_paths_that_the_run_refuses(
     job.write_text(JOB.format(**GOOD))
     assert status.preview(job_file.read_job(job))["fits"]
     if again:
-        run.run(job_file.read_job(job), say=print, progress=progress_bar)
+        run.run(job_file.read_job(job), say=print)
         assert status.preview(job_file.read_job(job))["fits"]
     before = sorted(Path().iterdir())
     job.write_text(JOB.format(**{**GOOD, **wrong}))
@@ -163,7 +162,7 @@ def test_a_dry_run_refuses_the_paths_that_the_run_refuses(
         status.preview(job_file.read_job(job))
     assert sorted(Path().iterdir()) == before
     with pytest.raises(DataError):
-        run.run(job_file.read_job(job), say=print, progress=progress_bar)
+        run.run(job_file.read_job(job), say=print)
 
 
 def test_a_dry_run_refuses_more_components_than_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,8 +171,8 @@ def test_a_dry_run_refuses_more_components_than_columns(tmp_path: Path, monkeypa
     np.save("t.npy", np.random.default_rng(1).normal(size=(30, 3)))
     job = Path("job.toml")
     job.write_text(JOB.format(**GOOD))
-    run.run(job_file.read_job(job), say=print, progress=progress_bar)
+    run.run(job_file.read_job(job), say=print)
     job.write_text(JOB.format(**{**GOOD, "count": 4}))
-    for act in (status.preview, lambda read: run.run(read, say=print, progress=progress_bar)):
+    for act in (status.preview, lambda read: run.run(read, say=print)):
         with pytest.raises(UsageError, match="4 components were asked for"):
             act(job_file.read_job(job))

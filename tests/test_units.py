@@ -30,7 +30,6 @@ from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import open_rows
 from dpdist.rows.units import KeptRows, Unit, first_rows, unit_from
 from dpdist.runtime import engine
-from dpdist.runtime.engine import progress_bar
 
 Numbers = npt.NDArray[np.int64]
 BUDGET = PrivacyLoss.parse("2", "1e-5")
@@ -311,7 +310,7 @@ def test_a_job_file_may_name_the_unit(tmp_path: Path, monkeypatch: pytest.Monkey
         'max_rows = 1\n[release]\npath = "r.zarr"\nepsilon = 1\nclip = 4.0\n'
     )
     job.write_text(text)
-    run.run(job_file.read_job(job), say=print, progress=progress_bar)
+    run.run(job_file.read_job(job), say=print)
     assert stored(tmp_path / "rows.zarr") == [0, 2]
     job.write_text(text.replace('source = "source.csv"\n', 'source = "."\nperiods = true\n'))
     with pytest.raises(UsageError, match="cannot yet bound"):
@@ -354,15 +353,15 @@ def test_a_job_refuses_rows_that_were_ingested_otherwise(
 
     first = job(ROWS + INGESTED[ingested], "r.zarr")
     for _ in range(2):  # the second time there are rows already
-        run.run(first, say=print, progress=progress_bar)
+        run.run(first, say=print)
     other = job(asked, "s.zarr")
     kind = UsageError if "declares a budget" in match else RefusedError
     with pytest.raises(kind, match=match):
-        run.run(other, say=print, progress=progress_bar)
+        run.run(other, say=print)
     with pytest.raises(kind, match=match):
         status.preview(other)
     assert not (tmp_path / "s.zarr").exists()
-    run.run(job("", "t.zarr"), say=print, progress=progress_bar)  # takes them as they are
+    run.run(job("", "t.zarr"), say=print)  # takes them as they are
     assert (tmp_path / "t.zarr").exists()
 
 
@@ -374,6 +373,6 @@ def test_what_a_job_says_tells_no_number_of_rows(tmp_path: Path, monkeypatch: py
         '[release]\npath = "r.zarr"\nepsilon = 1\nclip = 4.0\nneighbours = "add-remove"\n'
     )
     said: list[str] = []
-    outcome = run.run(job_file.read_job(tmp_path / "job.toml"), say=said.append, progress=progress_bar)
+    outcome = run.run(job_file.read_job(tmp_path / "job.toml"), say=said.append)
     assert said
     assert "4321" not in " ".join(said) + str(outcome)

@@ -44,7 +44,6 @@ from dpdist.noise.lattice import rounded_normal
 from dpdist.release.artefact import open_release
 from dpdist.release.continual import ended, levels_for, variance_factor
 from dpdist.runtime import engine
-from dpdist.runtime.engine import progress_bar
 
 _COLUMNS = 16
 _RESUMABLE = 5
@@ -239,7 +238,7 @@ def _run(job: Path) -> int:
     os.dup2(words, 1)
     os.dup2(words, 2)
     try:
-        job_runs.run(job_file.read_job(job), say=print, progress=progress_bar)
+        job_runs.run(job_file.read_job(job), say=print)
     except DpdistError as error:
         print(error, flush=True)
         return error.exit_code

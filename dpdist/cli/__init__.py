@@ -24,6 +24,7 @@ from dpdist.cli.jobs import demo_command, run, status
 from dpdist.cli.ledger import ledger
 from dpdist.cli.options import say
 from dpdist.cli.pipeline import bound
+from dpdist.cli.progress import BARS
 from dpdist.errors import DpdistError, NoWitnessWarning, ResumableError, WeakGuaranteeWarning
 
 
@@ -67,6 +68,7 @@ def execute(command: click.Command) -> None:
         code = _outcome(command)
         interruption.end()
     except KeyboardInterrupt:
+        BARS.end()
         if interruption.interrupted():
             interruption.leave()
         say(f"dpdist: {interruption.sentence()}")  # in somebody else's process

@@ -17,13 +17,13 @@ from dpdist.cli.options import (
     ledger_option,
     show,
 )
+from dpdist.cli.progress import BARS
 from dpdist.errors import DataError
 from dpdist.ledger.address import Place
 from dpdist.ledger.ledger import Ledger
 from dpdist.pipeline import inspect as inspecting
 from dpdist.release.artefact import open_release
 from dpdist.report.inspection import words
-from dpdist.runtime.engine import progress_bar
 
 
 @click.command()
@@ -36,8 +36,7 @@ def inspect(path: Path, ledger: Place | None, verify: bool, as_json: bool) -> No
 
     No value and no statistic of a row is told. Exit code 4 if something is damaged.
     """
-    with progress_bar("Checking chunks") as progress:
-        facts = inspecting.inspected(path, ledger=ledger, verify=verify, progress=progress)
+    facts = inspecting.inspected(path, ledger=ledger, verify=verify, progress=BARS)
     show(json.dumps(facts) if as_json else words(facts))
     if facts["damaged"]:
         click.get_current_context().exit(DataError.exit_code)

@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 from dpdist.cli.options import PATH, READ, answer, cluster_options, json_option, say, show, tls_options
+from dpdist.cli.progress import BARS
 from dpdist.errors import RefusedError
 from dpdist.jobs import job_file
 from dpdist.jobs import run as job_runs
 from dpdist.jobs import status as job_status
 from dpdist.report import status as status_report
 from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.engine import progress_bar
 from dpdist.runtime.tls import Certificates
 from dpdist.storage.atomic import replace_file
 
@@ -43,7 +43,7 @@ def run(
         found = job_status.preview(read)
         answer(as_json, found, status_report.preview_words(found))
         return
-    outcome = job_runs.run(read, say=say, progress=progress_bar)
+    outcome = job_runs.run(read, say=say, progress=BARS)
     if as_json:
         click.echo(json.dumps(outcome))
 

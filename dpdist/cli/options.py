@@ -13,6 +13,7 @@ import click
 
 from dpdist._util.paths import is_address
 from dpdist._util.text import fitted, printable
+from dpdist.cli.progress import BARS
 from dpdist.errors import UsageError
 from dpdist.ingest.sources import location_of
 from dpdist.ledger.address import place_of
@@ -106,6 +107,7 @@ def say(text: str) -> None:
 
     Elsewhere, in logs and mails, a paragraph is one line.
     """
+    BARS.end()
     text = printable(text)
     if on_terminal():
         text = fitted(text)
@@ -154,7 +156,8 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     def collected(
         scheduler: str | None, workers: int | None, certificates: Certificates | None, *, insecure: bool, **others: Any
     ) -> None:
-        command(cluster=Cluster(scheduler, workers, certificates=certificates, insecure=insecure), **others)
+        where = Cluster(scheduler, workers, certificates=certificates, insecure=insecure, progress=BARS)
+        command(cluster=where, **others)
 
     return collected
 

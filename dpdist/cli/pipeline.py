@@ -26,6 +26,7 @@ from dpdist.cli.options import (
     say,
     trusted_option,
 )
+from dpdist.cli.progress import BARS
 from dpdist.errors import DataError
 from dpdist.ingest.sources import Choices
 from dpdist.ingest.sources import Place as SourcePlace
@@ -48,7 +49,6 @@ from dpdist.report import text
 from dpdist.report.figures import draw_scree
 from dpdist.rows.units import unit_from
 from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.engine import progress_bar
 
 
 @click.command()
@@ -92,11 +92,10 @@ def ingest(
     names = None if columns is None else columns_from(columns)
     unit = unit_from(privacy_unit, max_rows)
     fresh = not rows.exists()
-    with progress_bar("Ingesting") as progress:
-        table = ingest_rows(
-            source, rows, budget=budget, columns=names, compress=compress, progress=progress, unit=unit,
-            choices=choices, say=say,
-        )  # fmt: skip
+    table = ingest_rows(
+        source, rows, budget=budget, columns=names, compress=compress, progress=BARS, unit=unit, choices=choices,
+        say=say,
+    )  # fmt: skip
     answer(
         as_json,
         {

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from dpdist._util.progress import Steps
 from dpdist._util.text import listed
 from dpdist.errors import DataError, DpdistError, RefusedError
 from dpdist.ingest.sources import (
@@ -163,7 +164,7 @@ def take_in(
     *,
     columns: Sequence[str] | None = None,
     choices: Choices = Choices(),  # noqa: B008 - frozen
-    progress: Callable[[int, int], None] | None = None,
+    progress: Steps | None = None,
     say: Callable[[str], None] | None = None,
 ) -> str:
     """Ingest the rows of a period that is not closed yet, and seal them; hold ``locked(table.path)`` meanwhile.
@@ -219,7 +220,7 @@ def _stored(
     names: tuple[str, ...] | None,
     columns: Sequence[str] | None,
     choices: Choices,
-    progress: Callable[[int, int], None] | None,
+    progress: Steps | None,
     say: Callable[[str], None] | None,
 ) -> RowsTable:
     target = table.rows_of(period)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dpdist._util.progress import Steps
 from dpdist._util.text import counted, has_control, listed
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.origin import origin_of
@@ -43,7 +44,7 @@ def ingest(
     budget: PrivacyLoss | None = None,
     columns: Sequence[str] | None = None,
     compress: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Steps | None = None,
     ledger_id: str | None = None,
     period: str | None = None,
     unit: Unit | None = None,
@@ -115,7 +116,7 @@ def _ingest(
     budget: PrivacyLoss | None,
     columns: Sequence[str] | None,
     compress: bool,
-    progress: Callable[[int, int], None] | None,
+    progress: Steps | None,
     ledger_id: str | None,
     period: str | None,
     unit: Unit | None,

@@ -67,7 +67,7 @@ from dpdist.ingest.sources import Choices, Remote, location_of
 from dpdist.ingest.sources import Place as SourcePlace
 from dpdist.ledger.address import Place, place_of
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release.parse import _MOST, request_from
+from dpdist.release.parse import LARGEST_FILE, request_from
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.rows.units import Unit, unit_from
 from dpdist.runtime.cluster import Cluster
@@ -157,7 +157,7 @@ def read_job(
     """
     path = local(path)
     try:
-        content = tomllib.loads(read_plain(path, _MOST).decode(), parse_float=Decimal)
+        content = tomllib.loads(read_plain(path, LARGEST_FILE).decode(), parse_float=Decimal)
     except OSError as error:
         raise DataError(f"The job file {path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:

@@ -19,12 +19,12 @@ whose files cannot be used keeps those after it waiting: mended, it is closed be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dpdist._util.progress import steps
 from dpdist._util.text import counted
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.ingest.periods import changes, discard, take_in, waiting
@@ -47,8 +47,6 @@ from dpdist.rows.periods import PeriodicTable, Span
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import attributes_at
 from dpdist.storage.atomic import locked, make_public_folder
-
-Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
 
 @dataclass(frozen=True)
@@ -122,12 +120,12 @@ def open_series(job: Job) -> Series:
     return Series(job, table, ledger, job.ledger or budget.default_ledger(job.rows))
 
 
-def run(job: Job, *, say: Callable[[str], None], progress: Progress) -> dict[str, Any]:
+def run(job: Job, *, say: Callable[[str], None]) -> dict[str, Any]:
     """Take in the new periods of a job, release them, and add up the total.
 
     Parameters
     ----------
-    job, say, progress
+    job, say
         As :func:`dpdist.jobs.run.run`.
 
     Returns
@@ -156,7 +154,7 @@ def run(job: Job, *, say: Callable[[str], None], progress: Progress) -> dict[str
         make_public_folder(folder)
     count = 0
     with job.cluster.kept() as cluster:
-        for count in _counts(series, sources, progress, say, problems):
+        for count in _counts(series, sources, say, problems):
             fresh += _release(series, count, cluster, say)
     made = _conclude(series, list(series.ledger.periods)[:count], say)
     problems = _changed(series, sources) + problems + strays
@@ -174,7 +172,6 @@ def run(job: Job, *, say: Callable[[str], None], progress: Progress) -> dict[str
 def _counts(
     series: Series,
     sources: dict[str, Path],
-    progress: Progress,
     say: Callable[[str], None],
     problems: list[DpdistError],
 ) -> Iterator[int]:
@@ -183,7 +180,7 @@ def _counts(
     for close in (None, *sources.items()):
         if close is not None:
             try:
-                _close(series, *close, progress, say)
+                _close(series, *close, say)
             except RefusedError as error:  # late, or a repetition: mended or not, those after it need not wait
                 problems.append(error)
             except DataError as error:
@@ -194,7 +191,7 @@ def _counts(
             yield count
 
 
-def _close(series: Series, period: str, entry: Path, progress: Progress, say: Callable[[str], None]) -> None:
+def _close(series: Series, period: str, entry: Path, say: Callable[[str], None]) -> None:
     with locked(series.table.path):
         closed = series.ledger.periods
         if period in closed:
@@ -205,11 +202,16 @@ def _close(series: Series, period: str, entry: Path, progress: Progress, say: Ca
                 f"{entry} came late: the period {period} comes before {last}, which is closed, and periods are closed "
                 "in order. Move its rows to a period to come."
             )
-        with progress(f"Taking in {period}") as update:
-            seal = take_in(
-                series.table, period, entry, closed,
-                columns=series.job.columns, choices=series.job.choices, progress=update, say=say,
-            )  # fmt: skip
+        seal = take_in(
+            series.table,
+            period,
+            entry,
+            closed,
+            columns=series.job.columns,
+            choices=series.job.choices,
+            progress=steps(series.job.cluster.progress, f"Taking in {period}"),
+            say=say,
+        )
         try:
             series.ledger.close_period(period, seal)
         except RefusedError:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dpdist._util.progress import Progress
 from dpdist._util.text import counted, listed
 from dpdist.errors import RefusedError, UsageError
 from dpdist.ingest.sources import Place
@@ -73,7 +75,7 @@ def _unit_words(unit: Unit | None) -> str:
     return "each row alone" if unit is None else f"the rows of one {unit.column}, {unit.max_rows} at most"
 
 
-def run(job: Job, *, say: Callable[[str], None], progress: periodic.Progress) -> dict[str, Any]:
+def run(job: Job, *, say: Callable[[str], None], progress: Progress | None = None) -> dict[str, Any]:
     """Run a job: ingest, release, components, scores.
 
     Parameters
@@ -83,7 +85,7 @@ def run(job: Job, *, say: Callable[[str], None], progress: periodic.Progress) ->
     say
         Told a sentence after every step.
     progress
-        Opens a progress bar with a label, and gives the function that moves it.
+        Told how far its work has come; None tells nobody.
 
     Returns
     -------
@@ -100,10 +102,11 @@ def run(job: Job, *, say: Callable[[str], None], progress: periodic.Progress) ->
     DpdistError
         As the steps of :mod:`dpdist.pipeline.release`.
     """
+    job = replace(job, cluster=replace(job.cluster, progress=progress))
     if job.periodic:
-        return periodic.run(job, say=say, progress=progress)
+        return periodic.run(job, say=say)
     if job.source is not None:
-        make_once(job.rows.exists, partial(_ingest, job, job.source, say, progress))
+        make_once(job.rows.exists, partial(_ingest, job, job.source, say))
     require_same_rows(job, open_rows(job.rows))
     table = budget.complete_ingest(job.rows, job.ledger)
     require_components(job, table)
@@ -119,17 +122,16 @@ def run(job: Job, *, say: Callable[[str], None], progress: periodic.Progress) ->
     return {"release": outcome.to_json(), **{name: path and str(path) for name, path in paths.items()}}
 
 
-def _ingest(job: Job, source: Place, say: Callable[[str], None], progress: periodic.Progress) -> None:
-    with progress("Ingesting") as update:
-        table = budget.ingest_rows(
-            source,
-            job.rows,
-            budget=job.budget,
-            ledger=job.ledger,
-            columns=job.columns,
-            progress=update,
-            unit=job.unit,
-            choices=job.choices,
-            say=say,
-        )
+def _ingest(job: Job, source: Place, say: Callable[[str], None]) -> None:
+    table = budget.ingest_rows(
+        source,
+        job.rows,
+        budget=job.budget,
+        ledger=job.ledger,
+        columns=job.columns,
+        progress=job.cluster.progress,
+        unit=job.unit,
+        choices=job.choices,
+        say=say,
+    )
     say(f"{job.rows}: ingested, {counted(table.columns, 'column')}.")  # how many rows may be private

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.progress import Progress
+from dpdist._util.progress import Steps
 from dpdist.errors import UsageError
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
@@ -251,7 +251,7 @@ class Calibrated(Protocol):
         """Public description of the randomness in lattice units; additive mechanisms state the moments of an entry."""
         ...
 
-    def answer(self, moment: ExactMoment, entropy: Entropy, progress: Progress | None = None) -> Answer:
+    def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Answer:
         """Draw the release once; a slow sampler reports to progress, if there is one."""
         ...
 
@@ -283,7 +283,7 @@ class Additive(ABC):
     """The part of a calibrated mechanism that is the same for all additive ones."""
 
     @abstractmethod
-    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:
+    def draw(self, entropy: Entropy, progress: Steps | None = None) -> Triangle:
         """Draw the noise matrix once, as a packed triangle of int64 in lattice units."""
 
     def draws(self, count: int, entropy: Entropy) -> Iterator[Triangle]:
@@ -291,7 +291,7 @@ class Additive(ABC):
         for _ in range(count):
             yield self.draw(entropy)
 
-    def answer(self, moment: ExactMoment, entropy: Entropy, progress: Progress | None = None) -> Answer:
+    def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Answer:
         """Return the moment plus one draw."""
         return moment.triangle() + self.draw(entropy, progress)
 
@@ -309,7 +309,7 @@ class IndependentEntries(Additive):
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
         """Draw the noise of some rows of the triangle once, packed, int64 in lattice units."""
 
-    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
+    def draw(self, entropy: Entropy, progress: Steps | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
         """Draw E once; packed triangle, int64."""
         return self.draw_band(Band.whole(self.size), entropy)
 

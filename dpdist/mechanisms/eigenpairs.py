@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from dpdist._util.progress import Progress
+from dpdist._util.progress import Steps
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
@@ -92,7 +92,7 @@ class CalibratedEigenpairs(ClaimsWhatIsProved):
         self,
         moment: ExactMoment,
         entropy: Entropy,
-        progress: Progress | None = None,  # noqa: ARG002 - too fast for one
+        progress: Steps | None = None,  # noqa: ARG002 - too fast for one
     ) -> Answer:
         """Draw the pairs once; packed triangle, int64, of a matrix of rank k rounded to the lattice."""
         return (self._deflated if self.deflated else self._separate)(moment.matrix(), entropy)

@@ -43,7 +43,7 @@ from typing import Any
 
 import numpy as np
 
-from dpdist._util.progress import Progress
+from dpdist._util.progress import Steps
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
@@ -99,7 +99,7 @@ class CalibratedBingham(ClaimsWhatIsProved):
         self,
         moment: ExactMoment,
         entropy: Entropy,
-        progress: Progress | None = None,  # noqa: ARG002 - too fast for one
+        progress: Steps | None = None,  # noqa: ARG002 - too fast for one
     ) -> Answer:
         """Draw the vectors once; (k, d) orthonormal rows."""
         return successive(self.concentration * moment.matrix(), self.count, entropy)
@@ -167,7 +167,7 @@ class CalibratedPpca:
         self,
         moment: ExactMoment,
         entropy: Entropy,
-        progress: Progress | None = None,  # noqa: ARG002 - too fast for one
+        progress: Steps | None = None,  # noqa: ARG002 - too fast for one
     ) -> Answer:
         """Draw the frame once; (k, d) orthonormal rows."""
         if self.count == self.size:

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from dpdist._util.progress import Progress
+from dpdist._util.progress import Steps
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import DeltaUse, ExactMoment, Kind, LogRatio, Matrix, Mechanism, Option, Output, Statement
@@ -79,7 +79,7 @@ class CalibratedProjection:
         self,
         moment: ExactMoment,
         entropy: Entropy,
-        progress: Progress | None = None,  # noqa: ARG002 - too fast for one
+        progress: Steps | None = None,  # noqa: ARG002 - too fast for one
     ) -> Triangle:
         """Draw Y once; packed triangle, int64."""
         factor = np.linalg.cholesky(moment.matrix() + float(self.ridge) * np.eye(self.size))

@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from dpdist._util.progress import Progress
+from dpdist._util.progress import Steps
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
@@ -107,7 +107,7 @@ class CalibratedNuclear(_Calibrated):
         """Law, scale k, and variances to 0.04 %, in lattice units."""
         return self._described(EdgeKind.NUCLEAR, *_nuclear_variances(self.size))
 
-    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:
+    def draw(self, entropy: Entropy, progress: Steps | None = None) -> Triangle:
         """Draw E once; packed triangle, int64. Progress is told of the sweeps, which know nothing of the data."""
         return self._turned(nuclear_spectra(self.size, 1, entropy, progress=progress)[0], entropy)
 
@@ -136,7 +136,7 @@ class CalibratedFrobenius(_Calibrated):
         entries = self.size * (self.size + 1) // 2
         return self._described(EdgeKind.FROBENIUS, entries + 1.0, (entries + 1) / 2)
 
-    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
+    def draw(self, entropy: Entropy, progress: Steps | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
         """Draw E once; packed triangle, int64."""
         square = normals(self.size * self.size, entropy).reshape(self.size, self.size)
         direction = square + square.T

@@ -43,7 +43,7 @@ from typing import Any
 
 import numpy as np
 
-from dpdist._util.progress import Progress
+from dpdist._util.progress import Steps
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import Additive, DeltaUse, Kind, LogRatio, Mechanism, Option, Output, Statement
@@ -109,7 +109,7 @@ class CalibratedMatrixGaussian(Additive):
             },
         )
 
-    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
+    def draw(self, entropy: Entropy, progress: Steps | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
         """Draw the symmetric part once; packed triangle, int64."""
         size = self.eigenvalues.size
         root = np.sqrt(self.eigenvalues)

@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from dpdist._util.progress import Progress
+from dpdist._util.progress import Steps
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import Additive, DeltaUse, LogRatio, Matrix, Mechanism, Output, Statement
@@ -109,7 +109,7 @@ class CalibratedWishart(Additive):
             details={"degrees": self.columns, "scale": self.scale},
         )
 
-    def draw(self, entropy: Entropy, progress: Progress | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
+    def draw(self, entropy: Entropy, progress: Steps | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
         """Draw E once; packed triangle, int64."""
         if self.arithmetic is Arithmetic.INTEGER_EXACT:
             return rounded_wishart(self.size, self.columns, self.scale, entropy)

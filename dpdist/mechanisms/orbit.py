@@ -48,7 +48,7 @@ from typing import Any
 
 import numpy as np
 
-from dpdist._util.progress import Progress
+from dpdist._util.progress import Steps
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
@@ -87,7 +87,7 @@ def _rate(epsilon: Fraction, query: LatticeQuery) -> float:
 
 
 def _aligned(
-    values: Matrix, vectors: Matrix, spectrum: Matrix, rate: float, entropy: Entropy, progress: Progress | None
+    values: Matrix, vectors: Matrix, spectrum: Matrix, rate: float, entropy: Entropy, progress: Steps | None
 ) -> Matrix:
     """Draw Re H, density ``exp(rate tr(A H) / (gamma_1 - gamma_d))``.
 
@@ -156,7 +156,7 @@ class CalibratedOrbit(ClaimsWhatIsProved):
             details={"spectrum": list(self.spectrum), "alpha": self.rate / spread if spread else 0.0},
         )
 
-    def answer(self, moment: ExactMoment, entropy: Entropy, progress: Progress | None = None) -> Triangle:
+    def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Triangle:
         """Draw S Re H once, rounded and packed; progress is told of the sweeps, whose number depends on the data."""
         values, vectors = np.linalg.eigh(moment.matrix())
         return rounded(self.unit * _aligned(values, vectors, np.array(self.spectrum), self.rate, entropy, progress))
@@ -199,7 +199,7 @@ class CalibratedLowRankOrbit(ClaimsWhatIsProved):
             details={"components": self.components, "laplace_scale": self.scale, "rate": self.rate},
         )
 
-    def answer(self, moment: ExactMoment, entropy: Entropy, progress: Progress | None = None) -> Triangle:
+    def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Triangle:
         """Draw Re H once, rounded and packed; progress is told of the sweeps, whose number depends on the data."""
         values, vectors = np.linalg.eigh(moment.matrix())
         k = self.components

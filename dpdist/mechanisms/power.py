@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from dpdist._util.progress import Progress
+from dpdist._util.progress import Steps
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
@@ -124,7 +124,7 @@ class CalibratedPower:
         self,
         moment: ExactMoment,
         entropy: Entropy,
-        progress: Progress | None = None,  # noqa: ARG002 - too fast for one
+        progress: Steps | None = None,  # noqa: ARG002 - too fast for one
     ) -> Answer:
         """Run the rounds once; (k, d) orthonormal rows."""
         frame = haar(self.size, self.count, entropy)

@@ -47,7 +47,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.progress import Progress
+from dpdist._util.progress import Steps
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import Floats, uniforms
 
@@ -150,7 +150,7 @@ class Polytope:
 class _Blocks:
     """Read-once coupling from the past on one polytope."""
 
-    def __init__(self, polytope: Polytope, entropy: Entropy, progress: Progress | None) -> None:
+    def __init__(self, polytope: Polytope, entropy: Entropy, progress: Steps | None) -> None:
         self._polytope = polytope
         self._entropy = entropy
         self._progress = progress
@@ -191,9 +191,7 @@ class _Blocks:
             state = chains[-1] if state is not None or chains.shape[0] == 1 else None
 
 
-def patterns(
-    spectrum: Floats, levels: Floats, entropy: Entropy, *, progress: Progress | None = None
-) -> Iterator[Floats]:
+def patterns(spectrum: Floats, levels: Floats, entropy: Entropy, *, progress: Steps | None = None) -> Iterator[Floats]:
     """Yield independent Gelfand-Tsetlin patterns of the orbit density for ever.
 
     Parameters

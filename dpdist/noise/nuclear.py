@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpdist._util.progress import Progress
+from dpdist._util.progress import Steps
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import Floats, uniforms
 from dpdist.noise.log_gas import quantile
@@ -96,7 +96,7 @@ def extremes(u: Floats) -> Floats:
     return np.concatenate([top, bottom], axis=1)
 
 
-def nuclear_spectra(size: int, count: int, entropy: Entropy, *, progress: Progress | None = None) -> Floats:
+def nuclear_spectra(size: int, count: int, entropy: Entropy, *, progress: Steps | None = None) -> Floats:
     """Draw independent spectra of nuclear-norm noise, density ``prod |l_i - l_j| exp(-sum |l_i|)``.
 
     Parameters

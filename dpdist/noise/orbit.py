@@ -33,7 +33,7 @@ import math
 
 import numpy as np
 
-from dpdist._util.progress import Progress
+from dpdist._util.progress import Steps
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import Floats, exponentials, uniforms
 from dpdist.noise.gelfand_tsetlin import Complex, matrix_of, patterns
@@ -42,7 +42,7 @@ ATTEMPTS = 1000
 """Proposals on the ball before the pattern takes over: seconds at most where the pattern would take hours."""
 
 
-def hermitian(spectrum: Floats, levels: Floats, entropy: Entropy, *, progress: Progress | None = None) -> Complex:
+def hermitian(spectrum: Floats, levels: Floats, entropy: Entropy, *, progress: Steps | None = None) -> Complex:
     """Draw H once.
 
     Parameters

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from dpdist._util.paths import AnyPath, local
+from dpdist._util.progress import Progress, steps
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest.origin import origin_of, require_same_origin
 from dpdist.ingest.sources import Choices, Remote, location_of
@@ -50,7 +51,7 @@ def ingest_rows(
     ledger: PlaceGiven | None = None,
     columns: Sequence[str] | None = None,
     compress: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     unit: Unit | None = None,
     choices: Choices = Choices(),  # noqa: B008 - frozen
     say: Callable[[str], None] | None = None,
@@ -82,8 +83,8 @@ def ingest_rows(
     if budget is not None:
         _require_no_ledger(place)
     table = ingest(
-        source, rows, budget=budget, columns=columns, compress=compress, progress=progress, unit=unit, choices=choices,
-        say=say,
+        source, rows, budget=budget, columns=columns, compress=compress, progress=steps(progress, "Ingesting"),
+        unit=unit, choices=choices, say=say,
     )  # fmt: skip
     return table if budget is None else complete_ingest(rows, place)
 

@@ -14,7 +14,7 @@ import numpy as np
 import zarr
 
 from dpdist._util.paths import AnyPath, local
-from dpdist._util.progress import Progress
+from dpdist._util.progress import Count, Progress
 from dpdist.errors import DataError, RefusedError, quiet
 from dpdist.ledger.address import Place, PlaceGiven, place_given
 from dpdist.ledger.ledger import Ledger
@@ -31,6 +31,7 @@ from dpdist.rows.periods import PeriodicTable, is_periodic, open_periods
 from dpdist.storage.arrays import attributes_at
 
 Facts = dict[str, Any]
+_CHECKING = "Checking chunks"
 
 
 @quiet()
@@ -89,7 +90,7 @@ def inspected(
 
 def _checked(table: RowsTable, chunks: list[int], progress: Progress | None, wrong: dict[int, str]) -> Iterator[str]:
     """Read chunks and yield what is wrong, in their order; ``wrong`` tells what was found without reading."""
-    reader = ChunkReader(table, table.chunk_rows)
+    reader, count = ChunkReader(table, table.chunk_rows), Count(progress, _CHECKING, len(chunks))
     for index in chunks:
         try:
             if index in wrong:
@@ -99,8 +100,7 @@ def _checked(table: RowsTable, chunks: list[int], progress: Progress | None, wro
                     pass
         except DataError as error:
             yield str(error)
-        if progress is not None:
-            progress(index + 1, len(chunks))
+        count.one()
 
 
 def _rows(table: RowsTable, ledger: Place | None, *, verify: bool, progress: Progress | None) -> Facts:
@@ -233,7 +233,7 @@ def _scores(path: Path, *, verify: bool, progress: Progress | None) -> Facts:
         raise DataError(f"{path} is a scores.zarr that was damaged. Write it again with dpdist project.")
     _require_plausible(path, facts["chunks"])
     if verify:
-        facts["damaged"] = []
+        facts["damaged"], count = [], Count(progress, _CHECKING, facts["chunks"])
         for index in range(facts["chunks"]):
             try:
                 sound = (path / "c" / str(index) / "0").is_file()  # zarr reads a missing chunk as zeros
@@ -242,6 +242,5 @@ def _scores(path: Path, *, verify: bool, progress: Progress | None) -> Facts:
                 sound = False
             if not sound:
                 facts["damaged"].append(f"Chunk {index} of {path} is missing or was altered. Project the rows again.")
-            if progress is not None:
-                progress(index + 1, facts["chunks"])
+            count.one()
     return facts

@@ -6,7 +6,6 @@ Every step may be repeated. What exists already and is the same is left alone; w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from dpdist._util.notebook import table
 from dpdist._util.paths import AnyPath, local
+from dpdist._util.progress import steps
 from dpdist.errors import DataError, UsageError
 from dpdist.ledger.address import PlaceGiven, place_given
 from dpdist.ledger.ledger import Ledger
@@ -200,12 +200,10 @@ def _compute(
             trusted.conclude(transaction, MomentBands(partial(_bands, cluster_engine, layout)))
             return
         sums = cluster_engine.reduce(partition_moment, add_partials, layout.plans[0].groups, "Summing rows")
-        with ExitStack() as stack:
-            finalise: Callable[..., None] = trusted.finalise
-            if not where.trusted_worker:
-                bar = stack.enter_context(engine.progress_bar("Drawing noise"))
-                finalise = partial(trusted.finalise, progress=bar)
-            cluster_engine.trusted(finalise, transaction, sums=sums)
+        finalise: Callable[..., None] = trusted.finalise
+        if not where.trusted_worker:
+            finalise = partial(trusted.finalise, progress=steps(where.progress, "Drawing noise"))
+        cluster_engine.trusted(finalise, transaction, sums=sums)
     except DataError:
         if not transaction.request.for_reproduction:
             cluster_engine.trusted(trusted.abort, transaction)

@@ -24,7 +24,7 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.norm_histogram import NormsRequest
 from dpdist.release.request import Centring, ReleaseRequest
 
-_MOST = 64 << 20
+LARGEST_FILE = 64 << 20
 """Bytes of a job file, or of a file of public numbers, at most."""
 
 
@@ -214,10 +214,10 @@ def _arrays(path: Path) -> dict[str, Any]:
     OSError, ValueError
         If it cannot be read, or is longer than any public numbers are, packed or not.
     """
-    content = read_plain(path, _MOST)
+    content = read_plain(path, LARGEST_FILE)
     if path.suffix == ".npz":
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if sum(info.file_size for info in archive.infolist()) > _MOST:
+            if sum(info.file_size for info in archive.infolist()) > LARGEST_FILE:
                 raise ValueError
     loaded: Any = np.load(io.BytesIO(content), allow_pickle=False)
     return {"centre": loaded} if path.suffix == ".npy" else dict(loaded)
@@ -237,7 +237,7 @@ def read_public_centre(path: AnyPath) -> dict[str, tuple[float, ...] | None]:
     vectors: dict[str, tuple[float, ...]] = {}
     try:
         if path.suffix == ".json":
-            content: dict[str, Any] = json.loads(read_plain(path, _MOST))
+            content: dict[str, Any] = json.loads(read_plain(path, LARGEST_FILE))
         elif path.suffix in {".npy", ".npz"}:
             content = _arrays(path)
         else:

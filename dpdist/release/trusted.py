@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dpdist._util.ids import random_token
-from dpdist._util.progress import Progress
+from dpdist._util.progress import Steps
 from dpdist.errors import RefusedError, ResumableError, UsageError
 from dpdist.ledger.address import Place
 from dpdist.ledger.journal import written
@@ -159,7 +159,7 @@ def require_place(transaction: Transaction) -> bool:
     return False
 
 
-def finalise(transaction: Transaction, *partials: Partial, progress: Progress | None = None) -> None:
+def finalise(transaction: Transaction, *partials: Partial, progress: Steps | None = None) -> None:
     """Add the last partials and conclude the release.
 
     Raises
@@ -174,7 +174,7 @@ def finalise(transaction: Transaction, *partials: Partial, progress: Progress | 
     conclude(transaction, MomentMatrix(total.values, width), progress)
 
 
-def conclude(transaction: Transaction, moment: BandedMoment, progress: Progress | None = None) -> None:
+def conclude(transaction: Transaction, moment: BandedMoment, progress: Steps | None = None) -> None:
     """Draw the noise and commit: idempotent, and once whoever else runs it.
 
     A reproduction is written right away, to a folder that nobody but its owner can enter, and only of rows that never
@@ -240,7 +240,7 @@ def commit_once(ledger: Ledger, release_id: str, drawn: Callable[[str], Iterable
 
 
 def _drawn(
-    transaction: Transaction, moment: BandedMoment, progress: Progress | None = None, **known: Any
+    transaction: Transaction, moment: BandedMoment, progress: Steps | None = None, **known: Any
 ) -> Iterator[bytes]:
     """Yield the archive of one fresh noisy release, drawn on the way; nothing of the exact moment is in it."""
     request, table = transaction.request, transaction.table
@@ -326,7 +326,7 @@ def draw_unrecorded(
 
 
 def _noisy(
-    calibrated: Calibrated, width: int, moment: BandedMoment, progress: Progress | None
+    calibrated: Calibrated, width: int, moment: BandedMoment, progress: Steps | None
 ) -> Matrix | Iterator[tuple[Band, Triangle]]:
     """Return a noisy subspace, or the noisy bands of the moment, each drawn when it is asked for."""
     if isinstance(calibrated, IndependentEntries):

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dpdist._util.progress import Progress
 from dpdist.errors import DataError, UsageError
 from dpdist.runtime import engine
 from dpdist.runtime.tls import Certificates, require_safe
@@ -30,6 +31,9 @@ class Cluster:
         What to show to a scheduler that speaks TLS, and to know it by.
     insecure
         Whether to use a scheduler on the network that is not encrypted.
+    progress
+        Called with what is under way (str), how many parts of it are done (int) and how many there are (int), in this
+        process; None tells nobody. It is no part of what makes two clusters equal.
 
     Raises
     ------
@@ -45,6 +49,7 @@ class Cluster:
     trusted_worker: bool = False
     certificates: Certificates | None = None
     insecure: bool = False
+    progress: Progress | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.scheduler is not None and self.workers is not None:
@@ -82,6 +87,7 @@ class Cluster:
                     certificates=self.certificates,
                     insecure=self.insecure,
                     folder=folder,
+                    progress=self.progress,
                 )
             )
 

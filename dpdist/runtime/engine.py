@@ -1,4 +1,4 @@
-"""The scheduler, known to no other module: connect or start, run tasks, reduce, pin, gather, show progress.
+"""The scheduler, known to no other module: connect or start, run tasks, reduce, pin, gather, tell progress.
 
 It is generic: it takes pure functions and their arguments and knows nothing of rows or privacy. Arguments of tasks
 are public (paths, bounds); private sums exist only as results of tasks, on the workers. A task that fails raises an
@@ -8,11 +8,9 @@ error that carries a code or a type name and never a value, because Dask copies 
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import os
 import signal
-import sys
 import time
 import traceback
 from collections import deque
@@ -25,7 +23,6 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
-import click
 import cloudpickle
 import dask
 from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
@@ -37,6 +34,7 @@ from distributed.utils import LoopRunner, silence_logging_cmgr
 from distributed.utils_comm import gather_from_workers
 from tornado.ioloop import IOLoop
 
+from dpdist._util.progress import Count, Progress
 from dpdist._util.tree import levels
 from dpdist._version import __version__
 from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
@@ -80,21 +78,6 @@ def memory_here() -> int:
     return int(MEMORY_LIMIT)
 
 
-@contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on standard error from the first report on: the function takes what is done and what there is."""
-    with ExitStack() as stack:
-        bars: list[Any] = []
-
-        def update(done: int, total: int) -> None:
-            if not bars:
-                bars.append(stack.enter_context(click.progressbar(length=total, label=label, file=sys.stderr)))
-            bars[0].length = total
-            bars[0].update(done - bars[0].pos)
-
-        yield update
-
-
 def _guarded(function: Callable[..., Result], *arguments: Any) -> Result:
     """Run a task so that an error carries no value: our own errors pass, of others only type and place remain.
 
@@ -134,9 +117,17 @@ class Engine:
     """A connection to a cluster; made by :func:`connected`."""
 
     def __init__(
-        self, client: Client, *, trusted_worker: bool, insecure: bool, sharing: int, foreign: bool = False
+        self,
+        client: Client,
+        *,
+        trusted_worker: bool,
+        insecure: bool,
+        sharing: int,
+        foreign: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         self._client = client
+        self._progress = progress
         self._trusted_worker = trusted_worker
         self._insecure = insecure
         self._sharing = sharing
@@ -206,8 +197,7 @@ class Engine:
         """Run a task per argument on whatever worker is free; results are dropped."""
         with _translated():
             futures = [self._submit(function, task) for task in tasks]
-            with click.progressbar(length=len(futures), label=label, file=sys.stderr) as bar:
-                self._watch(futures, bar)
+            self._watch(futures, Count(self._progress, label, len(futures)))
 
     def results(
         self, function: Callable[[Task, Any], Result], tasks: Sequence[Task], shared: Any, label: str
@@ -217,12 +207,13 @@ class Engine:
         What all tasks share is their second argument and travels once, as the function does. What is of a script, or of
         a module registered with cloudpickle, travels by value: a worker needs dpdist and no more.
         """
-        with _translated(), click.progressbar(length=len(tasks), label=label, file=sys.stderr) as bar:
+        count = Count(self._progress, label, len(tasks))
+        with _translated():
             (common,) = self._client.scatter([cloudpickle.dumps((function, shared))], broadcast=True, hash=False)
             found = {self._submit(_by_value, cloudpickle.dumps(task), common): i for i, task in enumerate(tasks)}
             for future in self._completed(list(found)):
                 result: Result = future.result()  # raises what the task raised
-                bar.update(1)
+                count.one()
                 yield found.pop(future), result
 
     def reduce(
@@ -252,7 +243,7 @@ class Engine:
         """Reduce one set of groups after the other, as :meth:`reduce` does, and yield what remains of each in order.
 
         So many are submitted at once, the one that is waited for included; a worker holds the results of no others.
-        Without a label no progress is shown.
+        Without a label no progress is told.
         """
         addresses = self.workers
         if not addresses:  # they were there when this process connected
@@ -265,22 +256,21 @@ class Engine:
         ahead: deque[tuple[list[Future], list[Future]]] = deque()
         coming = iter(passes)
         total = sum(len(group) for groups in passes for group in groups)
-        words = io.StringIO() if label is None else sys.stderr
-        with click.progressbar(length=total, label=label, file=words) as bar:
-            while True:
-                for groups in islice(coming, under_way - len(ahead)):
-                    places = [addresses[(first + i) % len(addresses)] for i in range(len(groups))]
-                    with _translated():
-                        ahead.append(self._reduction(function, add, groups, places))
-                    first += len(groups)
-                if not ahead:
-                    return
-                leaves, sums = ahead.popleft()
+        count = Count(self._progress if label else None, label or "", total)
+        while True:
+            for groups in islice(coming, under_way - len(ahead)):
+                places = [addresses[(first + i) % len(addresses)] for i in range(len(groups))]
                 with _translated():
-                    self._watch(leaves, bar, self._placed)
-                del leaves
-                yield sums
-                del sums
+                    ahead.append(self._reduction(function, add, groups, places))
+                first += len(groups)
+            if not ahead:
+                return
+            leaves, sums = ahead.popleft()
+            with _translated():
+                self._watch(leaves, count, self._placed)
+            del leaves
+            yield sums
+            del sums
 
     def _reduction(
         self,
@@ -309,11 +299,11 @@ class Engine:
             return parts[0]
         return self._client.submit(_added, add, *parts, pure=False, **options)
 
-    def _watch(self, futures: list[Future], bar: Any, placed: AbstractSet[str] = frozenset()) -> None:
+    def _watch(self, futures: list[Future], count: Count, placed: AbstractSet[str] = frozenset()) -> None:
         for future in self._completed(futures, placed):
             if future.status != "finished":
                 future.result()  # raises what the task raised
-            bar.update(1)
+            count.one()
 
     def _completed(
         self, futures: Sequence[Future], placed: AbstractSet[str] = frozenset(), *, trusted: bool = False
@@ -588,6 +578,7 @@ def connected(
     certificates: Certificates | None = None,
     insecure: bool = False,
     folder: Path | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Engine]:
     """Connect to a scheduler, or start a local cluster for the time of the block.
 
@@ -609,6 +600,8 @@ def connected(
         Whether its workers may be on the network without encryption.
     folder
         Where scheduler and workers of a local cluster put their files; None is Dask's own place, and some stay there.
+    progress
+        Told how far the work has come.
 
     Raises
     ------
@@ -639,7 +632,7 @@ def connected(
                 f"dask worker {scheduler} --host 127.0.0.1 --dashboard-address 127.0.0.1:0"
             ) from None
         local = 0 if scheduler is not None else len(address.workers)
-        engine = Engine(client, trusted_worker=trusted_worker, insecure=insecure, sharing=1 + local)
+        engine = Engine(client, trusted_worker=trusted_worker, insecure=insecure, sharing=1 + local, progress=progress)
         known = engine._known()  # noqa: SLF001 - its own
         if trusted_worker and not any(map(_is_trusted, known.values())):
             raise DataError(

@@ -1,0 +1,38 @@
+"""Bars on standard error, one for each piece of work that tells how far it has come."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import click
+
+
+class Bars:
+    """Draws what the library tells; see :mod:`dpdist._util.progress`. One bar at a time."""
+
+    def __init__(self) -> None:
+        self._stack, self._label, self._bar = ExitStack(), "", None
+
+    _bar: Any
+
+    def __call__(self, label: str, done: int, total: int) -> None:
+        """Move the bar of this label; a new label, or the same one from its beginning, begins a new line."""
+        if self._bar is None or label != self._label or done < self._bar.pos:
+            self.end()
+            self._label = label
+            self._bar = self._stack.enter_context(click.progressbar(length=total, label=label, file=sys.stderr))
+        self._bar.length = total
+        self._bar.update(done - self._bar.pos)
+        if done >= total:
+            self.end()
+
+    def end(self) -> None:
+        """Leave the line of the bar that is drawn, if there is one: what follows begins on its own."""
+        self._stack.close()
+        self._bar = None
+
+
+BARS = Bars()
+"""Those of this process."""
