@@ -29,7 +29,7 @@ SETTINGS = {
     "dpdist.runtime.engine._LOOK_SECONDS": 1,
     "dpdist.ledger.sqlite.WAIT_SECONDS": TTL,
     "dpdist.ledger.postgresql.WAIT_SECONDS": TTL,
-    "dpdist.release.trusted._WINNER_SECONDS": TTL,
+    "dpdist.release.transaction._WINNER_SECONDS": TTL,
 }
 """A minute's patience, in seconds."""
 WORKERS = ("one", "two", "trusted")

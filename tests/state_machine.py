@@ -1,7 +1,7 @@
 """A process that releases, one step after the other, over the real ledger and the real commit; memory is below them.
 
-What runs is :class:`dpdist.ledger.ledger.Ledger` and :func:`dpdist.release.trusted.commit_once`; only what lies below
-them is replaced, by books and a witness in memory. Other processes may act between any two *steps* of a process:
+What runs is :class:`dpdist.ledger.ledger.Ledger` and :func:`dpdist.release.transaction.commit_once`; only what lies
+below them is replaced, by books and a witness in memory. Other processes may act between any two *steps* of a process:
 
 * each transaction of the journal is one step, since SQLite and PostgreSQL run one at a time. The lock of the witness is
   taken with the step that follows, and released with the step before: both commute with what others do meanwhile;
@@ -38,7 +38,7 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State, View
 from dpdist.ledger.witness import Testimony
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.release import trusted
+from dpdist.release import transaction as releasing
 
 DATASET = "0123456789abcdef" * 2
 LEDGER_ID = "f" * 32
@@ -282,7 +282,7 @@ def _reserve(_: Machine, release_id: str) -> str:
 
 
 def _commit(machine: Machine, release_id: str) -> str:
-    trusted.commit_once(Ledger(PLACE), release_id, lambda _: [f"draw {machine.attempt}".encode()])
+    releasing.commit_once(Ledger(PLACE), release_id, lambda _: [f"draw {machine.attempt}".encode()])
     return "give"
 
 
@@ -315,7 +315,7 @@ NAMES = list(CALLS)
 def _below(machine: Machine) -> Iterator[None]:
     time = SimpleNamespace(monotonic=lambda: machine.clock, sleep=machine.sleep)
     _BELOW[:] = [machine]
-    with mock.patch.object(ledgers, "time", time), mock.patch.object(trusted, "time", time):
+    with mock.patch.object(ledgers, "time", time), mock.patch.object(releasing, "time", time):
         yield
 
 
@@ -330,7 +330,7 @@ def in_memory() -> Iterator[None]:
             (ledgers, "_storage", lambda _: MemoryStorage(_BELOW[0])),
             (ledgers, "_witness", lambda: MemoryWitness(_BELOW[0])),
             (ledgers, "random_token", lambda: _BELOW[0].attempt),
-            (trusted, "_ATTEMPTS", 1),
+            (releasing, "_ATTEMPTS", 1),
             (Ledger, "_locked", _anew),
             (journal, "_digest", lru_cache(None)(journal._digest)),
             (Guarantee, "from_json", staticmethod(_guaranteed)),

@@ -452,7 +452,7 @@ def test_the_trusted_node_holds_one_band_at_a_time(tmp_path: Path, monkeypatch: 
     wide = replace(table, columns=WIDE, names=tuple(f"c{i}" for i in range(WIDE)))
     bands = [Band(0, 300, WIDE), Band(300, 700, WIDE), Band(700, WIDE, WIDE)]  # about as many entries each
     request = replace(REQUEST, mechanism="none", for_reproduction=True, name=None)  # draws nothing, so it is quick
-    transaction = trusted.Transaction(request, wide, default_ledger(table.path), tmp_path / "release.zarr")
+    transaction = trusted.MomentTransaction(request, wide, default_ledger(table.path), tmp_path / "release.zarr")
 
     held: list[weakref.ref[npt.NDArray[np.int64]]] = []
     left: list[bool] = []

@@ -37,7 +37,6 @@ from dpdist.moment.total import add_partials, complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pipeline import budget, clip_norm
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release import norm_histogram as release_norms
 from dpdist.release import worth
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
 from dpdist.release.worth import Worth, forecast, useful_epsilon, worth_of
@@ -486,7 +485,7 @@ def test_a_table_that_is_too_small_is_told_so(table: RowsTable) -> None:
 def test_what_is_reserved_is_finished_whatever_it_is_worth(table: RowsTable) -> None:
     """It is charged already, by an older version say: refusing it would throw the charge away."""
     request = replace(REQUEST, loss=PrivacyLoss.parse("0.01"))
-    release_norms.reserve(NormsTransaction(request, table, budget.default_ledger(table.path).absolute()))
+    NormsTransaction(request, table, budget.default_ledger(table.path).absolute()).reserve()
     assert clip_norm.choose_clip(table.path, request, Fraction("0.9")).fresh
 
 

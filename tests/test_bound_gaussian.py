@@ -160,19 +160,19 @@ def test_what_was_released_first_is_given_again_whoever_asked_for_it(table: Rows
 
 def test_what_was_reserved_is_resumed_and_what_was_aborted_is_not(table: RowsTable) -> None:
     pure = transaction_of(PURE, table)
-    norm_histogram.reserve(pure)
+    pure.reserve()
     assert norm_histogram.settled(pure) == pure
-    norm_histogram.abort(pure)
+    pure.abort()
     gaussian = norm_histogram.settled(pure)
     assert gaussian.request == GAUSSIAN
-    norm_histogram.reserve(gaussian)
+    gaussian.reserve()
     assert chosen(table).histogram.release_id == gaussian.release_id
     assert [r.state for r in ledger_of(table).records] == [State.ABORTED, State.PUBLISHED]
 
 
 def test_who_is_reserved_anew_after_a_refund_is_no_longer_the_first(table: RowsTable) -> None:
-    norm_histogram.reserve(transaction_of(PURE, table))
-    norm_histogram.abort(transaction_of(PURE, table))
+    transaction_of(PURE, table).reserve()
+    transaction_of(PURE, table).abort()
     first = chosen(table)
     assert chosen(table, budget_delta=False).fresh
     assert chosen(table) == replace(first, fresh=False)

@@ -117,7 +117,7 @@ def test_rows_for_which_a_budget_was_ever_declared_are_not_reproduced_from(
     assert (rows / "zarr.json").read_bytes() == before
     with pytest.raises(RefusedError):  # and by the function that the command calls
         release.release_rows(rows, target, EXACT)
-    transaction = trusted.Transaction(EXACT, open_rows(rows), budget.default_ledger(rows), target)
+    transaction = trusted.MomentTransaction(EXACT, open_rows(rows), budget.default_ledger(rows), target)
     with pytest.raises(RefusedError):  # and where the noise would have been drawn, whatever came before
         trusted.conclude(transaction, MomentMatrix(np.zeros(6, dtype=np.int64), 3))
     assert not target.exists()

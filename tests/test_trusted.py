@@ -48,7 +48,7 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release import archive, trusted
 from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring
-from dpdist.release.trusted import Transaction
+from dpdist.release.trusted import MomentTransaction
 from dpdist.rows import chunks
 from dpdist.rows.dataset import created, open_rows
 from dpdist.runtime import engine
@@ -63,7 +63,7 @@ __all__ = ["table", "transaction", "values"]
 @pytest.mark.parametrize("centring", list(Centring))
 @pytest.mark.parametrize("mechanism", ["two-sided-wishart", "gaussian"])
 def test_a_release_is_the_exact_moment_plus_one_draw_of_the_noise(
-    transaction: Transaction,
+    transaction: MomentTransaction,
     values: npt.NDArray[np.uint8],
     monkeypatch: pytest.MonkeyPatch,
     mechanism: str,
@@ -88,8 +88,8 @@ def test_a_release_is_the_exact_moment_plus_one_draw_of_the_noise(
     np.testing.assert_array_equal(release.lattice - unpacked(noise, width), exact(transaction, values))
 
 
-def test_finalise_is_idempotent(transaction: Transaction) -> None:
-    trusted.reserve(transaction)
+def test_finalise_is_idempotent(transaction: MomentTransaction) -> None:
+    transaction.reserve()
     partials = partials_of(transaction)
     trusted.finalise(transaction, *partials)
     first, head = committed_bytes(transaction), ledger_of(transaction).head
@@ -100,7 +100,7 @@ def test_finalise_is_idempotent(transaction: Transaction) -> None:
     assert len(list((books(transaction) / "blobs").iterdir())) == 1
 
 
-def test_two_releases_carry_different_noise(transaction: Transaction) -> None:
+def test_two_releases_carry_different_noise(transaction: MomentTransaction) -> None:
     one = published(transaction).lattice
     other = published(
         replace(asking(transaction, name="other"), target=transaction.target.with_name("other.zarr"))
@@ -109,7 +109,7 @@ def test_two_releases_carry_different_noise(transaction: Transaction) -> None:
 
 
 @pytest.mark.parametrize("period", ["", "may"])
-def test_the_id_follows_from_the_request_alone(transaction: Transaction, period: str) -> None:
+def test_the_id_follows_from_the_request_alone(transaction: MomentTransaction, period: str) -> None:
     asked = asking(transaction, name=None, period=period)
     assert asked.release_id == replace(asked, target=Path("elsewhere"), ledger=Path("other")).release_id
     assert asked.release_id != asking(asked, period="june").release_id
@@ -138,9 +138,9 @@ WRONG: dict[str, Callable[[list[Partial]], list[Partial]]] = {
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
 def test_partials_that_do_not_cover_the_table_once_are_never_released(
-    transaction: Transaction, monkeypatch: pytest.MonkeyPatch, wrong: Callable[[list[Partial]], list[Partial]]
+    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch, wrong: Callable[[list[Partial]], list[Partial]]
 ) -> None:
-    trusted.reserve(transaction)
+    transaction.reserve()
     partials = partials_of(transaction)
     recording = Recording()
     monkeypatch.setattr(trusted, "SYSTEM", recording)
@@ -163,7 +163,7 @@ def test_partials_that_do_not_cover_the_table_once_are_never_released(
 
 
 def test_a_target_that_cannot_be_written_is_refused_before_anything_is_charged(
-    transaction: Transaction, tmp_path: Path
+    transaction: MomentTransaction, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     (tmp_path / "folder").mkdir()
@@ -172,49 +172,49 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_charged(
     before = sorted(tmp_path.iterdir())
     for place in places:
         with pytest.raises(DataError):
-            trusted.reserve(replace(transaction, target=tmp_path / place))
+            replace(transaction, target=tmp_path / place).reserve()
     assert ledger_of(transaction).records == []
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_place_taken_by_another_release_is_refused_before_anything_is_charged(transaction: Transaction) -> None:
+def test_a_place_taken_by_another_release_is_refused_before_anything_is_charged(transaction: MomentTransaction) -> None:
     published(transaction)
     before = tree(transaction.target)
     with pytest.raises(DataError):
-        trusted.reserve(asking(transaction, name="other"))
+        asking(transaction, name="other").reserve()
     assert [record.release_id for record in ledger_of(transaction).records] == ["census"]
     assert tree(transaction.target) == before
 
 
-def test_without_a_ledger_nothing_is_released(transaction: Transaction, tmp_path: Path) -> None:
+def test_without_a_ledger_nothing_is_released(transaction: MomentTransaction, tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="restore it from a copy"):
-        trusted.reserve(replace(transaction, ledger=tmp_path / "none.ledger"))
+        replace(transaction, ledger=tmp_path / "none.ledger").reserve()
     assert not (tmp_path / "none.ledger").exists()
     with pytest.raises(RefusedError, match="ledger create"):
-        trusted.reserve(replace(transaction, table=replace(transaction.table, ledger_id=None)))
+        replace(transaction, table=replace(transaction.table, ledger_id=None)).reserve()
 
 
-def test_no_other_ledger_pays_not_even_one_of_the_same_data_set(transaction: Transaction, tmp_path: Path) -> None:
+def test_no_other_ledger_pays_not_even_one_of_the_same_data_set(transaction: MomentTransaction, tmp_path: Path) -> None:
     # a second ledger would pay for a second draw of the same release, and the average of two undoes the noise
     for dataset_id in ("f" * 32, transaction.table.dataset_id):
         place = tmp_path / f"{dataset_id}.ledger"
         other = Ledger.create(place, dataset_id=dataset_id, budget=PrivacyLoss.parse("9"))
         with pytest.raises(RefusedError, match="not the ledger of"):
-            trusted.reserve(replace(transaction, ledger=place))
+            replace(transaction, ledger=place).reserve()
         assert other.records == []
 
 
-def test_a_release_costs_what_its_mechanism_guarantees(transaction: Transaction) -> None:
-    assert trusted.reserve(transaction) is State.RESERVED
-    assert trusted.reserve(transaction) is State.RESERVED
+def test_a_release_costs_what_its_mechanism_guarantees(transaction: MomentTransaction) -> None:
+    assert transaction.reserve() is State.RESERVED
+    assert transaction.reserve() is State.RESERVED
     (record,) = ledger_of(transaction).records
     assert record.guarantee == REQUEST.calibrated(len(NAMES)).guarantee
     assert record.guarantee.loss == PrivacyLoss.parse("1")
     assert "rows" not in record.parameters
     with pytest.raises(RefusedError, match="epsilon_micro differ"):
-        trusted.reserve(asking(transaction, loss=PrivacyLoss.parse("2")))
+        asking(transaction, loss=PrivacyLoss.parse("2")).reserve()
     with pytest.raises(RefusedError, match="bound differ"):
-        trusted.reserve(asking(transaction, clip_norm=2 * CLIP))
+        asking(transaction, clip_norm=2 * CLIP).reserve()
 
 
 # --- the step as a whole ----------------------------------------------------------------------------------------------
@@ -225,13 +225,13 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "connected", crash_driver.inline)
 
 
-def released(transaction: Transaction, **changes: Any) -> Outcome:
+def released(transaction: MomentTransaction, **changes: Any) -> Outcome:
     request = replace(transaction.request, **changes)
     return release_rows(transaction.table.path, transaction.target, request, ledger=transaction.ledger)
 
 
 @pytest.mark.usefixtures("inline")
-def test_an_unusable_chunk_is_refunded_and_the_release_can_be_had_later(transaction: Transaction) -> None:
+def test_an_unusable_chunk_is_refunded_and_the_release_can_be_had_later(transaction: MomentTransaction) -> None:
     table, target = transaction.table, transaction.target
     path = table.chunk_path(3)
     sound = path.read_bytes()
@@ -252,7 +252,7 @@ def test_an_unusable_chunk_is_refunded_and_the_release_can_be_had_later(transact
 
 
 @pytest.mark.usefixtures("inline")
-def test_a_table_too_long_for_the_grid_costs_nothing(transaction: Transaction, tmp_path: Path) -> None:
+def test_a_table_too_long_for_the_grid_costs_nothing(transaction: MomentTransaction, tmp_path: Path) -> None:
     # no release of it can ever be computed with this request, so none may stay charged
     rows = tmp_path / "long.zarr"
     with created(rows, rows=40_000, dtype="uint8", names=NAMES, budget=None) as writer:
@@ -266,7 +266,7 @@ def test_a_table_too_long_for_the_grid_costs_nothing(transaction: Transaction, t
 
 
 @pytest.mark.usefixtures("inline")
-def test_a_refused_release_reads_no_row(transaction: Transaction, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_release_reads_no_row(transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> None:
         pytest.fail("a row was read")
 
@@ -278,9 +278,9 @@ def test_a_refused_release_reads_no_row(transaction: Transaction, monkeypatch: p
 
 @pytest.mark.usefixtures("inline")
 def test_a_committed_release_is_published_without_a_cluster_or_a_row(
-    transaction: Transaction, monkeypatch: pytest.MonkeyPatch
+    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trusted.reserve(transaction)
+    transaction.reserve()
     trusted.finalise(transaction, *partials_of(transaction))
 
     def never(*_: Any, **__: Any) -> None:
@@ -298,9 +298,9 @@ def test_a_committed_release_is_published_without_a_cluster_or_a_row(
 
 
 def test_a_release_carries_the_head_of_the_ledger_after_it_was_reserved_and_before_it_was_drawn(
-    transaction: Transaction,
+    transaction: MomentTransaction,
 ) -> None:
-    trusted.reserve(transaction)
+    transaction.reserve()
     reserved = ledger_of(transaction).head
     release = published(transaction)
     with closing(sqlite3.connect(books(transaction) / "ledger.sqlite")) as connection:
@@ -313,7 +313,7 @@ def test_a_release_carries_the_head_of_the_ledger_after_it_was_reserved_and_befo
 
 @pytest.mark.parametrize("kept", [1, 2, 3, 4])
 def test_a_ledger_that_forgot_a_release_is_refused_and_draws_nothing(
-    transaction: Transaction, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    transaction: MomentTransaction, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published(transaction)
     monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "another machine"))  # no witness: the release itself tells
@@ -325,7 +325,7 @@ def test_a_ledger_that_forgot_a_release_is_refused_and_draws_nothing(
     ledger.verify()  # a chain cut short is sound by itself
     records = ledger.records
     for use in (
-        lambda: trusted.reserve(transaction),
+        transaction.reserve,
         lambda: budget.verify_ledger(books(transaction), [transaction.target]),
     ):
         with pytest.raises(RefusedError, match="older copy"):
@@ -335,7 +335,7 @@ def test_a_ledger_that_forgot_a_release_is_refused_and_draws_nothing(
 
 
 def test_a_restored_ledger_is_behind_its_witness_and_goes_on_when_it_has_adopted(
-    transaction: Transaction, tmp_path: Path
+    transaction: MomentTransaction, tmp_path: Path
 ) -> None:
     copy = books(transaction).with_name("backup")
     shutil.copytree(books(transaction), copy)
@@ -344,25 +344,25 @@ def test_a_restored_ledger_is_behind_its_witness_and_goes_on_when_it_has_adopted
     shutil.rmtree(books(transaction))
     copy.rename(books(transaction))
     with pytest.raises(RefusedError, match=r"committed elsewhere: census\. Nothing was drawn"):
-        trusted.reserve(transaction)
+        transaction.reserve()
     restored = ledger_of(transaction)
     assert restored.records == []
     assert restored.adopt() == ["census"]
-    assert trusted.reserve(transaction) is State.ADOPTED
+    assert transaction.reserve() is State.ADOPTED
     for step in (trusted.publish, lambda asked: trusted.finalise(asked, *partials_of(asked))):
         with pytest.raises(RefusedError, match="another copy"):
             step(transaction)
     assert not transaction.target.exists()
     before = tree(forgotten)
     forgotten.rename(transaction.target)  # as the message says
-    assert trusted.reserve(transaction) is State.ADOPTED
+    assert transaction.reserve() is State.ADOPTED
     trusted.publish(transaction)
     assert tree(transaction.target) == before
     budget.verify_ledger(books(transaction), [transaction.target])  # known by its id
 
 
 def test_a_ledger_restored_and_used_again_is_found_out_by_the_release_it_forgot(
-    transaction: Transaction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    transaction: MomentTransaction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "one machine"))
     copy = books(transaction).with_name("backup")
@@ -379,7 +379,7 @@ def test_a_ledger_restored_and_used_again_is_found_out_by_the_release_it_forgot(
         budget.verify_ledger(books(transaction), [transaction.target, forgotten])
 
 
-def test_a_release_that_was_altered_does_not_verify(transaction: Transaction) -> None:
+def test_a_release_that_was_altered_does_not_verify(transaction: MomentTransaction) -> None:
     published(transaction)
     metadata = transaction.target / "zarr.json"
     content = metadata.read_text()

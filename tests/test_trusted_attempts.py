@@ -16,8 +16,9 @@ from dpdist.ledger import ledger as ledgers
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release import transaction as releasing
 from dpdist.release import trusted
-from dpdist.release.trusted import Transaction
+from dpdist.release.trusted import MomentTransaction
 
 __all__ = ["table", "transaction", "values"]
 PATIENCE = 300.0
@@ -48,10 +49,10 @@ class Overtaking:
 
 
 def test_an_attempt_that_was_fenced_out_returns_with_the_winners_bytes(
-    transaction: Transaction, monkeypatch: pytest.MonkeyPatch
+    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trusted.reserve(transaction)
-    monkeypatch.setattr(trusted, "_WINNER_SECONDS", PATIENCE)
+    transaction.reserve()
+    monkeypatch.setattr(releasing, "_WINNER_SECONDS", PATIENCE)
     overtaking = Overtaking(monkeypatch, books(transaction), times=1)
     theirs = b"".join(trusted._drawn(transaction, moment_of(transaction)))
 
@@ -76,11 +77,11 @@ def test_an_attempt_that_was_fenced_out_returns_with_the_winners_bytes(
 
 
 def test_when_the_winner_dies_the_loser_begins_again_with_a_new_draw(
-    transaction: Transaction, monkeypatch: pytest.MonkeyPatch
+    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trusted.reserve(transaction)
+    transaction.reserve()
     Overtaking(monkeypatch, books(transaction), times=1)
-    monkeypatch.setattr(trusted, "_WINNER_SECONDS", 0.2)
+    monkeypatch.setattr(releasing, "_WINNER_SECONDS", 0.2)
     draws: list[bytes] = []
     drawn = trusted._drawn
 
@@ -99,11 +100,11 @@ def test_when_the_winner_dies_the_loser_begins_again_with_a_new_draw(
 
 
 def test_who_is_overtaken_by_one_dying_attempt_after_the_other_gives_up_for_now(
-    transaction: Transaction, monkeypatch: pytest.MonkeyPatch
+    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trusted.reserve(transaction)
+    transaction.reserve()
     Overtaking(monkeypatch, books(transaction), times=100)
-    monkeypatch.setattr(trusted, "_WINNER_SECONDS", 0.1)
+    monkeypatch.setattr(releasing, "_WINNER_SECONDS", 0.1)
     with pytest.raises(DpdistError, match="again") as failure:
         trusted.finalise(transaction, *partials_of(transaction))
     record = ledger_of(transaction).record("census")
@@ -132,9 +133,9 @@ class Clock:
 
 
 def test_every_new_attempt_is_given_the_full_time_to_commit(
-    transaction: Transaction, monkeypatch: pytest.MonkeyPatch
+    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trusted.reserve(transaction)
+    transaction.reserve()
     ledger, other = ledger_of(transaction), ledger_of(transaction)
     assert ledger.begin("census") == 1
     assert other.begin("census") == 2
@@ -158,8 +159,8 @@ def test_every_new_attempt_is_given_the_full_time_to_commit(
         assert seconds <= clock.now < seconds + 1
 
 
-def test_a_waiting_attempt_returns_at_once_when_there_is_nothing_to_wait_for(transaction: Transaction) -> None:
-    trusted.reserve(transaction)
+def test_a_waiting_attempt_returns_at_once_when_there_is_nothing_to_wait_for(transaction: MomentTransaction) -> None:
+    transaction.reserve()
     ledger = ledger_of(transaction)
     fence = ledger.begin("census")
     assert fence is not None
@@ -169,15 +170,15 @@ def test_a_waiting_attempt_returns_at_once_when_there_is_nothing_to_wait_for(tra
 
 @pytest.mark.parametrize("moment", ["commit", "wait"])
 def test_a_release_aborted_while_it_was_drawn_is_refused(
-    transaction: Transaction, monkeypatch: pytest.MonkeyPatch, moment: str
+    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    trusted.reserve(transaction)
+    transaction.reserve()
     if moment == "wait":
         Overtaking(monkeypatch, books(transaction), times=1)
     original = getattr(Ledger, moment)
 
     def aborted(ledger: Ledger, *arguments: Any) -> Any:
-        trusted.abort(transaction)  # another run met an unusable chunk
+        transaction.abort()  # another run met an unusable chunk
         return original(ledger, *arguments)
 
     monkeypatch.setattr(Ledger, moment, aborted)
@@ -187,18 +188,18 @@ def test_a_release_aborted_while_it_was_drawn_is_refused(
     assert ledger_of(transaction).charges == []
 
 
-def test_a_release_aborted_before_it_was_drawn_is_refused(transaction: Transaction) -> None:
-    trusted.reserve(transaction)
-    trusted.abort(transaction)
+def test_a_release_aborted_before_it_was_drawn_is_refused(transaction: MomentTransaction) -> None:
+    transaction.reserve()
+    transaction.abort()
     with pytest.raises(RefusedError):
         trusted.finalise(transaction, *partials_of(transaction))
     assert ledger_of(transaction).charges == []
 
 
-def test_a_refund_after_the_commit_does_not_happen(transaction: Transaction) -> None:
-    trusted.reserve(transaction)
+def test_a_refund_after_the_commit_does_not_happen(transaction: MomentTransaction) -> None:
+    transaction.reserve()
     trusted.finalise(transaction, *partials_of(transaction))
     first = committed_bytes(transaction)
-    trusted.abort(transaction)
+    transaction.abort()
     assert losses(ledger_of(transaction)) == [PrivacyLoss.parse("1")]
     assert committed_bytes(transaction) == first

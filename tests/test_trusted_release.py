@@ -41,7 +41,7 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release import archive, trusted
 from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring
-from dpdist.release.trusted import Transaction
+from dpdist.release.trusted import MomentTransaction
 from dpdist.rows.dataset import RowsTable
 
 __all__ = ["table", "transaction", "values"]
@@ -50,7 +50,7 @@ __all__ = ["table", "transaction", "values"]
 # --- publishing -------------------------------------------------------------------------------------------------------
 
 
-def test_publication_is_idempotent_and_the_same_everywhere(transaction: Transaction, tmp_path: Path) -> None:
+def test_publication_is_idempotent_and_the_same_everywhere(transaction: MomentTransaction, tmp_path: Path) -> None:
     published(transaction)
     before = tree(transaction.target)
     trusted.publish(transaction)
@@ -64,8 +64,8 @@ def test_publication_is_idempotent_and_the_same_everywhere(transaction: Transact
 
 
 @pytest.mark.parametrize("obstacle", ["file", "folder", "empty folder", "changed", "with more in it", "with less"])
-def test_publication_never_overwrites_something_else(transaction: Transaction, obstacle: str) -> None:
-    trusted.reserve(transaction)
+def test_publication_never_overwrites_something_else(transaction: MomentTransaction, obstacle: str) -> None:
+    transaction.reserve()
     trusted.finalise(transaction, *partials_of(transaction))
     target = transaction.target
     if obstacle == "file":
@@ -96,9 +96,9 @@ def test_publication_never_overwrites_something_else(transaction: Transaction, o
 
 
 def test_a_publication_that_loses_the_race_to_the_same_bytes_is_content(
-    transaction: Transaction, monkeypatch: pytest.MonkeyPatch
+    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trusted.reserve(transaction)
+    transaction.reserve()
     trusted.finalise(transaction, *partials_of(transaction))
     content, holds = committed_bytes(transaction), archive.holds
     looked = []
@@ -119,9 +119,9 @@ def test_a_publication_that_loses_the_race_to_the_same_bytes_is_content(
 
 
 def test_a_release_is_flushed_before_its_publication_is_recorded(
-    transaction: Transaction, monkeypatch: pytest.MonkeyPatch
+    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trusted.reserve(transaction)
+    transaction.reserve()
     trusted.finalise(transaction, *partials_of(transaction))
     target = transaction.target
     flushed: set[str] = set()
@@ -143,8 +143,8 @@ def test_a_release_is_flushed_before_its_publication_is_recorded(
     assert flushed
 
 
-def test_altered_bytes_are_not_published(transaction: Transaction) -> None:
-    trusted.reserve(transaction)
+def test_altered_bytes_are_not_published(transaction: MomentTransaction) -> None:
+    transaction.reserve()
     trusted.finalise(transaction, *partials_of(transaction))
     (blob,) = (books(transaction) / "blobs").iterdir()
     content = blob.read_bytes()
@@ -163,7 +163,7 @@ BOTH_MECHANISMS = pytest.mark.parametrize(
 )
 
 
-def with_delta(transaction: Transaction, tmp_path: Path) -> Transaction:
+def with_delta(transaction: MomentTransaction, tmp_path: Path) -> MomentTransaction:
     """Return the transaction of another table of the same rows, whose ledger allows a delta."""
     ledger, dataset_id = tmp_path / "delta.ledger", "d" * 32
     books = Ledger.create(ledger, dataset_id=dataset_id, budget=PrivacyLoss.parse("4", "1e-5"))
@@ -171,14 +171,14 @@ def with_delta(transaction: Transaction, tmp_path: Path) -> Transaction:
     return replace(transaction, ledger=ledger, table=table)
 
 
-def everything_published(transaction: Transaction) -> list[bytes]:
+def everything_published(transaction: MomentTransaction) -> list[bytes]:
     return [content for content, _ in tree(transaction.target).values()]
 
 
 @BOTH_MECHANISMS
 @pytest.mark.parametrize("centring", list(Centring))
 def test_under_add_remove_the_number_of_rows_is_nowhere(
-    transaction: Transaction, tmp_path: Path, mechanism: str, loss: PrivacyLoss, centring: Centring
+    transaction: MomentTransaction, tmp_path: Path, mechanism: str, loss: PrivacyLoss, centring: Centring
 ) -> None:
     transaction = asking(
         with_delta(transaction, tmp_path),
@@ -210,7 +210,7 @@ def test_under_add_remove_the_number_of_rows_is_nowhere(
 @BOTH_MECHANISMS
 @pytest.mark.parametrize("centring", list(Centring))
 def test_under_replace_one_the_number_of_rows_is_exact(
-    transaction: Transaction, tmp_path: Path, mechanism: str, loss: PrivacyLoss, centring: Centring
+    transaction: MomentTransaction, tmp_path: Path, mechanism: str, loss: PrivacyLoss, centring: Centring
 ) -> None:
     transaction = asking(with_delta(transaction, tmp_path), mechanism=mechanism, loss=loss, centring=centring)
     release = published(transaction)
@@ -227,7 +227,7 @@ def test_under_replace_one_the_number_of_rows_is_exact(
 @BOTH_MECHANISMS
 @pytest.mark.parametrize("centring", list(Centring))
 def test_no_entry_of_the_exact_moment_is_in_any_file(
-    transaction: Transaction,
+    transaction: MomentTransaction,
     tmp_path: Path,
     values: npt.NDArray[np.uint8],
     mechanism: str,
@@ -250,7 +250,7 @@ def test_no_entry_of_the_exact_moment_is_in_any_file(
 
 @BOTH_MECHANISMS
 def test_a_published_release_says_what_it_is(
-    transaction: Transaction, tmp_path: Path, mechanism: str, loss: PrivacyLoss
+    transaction: MomentTransaction, tmp_path: Path, mechanism: str, loss: PrivacyLoss
 ) -> None:
     transaction = asking(with_delta(transaction, tmp_path), mechanism=mechanism, loss=loss, centring=Centring.PRIVATE)
     release = published(transaction)
@@ -275,7 +275,7 @@ def test_a_published_release_says_what_it_is(
 
 
 def test_a_release_estimates_what_it_should(
-    transaction: Transaction, tmp_path: Path, values: npt.NDArray[np.uint8]
+    transaction: MomentTransaction, tmp_path: Path, values: npt.NDArray[np.uint8]
 ) -> None:
     loss = PrivacyLoss.parse("2", "1e-5")
     transaction = asking(with_delta(transaction, tmp_path), mechanism="gaussian", loss=loss, centring=Centring.PRIVATE)
@@ -306,7 +306,7 @@ def sound_release(table: RowsTable, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("release")
     books = Ledger.create(folder / "books.ledger", dataset_id=table.dataset_id, budget=PrivacyLoss.parse("1"))
     request, table = replace(REQUEST, centring=Centring.PRIVATE), replace(table, ledger_id=books.ledger_id)
-    published(Transaction(request, table, folder / "books.ledger", folder / "release.zarr"))
+    published(MomentTransaction(request, table, folder / "books.ledger", folder / "release.zarr"))
     return folder / "release.zarr"
 
 

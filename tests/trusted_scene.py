@@ -20,7 +20,7 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest
-from dpdist.release.trusted import Transaction
+from dpdist.release.trusted import MomentTransaction
 from dpdist.rows import dataset
 from dpdist.rows.dataset import RowsTable, created, open_rows
 
@@ -51,31 +51,31 @@ def table(tmp_path_factory: pytest.TempPathFactory, values: npt.NDArray[np.uint8
 
 
 @pytest.fixture
-def transaction(table: RowsTable, tmp_path: Path, state: Path) -> Transaction:  # noqa: ARG001 - copies of one table
+def transaction(table: RowsTable, tmp_path: Path, state: Path) -> MomentTransaction:  # noqa: ARG001 - copies of one table
     """Return a release, not begun, of a table whose new ledger pays for four purely private ones of epsilon 1."""
     ledger, rows = tmp_path / "books.ledger", tmp_path / "rows.zarr"
     shutil.copytree(table.path, rows)
     budget.create_ledger(ledger, rows, PrivacyLoss.parse("4"))
-    return Transaction(REQUEST, open_rows(rows), ledger, tmp_path / "release.zarr")
+    return MomentTransaction(REQUEST, open_rows(rows), ledger, tmp_path / "release.zarr")
 
 
-def asking(transaction: Transaction, **changes: Any) -> Transaction:
+def asking(transaction: MomentTransaction, **changes: Any) -> MomentTransaction:
     """Return the transaction with another request."""
     return replace(transaction, request=replace(transaction.request, **changes))
 
 
-def moment_of(transaction: Transaction) -> MomentMatrix:
+def moment_of(transaction: MomentTransaction) -> MomentMatrix:
     total = complete(transaction.table, *partials_of(transaction))
     return MomentMatrix(total.values, transaction.request.bound(transaction.table.columns).width)
 
 
-def partials_of(transaction: Transaction, per_worker: int = 1) -> list[Partial]:
+def partials_of(transaction: MomentTransaction, per_worker: int = 1) -> list[Partial]:
     bound = transaction.request.bound(transaction.table.columns)
     groups = plan(transaction.table, bound, 4, per_worker).groups
     return [partition_moment(task) for group in groups for task in group]
 
 
-def exact(transaction: Transaction, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def exact(transaction: MomentTransaction, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Return the integer moment by plain Python-sized integers, nothing of the product's but its definition."""
     z = np.trunc(values.astype(np.float64) * 2**BITS / CLIP).astype(np.int64)
     squares = (z**2).sum(axis=1)
@@ -87,21 +87,21 @@ def exact(transaction: Transaction, values: npt.NDArray[Any]) -> npt.NDArray[np.
     return moment
 
 
-def ledger_of(transaction: Transaction) -> Ledger:
+def ledger_of(transaction: MomentTransaction) -> Ledger:
     return Ledger(transaction.ledger)
 
 
-def books(transaction: Transaction) -> Path:
+def books(transaction: MomentTransaction) -> Path:
     assert isinstance(transaction.ledger, Path)
     return transaction.ledger
 
 
-def committed_bytes(transaction: Transaction) -> bytes:
+def committed_bytes(transaction: MomentTransaction) -> bytes:
     return content_of(ledger_of(transaction), transaction.release_id)
 
 
-def published(transaction: Transaction) -> Release:
-    trusted.reserve(transaction)
+def published(transaction: MomentTransaction) -> Release:
+    transaction.reserve()
     trusted.finalise(transaction, *partials_of(transaction))
     trusted.publish(transaction)
     return open_release(transaction.target)

@@ -237,7 +237,7 @@ def choose_clip(
     if not where.trusted_worker:
         transaction, state, left = _looked_up(transaction, budget_delta)
         if state in _DONE:
-            norm_histogram.reserve(transaction)  # refuses a ledger that is not of these rows
+            transaction.reserve()  # refuses a ledger that is not of these rows
             return _choice(transaction, norm_histogram.published(transaction), quantile, fresh=False)
         _foretell(transaction, quantile, state, left, say)
     with where.connected(trusted_worker=where.trusted_worker) as engine:
@@ -246,14 +246,14 @@ def choose_clip(
             transaction, state, left = engine.trusted(_looked_up, transaction, budget_delta)
             if state not in _DONE:
                 _foretell(transaction, quantile, state, left, say)
-        fresh = engine.trusted(norm_histogram.reserve, transaction) is State.RESERVED
+        fresh = engine.trusted(transaction.reserve) is State.RESERVED
         if fresh:
             tasks = histogram_tasks(table, bound, request.grid.edges, len(engine.workers))
             try:
                 sums = engine.reduce(partition_histogram, add_partials, tasks, "Counting norms")
                 engine.trusted(norm_histogram.finalise, transaction, sums=sums)
             except DataError:
-                engine.trusted(norm_histogram.abort, transaction)
+                engine.trusted(transaction.abort)
                 raise
         return _choice(transaction, engine.trusted(norm_histogram.published, transaction), quantile, fresh=fresh)
 

@@ -16,7 +16,6 @@ from dpdist._util.paths import AnyPath, local
 from dpdist._util.progress import steps
 from dpdist.errors import DataError, UsageError
 from dpdist.ledger.address import PlaceGiven, place_given
-from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.moment.layout import Layout, layout_of
@@ -121,23 +120,22 @@ def release_table(
     target = local(target)
     place = place_given(ledger or default_ledger(table.path))
     account = place.absolute() if isinstance(place, Path) else place
-    transaction = trusted.Transaction(request, table, account, target.absolute())
+    transaction = trusted.MomentTransaction(request, table, account, target.absolute())
     if request.by_products and where.trusted_worker:
         raise UsageError("Products are multiplied round by round from this process: leave --trusted worker out.")
     if request.for_reproduction:
         return _reproduced(transaction, where, ledger)
     if calibrated.guarantee is not None:
         caution.warn(calibrated.guarantee.loss, request.neighbours, table.rows)
-    if not where.trusted_worker:
-        state = _known_state(transaction)
-        if state in {State.COMMITTED, State.PUBLISHED, State.ADOPTED}:
-            trusted.reserve(transaction)  # refuses when the id stands for other parameters
-            trusted.publish(transaction)
-            return Outcome(open_release(target), target, fresh=False)
+    committed = {State.COMMITTED, State.PUBLISHED, State.ADOPTED}
+    if not where.trusted_worker and transaction.state() in committed:
+        transaction.reserve()  # refuses when the id stands for other parameters
+        trusted.publish(transaction)
+        return Outcome(open_release(target), target, fresh=False)
     with where.connected(trusted_worker=where.trusted_worker) as cluster_engine:
         cluster_engine.require_path(table.landmark)
         layout = _layout(cluster_engine, transaction, where)  # refuses what has no room before anything is charged
-        state = cluster_engine.trusted(trusted.reserve, transaction)
+        state = cluster_engine.trusted(transaction.reserve)
         fresh = state is State.RESERVED
         if fresh:
             _compute(cluster_engine, transaction, where, layout)
@@ -145,14 +143,7 @@ def release_table(
     return Outcome(open_release(target), target, fresh)
 
 
-def _known_state(transaction: trusted.Transaction) -> State | None:
-    if not Ledger.stands_at(transaction.ledger):
-        return None
-    record = Ledger(transaction.ledger).record(transaction.release_id)
-    return None if record is None else record.state
-
-
-def _reproduced(transaction: trusted.Transaction, where: Cluster, ledger: PlaceGiven | None) -> Outcome:
+def _reproduced(transaction: trusted.MomentTransaction, where: Cluster, ledger: PlaceGiven | None) -> Outcome:
     """Write a release that is not private as claimed, of rows that never had a budget; no ledger is touched."""
     if ledger is not None:
         raise UsageError("A release for reproduction is charged to no ledger: leave --ledger out.")
@@ -166,7 +157,7 @@ def _reproduced(transaction: trusted.Transaction, where: Cluster, ledger: PlaceG
     return Outcome(open_release(transaction.target), transaction.target, fresh=not there)
 
 
-def _layout(cluster_engine: engine.Engine, transaction: trusted.Transaction, where: Cluster) -> Layout | None:
+def _layout(cluster_engine: engine.Engine, transaction: trusted.MomentTransaction, where: Cluster) -> Layout | None:
     """Return how the moment is laid out over bands and workers; None where it is never formed.
 
     Raises
@@ -189,7 +180,7 @@ def _layout(cluster_engine: engine.Engine, transaction: trusted.Transaction, whe
 
 
 def _compute(
-    cluster_engine: engine.Engine, transaction: trusted.Transaction, where: Cluster, layout: Layout | None
+    cluster_engine: engine.Engine, transaction: trusted.MomentTransaction, where: Cluster, layout: Layout | None
 ) -> None:
     """Sum the rows on the workers and conclude the release at the trusted node."""
     if layout is None:
@@ -206,7 +197,7 @@ def _compute(
         cluster_engine.trusted(finalise, transaction, sums=sums)
     except DataError:
         if not transaction.request.for_reproduction:
-            cluster_engine.trusted(trusted.abort, transaction)
+            cluster_engine.trusted(transaction.abort)
         raise
 
 
@@ -221,7 +212,7 @@ def _bands(cluster_engine: engine.Engine, layout: Layout) -> Iterator[Partial]:
         sums.clear()  # the workers forget this band before they begin another
 
 
-def _product(cluster_engine: engine.Engine, transaction: trusted.Transaction) -> Callable[[Matrix], Matrix]:
+def _product(cluster_engine: engine.Engine, transaction: trusted.MomentTransaction) -> Callable[[Matrix], Matrix]:
     """Return the function that multiplies the moment on the workers; what they are sent is already noisy.
 
     Noise of a first round may be out when a later one fails, so a failure refunds nothing: the same command resumes.

@@ -1,9 +1,9 @@
 """A private histogram of the rows' norms, by which a clip norm is chosen: requested, charged, drawn and committed once.
 
-It goes through the same transaction as a release of a moment (:mod:`dpdist.release.trusted`), and its functions may
-run any number of times as well. What is committed is the noisy histogram, as JSON; it stands in the ledger and
-nowhere else, and whoever asks again is given it at no cost. A quantile of it is post-processing: asking for another one
-of the same histogram costs nothing. The exact counts are a local variable of :func:`finalise`.
+It goes through the same transaction as a release of a moment (:mod:`dpdist.release.transaction`). What is committed is
+the noisy histogram, as JSON; it stands in the ledger and nowhere else, and whoever asks again is given it at no cost. A
+quantile of it is post-processing: asking for another one of the same histogram costs nothing. The exact counts are a
+local variable of :func:`finalise`.
 
 The id follows from the data set's identity and public parameters, as that of a release does, and not from the quantile.
 Who names no delta takes that of the budget (:func:`settled`).
@@ -20,8 +20,6 @@ from typing import Any
 from dpdist._util.text import canonical
 from dpdist._version import __version__
 from dpdist.errors import DataError
-from dpdist.ledger.address import Place
-from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import CountNoise, DiscreteLaplace, RoundedNormal, noise_from_json
 from dpdist.mechanisms.quantile import NAME, CalibratedHistogram, Counts, calibrated
@@ -30,7 +28,7 @@ from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
-from dpdist.release.trusted import charged_ledger, commit_once, require_small_delta
+from dpdist.release.transaction import Transaction
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable
 
@@ -77,6 +75,10 @@ class NormsRequest:
         """Return the noise for a table."""
         return calibrated(self.loss, self.neighbours, table.max_rows)
 
+    def guarantee(self, table: RowsTable) -> Guarantee:
+        """Return what is proved of the histogram of a table."""
+        return self.calibrated(table).guarantee
+
     def parameters(self, table: RowsTable) -> dict[str, Any]:
         """Return everything the histogram depends on besides the rows, as JSON values."""
         vectors = {"centre": self.centre, "scale": self.scale}
@@ -98,18 +100,8 @@ class NormsRequest:
         return f"n-{digest[:32]}"
 
 
-@dataclass(frozen=True)
-class NormsTransaction:
-    """One histogram: the request, the table, and the ledger that is charged."""
-
-    request: NormsRequest
-    table: RowsTable
-    ledger: Place
-
-    @property
-    def release_id(self) -> str:
-        """The id under which all of this happens once."""
-        return self.request.release_id(self.table)
+class NormsTransaction(Transaction[NormsRequest]):
+    """The release of a histogram: it stands in the ledger, and nowhere else."""
 
 
 @dataclass(frozen=True)
@@ -196,31 +188,13 @@ def settled(transaction: NormsTransaction) -> NormsTransaction:
         If the ledger is not the table's.
     """
     request, table = transaction.request, transaction.table
-    ledger = charged_ledger(table, transaction.ledger)
+    ledger = transaction.account()
     pure = replace(request, loss=replace(request.loss, delta_atto=0))
     gaussian = replace(request, loss=replace(request.loss, delta_atto=ledger.budget.delta_atto))
     known = {each.release_id(table): each for each in (pure, gaussian)}
     stands = (r.release_id for r in ledger.records if r.state is not State.ABORTED)
-    return replace(transaction, request=next((known[name] for name in stands if name in known), gaussian))
-
-
-def reserve(transaction: NormsTransaction) -> State:
-    """Charge the histogram before any row is read; free when it is charged already.
-
-    Raises
-    ------
-    RefusedError
-        If the budget does not suffice, the ledger is not the table's, or delta is not below 1/n.
-    """
-    request, table = transaction.request, transaction.table
-    ledger, guarantee = charged_ledger(table, transaction.ledger), request.calibrated(table).guarantee
-    require_small_delta(ledger, transaction.release_id, guarantee, table, accepted=request.accept_large_delta)
-    return ledger.reserve(
-        transaction.release_id,
-        dataset_id=table.dataset_id,
-        parameters=request.parameters(table),
-        guarantee=guarantee,
-        periods=table.seals,
+    return NormsTransaction(
+        next((known[name] for name in stands if name in known), gaussian), table, transaction.ledger
     )
 
 
@@ -237,9 +211,7 @@ def finalise(transaction: NormsTransaction, *partials: Partial) -> None:
         If the ledger cannot be written, or others overtake this attempt again and again and die.
     """
     exact: Counts = complete(transaction.table, *partials).values
-    commit_once(
-        Ledger(transaction.ledger), transaction.release_id, lambda head: _drawn(transaction, exact, ledger_head=head)
-    )
+    transaction.commit(lambda head: _drawn(transaction, exact, ledger_head=head))
 
 
 def _drawn(transaction: NormsTransaction, exact: Counts, ledger_head: str) -> Iterator[bytes]:
@@ -266,13 +238,5 @@ def published(transaction: NormsTransaction) -> NormHistogram:
     DataError
         If the committed bytes are missing or were altered.
     """
-    ledger = Ledger(transaction.ledger)
-    with ledger.opened(transaction.release_id) as content:
-        found = NormHistogram.from_json(json.loads(content.read()))
-    ledger.published(transaction.release_id)
-    return found
-
-
-def abort(transaction: NormsTransaction) -> None:
-    """Refund the reservation, if nothing was committed."""
-    Ledger(transaction.ledger).abort(transaction.release_id)
+    with transaction.committed() as content:
+        return NormHistogram.from_json(json.loads(content.read()))

@@ -19,7 +19,7 @@ from dpdist.errors import RefusedError, UsageError
 from dpdist.mechanisms.base import Calibrated, Statement, is_private_as_claimed
 from dpdist.mechanisms.registry import calibrated, mechanism_named
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable
 
@@ -172,6 +172,10 @@ class ReleaseRequest:
             "were ingested without a budget: the release is then charged to no ledger and marked as not private as "
             "claimed."
         )
+
+    def guarantee(self, table: RowsTable) -> Guarantee | None:
+        """Return what is proved of a release of a table; None where nothing is."""
+        return self.calibrated(table.columns, table.max_rows).guarantee
 
     def parameters(self, table: RowsTable) -> dict[str, Any]:
         """Return everything the release depends on besides the rows, as JSON values."""

@@ -1,18 +1,16 @@
-"""The trusted node's transaction: the one place where noise meets the exact total.
+"""The trusted node: the one place where noise meets the exact total.
 
-Dask runs a task at least once, never exactly once. So every function here may run any number of times, at once or one
-after the other, on one process or several; the ledger decides which draw counts. The un-noised total is a local
-variable of :func:`finalise`: it is never a file, a log line or part of an exception. The last few partial sums are
-Dask results on the workers until then (of a table of one chunk there is one, the total itself): whoever reaches the
-scheduler can fetch them. What leaves is only what was read back from the ledger after the commit. A crash leaves no
-core dump: the engine forbids them before it connects, and again in every task, because the last sums are in this
-process's memory before this module is called.
+Every function here may run any number of times; the ledger decides which draw counts
+(:mod:`dpdist.release.transaction`). The un-noised total is a local variable of :func:`finalise`: it is never a file, a
+log line or part of an exception. The last few partial sums are Dask results on the workers until then (of a table of
+one chunk there is one, the total itself): whoever reaches the scheduler can fetch them. What leaves is only what was
+read back from the ledger after the commit. A crash leaves no core dump: the engine forbids them before it connects, and
+again in every task, because the last sums are in this process's memory before this module is called.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -22,8 +20,7 @@ import numpy as np
 
 from dpdist._util.ids import random_token
 from dpdist._util.progress import Steps
-from dpdist.errors import RefusedError, ResumableError, UsageError
-from dpdist.ledger.address import Place
+from dpdist.errors import RefusedError, UsageError
 from dpdist.ledger.journal import written
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
@@ -31,97 +28,42 @@ from dpdist.mechanisms.base import BandedMoment, Calibrated, IndependentEntries,
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM
-from dpdist.privacy import caution
-from dpdist.privacy.guarantee import Guarantee, Neighbours
+from dpdist.privacy.guarantee import Neighbours
 from dpdist.release import archive
 from dpdist.release.artefact import Heading, Release, open_release
 from dpdist.release.coverage import Extent
 from dpdist.release.reproduction import admit
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows.dataset import RowsTable
+from dpdist.release.transaction import Transaction
 from dpdist.storage.arrays import attributes_at
 from dpdist.storage.atomic import require_new
 from dpdist.triangle import Band, Triangle, unpacked
 
-_WINNER_SECONDS = 60.0
-_WINNER_DRAWS = 3
-"""Whoever overtook this attempt is waited for as long as both figures allow: 60 seconds, three draws like our own."""
-_ATTEMPTS = 5
-
 
 @dataclass(frozen=True)
-class Transaction:
-    """One release: the request, the table, the ledger that is charged, and where the release is published."""
+class MomentTransaction(Transaction[ReleaseRequest]):
+    """The release of a second moment, and where it is published."""
 
-    request: ReleaseRequest
-    table: RowsTable
-    ledger: Place
     target: Path
 
-    @property
-    def release_id(self) -> str:
-        """The id under which all of this happens once."""
-        return self.request.release_id(self.table)
+    def reserve(self) -> State:
+        """Charge the release, as any, once its place is known to be free or its own.
 
-
-def reserve(transaction: Transaction) -> State:
-    """Charge the release before any row is read; free when it is charged already.
-
-    Raises
-    ------
-    RefusedError
-        If the budget does not suffice, the id stands for something else, the release is there already and the ledger
-        does not know of it, or delta is not below 1/n and that was not accepted.
-    DataError
-        If something else stands where the release shall be published, or the ledger is missing.
-    """
-    request, table = transaction.request, transaction.table
-    stands = require_place(transaction)
-    ledger = charged_ledger(table, transaction.ledger)
-    guarantee = request.calibrated(table.columns, table.max_rows).guarantee
-    if request.for_reproduction or guarantee is None:
-        raise UsageError("A release for reproduction has no guarantee that a ledger could charge.")
-    if stands:
-        require_remembered(ledger, transaction.target)
-    require_small_delta(ledger, transaction.release_id, guarantee, table, accepted=request.accept_large_delta)
-    return ledger.reserve(
-        transaction.release_id,
-        dataset_id=table.dataset_id,
-        parameters=request.parameters(table),
-        guarantee=guarantee,
-        periods=table.seals,
-    )
-
-
-def charged_ledger(table: RowsTable, place: Place) -> Ledger:
-    """Open the one ledger that may be charged for a table.
-
-    Raises
-    ------
-    RefusedError
-        If no budget is declared for the table, or its ledger is not at the place.
-    """
-    if table.ledger_id is None:
-        raise RefusedError(
-            f"No budget is declared for {table.path}. Declare one with dpdist ledger create {place} "
-            f"--rows {table.path} --budget-epsilon E --budget-delta D."
-        )
-    return Ledger.charged_for(table.path, table.ledger_id, place)
-
-
-def require_small_delta(
-    ledger: Ledger, release_id: str, guarantee: Guarantee, table: RowsTable, *, accepted: bool
-) -> None:
-    """Refuse to charge a delta that is not below 1/n, where n is public; what is charged already is resumed.
-
-    Raises
-    ------
-    RefusedError
-        If it is not, and that was not accepted.
-    """
-    record = ledger.record(release_id)
-    if record is None or record.state is State.ABORTED:
-        caution.require_small_delta(guarantee.loss, guarantee.neighbours, table.rows, accepted=accepted)
+        Raises
+        ------
+        UsageError
+            If it is for reproduction.
+        RefusedError
+            As any; or if the release is there already and the ledger does not know of it.
+        DataError
+            If something else stands where the release shall be published, or the ledger is missing.
+        """
+        stands = require_place(self)
+        if self.request.for_reproduction:
+            raise UsageError("A release for reproduction has no guarantee that a ledger could charge.")
+        if stands:
+            require_remembered(self.account(), self.target)
+        return super().reserve()
 
 
 def require_remembered(ledger: Ledger, target: Path) -> None:
@@ -145,7 +87,7 @@ def require_remembered(ledger: Ledger, target: Path) -> None:
         )
 
 
-def require_place(transaction: Transaction) -> bool:
+def require_place(transaction: MomentTransaction) -> bool:
     """Say whether this very release stands at its place already.
 
     Raises
@@ -159,7 +101,7 @@ def require_place(transaction: Transaction) -> bool:
     return False
 
 
-def finalise(transaction: Transaction, *partials: Partial, progress: Steps | None = None) -> None:
+def finalise(transaction: MomentTransaction, *partials: Partial, progress: Steps | None = None) -> None:
     """Add the last partials and conclude the release.
 
     Raises
@@ -174,7 +116,7 @@ def finalise(transaction: Transaction, *partials: Partial, progress: Steps | Non
     conclude(transaction, MomentMatrix(total.values, width), progress)
 
 
-def conclude(transaction: Transaction, moment: BandedMoment, progress: Steps | None = None) -> None:
+def conclude(transaction: MomentTransaction, moment: BandedMoment, progress: Steps | None = None) -> None:
     """Draw the noise and commit: idempotent, and once whoever else runs it.
 
     A reproduction is written right away, to a folder that nobody but its owner can enter, and only of rows that never
@@ -198,49 +140,12 @@ def conclude(transaction: Transaction, moment: BandedMoment, progress: Steps | N
             written(file, _drawn(transaction, moment, progress))
             archive.publish(file, transaction.target, private=True)
         return
-    ledger = Ledger(transaction.ledger)
-    known = {"condition": ledger.condition}
-    commit_once(
-        ledger,
-        transaction.release_id,
-        lambda head: _drawn(transaction, moment, progress, ledger_head=head, **known),
-    )
-
-
-def commit_once(ledger: Ledger, release_id: str, drawn: Callable[[str], Iterable[bytes]]) -> None:
-    """Draw and commit what was reserved under an id, unless it was committed already; whoever else does the same.
-
-    Parameters
-    ----------
-    ledger, release_id
-        Where it is reserved.
-    drawn
-        Draws fresh noise at every call and returns what is to be committed; it is given the head of the ledger's
-        journal, after the attempt was recorded there.
-
-    Raises
-    ------
-    RefusedError
-        If it was aborted meanwhile.
-    ResumableError
-        If the ledger cannot be written, or others overtake this attempt again and again and die.
-    """
-    for _ in range(_ATTEMPTS):
-        fence = ledger.begin(release_id)
-        if fence is None:
-            return
-        begun = time.monotonic()
-        if ledger.commit(release_id, fence, drawn(ledger.head)):
-            return
-        took = time.monotonic() - begun
-        ledger.wait(release_id, fence, max(_WINNER_SECONDS, _WINNER_DRAWS * took))
-    raise ResumableError(
-        f"{_ATTEMPTS} attempts to commit {release_id} were overtaken by others that died. Run the same command again."
-    )
+    known = {"condition": Ledger(transaction.ledger).condition}
+    transaction.commit(lambda head: _drawn(transaction, moment, progress, ledger_head=head, **known))
 
 
 def _drawn(
-    transaction: Transaction, moment: BandedMoment, progress: Steps | None = None, **known: Any
+    transaction: MomentTransaction, moment: BandedMoment, progress: Steps | None = None, **known: Any
 ) -> Iterator[bytes]:
     """Yield the archive of one fresh noisy release, drawn on the way; nothing of the exact moment is in it."""
     request, table = transaction.request, transaction.table
@@ -346,7 +251,7 @@ def _noisy_bands(calibrated: IndependentEntries, moment: BandedMoment) -> Iterat
         del noisy
 
 
-def publish(transaction: Transaction) -> None:
+def publish(transaction: MomentTransaction) -> None:
     """Read the committed bytes back, publish them, and record it; idempotent.
 
     Raises
@@ -360,11 +265,5 @@ def publish(transaction: Transaction) -> None:
     record = ledger.record(transaction.release_id)
     if record is not None and record.state is State.ADOPTED and require_place(transaction):
         return  # published by the copy of the ledger that committed it
-    with ledger.opened(transaction.release_id) as content:
+    with transaction.committed() as content:
         archive.publish(content, transaction.target)
-    ledger.published(transaction.release_id)
-
-
-def abort(transaction: Transaction) -> None:
-    """Refund the reservation, if nothing was committed."""
-    Ledger(transaction.ledger).abort(transaction.release_id)

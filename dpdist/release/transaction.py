@@ -1,0 +1,177 @@
+"""One charge, one draw: what is reserved in the ledger, drawn once, committed, and given out again for ever.
+
+Dask runs a task at least once, never exactly once, and people run commands again. So every step here may run any number
+of times, at once or one after the other, in one process or several, and the ledger decides which draw counts:
+
+1. :meth:`Transaction.reserve` charges the ledger before any row is read; it is free when it is charged already.
+2. :meth:`Transaction.commit` draws and commits, unless that has been done. An attempt that another overtook is fenced
+   out: it throws its draw away and waits for the winner.
+3. :meth:`Transaction.committed` reads back what was committed and records that it was given out.
+
+:meth:`Transaction.abort` refunds a charge for which nothing was drawn. What is released, a second moment
+(:mod:`dpdist.release.trusted`) or a histogram of norms (:mod:`dpdist.release.norm_histogram`), only says what is drawn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any, Generic, Protocol, TypeVar
+
+from dpdist.errors import RefusedError, ResumableError
+from dpdist.ledger.address import Place
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
+from dpdist.privacy import caution
+from dpdist.privacy.guarantee import Guarantee
+from dpdist.rows.dataset import RowsTable
+
+_WINNER_SECONDS = 60.0
+_WINNER_DRAWS = 3
+"""Whoever overtook this attempt is waited for as long as both figures allow: 60 seconds, three draws like our own."""
+_ATTEMPTS = 5
+
+
+class Request(Protocol):
+    """What is asked for: everything that a release depends on besides the rows. Public."""
+
+    @property
+    def accept_large_delta(self) -> bool:
+        """Whether a delta of 1/n or more is meant."""
+        ...
+
+    def release_id(self, table: RowsTable) -> str:
+        """Return the id, the same whenever the same is asked of the same rows."""
+        ...
+
+    def parameters(self, table: RowsTable) -> dict[str, Any]:
+        """Return everything the release depends on besides the rows, as JSON values."""
+        ...
+
+    def guarantee(self, table: RowsTable) -> Guarantee | None:
+        """Return what is proved of it, which is what it costs; None where nothing is."""
+        ...
+
+
+RequestT_co = TypeVar("RequestT_co", bound=Request, covariant=True)
+
+
+@dataclass(frozen=True)
+class Transaction(Generic[RequestT_co]):
+    """One release: what is asked for, of which table, and the ledger that is charged."""
+
+    request: RequestT_co
+    table: RowsTable
+    ledger: Place
+
+    @property
+    def release_id(self) -> str:
+        """The id under which all of this happens once."""
+        return self.request.release_id(self.table)
+
+    def state(self) -> State | None:
+        """Return how far it is, from the ledger alone; None where there is no ledger, or nothing of it is known."""
+        if not Ledger.stands_at(self.ledger):
+            return None
+        record = Ledger(self.ledger).record(self.release_id)
+        return None if record is None else record.state
+
+    def account(self) -> Ledger:
+        """Open the one ledger that may be charged.
+
+        Raises
+        ------
+        RefusedError
+            If no budget is declared for the table, or its ledger is not at the place.
+        """
+        if self.table.ledger_id is None:
+            raise RefusedError(
+                f"No budget is declared for {self.table.path}. Declare one with dpdist ledger create {self.ledger} "
+                f"--rows {self.table.path} --budget-epsilon E --budget-delta D."
+            )
+        return Ledger.charged_for(self.table.path, self.table.ledger_id, self.ledger)
+
+    def reserve(self) -> State:
+        """Charge the release before any row is read; free when it is charged already.
+
+        Raises
+        ------
+        RefusedError
+            If nothing is proved of it, the budget does not suffice, the id stands for something else, the ledger is not
+            the table's, or delta is not below 1/n, where n is public, and that was not accepted.
+        DataError
+            If the ledger is missing.
+        """
+        ledger, guarantee = self.account(), self.request.guarantee(self.table)
+        if guarantee is None:
+            raise RefusedError("Nothing is proved of this release, so no ledger can be charged for it.")
+        record = ledger.record(self.release_id)
+        if record is None or record.state is State.ABORTED:  # what is charged already is resumed
+            caution.require_small_delta(
+                guarantee.loss, guarantee.neighbours, self.table.rows, accepted=self.request.accept_large_delta
+            )
+        return ledger.reserve(
+            self.release_id,
+            dataset_id=self.table.dataset_id,
+            parameters=self.request.parameters(self.table),
+            guarantee=guarantee,
+            periods=self.table.seals,
+        )
+
+    def commit(self, drawn: Callable[[str], Iterable[bytes]]) -> None:
+        """Draw and commit what is reserved, as :func:`commit_once`."""
+        commit_once(Ledger(self.ledger), self.release_id, drawn)
+
+    @contextmanager
+    def committed(self) -> Iterator[IO[bytes]]:
+        """Give what was committed, checked, and record at the end of the block that it was given out; idempotent.
+
+        Raises
+        ------
+        DataError
+            If the committed bytes are missing or were altered.
+        RefusedError
+            If they were committed to another copy of the ledger.
+        """
+        ledger = Ledger(self.ledger)
+        with ledger.opened(self.release_id) as content:
+            yield content
+        ledger.published(self.release_id)
+
+    def abort(self) -> None:
+        """Refund the charge, if nothing was committed."""
+        Ledger(self.ledger).abort(self.release_id)
+
+
+def commit_once(ledger: Ledger, release_id: str, drawn: Callable[[str], Iterable[bytes]]) -> None:
+    """Draw and commit what was reserved under an id, unless it was committed already; whoever else does the same.
+
+    Parameters
+    ----------
+    ledger, release_id
+        Where it is reserved.
+    drawn
+        Draws fresh noise at every call and returns what is to be committed; it is given the head of the ledger's
+        journal, after the attempt was recorded there.
+
+    Raises
+    ------
+    RefusedError
+        If it was aborted meanwhile.
+    ResumableError
+        If the ledger cannot be written, or others overtake this attempt again and again and die.
+    """
+    for _ in range(_ATTEMPTS):
+        fence = ledger.begin(release_id)
+        if fence is None:
+            return
+        begun = time.monotonic()
+        if ledger.commit(release_id, fence, drawn(ledger.head)):
+            return
+        took = time.monotonic() - begun
+        ledger.wait(release_id, fence, max(_WINNER_SECONDS, _WINNER_DRAWS * took))
+    raise ResumableError(
+        f"{_ATTEMPTS} attempts to commit {release_id} were overtaken by others that died. Run the same command again."
+    )
