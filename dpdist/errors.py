@@ -23,11 +23,32 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from dpdist.naming import parameter as named
+
 
 class DpdistError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose.
+
+    Parameters
+    ----------
+    message
+        One paragraph.
+    parameter
+        The parameter whose value is at fault, as of :func:`dpdist.naming.parameter`; it is named at the end.
+
+    Examples
+    --------
+    >>> print(UsageError("At least one worker is needed.", parameter="workers"))
+    At least one worker is needed (workers).
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str = "", *, parameter: str | None = None) -> None:
+        if parameter is not None:
+            message = f"{message.removesuffix('.')} ({named(parameter)})."
+        super().__init__(message)
+        self.parameter = parameter
 
 
 class UsageError(DpdistError):

@@ -26,6 +26,7 @@ from scipy import stats
 
 from dpdist._util.text import exactly
 from dpdist.cli import cli
+from dpdist.cli.pipeline import next_command
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
@@ -698,7 +699,7 @@ def test_the_clip_norm_that_is_said_is_the_one_that_is_used(table: RowsTable, tm
     assert float(said.stderr.partition("Clip norm ")[2].partition(". ")[0]) == clip
     long = replace(clip_norm.choose_clip(table.path, replace(REQUEST, grid=NormGrid.parse("1234567:9999999:1")), HALF))
     assert (long.clip, "Clip norm 1234567. " in long.words()) == (1234567, True)
-    assert "--clip 1234567 " in f"{clip_norm.next_command(tmp_path, long, 'none')} "
+    assert "--clip 1234567 " in f"{next_command(tmp_path, long, 'none')} "
 
 
 WRONG = ("--epsilon 0", "--epsilon 1 --quantile 1e-99999999", "--epsilon 1 --quantile x", "--epsilon 1 --grid 2",

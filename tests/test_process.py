@@ -32,8 +32,9 @@ except DataError:
     pass
 """
 TASK = """
+from dpdist.naming import PYTHON
 from dpdist.runtime import engine
-engine._guarded(int)
+engine._guarded(PYTHON, int)
 """
 PROBE = """
 from pathlib import Path

@@ -26,6 +26,7 @@ from dpdist.cli.options import say
 from dpdist.cli.pipeline import bound
 from dpdist.cli.progress import BARS
 from dpdist.errors import DpdistError, NoWitnessWarning, ResumableError, WeakGuaranteeWarning
+from dpdist.naming import COMMAND_LINE, naming
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -65,7 +66,8 @@ def execute(command: click.Command) -> None:
     """Run a command, of this package or of a workflow: every failure is one paragraph and an exit code."""
     try:
         interruption.begin()
-        code = _outcome(command)
+        with naming(COMMAND_LINE):
+            code = _outcome(command)
         interruption.end()
     except KeyboardInterrupt:
         BARS.end()

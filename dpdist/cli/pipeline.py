@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import click
 
-from dpdist._util.text import NEXT, counted
+from dpdist._util.text import NEXT, counted, exactly
 from dpdist.cli.options import (
     PATH,
     READ,
@@ -40,7 +42,7 @@ from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.release import release_rows
 from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.caution import in_words
-from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, write_sum
 from dpdist.release.parse import columns_from, norms_request_from, quantile_from, request_from
@@ -307,10 +309,21 @@ def bound(
     choice = clip_norm.choose_clip(
         rows, request, share, ledger=ledger, cluster=where, budget_delta=delta is None, say=say
     )
-    following = clip_norm.next_command(rows, choice, centre)
+    following = next_command(rows, choice, centre)
     words = choice.words()
     answer(
         as_json, {**choice.to_json(), "next": following}, words if following is None else f"{words}\n{NEXT}{following}"
     )
     if following is None:
         click.get_current_context().exit(DataError.exit_code)
+
+
+def next_command(rows: Path, choice: clip_norm.ClipChoice, centre: str) -> str | None:
+    """Return the command that releases with the chosen clip norm, to be completed; None where none was chosen."""
+    if choice.clip is None:
+        return None
+    neighbours, loss = choice.histogram.guarantee.neighbours, choice.histogram.guarantee.loss
+    more = "" if centre == "none" else f" --centre {shlex.quote(centre)}"
+    more += f" --delta {Decimal(loss.delta_atto).scaleb(-18).normalize()}" if loss.delta_atto else ""
+    more += "" if neighbours is Neighbours.REPLACE_ONE else f" --neighbours {neighbours}"
+    return f"dpdist release {shlex.quote(str(rows))} RELEASE --epsilon E --clip {exactly(choice.clip)}{more}"

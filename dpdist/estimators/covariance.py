@@ -14,8 +14,8 @@ from sklearn.base import BaseEstimator
 from dpdist._util.notebook import Shown
 from dpdist.errors import DataError, UsageError
 from dpdist.estimators.fit import (
+    ESTIMATORS,
     facts_of,
-    in_python_words,
     parameters_of,
     released,
     releases_subspace,
@@ -23,6 +23,7 @@ from dpdist.estimators.fit import (
     tell_columns,
 )
 from dpdist.ledger.budget import Budget
+from dpdist.naming import naming
 from dpdist.pca.components import about_mean
 from dpdist.pca.scree import entry_errors
 from dpdist.privacy.guarantee import Guarantee, Neighbours
@@ -125,7 +126,7 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         DataError
             If there is none, it is damaged, or too large for memory.
         """
-        with in_python_words():
+        with naming(ESTIMATORS):
             opened = release if isinstance(release, Release) else open_release(Path(release))
             require_private(opened)
             made = cls(**parameters_of(opened))
@@ -157,7 +158,7 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         DataError
             If X cannot be used; a ValueError too for what is in memory.
         """
-        with in_python_words():
+        with naming(ESTIMATORS):
             self._learn(released(self, X, _require_matrix))
         return self
 

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import io
 import numbers
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 
-from dpdist.errors import DpdistError, PrivacyLeakWarning, RefusedError, ShortenedRowsWarning, UsageError
+from dpdist.errors import PrivacyLeakWarning, RefusedError, ShortenedRowsWarning, UsageError
 from dpdist.estimators.in_memory import ArraySum, require_sound
 from dpdist.estimators.inputs import Rows, rows_of, rows_path
 from dpdist.ingest.readers.base import numbered
@@ -30,6 +29,7 @@ from dpdist.ledger.in_memory import REGISTER, Shape
 from dpdist.mechanisms.base import COMPONENTS, Output
 from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.operator import MomentMatrix
+from dpdist.naming import Python, step
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline.budget import default_ledger
 from dpdist.pipeline.release import release_table
@@ -72,23 +72,16 @@ Check = Callable[[ReleaseRequest, int], None]
 """Refuses what makes no sense for so many columns, before anything is charged."""
 
 
-@contextmanager
-def in_python_words() -> Iterator[None]:
-    """Let errors name parameters (``grid_bits``) where the command line's name options (``--grid-bits``)."""
-    try:
-        yield
-    except DpdistError as error:
-        raise type(error)(_without_dashes(str(error))) from None
+class Estimators(Python):
+    """As Python, with the names that scikit-learn has for parameters."""
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "components": "n_components",
+        "for_reproduction": "for_reproduction to dpdist.ReleaseRequest",
+    }
 
 
-def _without_dashes(text: str) -> str:
-    if re.search(r"\bdpdist [a-z]+ [A-Z<-]", text):  # a command to type keeps its options
-        return text
-    refused, cut, _ = text.partition(", or pass --for-reproduction")  # what no estimator does
-    text = refused + "." if cut else text
-    text = re.sub(r"--option (\w+)=\.\.\.", r"options={'\1': ...}", text)
-    names = {"components": "n_components", "option": "options"}
-    return re.sub(r"(?<!\w)--([a-z][a-z-]*)", lambda m: names.get(m[1], m[1].replace("-", "_")), text)
+ESTIMATORS = Estimators()
 
 
 def request_of(asked: Parameters, components: int | None = None) -> ReleaseRequest:
@@ -236,8 +229,8 @@ def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Rele
     if asked.ledger is not None:
         raise RefusedError(
             "A ledger keeps the budget of a table that has an identity, and rows in memory have none: ingest them "
-            "(dpdist ingest SOURCE ROWS --budget-epsilon E), and fit the path of the rows.zarr. Without a ledger, "
-            "what they cost is remembered by this process only."
+            f"({step('ingest', 'SOURCE', 'ROWS', budget='PrivacyLoss')}), and fit the path of the rows.zarr. Without a "
+            "ledger, what they cost is remembered by this process only."
         )
     if asked.cluster is not None:
         raise UsageError(
@@ -325,8 +318,8 @@ def require_private(release: Release) -> None:
         warn_of_shortened(release)
     else:
         raise RefusedError(
-            f"{release.release_id} is not private as claimed, and no estimator vouches for it: look at it with dpdist "
-            "pca."
+            f"{release.release_id} is not private as claimed, and no estimator vouches for it: look at it "
+            f"with {step('pca')}."
         )
 
 

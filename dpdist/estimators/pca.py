@@ -18,8 +18,8 @@ from sklearn.utils.validation import check_is_fitted
 from dpdist._util.notebook import Shown
 from dpdist.errors import DataError, DrownedWarning, UsageError
 from dpdist.estimators.fit import (
+    ESTIMATORS,
     facts_of,
-    in_python_words,
     parameters_of,
     release_path,
     released,
@@ -29,6 +29,7 @@ from dpdist.estimators.fit import (
 )
 from dpdist.estimators.inputs import rows_of, rows_path, scores_given
 from dpdist.ledger.budget import Budget
+from dpdist.naming import naming, step
 from dpdist.pca.components import Components, components, total_variance
 from dpdist.pca.projection import Projector, scores_in_memory
 from dpdist.pca.scree import Scree, above_noise, require_edge, scree
@@ -238,7 +239,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         DataError
             If there is no release, or it is damaged or too large for memory and no path was given.
         """
-        with in_python_words():
+        with naming(ESTIMATORS):
             count = _count(n_components)
             if not isinstance(release, Release):
                 opened, found = components_of(Path(release), count, cluster=cluster)
@@ -277,7 +278,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         DataError
             If X cannot be used; a ValueError too for what is in memory.
         """
-        with in_python_words():
+        with naming(ESTIMATORS):
             count = _count(self.n_components)
             release = released(self, X, partial(_require_components, count=count), count)
             try:
@@ -308,7 +309,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             If X cannot be used or has other columns; a ValueError too.
         """
         check_is_fitted(self, "components_")
-        with in_python_words():
+        with naming(ESTIMATORS):
             rows = rows_of(self, X, fitting=False)
             found = Components(self.components_, None, per_row=False, mean=self.mean_, scale=self.scale_)
             if (path := rows_path(X)) is not None:
@@ -336,7 +337,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             If X has another number of columns or is no table; a ValueError too.
         """
         check_is_fitted(self, "components_")
-        with in_python_words():
+        with naming(ESTIMATORS):
             scores = scores_given(X, self.n_components_)
             names = list(getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)]))
             map_ = partial(_rows_of_scores, mean=self.mean_, scale=self.scale_, components=self.components_)
@@ -418,7 +419,7 @@ def _warn_of_drowned(above: int, count: int) -> None:
     rest = (
         f"PrivatePCA.from_release(fitted.release_, n_components={above}) takes those that do, free."
         if above
-        else "Take a larger epsilon, more rows or fewer columns: dpdist forecast says what would be needed."
+        else f"Take a larger epsilon, more rows or fewer columns: {step('forecast')} says what would be needed."
     )
     warnings.warn(
         f"{count - above} of {count} components do not stand above the noise of the release, and may point anywhere: "

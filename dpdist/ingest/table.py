@@ -17,7 +17,7 @@ from dpdist._util.progress import Steps
 from dpdist._util.text import counted, has_control, listed
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.origin import origin_of
-from dpdist.ingest.readers.base import AskError, Rows, columns_option
+from dpdist.ingest.readers.base import AskError, Rows, only_columns
 from dpdist.ingest.sources import (
     Choices,
     NoRowsError,
@@ -205,10 +205,10 @@ def _require_no_index(source: Source, keep: tuple[int, ...], names: tuple[str, .
     raise AskError(
         f"{source.path}: a column without a name counts the rows, from {first} on: an index tells nobody's value, and "
         "its squares would be summed like the others'.",
-        {
-            columns_option(others): "leaves it out",
-            columns_option([names[other] for other in keep]): f"keeps it, as {names[place]}",
-        },
+        [
+            only_columns(others, "leaves it out"),
+            only_columns([names[other] for other in keep], f"keeps it, as {names[place]}"),
+        ],
     )
 
 
@@ -279,16 +279,18 @@ def _units(sources: Sequence[Source], place: int) -> Iterator[Numbers]:
 def _kept(names: tuple[str, ...], columns: Sequence[str] | None, unit: Unit | None) -> tuple[int, ...]:
     """Return the places of the columns to keep; that of the privacy unit is not one of them."""
     if unit is not None and unit.column not in names:
-        raise UsageError(f"There is no column {unit.column}. There are: {listed(names)} (--privacy-unit).")
+        raise UsageError(f"There is no column {unit.column}. There are: {listed(names)}.", parameter="privacy_unit")
     if unit is not None and columns is not None and unit.column in columns:
-        raise UsageError(f"The privacy unit {unit.column} cannot be one of the columns that are kept (--columns).")
+        raise UsageError(
+            f"The privacy unit {unit.column} cannot be one of the columns that are kept.", parameter="columns"
+        )
     if columns is None:
         return tuple(place for place, name in enumerate(names) if unit is None or name != unit.column)
     places = {name: place for place, name in enumerate(names)}
     if unknown := [name for name in columns if name not in places]:
-        raise UsageError(f"There is no column {listed(unknown)}. There are: {listed(names)} (--columns).")
+        raise UsageError(f"There is no column {listed(unknown)}. There are: {listed(names)}.", parameter="columns")
     if len(set(columns)) < len(columns):
-        raise UsageError("A column is named twice; name each column once (--columns).")
+        raise UsageError("A column is named twice; name each column once.", parameter="columns")
     return tuple(places[name] for name in columns)
 
 

@@ -66,6 +66,7 @@ from dpdist.errors import DataError, UsageError
 from dpdist.ingest.sources import Choices, Remote, location_of
 from dpdist.ingest.sources import Place as SourcePlace
 from dpdist.ledger.address import Place, place_of
+from dpdist.naming import step
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.parse import LARGEST_FILE, request_from
 from dpdist.release.request import Centring, ReleaseRequest
@@ -253,8 +254,8 @@ def _check_periods(path: Path, rows: dict[str, Any], release: dict[str, Any], pr
             raise UsageError(f"{path}: [release] {key} is told by the periods; leave it out.")
     if project is not None:
         raise UsageError(
-            f"{path}: [project] is for a table without periods. Project a period with: dpdist project "
-            f"{rows['path']}/PERIOD.zarr MODEL SCORES"
+            f"{path}: [project] is for a table without periods. Project a period with: "
+            f"{step('project', rows['path'])}/PERIOD.zarr MODEL SCORES"
         )
     if not 1 <= release.get("continual", 1) <= 2**20:
         raise UsageError(f"{path}: [release] continual is a number of periods, from 1 to {2**20}.")

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote
 
 from dpdist._util.paths import AnyPath
 from dpdist.errors import UsageError
+from dpdist.naming import parameter
 
 SCHEME = "postgresql+psycopg://"
 _FORM = f"{SCHEME}[USER@]HOST[:PORT]/DATABASE?ledger=NAME"
@@ -65,7 +66,9 @@ class Address:
             )
         found = _ADDRESS.fullmatch(self.text)
         if found is None:
-            raise UsageError(f"The ledger is a folder or an address of the form {_FORM} (--ledger). {_CURE}")
+            raise UsageError(
+                f"The ledger is a folder or an address of the form {_FORM} ({parameter('ledger')}). {_CURE}"
+            )
         pairs = parse_qsl(found["query"], keep_blank_values=True)
         options = dict(pairs)
         name = options.pop("ledger", "")

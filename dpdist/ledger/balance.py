@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from dpdist._util.text import counted
+from dpdist.naming import parameter, step
 from dpdist.privacy.accounting import Left, composed, prices
 from dpdist.privacy.guarantee import ATTO, MICRO, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
@@ -77,7 +78,8 @@ class Balance:
         if self.closed:
             return (
                 "left: nothing. This ledger was begun by an older version, and its releases fit no caps that were "
-                "fixed before the first answer. If all requests were fixed before it, say so with dpdist ledger attest"
+                "fixed before the first answer. If all requests were fixed before it, say so with "
+                f"{step('ledger attest')}"
             )
         words = f"left: {self.left}"
         if self.left_closed is not None:
@@ -136,8 +138,8 @@ def refusal(
         return (
             f"{place} was begun by an older version, and its releases fit no caps that were fixed before the first "
             "answer: nothing is proved of one more. Nothing was read or spent. If all requests so far were fixed "
-            f"before the first answer was seen, say so with dpdist ledger attest {place} --fixed-beforehand; or repeat "
-            "an earlier release by its parameters: that is free."
+            f"before the first answer was seen, say so with {step('ledger attest', place, fixed_beforehand='')}; or "
+            "repeat an earlier release by its parameters: that is free."
         )
     count = len(charged)
     before = f"{counted(count, 'release')} {'is' if count == 1 else 'are'} charged already, " if count else ""
@@ -150,9 +152,9 @@ def _cure(budget: PrivacyLoss, charged: Sequence[Charge], charge: Charge) -> str
     guarantee = charge.guarantee
     if guarantee.loss.delta_atto and not budget.delta_atto:
         return (
-            "The delta of this budget is 0, so only purely private releases fit it: leave out --delta, or take "
-            "--mechanism two-sided-wishart. A delta is declared with the budget, once, before the first release: "
-            "--budget-delta D."
+            f"The delta of this budget is 0, so only purely private releases fit it: leave out {parameter('delta')}, "
+            f"or take {parameter('mechanism', 'two-sided-wishart')}. A delta is declared with the budget, once, before "
+            f"the first release: {parameter('budget_delta', 'D')}."
         )
     mixed = _declaration(budget, charged, charge)
     if mixed:
@@ -167,17 +169,19 @@ def _kinds(charged: Sequence[Charge]) -> str:
     """Name the mechanisms whose losses fit what is charged: those of its kind, of which Gaussian ones add up best."""
     guarantees = [each.guarantee for each in charged]
     kinds = {
-        "--mechanism gaussian (with --delta)": any(g.mu_squared is not None for g in guarantees),
-        "--mechanism two-sided-wishart (pure, without --delta)": any(
+        f"{parameter('mechanism', 'gaussian')} (with {parameter('delta')})": any(
+            g.mu_squared is not None for g in guarantees
+        ),
+        f"{parameter('mechanism', 'two-sided-wishart')} (pure, without {parameter('delta')})": any(
             g.mu_squared is None and not g.loss.delta_atto for g in guarantees
         ),
-        "--mechanism wishart (with a delta of its own)": any(
+        f"{parameter('mechanism')} wishart (with a delta of its own)": any(
             g.mu_squared is None and g.loss.delta_atto for g in guarantees
         ),
     }
     names = [name for name, is_charged in kinds.items() if is_charged]
     if not names:
-        return "--mechanism gaussian, which needs no such declaration"
+        return f"{parameter('mechanism', 'gaussian')}, which needs no such declaration"
     return f"what is of the kind charged already: {' or '.join(names)}"
 
 
@@ -193,9 +197,9 @@ def _declaration(budget: PrivacyLoss, charged: Sequence[Charge], charge: Charge)
         return ""
     parts = []
     if total.epsilon_micro:
-        parts.append(f"--budget-pure {_exactly(total.epsilon_micro, MICRO)}")
+        parts.append(f"{parameter('budget_pure', _exactly(total.epsilon_micro, MICRO))}")
     if total.delta_atto:
-        parts.append(f"--budget-delta-reserve {_exactly(total.delta_atto, ATTO)}")
+        parts.append(f"{parameter('budget_delta_reserve', _exactly(total.delta_atto, ATTO))}")
     return " and ".join(parts)
 
 

@@ -10,14 +10,29 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 from dpdist._util.text import counted
-from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.errors import RefusedError
+from dpdist.naming import Python, naming
 from dpdist.privacy.accounting import Filter, Left, caps_for
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 
 _NO_PROCESS = -1
+
+
+class _Own(Python):
+    """As Python, with the names that a budget has for its parts."""
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "budget_pure": "pure",
+        "budget_delta_reserve": "delta_reserve",
+        "budget_delta": "delta",
+    }
+
+
+_OWN = _Own()
 
 
 class Budget:
@@ -85,10 +100,8 @@ class Budget:
                 "A budget is declared once: made anew it would forget what was charged to it. Make another Budget for "
                 "other people; for the same ones it adds to this one."
             )
-        try:
+        with naming(_OWN):
             self._loss = PrivacyLoss.declared(str(epsilon), str(delta), str(pure), str(delta_reserve))
-        except (UsageError, DataError) as error:
-            raise type(error)(_in_python_words(str(error))) from None
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._account: Filter | None = None
@@ -177,10 +190,3 @@ def _copy(loss: PrivacyLoss) -> Budget:
     made = object.__new__(Budget)
     made.__dict__.update(_loss=loss, _process=_NO_PROCESS, _lock=threading.Lock(), _account=None, _neighbours=None)
     return made
-
-
-def _in_python_words(text: str) -> str:
-    names = {"--budget-pure": "pure", "--budget-delta-reserve": "delta_reserve", "--budget-delta": "delta"}
-    for option, name in sorted(names.items(), key=lambda each: -len(each[0])):
-        text = text.replace(option, name)
-    return text

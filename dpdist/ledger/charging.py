@@ -13,6 +13,7 @@ from dpdist._util.text import listed
 from dpdist.errors import DataError, RefusedError
 from dpdist.ledger.balance import refusal
 from dpdist.ledger.state import Record, State, View
+from dpdist.naming import parameter
 from dpdist.privacy.accounting import certified, prices
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge
@@ -26,7 +27,7 @@ def require_charged(known: Record, guarantee: Guarantee, place: str) -> None:
         raise RefusedError(
             f"The release {known.release_id} was reserved in {place} by another version of dpdist, at "
             f"{known.guarantee.loss}, and would now cost more. Nothing was drawn. Finish it with that version, or "
-            "choose another --id."
+            f"choose another {parameter('id')}."
         )
 
 
@@ -66,8 +67,8 @@ def caps_to_fix(view: View, budget: PrivacyLoss, charge: Charge, place: str) -> 
     if charged and charged[0].guarantee.neighbours is not guarantee.neighbours:
         relation = charged[0].guarantee.neighbours
         raise RefusedError(
-            f"The budget of {place} is kept under {relation}, the relation of its first release; a loss "
-            f"under {guarantee.neighbours} cannot be added to it. Ask for --neighbours {relation}."
+            f"The budget of {place} is kept under {relation}, the relation of its first release; a loss under "
+            f"{guarantee.neighbours} cannot be added to it. Ask for {parameter('neighbours', relation)}."
         )
     require_kept(view, budget, place)
     accounts = view.accounts_for(guarantee)

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 
 from dpdist.errors import DataError, RefusedError
 from dpdist.ledger.state_folder import StateFile, state_home
+from dpdist.naming import parameter, step
 
 FORMAT = "dpdist-dataset/1"
 
@@ -60,16 +61,19 @@ class Seen:
         if self.ledger_id not in {None, ledger_id}:
             raise RefusedError(
                 f"The data set of the ledger {place} is charged to another ledger, {self.place}: it was created for "
-                f"these rows, or for a copy of them, and two ledgers would be two budgets. Nothing was drawn. {_CURE} "
-                "What this ledger has given out can be published again."
+                f"these rows, or for a copy of them, and two ledgers would be two budgets. Nothing was drawn. "
+                f"{_cure()} What this ledger has given out can be published again."
             )
 
 
-_CURE = (
-    "Release from the rows that name that ledger, and if it was moved, name its place (--ledger). If it is lost, "
-    "restore it from a copy, and charge what the copy misses with: dpdist ledger adopt LEDGER."
-)
 _LOST = "If it is lost, remove it: the ledger that is charged next is then the only one."
+
+
+def _cure() -> str:
+    return (
+        f"Release from the rows that name that ledger, and if it was moved, name its place ({parameter('ledger')}). If "
+        f"it is lost, restore it from a copy, and charge what the copy misses with: {step('ledger adopt', 'LEDGER')}."
+    )
 
 
 class HeldDataset:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Protocol
 
 from dpdist._util.text import canonical
 from dpdist.errors import DataError
+from dpdist.naming import step
 
 _ORIGIN = "0" * 64
 WAIT_SECONDS = 60
@@ -100,8 +101,8 @@ class Transaction(ABC):
 
     def _broken(self, sequence: int) -> DataError:
         return DataError(
-            f"The journal of {self._place} is broken at entry {sequence}: it was edited or restored in part. "
-            "Nothing can be spent from it; restore the ledger from a copy whose `dpdist ledger verify` passes."
+            f"The journal of {self._place} is broken at entry {sequence}: it was edited or restored in part. Nothing "
+            f"can be spent from it; restore the ledger from a copy whose `{step('ledger verify')}` passes."
         )
 
 

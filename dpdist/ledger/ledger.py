@@ -48,6 +48,7 @@ from dpdist.ledger.sqlite import FolderStorage
 from dpdist.ledger.state import FORMAT, PERIODIC, Record, State, View
 from dpdist.ledger.witness import FolderWitness, Witness
 from dpdist.ledger.witnessed import Witnessed
+from dpdist.naming import parameter, step
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import PERIOD_PATTERN, Charge, PeriodFilters
 
@@ -69,8 +70,8 @@ class Ledger(Witnessed):
         super().__init__(_storage(place), _witness())
         if not self._storage.exists():
             raise DataError(
-                f"There is no ledger at {place}. If it was moved, pass --ledger; if it is lost, restore it from a "
-                "copy: what was spent is known nowhere else."
+                f"There is no ledger at {place}. If it was moved, pass {parameter('ledger')}; if it is lost, restore "
+                "it from a copy: what was spent is known nowhere else."
             )
 
     @classmethod
@@ -117,14 +118,14 @@ class Ledger(Witnessed):
         """
         if not cls.stands_at(place):
             raise RefusedError(
-                f"The ledger of {rows} is not at {place}. If it was moved, name its place (--ledger, or ledger in a "
-                "job file); if it is lost, restore it from a copy: what was spent is known nowhere else."
+                f"The ledger of {rows} is not at {place}. If it was moved, name its place ({parameter('ledger')}, or "
+                "ledger in a job file); if it is lost, restore it from a copy: what was spent is known nowhere else."
             )
         found = cls(place)
         if found.ledger_id != ledger_id:
             raise RefusedError(
-                f"{place} is not the ledger of {rows}. Name the one that was created for it (--ledger, or ledger in a "
-                "job file)."
+                f"{place} is not the ledger of {rows}. Name the one that was created for it ({parameter('ledger')}, or "
+                "ledger in a job file)."
             )
         return found
 
@@ -240,18 +241,20 @@ class Ledger(Witnessed):
         """
         parameters, place = json.loads(canonical(parameters)), str(self._storage)
         if not re.fullmatch(ID_PATTERN, release_id):
-            raise UsageError("A release id is 1 to 64 letters, digits, hyphens or underscores (--id).")
+            raise UsageError("A release id is 1 to 64 letters, digits, hyphens or underscores.", parameter="id")
         with self._current(release_id) as (view, transaction):
             if view.dataset_id != dataset_id:
                 raise RefusedError(
-                    f"The ledger {self._storage} belongs to another data set. Pass the ledger of these rows (--ledger)."
+                    f"The ledger {self._storage} belongs to another data set. Pass the ledger of these rows.",
+                    parameter="ledger",
                 )
             charge = Charge(guarantee, closed_as_read(view, periods or {}, place))
             known = view.records.get(release_id)
             if known is not None and (known.parameters != parameters or known.periods != charge.periods):
                 raise RefusedError(
                     f"The release id {release_id} stands for other parameters in {self._storage}: "
-                    f"{_differences(known.parameters, parameters) or 'periods'} differ. Choose another --id."
+                    f"{_differences(known.parameters, parameters) or 'periods'} differ. Choose another "
+                    f"{parameter('id')}."
                 )
             if known is not None and known.state is not State.ABORTED:
                 require_charged(known, guarantee, place)
@@ -439,7 +442,7 @@ class Ledger(Witnessed):
             what = f"{listed(missing)} committed" if missing else "the whole budget charged, as an earlier one was lost"
             raise RefusedError(
                 f"The ledger {self._storage} is an older copy: its witness has seen {what}. Restore a newer copy, or "
-                f"charge what is missing to this one with: dpdist ledger adopt {self._storage}"
+                f"charge what is missing to this one with: {step('ledger adopt', self._storage)}"
             )
         view = self._snapshot()
         require_kept(view, self._budget_of(view), str(self._storage))

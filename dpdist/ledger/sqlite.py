@@ -18,6 +18,7 @@ from typing import BinaryIO
 from dpdist.errors import DataError, RefusedError, ResumableError
 from dpdist.ledger.journal import WAIT_SECONDS, Entry, Transaction, origin, written
 from dpdist.ledger.mounts import network_file_system
+from dpdist.naming import parameter
 from dpdist.storage.atomic import staged, sync
 
 _PASSING = {
@@ -109,8 +110,8 @@ class FolderStorage:
         if kind is not None:
             raise RefusedError(
                 f"{self._folder} is on a network file system ({kind}), where SQLite cannot keep two machines from "
-                "spending the same budget. Put the ledger on a local disk of the trusted node (--ledger), or in "
-                "PostgreSQL (--ledger postgresql+psycopg://...)."
+                "spending the same budget. Put the ledger on a local disk of the trusted node "
+                f"({parameter('ledger')}), or in PostgreSQL ({parameter('ledger')} postgresql+psycopg://...)."
             )
 
     def _connect(self) -> sqlite3.Connection:

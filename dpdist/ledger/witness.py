@@ -35,9 +35,13 @@ from dpdist.ledger import datasets
 from dpdist.ledger.journal import Entry
 from dpdist.ledger.state import View
 from dpdist.ledger.state_folder import StateFile, state_home
+from dpdist.naming import step
 
 FORMAT = "dpdist-witness/1"
-_LOST = "If it is lost, remove it and see what dpdist ledger adopt says."
+
+
+def _lost() -> str:
+    return f"If it is lost, remove it and see what {step('ledger adopt')} says."
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class FolderWitness:
     def _file(self, ledger_id: str) -> StateFile:
         if not re.fullmatch(r"[0-9a-f]{32}", ledger_id):
             raise DataError("The ledger has no proper identity: it is damaged. Restore it from a copy.")
-        return StateFile(state_home() / "witness" / f"{ledger_id}.json", "witness", FORMAT, _LOST)
+        return StateFile(state_home() / "witness" / f"{ledger_id}.json", "witness", FORMAT, _lost())
 
     def place(self, ledger_id: str) -> str:
         """Return the file."""

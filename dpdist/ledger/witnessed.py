@@ -18,6 +18,7 @@ from dpdist.ledger.state import State, View
 from dpdist.ledger.state_folder import VARIABLE
 from dpdist.ledger.status import Standing
 from dpdist.ledger.witness import Held, Testimony, Witness
+from dpdist.naming import step
 
 
 class Witnessed(Standing):
@@ -70,16 +71,16 @@ class Witnessed(Standing):
             if view.witnessed:
                 raise RefusedError(
                     f"The ledger {self._storage} had a witness, and there is none at {place}. Without it nobody can "
-                    "tell what another copy has released. Bring the file back: mount the volume it lies on and name it "
-                    f"in {VARIABLE}. If it is lost, dpdist ledger adopt {self._storage} goes on without it, at the "
-                    "price of the whole budget."
+                    "tell what another copy has released. Bring the file back: mount the volume it lies on and name "
+                    f"it in {VARIABLE}. If it is lost, {step('ledger adopt', self._storage)} goes on without it, at "
+                    "the price of the whole budget."
                 )
             return
         if seen.exhausts(view):
             raise RefusedError(
                 f"The ledger {self._storage} is behind its witness {place}: an earlier witness was lost, and the whole "
-                "budget was charged to another copy of this ledger, because nobody can tell what was released. Nothing "
-                f"was drawn. Charge it to this one with: dpdist ledger adopt {self._storage}"
+                "budget was charged to another copy of this ledger, because nobody can tell what was released. "
+                f"Nothing was drawn. Charge it to this one with: {step('ledger adopt', self._storage)}"
             )
         missing = seen.unknown_to(view)
         if missing:
@@ -87,7 +88,7 @@ class Witnessed(Standing):
                 f"The ledger {self._storage} is behind its witness {place}: it is a copy, or was restored from a "
                 f"backup, and does not know of {counted(len(missing), 'release')} committed elsewhere: "
                 f"{listed(entry['id'] for entry in missing)}. Nothing was drawn. Use the ledger that has them, or "
-                f"charge them to this one with: dpdist ledger adopt {self._storage}"
+                f"charge them to this one with: {step('ledger adopt', self._storage)}"
             )
 
     def require_current(self) -> None:

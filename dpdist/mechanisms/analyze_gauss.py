@@ -44,6 +44,7 @@ from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import DeltaUse, IndependentEntries, LogRatio, Matrix, Mechanism, Output, Statement
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.lattice import MAX_SCALE, rounded_normal
 from dpdist.privacy.accounting import gaussian_delta
@@ -111,8 +112,8 @@ def _mod_sulq(size: int, loss: PrivacyLoss) -> float:
     ratio = (size**2 + size) / (2 * math.sqrt(2 * math.pi) * loss.delta)
     if ratio <= 1:
         raise UsageError(
-            f"The published scale of mod-sulq is not defined at {loss} and one column: take --mechanism gaussian, or "
-            "a smaller delta."
+            f"The published scale of mod-sulq is not defined at {loss} and one column: take "
+            f"{parameter('mechanism', 'gaussian')}, or a smaller delta."
         )
     return (size + 1) * math.sqrt(2 * math.log(ratio)) / loss.epsilon + 1 / math.sqrt(loss.epsilon)
 
@@ -152,7 +153,7 @@ class PublishedGaussian:
         if s > MAX_SCALE:
             raise UsageError(
                 f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units the noise exceeds "
-                "2^50 units: take fewer grid bits (--grid-bits) or a larger epsilon."
+                f"2^50 units: take fewer grid bits ({parameter('grid_bits')}) or a larger epsilon."
             )
         t = math.isqrt((s * s + 1) // 2 - 1) + 1 if self.symmetrised else s
         return CalibratedPublished(query.size, s, t, loss, _proved(query, loss, s))

@@ -20,6 +20,7 @@ from dpdist._util.progress import Steps
 from dpdist.errors import UsageError
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, PrivacyLoss
 from dpdist.triangle import Band, Triangle
@@ -92,7 +93,9 @@ class Option:
             return self._as_kind(value)
         except (TypeError, ValueError):
             allowed = f"one of {', '.join(self.choices)}" if self.choices else f"of the kind {self.kind}"
-            raise UsageError(f"The option {self.name} must be {allowed}: {self.meaning} (--option).") from None
+            raise UsageError(
+                f"The option {self.name} must be {allowed}: {self.meaning}.", parameter="options"
+            ) from None
 
     def _as_kind(self, value: Any) -> Any:
         if isinstance(value, bool):
@@ -180,12 +183,14 @@ class Statement:
         for name in options:
             if name not in known:
                 listed = ", ".join(known) or "none"
-                raise UsageError(f"{self.name} has no option {name!r}; it has {listed} (--option).")
+                raise UsageError(f"{self.name} has no option {name!r}; it has {listed}.", parameter="options")
         values = {}
         for name, option in known.items():
             value = options.get(name, option.default)
             if value is None:
-                raise UsageError(f"{self.name} needs the option {name}: {option.meaning} (--option {name}=...).")
+                raise UsageError(
+                    f"{self.name} needs the option {name}: {option.meaning} ({parameter(f'options.{name}')})."
+                )
             values[name] = option.checked(value)
         return values
 
@@ -199,13 +204,13 @@ class Statement:
         """
         if self.delta is DeltaUse.REQUIRED and not loss.delta_atto:
             raise UsageError(
-                f"{self.name} needs a positive delta: pass --delta, or take --mechanism two-sided-wishart, which is "
-                "purely private."
+                f"{self.name} needs a positive delta: pass {parameter('delta')}, or take "
+                f"{parameter('mechanism', 'two-sided-wishart')}, which is purely private."
             )
         if self.delta is DeltaUse.NONE and loss.delta_atto:
             raise UsageError(
-                f"{self.name} takes no delta: leave --delta out, or take --mechanism gaussian, which adds less noise "
-                "when a delta is allowed."
+                f"{self.name} takes no delta: leave {parameter('delta')} out, or take "
+                f"{parameter('mechanism', 'gaussian')}, which adds less noise when a delta is allowed."
             )
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import Kind, Option
+from dpdist.naming import parameter
 
 Matrix = npt.NDArray[np.float64]
 
@@ -54,8 +55,10 @@ def orthonormal(rows: tuple[tuple[float, ...], ...], size: int) -> Matrix | None
     matrix = np.array(rows)
     if matrix.shape != (size, size) or np.abs(matrix @ matrix.T - np.eye(size)).max() > _SHARPNESS:
         raise UsageError(
-            f"The directions must be {size} orthonormal rows of {size} numbers (the constant of --centre private "
-            "counts as a column): orthonormalise them, or leave the option out for the columns (--option directions)."
+            f"The directions must be {size} orthonormal rows of {size} numbers (the constant of "
+            f"{parameter('centre', 'private')} counts as a column): orthonormalise them, or leave the option out for "
+            "the columns.",
+            parameter="options.directions",
         )
     left, _, right = np.linalg.svd(matrix)
     mended: Matrix = (left @ right).T
@@ -73,9 +76,12 @@ def covariance_spectrum(rows: tuple[tuple[float, ...], ...], size: int) -> tuple
     if not rows:
         return np.ones(size), None
     matrix = np.array(rows)
-    where = "(--option sigma)"
+    where = f"({parameter('options.sigma')})"
     if matrix.shape != (size, size):
-        raise UsageError(f"The covariance must be {size} x {size}, the constant of --centre private included {where}.")
+        raise UsageError(
+            f"The covariance must be {size} x {size}, the constant of {parameter('centre', 'private')} included "
+            f"{where}."
+        )
     if np.abs(matrix - matrix.T).max() > _SHARPNESS * np.abs(matrix).max():
         raise UsageError(f"The covariance must be symmetric: pass (Sigma + Sigma^T) / 2 {where}.")
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
@@ -121,19 +127,23 @@ def precisions(total: float, power: int, size: int, options: Mapping[str, Any]) 
     spectrum = np.array(options["spectrum"])
     if options["allocation"] == "optimal":
         if spectrum.size != size or not spectrum.min() > 0:
-            raise UsageError(f"allocation=optimal needs {size} positive public variances (--option spectrum).")
+            raise UsageError(
+                f"allocation=optimal needs {size} positive public variances.", parameter="options.spectrum"
+            )
         return _water_filling(total, power, spectrum)
     if spectrum.size:
-        raise UsageError("Only allocation=optimal reads a spectrum: leave it out (--option spectrum).")
+        raise UsageError("Only allocation=optimal reads a spectrum: leave it out.", parameter="options.spectrum")
     shares = np.full(size, 1 / size)
     if options["allocation"] == "binary":
         count, share = options["informative"], options["share"]
         if not 1 <= count < size:
             raise UsageError(
-                f"Between 1 and {size - 1} of {size} directions can be informative (--option informative)."
+                f"Between 1 and {size - 1} of {size} directions can be informative.", parameter="options.informative"
             )
         if not 0 < share < 1:
-            raise UsageError("The share of the informative directions lies strictly between 0 and 1 (--option share).")
+            raise UsageError(
+                "The share of the informative directions lies strictly between 0 and 1.", parameter="options.share"
+            )
         shares[:count] = share / count
         shares[count:] = (1 - share) / (size - count)
     divided: Matrix = (total * shares) ** (1 / power)

@@ -51,6 +51,7 @@ from dpdist.mechanisms.base import (
 from dpdist.mechanisms.exponential import successive_concentration
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.naming import parameter
 from dpdist.noise.bingham import bingham, successive
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import exponentials
@@ -128,7 +129,7 @@ def _calibrated(
     if count * scale > _MAX_SPREAD:
         raise UsageError(
             f"At {loss}, {count} components and a norm bound of {query.bound} lattice units the noise leaves the "
-            "64-bit lattice: take fewer grid bits (--grid-bits) or a larger epsilon."
+            f"64-bit lattice: take fewer grid bits ({parameter('grid_bits')}) or a larger epsilon."
         )
     guarantee = Guarantee(
         neighbours=query.neighbours,

@@ -213,7 +213,7 @@ class Ppca:
         """
         count = require_components(query, options)
         if options["sweeps"] < 1:
-            raise UsageError("The Gibbs sampler needs at least one sweep (--option sweeps=...).")
+            raise UsageError("The Gibbs sampler needs at least one sweep.", parameter="options.sweeps")
         return CalibratedPpca(
             size=query.size,
             count=count,

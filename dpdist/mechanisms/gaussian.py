@@ -40,6 +40,7 @@ from dpdist.mechanisms.base import (
 )
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.lattice import MAX_SCALE, rounded_normal
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
@@ -116,8 +117,8 @@ class Gaussian:
         t = math.isqrt((s * s + 1) // 2 - 1) + 1
         if s > MAX_SCALE:
             raise UsageError(
-                f"At {loss} and a norm bound of {query.bound} lattice units the noise exceeds 2^50 units: "
-                "take fewer grid bits (--grid-bits) or a larger epsilon."
+                f"At {loss} and a norm bound of {query.bound} lattice units the noise exceeds 2^50 units: take fewer "
+                f"grid bits ({parameter('grid_bits')}) or a larger epsilon."
             )
         mu_squared = query.frobenius_squared * max(Fraction(1, s * s), Fraction(1, 2 * t * t))
         if gaussian_delta(epsilon, mu_squared) > loss.delta:

@@ -36,6 +36,7 @@ from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import DeltaUse, ExactMoment, Kind, LogRatio, Matrix, Mechanism, Option, Output, Statement
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import normals
 from dpdist.privacy.guarantee import ATTO, Arithmetic, Guarantee, PrivacyLoss
@@ -162,7 +163,8 @@ class Projection:
             if ridge > MAX_RIDGE:
                 raise UsageError(
                     f"At {loss} and a norm bound of {query.bound} lattice units the ridge exceeds 2^60 units: take "
-                    "fewer grid bits (--grid-bits) or the exact ridge (--option ridge)."
+                    f"fewer grid bits ({parameter('grid_bits')}) or the exact ridge.",
+                    parameter="options.ridge",
                 )
         return CalibratedProjection(query.size, sketch, ridge, _guarantee(query, loss, sketch, ridge), loss)
 

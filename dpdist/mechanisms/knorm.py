@@ -53,6 +53,7 @@ from dpdist.mechanisms.base import (
 )
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import gammas, haar, normals
 from dpdist.noise.nuclear import nuclear_spectra
@@ -160,7 +161,7 @@ def _guarantee(query: LatticeQuery, loss: PrivacyLoss, scale: int) -> Guarantee:
     if scale * query.size > _MAX_SPREAD:
         raise UsageError(
             f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units the noise leaves the "
-            "64-bit lattice: take fewer grid bits (--grid-bits) or a larger epsilon."
+            f"64-bit lattice: take fewer grid bits ({parameter('grid_bits')}) or a larger epsilon."
         )
     return Guarantee(
         neighbours=query.neighbours,

@@ -45,6 +45,7 @@ from dpdist.mechanisms.base import (
 )
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.lattice import MAX_SCALE, discrete_laplace
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
@@ -92,7 +93,7 @@ def _calibrated(query: LatticeQuery, loss: PrivacyLoss, sensitivity: int) -> Cal
     if scale > MAX_SCALE:
         raise UsageError(
             f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units the noise exceeds 2^50 "
-            "units: take fewer grid bits (--grid-bits) or a larger epsilon."
+            f"units: take fewer grid bits ({parameter('grid_bits')}) or a larger epsilon."
         )
     if query.triangle_l1 * MICRO > loss.epsilon_micro * scale:
         raise AssertionError("a scale rounded up keeps epsilon")

@@ -50,6 +50,7 @@ from dpdist.mechanisms.base import Additive, DeltaUse, Kind, LogRatio, Mechanism
 from dpdist.mechanisms.directions import ALLOCATION_OPTIONS, Matrix, covariance_spectrum, orthonormal, precisions
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import normals
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
@@ -155,7 +156,8 @@ def _calibrated(
     if not (largest if two_sided else math.sqrt(largest)) < _MAX_DEVIATION:
         raise UsageError(
             f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units the noise leaves the "
-            "64-bit lattice: take fewer grid bits (--grid-bits), a larger epsilon or a less uneven allocation."
+            f"64-bit lattice: take fewer grid bits ({parameter('grid_bits')}), a larger epsilon or a less uneven "
+            "allocation."
         )
     mu_squared = _mu_squared(query, eigenvalues, two_sided=two_sided)
     true_delta = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared)
@@ -212,7 +214,7 @@ class Published:
             If the options make no sense for this query, or the noise leaves the lattice.
         """
         if not 1 <= options["rows"] <= 1 << 62:
-            raise UsageError("The bound on the number of rows must be between 1 and 2^62 (--option rows).")
+            raise UsageError("The bound on the number of rows must be between 1 and 2^62.", parameter="options.rows")
         phi = published_norm(query, loss, options["rows"], two_sided=self._two_sided)
         directions = orthonormal(options["directions"], query.size)
         if self._two_sided:

@@ -49,6 +49,7 @@ from dpdist.mechanisms.base import Additive, DeltaUse, LogRatio, Matrix, Mechani
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.mechanisms.wishart import ARITHMETIC
+from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import gammas, normals
 from dpdist.noise.products import rounded_wishart
@@ -93,7 +94,8 @@ class CalibratedWishart(Additive):
         if self.scale * (math.sqrt(self.columns) + math.sqrt(self.size)) ** 2 > _MAX_SPREAD:
             raise UsageError(
                 f"At {self.claim} and {self.size} columns a scale of {self.scale} lattice units with {self.columns} "
-                "degrees of freedom leaves the 64-bit lattice: take fewer grid bits (--grid-bits) or a larger epsilon."
+                f"degrees of freedom leaves the 64-bit lattice: take fewer grid bits ({parameter('grid_bits')}) or a "
+                "larger epsilon."
             )
 
     @property

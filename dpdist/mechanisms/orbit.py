@@ -67,6 +67,7 @@ from dpdist.mechanisms.base import (
 )
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import exponentials
 from dpdist.noise.orbit import hermitian
@@ -251,15 +252,18 @@ class Orbit:
         spectrum: tuple[float, ...] = options["spectrum"]
         if not 1 <= len(spectrum) <= query.size:
             raise UsageError(
-                f"The spectrum has {len(spectrum)} values; give between 1 and {query.size}, the number of columns "
-                "(--option spectrum)."
+                f"The spectrum has {len(spectrum)} values; give between 1 and {query.size}, the number of columns.",
+                parameter="options.spectrum",
             )
         if spectrum[-1] < 0 or any(a < b for a, b in pairwise(spectrum)):
-            raise UsageError("The spectrum must be descending and not negative: order its values (--option spectrum).")
+            raise UsageError(
+                "The spectrum must be descending and not negative: order its values.", parameter="options.spectrum"
+            )
         if spectrum[0] * query.bound > _LARGEST:
             raise UsageError(
                 f"A spectrum up to {spectrum[0]:g} C² leaves the 64-bit lattice: it is counted in squared clip norms "
-                "(--option spectrum); scale it down or take fewer grid bits (--grid-bits)."
+                f"({parameter('options.spectrum')}); scale it down or take fewer grid bits.",
+                parameter="grid_bits",
             )
         padded = spectrum + (0.0,) * (query.size - len(spectrum))
         rate = _rate(Fraction(loss.epsilon_micro, MICRO), query)
@@ -298,7 +302,7 @@ class LowRankOrbit:
         if scale > _MAX_SCALE:
             raise UsageError(
                 f"At {loss} and a norm bound of {query.bound} lattice units the noise leaves the 64-bit lattice: take "
-                "fewer grid bits (--grid-bits) or a larger epsilon."
+                f"fewer grid bits ({parameter('grid_bits')}) or a larger epsilon."
             )
         return CalibratedLowRankOrbit(k, float(scale), _rate(share, query), _proved(query, loss))
 

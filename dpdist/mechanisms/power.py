@@ -150,7 +150,7 @@ def _sensitivity_squared(query: LatticeQuery, count: int) -> int:
 def _rounds(options: Mapping[str, Any]) -> int:
     iterations: int = options["iterations"]
     if iterations < 1:
-        raise UsageError("The power method needs at least one round (--option iterations=...).")
+        raise UsageError("The power method needs at least one round.", parameter="options.iterations")
     return iterations
 
 

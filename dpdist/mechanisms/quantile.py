@@ -164,7 +164,7 @@ def require_quantile(quantile: Fraction) -> None:
         If it is not between 0 and 1, both excluded.
     """
     if not 0 < quantile < 1:
-        raise UsageError("A quantile lies between 0 and 1, both excluded, such as 0.95 (--quantile).")
+        raise UsageError("A quantile lies between 0 and 1, both excluded, such as 0.95.", parameter="quantile")
 
 
 def _bounds(noise: CountNoise, edges: int, quantile: Fraction, *, rows_known: bool, confidence: float) -> list[float]:

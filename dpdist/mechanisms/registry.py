@@ -78,7 +78,8 @@ def calibrated(
         proved = [known for known, other in MECHANISMS.items() if other.statement.units]
         raise RefusedError(
             f"Somebody may own up to {query.rows} rows of this table, and of {name} nothing is proved for several rows "
-            f"that change at once. Take {' or '.join(proved)} (--mechanism)."
+            f"that change at once. Take {' or '.join(proved)}.",
+            parameter="mechanism",
         )
     mechanism.statement.require_delta_use(loss)
     return mechanism.calibrate(query, loss, mechanism.statement.filled(options or {}))

@@ -60,6 +60,7 @@ from dpdist.mechanisms.base import (
 )
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import normals
 from dpdist.noise.products import rounded_wishart
@@ -151,8 +152,8 @@ class TwoSidedWishart:
         scale = -(-query.nuclear * MICRO // (2 * loss.epsilon_micro))
         if scale * query.size > _MAX_SPREAD:
             raise UsageError(
-                f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units the noise leaves "
-                "the 64-bit lattice: take fewer grid bits (--grid-bits) or a larger epsilon."
+                f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units the noise leaves the "
+                f"64-bit lattice: take fewer grid bits ({parameter('grid_bits')}) or a larger epsilon."
             )
         guarantee = Guarantee(
             neighbours=query.neighbours,

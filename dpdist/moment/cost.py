@@ -18,6 +18,7 @@ import numpy as np
 from dpdist.errors import UsageError
 from dpdist.moment.gram import GramSum
 from dpdist.moment.layout import Layout, layout_of
+from dpdist.naming import parameter
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.lattice import rounded_normal
 from dpdist.rows.bounding import RowBound
@@ -143,7 +144,9 @@ def described(rows: int, columns: int, dtype: str) -> RowsTable:
         If it has no rows, or fewer than two columns.
     """
     if rows < 1 or columns < 2:
-        raise UsageError("The cost is that of a table of one row and two columns at least (--n, --d).")
+        raise UsageError(
+            f"The cost is that of a table of one row and two columns at least ({parameter('n')}, {parameter('d')})."
+        )
     chunk = chunk_rows_for(columns, dtype, rows)
     return RowsTable(Path("rows.zarr"), "", rows, columns, dtype, chunk, ("",) * columns, budget=None)
 
@@ -170,6 +173,6 @@ def forecast(table: RowsTable, bound: RowBound, workers: int, memory: int, *, di
         If 64-bit integers cannot sum so many rows.
     """
     if workers < 1:
-        raise UsageError("At least one worker is needed (--workers).")
+        raise UsageError("At least one worker is needed.", parameter="workers")
     layout = layout_of(table, bound, workers, memory, divisible=divisible)
     return ClusterCost(layout, Rates.measured(bound, table.dtype, table.rows))

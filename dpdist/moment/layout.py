@@ -19,6 +19,7 @@ from dpdist import triangle
 from dpdist._util.tree import FAN_IN, levels
 from dpdist.errors import UsageError
 from dpdist.moment.total import PER_WORKER, MomentPlan, block_rows, piece_rows, plan
+from dpdist.naming import parameter
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable
@@ -147,8 +148,9 @@ def layout_of(table: RowsTable, bound: RowBound, workers: int, memory: int, *, d
         raise UsageError(
             f"The second moment of {size} columns takes a process {_gib(least)}, and each may use {_gib(memory)}. This "
             "mechanism needs all of it at once; the noise of others has independent entries and is added to one band "
-            "after the other: take --mechanism gaussian, or laplace where no delta is allowed. For a few components, "
-            "--mechanism power --option route=products never forms the moment. Or give the processes more memory."
+            f"after the other: take {parameter('mechanism', 'gaussian')}, or laplace where no delta is allowed. For a "
+            f"few components, {parameter('mechanism', 'power')} {parameter('options.route', 'products')} never forms "
+            "the moment. Or give the processes more memory."
         )
     # sharing is at most that of two bands, and fewer sums of a band meet at the trusted node when there are more
     sharing = -(-workers // 2)
@@ -167,8 +169,8 @@ def layout_of(table: RowsTable, bound: RowBound, workers: int, memory: int, *, d
     if least > memory:
         raise UsageError(
             f"A band of {triangle.TILE} rows of the second moment of {size} columns takes a process {_gib(least)}, and "
-            f"each may use {_gib(memory)}. Start fewer workers per machine, give them more memory, or take --mechanism "
-            "power --option route=products, which never forms the moment."
+            f"each may use {_gib(memory)}. Start fewer workers per machine, give them more memory, or take "
+            f"{parameter('mechanism', 'power')} {parameter('options.route', 'products')}, which never forms the moment."
         )
     return layout
 

@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from dpdist.errors import UsageError
 from dpdist.moment.total import Partial, hash_of, piece_rows, runs_of
+from dpdist.naming import parameter
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable
@@ -110,11 +111,17 @@ class NormGrid:
 
     def __post_init__(self) -> None:
         if not 2.0**-400 <= self.low < self.high <= 2.0**400:
-            raise UsageError("The grid of norms goes from a positive norm to a larger one, such as 1:1000:4 (--grid).")
+            raise UsageError(
+                "The grid of norms goes from a positive norm to a larger one, such as 1:1000:4.", parameter="grid"
+            )
         if not 1 <= self.per_octave <= 64:
-            raise UsageError("The grid of norms has 1 to 64 edges from a norm to its double, as in 1:1000:4 (--grid).")
+            raise UsageError(
+                "The grid of norms has 1 to 64 edges from a norm to its double, as in 1:1000:4.", parameter="grid"
+            )
         if self._count > _MOST:
-            raise UsageError(f"The grid has {self._count} norms, more than {_MOST}: take a shorter one (--grid).")
+            raise UsageError(
+                f"The grid has {self._count} norms, more than {_MOST}: take a shorter one.", parameter="grid"
+            )
 
     @classmethod
     def parse(cls, text: str) -> NormGrid:
@@ -130,7 +137,7 @@ class NormGrid:
             return cls(float(low), float(high), int(per_octave))
         except ValueError:
             raise UsageError(
-                f"--grid takes LOW:HIGH:PER_OCTAVE, three public numbers such as 1:1000:4, not {text!r}."
+                f"{parameter('grid')} takes LOW:HIGH:PER_OCTAVE, three public numbers such as 1:1000:4, not {text!r}."
             ) from None
 
     def __str__(self) -> str:

@@ -102,8 +102,9 @@ def require_summable(table: RowsTable, bound: RowBound) -> None:
         raise DataError(f"The bound is for {bound.columns} columns, {table.path} has {table.columns}.")
     if table.rows > bound.total_rows:
         raise DataError(
-            f"{table.path} has more rows than 64-bit integers can sum at {bound.grid_bits} grid bits: "
-            "take fewer grid bits (--grid-bits)."
+            f"{table.path} has more rows than 64-bit integers can sum at {bound.grid_bits} grid bits: take fewer grid "
+            "bits.",
+            parameter="grid_bits",
         )
 
 

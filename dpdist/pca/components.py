@@ -16,6 +16,7 @@ from scipy.sparse.linalg import ArpackError
 
 from dpdist._util.notebook import table
 from dpdist.errors import UsageError
+from dpdist.naming import parameter
 from dpdist.pca.eigen import Matrix, _signed, _solve, top_eigenpairs, top_eigenpairs_of
 from dpdist.release.artefact import Release
 
@@ -161,7 +162,7 @@ def _from_products(
     except ArpackError:
         raise UsageError(
             f"The {count} components of largest eigenvalue cannot be told apart: Lanczos does not converge. Ask for "
-            "fewer (--components), of which each stands above the noise."
+            f"fewer ({parameter('components')}), of which each stands above the noise."
         ) from None
     if not tolerance and not _solve(times(columns), values, columns, float(np.abs(values).max())):
         raise ArithmeticError("Lanczos' eigenvectors do not solve the eigenvalue equation: the BLAS is defective.")
@@ -171,7 +172,7 @@ def _from_products(
 
 def _leading(subspace: Matrix, count: int) -> Matrix:
     if not 1 <= count <= len(subspace):
-        raise UsageError(f"{count} components were asked for; the release has {len(subspace)} (--components).")
+        raise UsageError(f"{count} components were asked for; the release has {len(subspace)}.", parameter="components")
     return _signed(subspace[:count])
 
 

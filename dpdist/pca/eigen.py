@@ -111,7 +111,7 @@ def top_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
     """
     size = matrix.shape[0]
     if not 1 <= count <= size:
-        raise UsageError(f"{count} components were asked for; there are between 1 and {size} (--components).")
+        raise UsageError(f"{count} components were asked for; there are between 1 and {size}.", parameter="components")
     found = None
     if size > _DENSE_LIMIT and count <= size // _LANCZOS_SHARE:
         with suppress(ArpackError):

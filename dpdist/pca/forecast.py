@@ -18,6 +18,7 @@ from scipy.optimize import brentq
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import DeltaUse, is_private_as_claimed
 from dpdist.mechanisms.registry import MECHANISMS
+from dpdist.naming import step
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -140,18 +141,19 @@ def forecast(request: ReleaseRequest, columns: int, rows: int, spectrum: Sequenc
         If the mechanism is not private as claimed.
     """
     if rows < 1:
-        raise UsageError("A forecast needs at least one row (--n).")
+        raise UsageError("A forecast needs at least one row.", parameter="n")
     largest = request.clip_norm**2
     if len(spectrum) > columns or any(v <= 0 for v in spectrum) or sum(spectrum) > largest * (1 + 1e-9):
         raise UsageError(
             f"The guessed spectrum must be at most {columns} positive numbers whose sum is at most the squared clip "
-            f"norm, {largest:g}: rows of norm C hold no more (--spectrum)."
+            f"norm, {largest:g}: rows of norm C hold no more.",
+            parameter="spectrum",
         )
     law = _law(request, columns)
     if law is None:
         raise UsageError(
             f"{request.mechanism} does not add noise with a known edge to the second moment, so there is no forecast. "
-            "Take gaussian or two-sided-wishart; dpdist mechanisms lists what each one releases."
+            f"Take gaussian or two-sided-wishart; {step('mechanisms')} lists what each one releases."
         )
     noise = request.calibrated(columns).noise
     unit = request.bound(columns).unit ** 2

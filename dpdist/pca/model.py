@@ -16,6 +16,7 @@ import zarr
 from dpdist._util.notebook import short, table
 from dpdist._util.paths import AnyPath, local
 from dpdist.errors import DataError, quiet
+from dpdist.naming import step
 from dpdist.pca.components import Components
 from dpdist.pca.scree import scree
 from dpdist.release.artefact import Release
@@ -93,7 +94,7 @@ def open_model(path: AnyPath) -> Model:
         If there is none or it is damaged.
     """
     path = local(path)
-    otherwise = f"There is no usable model at {path}. Make one with: dpdist pca RELEASE {path} --components K"
+    otherwise = f"There is no usable model at {path}. Make one with: {step('pca', 'RELEASE', path, components='K')}"
     info = require_format(path, FORMAT, otherwise)
     try:
         arrays = read_arrays(

@@ -19,6 +19,7 @@ import zarr
 from threadpoolctl import threadpool_limits
 
 from dpdist.errors import DataError
+from dpdist.naming import step
 from dpdist.pca.components import Components
 from dpdist.pca.model import Model, open_model
 from dpdist.rows.chunks import ChunkReader
@@ -142,8 +143,8 @@ def scores_in_memory(table: RowsTable, found: Components) -> npt.NDArray[Any]:
         scores = np.empty((table.rows, found.components.shape[0]), projector.dtype)
     except MemoryError:
         raise DataError(
-            f"The scores of {table.path} are too large for this machine's memory: write them to the disk with dpdist "
-            f"project {table.path} MODEL SCORES."
+            f"The scores of {table.path} are too large for this machine's memory: write them to the disk with "
+            f"{step('project', table.path, 'MODEL', 'SCORES')}."
         ) from None
     start = 0
     # as the worker processes have it: BLAS may add in another order on another number of threads

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import Output
+from dpdist.naming import parameter, step
 from dpdist.pca.components import Components, components, highest_eigenvalues
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
 from dpdist.release.artefact import Release
@@ -163,7 +164,7 @@ class DrownedError(UsageError):
 def _no_edge(mechanism: str) -> str:
     return (
         f"The noise of {mechanism} has no known edge, so components cannot be told from noise: pass their number "
-        "(--components K)."
+        f"({parameter('components', 'K')})."
     )
 
 
@@ -211,8 +212,8 @@ def above_noise(release: Release, product: Callable[[Values], Values] | None = N
         above = require_scree(release, found.eigenvalues).above
     if not above:
         raise DrownedError(
-            "No component stands above the noise: at this budget nothing of them can be seen. dpdist forecast says "
-            "what would be needed; --components K takes components all the same."
+            f"No component stands above the noise: at this budget nothing of them can be seen. {step('forecast')} says "
+            f"what would be needed; {parameter('components', 'K')} takes components all the same."
         )
     return found.leading(above)
 

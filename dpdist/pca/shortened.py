@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpdist._util.text import exactly
+from dpdist.naming import step
 from dpdist.release.artefact import Release
 
 _FAR = 3.0
@@ -69,7 +70,7 @@ class Shortened:
             f"NEARLY EVERY ROW WAS SHORTENED to the clip norm {exactly(self.norm)}, or has just this norm, as "
             f"normalised rows have: their mean squared norm is {100 * self.share:.4g} % of its square, at most "
             f"{100 * self.error:.2g} % off. Variances of the rows as they are may be larger by any factor. Choose the "
-            "clip norm privately (dpdist bound) and release again."
+            f"clip norm privately ({step('bound')}) and release again."
         )
 
     def words(self) -> str:

@@ -123,7 +123,9 @@ def run(task: AuditTask, error: float, cluster: Cluster) -> Audit:
     if task.draws < 2 * _TASKS or not 0 < error < 0.5:
         raise UsageError(f"An audit needs at least {2 * _TASKS} draws and a confidence between 0.5 and 1.")
     if task.loss.epsilon > _LARGEST_EPSILON:
-        raise UsageError(f"No number of draws says anything about an epsilon above {_LARGEST_EPSILON} (--epsilon).")
+        raise UsageError(
+            f"No number of draws says anything about an epsilon above {_LARGEST_EPSILON}.", parameter="epsilon"
+        )
     calibrated = task.calibrated()
     with cluster.connected() as found:
 

@@ -21,6 +21,7 @@ from dpdist.ledger import datasets
 from dpdist.ledger.address import Place, PlaceGiven, place_given
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
+from dpdist.naming import parameter, step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import archive, trusted
 from dpdist.release.artefact import open_release
@@ -92,8 +93,8 @@ def ingest_rows(
 def _otherwise(table: RowsTable) -> str:
     """Say what may be done where another budget was declared than the rows have."""
     if table.budget is None:
-        return "Declare it with dpdist ledger create, or choose another place for the rows."
-    return "Leave --budget-epsilon out, or choose another place for the rows."
+        return f"Declare it with {step('ledger create')}, or choose another place for the rows."
+    return f"Leave {parameter('budget_epsilon')} out, or choose another place for the rows."
 
 
 def _require_no_ledger(ledger: Place) -> None:
@@ -149,7 +150,7 @@ def _create_ledger(ledger: PlaceGiven, rows: Path, budget: PrivacyLoss | None = 
             return Ledger(ledger)
         raise RefusedError(
             f"{rows} has a ledger already; a second one would spend its budget again. If it was moved, pass "
-            "--ledger where it is needed; if it is lost, restore it from a copy."
+            f"{parameter('ledger')} where it is needed; if it is lost, restore it from a copy."
         )
     require_unreproduced(table)
     opened = _only_ledger(ledger, rows, table.dataset_id, declared)
@@ -235,9 +236,9 @@ def _ledger_to_name(place: Place, rows: Path, dataset_id: str, budget: PrivacyLo
     if not Ledger.stands_at(place) or Ledger(place).ledger_id != found.ledger_id:
         raise RefusedError(
             f"{rows} is a copy of rows that have a ledger, {found.place}; a second one would spend their budget again. "
-            f"Name that one: dpdist ledger create {found.place} --rows {rows}, or --ledger {found.place}. If it was "
-            "moved, name its place; if it is lost, restore it from a copy, and charge what the copy misses with: "
-            "dpdist ledger adopt LEDGER."
+            f"Name that one: {step('ledger create', found.place, rows=rows)}, or {parameter('ledger', found.place)}. "
+            "If it was moved, name its place; if it is lost, restore it from a copy, and charge what the copy misses "
+            f"with: {step('ledger adopt', 'LEDGER')}."
         )
     opened = Ledger(place)
     if budget not in {None, opened.budget}:
@@ -247,7 +248,10 @@ def _ledger_to_name(place: Place, rows: Path, dataset_id: str, budget: PrivacyLo
 
 def _declared(rows: Path, budget: PrivacyLoss | None) -> PrivacyLoss:
     if budget is None:
-        raise UsageError(f"{rows} declares no budget: pass --budget-epsilon, and --budget-delta where one is allowed.")
+        raise UsageError(
+            f"{rows} declares no budget: pass {parameter('budget_epsilon')}, and {parameter('budget_delta')} where one "
+            "is allowed."
+        )
     return budget
 
 

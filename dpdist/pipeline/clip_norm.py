@@ -8,10 +8,8 @@ The same request again is answered from the ledger at no cost, and so is another
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -25,9 +23,10 @@ from dpdist.ledger.state import State
 from dpdist.mechanisms.quantile import QuantileFound, quantile_of, require_quantile
 from dpdist.moment.norm_histogram import histogram_tasks, partition_histogram
 from dpdist.moment.total import add_partials
+from dpdist.naming import parameter
 from dpdist.pipeline.budget import default_ledger
 from dpdist.privacy import caution
-from dpdist.privacy.guarantee import MICRO, Neighbours
+from dpdist.privacy.guarantee import MICRO
 from dpdist.release import norm_histogram, worth
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
 from dpdist.release.worth import Worth
@@ -136,10 +135,10 @@ class ClipChoice:
         if not worth.useful:
             more = "" if self.enough_micro is None else f"epsilon {self.enough_micro / MICRO:g} (charged anew), "
             said += f", which is rough. It would be useful with {more}a shorter grid (charged anew) "
-            said += "or, free, a smaller --quantile"
+            said += f"or, free, a smaller {parameter('quantile')}"
         said += f". The {self._asked} is {low}at most {exactly(edges[found.up_to_edge or 0])}."
         if found.edge == 0:
-            said += " It is the first norm of the grid: a smaller one, with less noise, may do (--grid)."
+            said += f" It is the first norm of the grid: a smaller one, with less noise, may do ({parameter('grid')})."
         return said
 
     def _not_found(self) -> str:
@@ -147,7 +146,9 @@ class ClipChoice:
         found, edges, worth = self.found, self.histogram.edges, self.worth
         end, place = exactly(edges[-1]), exactly(edges[-1 if found.edge is None else found.edge])
         moved = f"the noise moves ranks by up to {worth.error:.0f} rows (confidence {worth.confidence:g})"
-        longer = "a grid that reaches further, from public knowledge (--grid LOW:HIGH:PER_OCTAVE): it is"
+        longer = (
+            f"a grid that reaches further, from public knowledge ({parameter('grid', 'LOW:HIGH:PER_OCTAVE')}): it is"
+        )
         if found.above_edge == len(edges) - 1:
             said = (
                 f"lies beyond the grid, which ends at {end}. {self._longer()} longer. A larger epsilon would not help."
@@ -158,12 +159,11 @@ class ClipChoice:
             if worth.useful:
                 said, cure = f"{said}so little that some rows do lie beyond. A larger epsilon would not help.", longer
             else:
-                epsilon = (
-                    "a larger epsilon" if self.enough_micro is None else f"--epsilon {self.enough_micro / MICRO:g}"
-                )
-                said, cure = f"{said}too much to tell.", f"{epsilon}, or a grid of fewer norms (--grid): either is"
+                epsilon = "a larger epsilon" if self.enough_micro is None else f"epsilon {self.enough_micro / MICRO:g}"
+                fewer = f"a grid of fewer norms ({parameter('grid')})"
+                said, cure = f"{said}too much to tell.", f"{epsilon}, or {fewer}: either is"
         free = self.smaller_quantile()
-        cheap = "" if free is None else f" Or take --quantile {free:g} of this histogram, at no cost."
+        cheap = "" if free is None else f" Or take {parameter('quantile', f'{free:g}')} of this histogram, at no cost."
         return f"No clip norm: the {self._asked} {said} Ask again with {cure} charged anew.{cheap}"
 
     def smaller_quantile(self) -> float | None:
@@ -316,14 +316,3 @@ def _table_at(rows: Path) -> RowsTable:
             "from what is publicly known, or from a table of its own, such as an earlier year's."
         )
     return table
-
-
-def next_command(rows: Path, choice: ClipChoice, centre: str) -> str | None:
-    """Return the command that releases with the chosen clip norm, to be completed; None where none was chosen."""
-    if choice.clip is None:
-        return None
-    neighbours, loss = choice.histogram.guarantee.neighbours, choice.histogram.guarantee.loss
-    more = "" if centre == "none" else f" --centre {shlex.quote(centre)}"
-    more += f" --delta {Decimal(loss.delta_atto).scaleb(-18).normalize()}" if loss.delta_atto else ""
-    more += "" if neighbours is Neighbours.REPLACE_ONE else f" --neighbours {neighbours}"
-    return f"dpdist release {shlex.quote(str(rows))} RELEASE --epsilon E --clip {exactly(choice.clip)}{more}"

@@ -18,6 +18,7 @@ from dpdist._util.progress import Count, Progress
 from dpdist.errors import DataError, RefusedError, quiet
 from dpdist.ledger.address import Place, PlaceGiven, place_given
 from dpdist.ledger.ledger import Ledger
+from dpdist.naming import step
 from dpdist.pca import model as models
 from dpdist.pca import projection
 from dpdist.pipeline.budget import default_ledger
@@ -79,12 +80,12 @@ def inspected(
             "version that made it."
         )
     if Ledger.stands_at(path):
-        raise DataError(f"{path} is a ledger. Look at it with: dpdist ledger show {path}")
+        raise DataError(f"{path} is a ledger. Look at it with: {step('ledger show', path)}")
     if not path.exists():
         raise DataError(f"There is nothing at {path}.")
     raise DataError(
         f"{path} is none of dpdist's rows, folders of periods, releases, models or scores. Rows are made with: "
-        f"dpdist ingest {path} ROWS"
+        f"{step('ingest', path, 'ROWS')}"
     )
 
 
@@ -157,7 +158,8 @@ def _periods(table: PeriodicTable, ledger: Place | None, *, verify: bool, progre
         if known is None:
             raise RefusedError(
                 f"The seals of the periods of {table.path} stand in their ledger, which is not at {place}. Name its "
-                "place (--ledger)."
+                "place.",
+                parameter="ledger",
             )
         span = table.span(known.periods, 0) if closed else None
         facts["damaged"] = [] if span is None else list(_checked(span, list(range(span.chunks)), progress, {}))
@@ -215,7 +217,7 @@ def _scores(path: Path, *, verify: bool, progress: Progress | None) -> Facts:
     described = attributes_at(path) or {}
     try:
         array = zarr.open_array(path, mode="r", zarr_format=3)
-        (rows, k), step = array.shape, array.chunks[0]
+        (rows, k), chunk = array.shape, array.chunks[0]
         facts: Facts = {
             "kind": "scores",
             "private": True,
@@ -230,14 +232,14 @@ def _scores(path: Path, *, verify: bool, progress: Progress | None) -> Facts:
     except Exception:  # noqa: BLE001 - damaged metadata fails in as many ways as there are libraries
         facts = {}
     if not facts:
-        raise DataError(f"{path} is a scores.zarr that was damaged. Write it again with dpdist project.")
+        raise DataError(f"{path} is a scores.zarr that was damaged. Write it again with {step('project')}.")
     _require_plausible(path, facts["chunks"])
     if verify:
         facts["damaged"], count = [], Count(progress, _CHECKING, facts["chunks"])
         for index in range(facts["chunks"]):
             try:
                 sound = (path / "c" / str(index) / "0").is_file()  # zarr reads a missing chunk as zeros
-                np.asarray(array[index * step : (index + 1) * step])
+                np.asarray(array[index * chunk : (index + 1) * chunk])
             except Exception:  # noqa: BLE001 - whatever zarr and its codecs raise
                 sound = False
             if not sound:

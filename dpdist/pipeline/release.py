@@ -28,6 +28,7 @@ from dpdist.moment.total import (
     plan,
     require_summable,
 )
+from dpdist.naming import parameter
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline.budget import default_ledger
 from dpdist.privacy import caution
@@ -122,7 +123,9 @@ def release_table(
     account = place.absolute() if isinstance(place, Path) else place
     transaction = trusted.MomentTransaction(request, table, account, target.absolute())
     if request.by_products and where.trusted_worker:
-        raise UsageError("Products are multiplied round by round from this process: leave --trusted worker out.")
+        raise UsageError(
+            f"Products are multiplied round by round from this process: leave {parameter('trusted', 'worker')} out."
+        )
     if request.for_reproduction:
         return _reproduced(transaction, where, ledger)
     if calibrated.guarantee is not None:
@@ -146,7 +149,7 @@ def release_table(
 def _reproduced(transaction: trusted.MomentTransaction, where: Cluster, ledger: PlaceGiven | None) -> Outcome:
     """Write a release that is not private as claimed, of rows that never had a budget; no ledger is touched."""
     if ledger is not None:
-        raise UsageError("A release for reproduction is charged to no ledger: leave --ledger out.")
+        raise UsageError(f"A release for reproduction is charged to no ledger: leave {parameter('ledger')} out.")
     require_undeclared(transaction.table)
     there = trusted.require_place(transaction)
     if not there:
@@ -173,8 +176,8 @@ def _layout(cluster_engine: engine.Engine, transaction: trusted.MomentTransactio
     layout = layout_of(table, bound, workers, cluster_engine.memory, divisible=independent)
     if len(layout.bands) > 1 and where.trusted_worker:
         raise UsageError(
-            f"A second moment of {bound.width} columns is noised band by band from this process: leave --trusted "
-            "worker out, or give the workers more memory."
+            f"A second moment of {bound.width} columns is noised band by band from this process: leave "
+            f"{parameter('trusted', 'worker')} out, or give the workers more memory."
         )
     return layout
 

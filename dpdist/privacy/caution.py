@@ -18,6 +18,7 @@ import math
 import warnings
 
 from dpdist.errors import RefusedError, WeakGuaranteeWarning
+from dpdist.naming import parameter
 from dpdist.privacy.guarantee import ATTO, MICRO, Neighbours, PrivacyLoss
 
 LARGEST_EPSILON = 10
@@ -81,7 +82,7 @@ def require_small_delta(loss: PrivacyLoss, neighbours: Neighbours, rows: int, *,
     raise RefusedError(
         f"Delta {loss.delta:g} is not below one over the number of rows, {rows}: it lets one of them, taken at random, "
         f"be published as it is. Nothing was spent. Take a delta far below {1 / rows:.1g}, or pass "
-        "--accept-large-delta."
+        f"{parameter('accept_large_delta')}."
     )
 
 

@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from dpdist.errors import DataError, UsageError
+from dpdist.naming import parameter
 
 MICRO = 10**6
 """Units of epsilon in one."""
@@ -102,8 +103,8 @@ class PrivacyLoss:
     ) -> PrivacyLoss:
         """Read a budget as it is declared: epsilon, delta, and the parts of a :class:`MixedBudget`, if any."""
         try:
-            parts = (_counted(pure, MICRO, "--budget-pure", "millionths"),
-                     _counted(reserve, ATTO, "--budget-delta-reserve", "units of 1e-18"))  # fmt: skip
+            parts = (_counted(pure, MICRO, parameter("budget_pure"), "millionths"),
+                     _counted(reserve, ATTO, parameter("budget_delta_reserve"), "units of 1e-18"))  # fmt: skip
         except DataError as error:
             raise UsageError(str(error)) from None
         return cls.parse(epsilon, delta).mixed(*parts)
@@ -168,15 +169,18 @@ class MixedBudget(PrivacyLoss):
         super().__post_init__()
         if self.delta_atto == 0:
             raise UsageError(
-                "A budget without a delta is for pure releases alone: declare no part of it (--budget-pure, "
-                "--budget-delta-reserve), or a budget with --budget-delta."
+                "A budget without a delta is for pure releases alone: declare no part of it "
+                f"({parameter('budget_pure')}, {parameter('budget_delta_reserve')}), or a budget with "
+                f"{parameter('budget_delta')}."
             )
-        for part, whole, of in (
-            (self.pure_micro, self.epsilon_micro, f"epsilon of the budget, {self.epsilon:g} (--budget-pure)"),
-            (self.reserve_atto, self.delta_atto, f"delta of the budget, {self.delta:g} (--budget-delta-reserve)"),
+        for part, whole, of, name in (
+            (self.pure_micro, self.epsilon_micro, f"epsilon of the budget, {self.epsilon:g}", "budget_pure"),
+            (self.reserve_atto, self.delta_atto, f"delta of the budget, {self.delta:g}", "budget_delta_reserve"),
         ):
             if not 0 <= part <= whole:
-                raise UsageError(f"What is declared for other than Gaussian releases is from 0 to the {of}.")
+                raise UsageError(
+                    f"What is declared for other than Gaussian releases is from 0 to the {of}.", parameter=name
+                )
 
     def to_json(self) -> dict[str, int]:
         """Return plain JSON values; the inverse of :meth:`from_json`."""

@@ -45,6 +45,7 @@ import numpy.typing as npt
 from scipy.special import gammainc, gammaincc
 
 from dpdist.errors import UsageError
+from dpdist.naming import parameter
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 
 Floats = npt.NDArray[np.float64]
@@ -148,7 +149,9 @@ def profile(neighbours: Neighbours, size: int, sketch: int) -> Callable[[float, 
         If r is not between 1 and 10⁵.
     """
     if not 1 <= sketch <= MAX_SKETCH:
-        raise UsageError(f"The number of random combinations lies between 1 and {MAX_SKETCH} (--option sketch).")
+        raise UsageError(
+            f"The number of random combinations lies between 1 and {MAX_SKETCH}.", parameter="options.sketch"
+        )
     if neighbours is Neighbours.REPLACE_ONE and size > 1:
         return lambda epsilon, gain: row_replaced(epsilon, sketch, gain)
     return lambda epsilon, gain: max(row_in(epsilon, sketch, gain), row_out(epsilon, sketch, gain))
@@ -185,7 +188,8 @@ def least_ridge(loss: PrivacyLoss, neighbours: Neighbours, size: int, sketch: in
         if high > MAX_RIDGE:
             raise UsageError(
                 f"At {loss} and a norm bound of {bound} lattice units the ridge exceeds 2^60 units: take fewer grid "
-                "bits (--grid-bits), a larger epsilon or a smaller sketch (--option sketch)."
+                f"bits ({parameter('grid_bits')}), a larger epsilon or a smaller sketch.",
+                parameter="options.sketch",
             )
     while high - low > max(1, high >> 30):
         middle = (low + high) // 2

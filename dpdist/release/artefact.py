@@ -29,6 +29,7 @@ from dpdist.errors import DataError, UsageError, quiet
 from dpdist.mechanisms.base import Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.registry import mechanism_named
+from dpdist.naming import step
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.coverage import Extent
@@ -309,7 +310,9 @@ def open_release(path: AnyPath) -> Release:
     """
     path = local(path)
     info = require_format(
-        path, FORMAT, f"There is no release at {path}. Make one with: dpdist release ROWS {path} --epsilon E --clip C"
+        path,
+        FORMAT,
+        f"There is no release at {path}. Make one with: {step('release', 'ROWS', path, epsilon='E', clip='C')}",
     )
     try:
         bound = RowBound.from_json(info["bound"])
@@ -341,7 +344,7 @@ def open_release(path: AnyPath) -> Release:
         sound = False
     if not sound:
         raise DataError(
-            f"{path} is not a release.zarr, or it was damaged. Publish it again: the same dpdist release command "
+            f"{path} is not a release.zarr, or it was damaged. Publish it again: the same {step('release')} command "
             "yields the same bytes at no cost."
         )
     return release

@@ -70,7 +70,9 @@ def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
     guarantees = [r.guarantee for r in releases if r.guarantee is not None]
     joint = parallel(guarantees) if _apart(releases, disjoint=disjoint) else sequential(guarantees)
     if sum(float(np.abs(r.lattice).max()) for r in releases) >= _LIMIT:
-        raise DataError("The sum of these releases leaves 64-bit integers. Release with fewer grid bits (--grid-bits).")
+        raise DataError(
+            "The sum of these releases leaves 64-bit integers. Release with fewer grid bits.", parameter="grid_bits"
+        )
     total = first.lattice.copy()
     for release in releases[1:]:
         total += release.lattice

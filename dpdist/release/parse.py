@@ -20,6 +20,7 @@ from dpdist.mechanisms.base import Kind, Statement
 from dpdist.mechanisms.quantile import require_quantile
 from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.norm_histogram import NormGrid
+from dpdist.naming import parameter
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.norm_histogram import NormsRequest
 from dpdist.release.request import Centring, ReleaseRequest
@@ -59,7 +60,7 @@ def request_from(
     if delta is not None and not loss.delta_atto:
         raise DataError("Delta must lie between 0 and 1, both excluded; for pure privacy leave it out.")
     if neighbours not in {n.value for n in Neighbours}:
-        raise UsageError(f"--neighbours must be one of {', '.join(Neighbours)}, not {neighbours!r}.")
+        raise UsageError(f"{parameter('neighbours')} must be one of {', '.join(Neighbours)}, not {neighbours!r}.")
     shift: dict[str, tuple[float, ...] | None] = {}
     if centre not in {Centring.NONE, Centring.PRIVATE}:
         shift = read_public_centre(folder / centre)
@@ -102,8 +103,8 @@ def norms_request_from(
     """
     if centre == Centring.PRIVATE:
         raise UsageError(
-            "With --centre private rows are clipped about zero, before their mean is known: choose the clip norm with "
-            "--centre none."
+            f"With {parameter('centre', 'private')} rows are clipped about zero, before their mean is known: choose "
+            f"the clip norm with {parameter('centre', 'none')}."
         )
     shift = {} if centre == Centring.NONE else read_public_centre(Path(centre))
     return NormsRequest(
@@ -145,7 +146,7 @@ def options_from(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals) or name in options:
-            raise UsageError(f"Options are given once each, as NAME=VALUE, not {text!r} (--option).")
+            raise UsageError(f"Options are given once each, as NAME=VALUE, not {text!r}.", parameter="options")
         options[name] = value
     return options
 
@@ -161,7 +162,7 @@ def columns_from(text: str) -> list[str]:
     try:
         return [name.strip() for name in next(csv.reader([text], skipinitialspace=True, strict=True), [""])]
     except csv.Error:
-        raise UsageError("A double quote is not closed in --columns.") from None
+        raise UsageError(f"A double quote is not closed in {parameter('columns')}.") from None
 
 
 def numbers_from(text: str, option: str) -> tuple[float, ...]:
@@ -192,7 +193,7 @@ def _option_value(kind: Kind, text: str, folder: Path) -> Any:
         try:
             return _arrays(folder / text)["centre"].astype(np.float64).tolist()
         except (OSError, ValueError, TypeError, EOFError, SyntaxError, MemoryError):
-            raise DataError(f"{text} is not a .npy file of numbers (--option).") from None
+            raise DataError(f"{text} is not a .npy file of numbers.", parameter="options") from None
     try:
         match kind:
             case Kind.INTEGER:
@@ -251,7 +252,8 @@ def read_public_centre(path: AnyPath) -> dict[str, tuple[float, ...] | None]:
         vectors = {}
     if not vectors:
         raise DataError(
-            f"{path} holds no public centre: pass `none`, `private`, a .npy file with one number per column, or a "
-            ".npz or .json file with `centre` and `scale` (--centre)."
+            f"{path} holds no public centre: pass `none`, `private`, a .npy file with one number per column, or a .npz "
+            "or .json file with `centre` and `scale`.",
+            parameter="centre",
         )
     return {"centre": vectors.get("centre"), "scale": vectors.get("scale")}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dpdist.errors import DataError, RefusedError
 from dpdist.ledger import datasets
+from dpdist.naming import step
 from dpdist.rows.dataset import RowsTable, mark_reproduced, open_rows
 from dpdist.storage.atomic import locked
 
@@ -35,7 +36,7 @@ def require_undeclared(table: RowsTable) -> None:
     raise RefusedError(
         f"A budget is declared for {table.path}{', or for a copy of it' if copied else ''}, and a release for "
         "reproduction is charged to no ledger: it would undo what the budget promises. No row was read, and nothing "
-        "was written. To reproduce, ingest the source again without a budget: dpdist ingest SOURCE ROWS."
+        f"was written. To reproduce, ingest the source again without a budget: {step('ingest', 'SOURCE', 'ROWS')}."
     )
 
 
@@ -78,6 +79,6 @@ def reproduced(rows: Path) -> RefusedError:
     return RefusedError(
         f"A release for reproduction was made of {rows}, or of a copy of it, perhaps without any noise: whoever has it "
         "takes the noise off any release of these rows, and no budget can promise anything. Nothing was written. If "
-        "nobody has it, delete it and these rows, and ingest the source again with a budget: dpdist ingest SOURCE ROWS "
-        "--budget-epsilon E."
+        "nobody has it, delete it and these rows, and ingest the source again with a budget: "
+        f"{step('ingest', 'SOURCE', 'ROWS', budget_epsilon='E')}."
     )

@@ -19,6 +19,7 @@ from dpdist.errors import RefusedError, UsageError
 from dpdist.mechanisms.base import Calibrated, Statement, is_private_as_claimed
 from dpdist.mechanisms.registry import calibrated, mechanism_named
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.naming import parameter
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable
@@ -89,17 +90,18 @@ class ReleaseRequest:
         statement = self.statement
         statement.require_delta_use(self.loss)
         statement.filled(self.options)  # refuses what it does not know
-        told = {"id (--id)": self.name, "period": self.period}
+        told = {f"id ({parameter('id')})": self.name, "period": self.period}
         if wrong := [what for what, text in told.items() if has_control(text or "")]:
             raise UsageError(f"The {wrong[0]} holds a control character: it is published, and shown on terminals.")
         if self.for_reproduction and self.name is not None:
             raise UsageError(
-                "A release for reproduction takes no chosen id, because no ledger keeps ids apart: leave --id out."
+                "A release for reproduction takes no chosen id, because no ledger keeps ids apart: leave "
+                f"{parameter('id')} out."
             )
         if self.centring is Centring.PRIVATE and not statement.additive:
             raise UsageError(
-                f"{self.mechanism} cannot release the mean as well (--centre private): only mechanisms that add noise "
-                "to the moment can. Pass a public centre, or take gaussian or two-sided-wishart."
+                f"{self.mechanism} cannot release the mean as well ({parameter('centre', 'private')}): only mechanisms "
+                "that add noise to the moment can. Pass a public centre, or take gaussian or two-sided-wishart."
             )
 
     @property
@@ -151,8 +153,8 @@ class ReleaseRequest:
         private = is_private_as_claimed(found)
         if private and self.for_reproduction:
             raise UsageError(
-                f"{self.mechanism} is private as claimed at {self.loss}: leave --for-reproduction out, so that it is "
-                "charged to the ledger."
+                f"{self.mechanism} is private as claimed at {self.loss}: leave {parameter('for_reproduction')} out, so "
+                "that it is charged to the ledger."
             )
         if not private and not self.for_reproduction:
             raise RefusedError(self._unproved(found))
@@ -168,9 +170,9 @@ class ReleaseRequest:
             true = found.guarantee.loss
             said += f"; what is proved is epsilon {true.epsilon:g}, delta {true.delta:.4g}"
         return (
-            f"{said}. Take --mechanism {self.statement.replacement} instead, or pass --for-reproduction, of rows that "
-            "were ingested without a budget: the release is then charged to no ledger and marked as not private as "
-            "claimed."
+            f"{said}. Take {parameter('mechanism', self.statement.replacement)} instead, or pass "
+            f"{parameter('for_reproduction')}, of rows that were ingested without a budget: the release is then "
+            "charged to no ledger and marked as not private as claimed."
         )
 
     def guarantee(self, table: RowsTable) -> Guarantee | None:

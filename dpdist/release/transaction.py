@@ -24,6 +24,7 @@ from dpdist.errors import RefusedError, ResumableError
 from dpdist.ledger.address import Place
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
+from dpdist.naming import step
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import Guarantee
 from dpdist.rows.dataset import RowsTable
@@ -88,8 +89,8 @@ class Transaction(Generic[RequestT_co]):
         """
         if self.table.ledger_id is None:
             raise RefusedError(
-                f"No budget is declared for {self.table.path}. Declare one with dpdist ledger create {self.ledger} "
-                f"--rows {self.table.path} --budget-epsilon E --budget-delta D."
+                f"No budget is declared for {self.table.path}. Declare one with "
+                f"{step('ledger create', self.ledger, rows=self.table.path, budget_epsilon='E', budget_delta='D')}."
             )
         return Ledger.charged_for(self.table.path, self.table.ledger_id, self.ledger)
 

@@ -27,6 +27,7 @@ from dpdist.ledger.state import State
 from dpdist.mechanisms.base import BandedMoment, Calibrated, IndependentEntries, Matrix
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete
+from dpdist.naming import step
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release import archive
@@ -82,8 +83,8 @@ def require_remembered(ledger: Ledger, target: Path) -> None:
         raise RefusedError(
             f"{target} holds the release {found.release_id}, and the ledger does not know of it: the ledger was cut "
             "short or restored from an older copy, or the release was charged to another one. Restore a copy of the "
-            "ledger at least as new as the release, or charge it to this one with dpdist ledger adopt, if a witness "
-            "saw it; drawing again would undo the noise of both."
+            f"ledger at least as new as the release, or charge it to this one with {step('ledger adopt')}, if a "
+            "witness saw it; drawing again would undo the noise of both."
         )
 
 

@@ -25,6 +25,7 @@ from typing import Any
 from dpdist.errors import RefusedError
 from dpdist.mechanisms.quantile import CONFIDENCE, rank_error
 from dpdist.moment.norm_histogram import NormGrid
+from dpdist.naming import parameter
 from dpdist.privacy.caution import LARGEST_EPSILON
 from dpdist.privacy.guarantee import MICRO, Neighbours
 from dpdist.release.norm_histogram import NormsRequest
@@ -163,7 +164,7 @@ def _advice(request: NormsRequest, table: RowsTable, quantile: Fraction, left_mi
     if found is not None and found <= most:
         asked = replace(request, loss=replace(request.loss, epsilon_micro=found))
         ends = worth_of(asked, table, quantile).ends()
-        said = f"Take --epsilon {found / MICRO:g} or more: the clip norm then lies {ends}."
+        said = f"Take {parameter('epsilon', f'{found / MICRO:g}')} or more: the clip norm then lies {ends}."
     else:
         needed = f"more than {_MOST_MICRO // MICRO}" if found is None else f"{found / MICRO:g}"
         has = "" if left_micro is None else f", and the budget has {left_micro / MICRO:.4g} left for it"
@@ -172,7 +173,7 @@ def _advice(request: NormsRequest, table: RowsTable, quantile: Fraction, left_mi
         short = useful_epsilon(replace(request, grid=_SHORT), table, quantile)
     if short is not None and short <= most:
         said += (
-            f" Or take --epsilon {short / MICRO:g} and a grid of ten octaves (--grid LOW:HIGH:1, HIGH 1024 times LOW), "
-            "if public knowledge says that the quantile lies in it."
+            f" Or take {parameter('epsilon', f'{short / MICRO:g}')} and a grid of ten octaves ({parameter('grid')} "
+            "LOW:HIGH:1, HIGH 1024 times LOW), if public knowledge says that the quantile lies in it."
         )
-    return f"{said} Or take a smaller --quantile, or choose the clip norm from what is publicly known."
+    return f"{said} Or take a smaller {parameter('quantile')}, or choose the clip norm from what is publicly known."

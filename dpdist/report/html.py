@@ -83,7 +83,7 @@ class Shape:
         """
         parts = text.split("x")
         if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
-            raise UsageError(f"An image has a height and a width, such as 28x28, not {text!r} (--image).")
+            raise UsageError(f"An image has a height and a width, such as 28x28, not {text!r}.", parameter="image")
         return cls(int(parts[0]), int(parts[1]))
 
 
@@ -120,9 +120,13 @@ def write(
     """
     d = release.bound.columns
     if image is not None and image.height * image.width != d:
-        raise UsageError(f"An image of {image.height} x {image.width} pixels does not show {d} columns (--image).")
+        raise UsageError(
+            f"An image of {image.height} x {image.width} pixels does not show {d} columns.", parameter="image"
+        )
     if ledger is not None and ledger.record(release.release_id) is None:
-        raise UsageError(f"The ledger does not know of {release.release_id}: name the one that was charged (--ledger).")
+        raise UsageError(
+            f"The ledger does not know of {release.release_id}: name the one that was charged.", parameter="ledger"
+        )
     found = components(release, count or _default_count(release))
     seen = None if found.eigenvalues is None else scree(release, found.eigenvalues)
     parts = [

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from dpdist._util.text import counted, wrapped
 from dpdist.mechanisms.base import Statement
 from dpdist.moment.cost import ClusterCost
+from dpdist.naming import parameter, step
 from dpdist.pca.forecast import GOOD, Forecast
 from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.pca.scree import Scree
@@ -39,7 +40,7 @@ def comparison(statements: Sequence[Statement], others: int = 0) -> str:
             lines.append(wrapped(text, f"  {word:<8} ", " " * 11))
         lines.append("")
     if others:
-        lines.append(wrapped(f"These are recommended. There are {others} others: dpdist mechanisms --all"))
+        lines.append(wrapped(f"These are recommended. There are {others} others: {step('mechanisms', all='')}"))
     return "\n".join(lines).rstrip()
 
 
@@ -135,7 +136,7 @@ def details(statement: Statement) -> str:
         default = "required" if option.default is None else f"default {option.default or 'none'}"
         choices = f" ({', '.join(option.choices)})" if option.choices else ""
         text = f"{option.kind}{choices}, {default}: {option.meaning}"
-        lines.append(wrapped(text, f"  --option {option.name}=...  ", " " * 15))
+        lines.append(wrapped(text, f"  {parameter(f'options.{option.name}')}  ", " " * 15))
     return "\n".join(lines)
 
 

@@ -77,11 +77,11 @@ class RowBound:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
-            raise DataError("The clip norm must be a positive finite number (--clip).")
+            raise DataError("The clip norm must be a positive finite number.", parameter="clip")
         if not 2.0**-500 < self.clip_norm < 2.0**500:
             raise DataError("The clip norm is beyond what float64 can square; give the data other units.")
         if not 2 <= self.grid_bits <= 24:
-            raise UsageError("Grid bits must lie between 2 and 24 (--grid-bits).")
+            raise UsageError("Grid bits must lie between 2 and 24.", parameter="grid_bits")
         if self.columns * 4 ** (self.grid_bits + 1) >= 2**63:
             raise UsageError(
                 f"{self.columns} columns at {self.grid_bits} grid bits exceed 64-bit integers: take fewer grid bits."

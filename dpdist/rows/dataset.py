@@ -26,6 +26,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 from dpdist._util.ids import random_token
 from dpdist._util.paths import AnyPath, local
 from dpdist.errors import DataError, quiet
+from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.units import Unit
 from dpdist.storage.arrays import CHECKSUM_BYTES, Array, array_options, require_format
@@ -307,7 +308,7 @@ def open_rows(path: AnyPath, *, whole: bool = True) -> RowsTable:
         If there is none, it was not made by ``dpdist ingest``, or a chunk is missing or has the wrong size.
     """
     path = local(path)
-    otherwise = f"There are no usable rows at {path}. Make them with: dpdist ingest SOURCE {path}"
+    otherwise = f"There are no usable rows at {path}. Make them with: {step('ingest', 'SOURCE', path)}"
     info = require_format(path, FORMAT, otherwise)
     try:
         array = zarr.open_array(path, mode="r", zarr_format=3)
@@ -334,7 +335,7 @@ def open_rows(path: AnyPath, *, whole: bool = True) -> RowsTable:
     _validate(table, array)
     if whole:
         for _, wrong in incomplete(table):
-            raise DataError(f"{table.path} cannot be used: {wrong}. Ingest the source again with dpdist ingest.")
+            raise DataError(f"{table.path} cannot be used: {wrong}. Ingest the source again with {step('ingest')}.")
     return table
 
 
@@ -357,7 +358,7 @@ def incomplete(table: RowsTable) -> Iterator[tuple[int, str]]:
 
 def _validate(table: RowsTable, array: Array) -> None:
     where = f"{table.path} cannot be used:"
-    cure = "Ingest the source again with dpdist ingest."
+    cure = f"Ingest the source again with {step('ingest')}."
     least = 1 if table.period is None else 0
     if array.ndim != 2 or table.columns != len(table.names) or table.columns < 2 or table.rows < least:
         raise DataError(f"{where} it must be a table of at least one row and two named columns. {cure}")

@@ -25,6 +25,7 @@ from pathlib import Path
 from dpdist._util.ids import random_token
 from dpdist._util.paths import AnyPath, local
 from dpdist.errors import DataError
+from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, open_rows
@@ -248,7 +249,7 @@ def open_periods(path: AnyPath) -> PeriodicTable:
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError, DataError):
         raise DataError(
-            f"{path} is not a folder of periods, or its {_FILE} was damaged. dpdist run makes one from a job file "
+            f"{path} is not a folder of periods, or its {_FILE} was damaged. {step('run')} makes one from a job file "
             "whose [rows] has periods = true."
         ) from None
 

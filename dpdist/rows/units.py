@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from dpdist._util.ids import random_token
 from dpdist.errors import DataError, UsageError
+from dpdist.naming import parameter
 
 _BITS = 8
 """Of the hash that deals rows out to files: 256 of them."""
@@ -62,7 +63,7 @@ class Unit:
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_rows <= 2**20:
-            raise UsageError(f"The rows kept of each privacy unit are from 1 to {2**20} (--max-rows).")
+            raise UsageError(f"The rows kept of each privacy unit are from 1 to {2**20}.", parameter="max_rows")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -193,5 +194,7 @@ def unit_from(column: str | None, max_rows: int | None) -> Unit | None:
     if column is None and max_rows is None:
         return None
     if column is None or max_rows is None:
-        raise UsageError("A privacy unit needs both: its column (--privacy-unit) and its rows (--max-rows).")
+        raise UsageError(
+            f"A privacy unit needs both: its column ({parameter('privacy_unit')}) and its rows.", parameter="max_rows"
+        )
     return Unit(column, max_rows)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dpdist._util.progress import Progress
 from dpdist.errors import DataError, UsageError
+from dpdist.naming import parameter
 from dpdist.runtime import engine
 from dpdist.runtime.tls import Certificates, require_safe
 from dpdist.storage.atomic import scratch
@@ -55,18 +56,19 @@ class Cluster:
         if self.scheduler is not None and self.workers is not None:
             raise UsageError("Give either a scheduler or a number of local workers, not both.")
         if self.workers is not None and self.workers < 1:
-            raise UsageError("At least one worker is needed (--workers).")
+            raise UsageError("At least one worker is needed.", parameter="workers")
         if self.scheduler is not None:
             if not self.scheduler.strip():
                 raise UsageError(
                     "The address of the scheduler is empty, perhaps an unset variable: name one, such as "
-                    "tls://10.0.0.1:8786, or leave --scheduler out to compute on this machine."
+                    f"tls://10.0.0.1:8786, or leave {parameter('scheduler')} out to compute on this machine."
                 )
             require_safe(self.scheduler, self.certificates, insecure=self.insecure)
         elif self.certificates is not None:
             raise UsageError(
-                "Certificates are for an existing scheduler: name it with --scheduler, or leave --tls-ca, --tls-cert "
-                "and --tls-key out. Worker processes on this machine get keys of their own."
+                f"Certificates are for an existing scheduler: name it with {parameter('scheduler')}, or leave "
+                f"{parameter('tls_ca')}, {parameter('tls_cert')} and {parameter('tls_key')} out. Worker processes on "
+                "this machine get keys of their own."
             )
 
     @property

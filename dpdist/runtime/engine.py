@@ -38,6 +38,7 @@ from dpdist._util.progress import Count, Progress
 from dpdist._util.tree import levels
 from dpdist._version import __version__
 from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
+from dpdist.naming import Face, current_face, naming, parameter
 from dpdist.runtime.process import forbid_core_dumps
 from dpdist.runtime.tls import Certificates, require_safe_workers
 
@@ -78,14 +79,16 @@ def memory_here() -> int:
     return int(MEMORY_LIMIT)
 
 
-def _guarded(function: Callable[..., Result], *arguments: Any) -> Result:
+def _guarded(face: Face, function: Callable[..., Result], *arguments: Any) -> Result:
     """Run a task so that an error carries no value: our own errors pass, of others only type and place remain.
 
-    Whoever started this worker, and however often it was restarted, it leaves no core dump with sums in it.
+    They name things as a face does, that of whoever submitted the task. Whoever started this worker, and however often
+    it was restarted, it leaves no core dump with sums in it.
     """
     forbid_core_dumps()
     try:
-        return function(*arguments)
+        with naming(face):
+            return function(*arguments)
     except DpdistError as error:
         failure = type(error)(*error.args)
     except Exception as error:  # noqa: BLE001 - whatever it is, its text may quote data
@@ -102,8 +105,8 @@ def _by_value(task: bytes, common: bytes) -> Any:
     return function(cloudpickle.loads(task), shared)
 
 
-def _added(add: Callable[[Sequence[Any]], Any], *parts: Any) -> Any:
-    return _guarded(add, parts)
+def _added(face: Face, add: Callable[[Sequence[Any]], Any], *parts: Any) -> Any:
+    return _guarded(face, add, parts)
 
 
 def _probe(path: str, dask_worker: Any) -> tuple[str, bool, bool]:
@@ -292,12 +295,12 @@ class Engine:
         return leaves, sums
 
     def _submit(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future:
-        return self._client.submit(_guarded, function, *arguments, pure=False, **options)
+        return self._client.submit(_guarded, current_face(), function, *arguments, pure=False, **options)
 
     def _sum(self, add: Callable[[Sequence[Any]], Any], parts: list[Future], **options: Any) -> Future:
         if len(parts) == 1:
             return parts[0]
-        return self._client.submit(_added, add, *parts, pure=False, **options)
+        return self._client.submit(_added, current_face(), add, *parts, pure=False, **options)
 
     def _watch(self, futures: list[Future], count: Count, placed: AbstractSet[str] = frozenset()) -> None:
         for future in self._completed(futures, placed):
@@ -419,9 +422,9 @@ def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[
         here = Engine(client, trusted_worker=False, insecure=False, sharing=1, foreign=True)
         here.require_path(Path(os.sep))  # any path will do: it is about the network, versions and spilling
     blocks = [block for row in array.to_delayed() for block in row]
-    sums = [dask.delayed(_guarded, pure=False, traverse=False)(function, block) for block in blocks]
+    sums = [dask.delayed(_guarded, pure=False, traverse=False)(current_face(), function, block) for block in blocks]
     for level in levels(len(sums)):
-        sums = [dask.delayed(_added, pure=False)(add, *sums[part.start : part.stop]) for part in level]
+        sums = [dask.delayed(_added, pure=False)(current_face(), add, *sums[part.start : part.stop]) for part in level]
     if client is None:
         return add(dask.compute(*sums))
     with _translated():
@@ -485,8 +488,8 @@ def _require_answer(scheduler: str, security: Security | None) -> None:
     # Dask's complaints about an address: no port, an unknown protocol, TLS without certificates
     except (OSError, ValueError, TypeError, TimeoutError, CommClosedError):
         cure = (
-            "Check the address, such as tcp://127.0.0.1:8786, and that the scheduler runs, or leave --scheduler out to "
-            "compute on this machine."
+            "Check the address, such as tcp://127.0.0.1:8786, and that the scheduler runs, or leave "
+            f"{parameter('scheduler')} out to compute on this machine."
         )
         if security is not None:
             cure = (

@@ -19,6 +19,7 @@ from distributed.security import Security
 
 from dpdist._util.paths import AnyPath, local, read_plain
 from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.naming import parameter
 
 _MOST = 16 << 20
 """Bytes of a file of certificates at most."""
@@ -49,8 +50,8 @@ class Certificates:
             return cls(local(authority), local(certificate), local(key))
         if authority or certificate or key:
             raise UsageError(
-                "TLS needs three files: the cluster's CA (--tls-ca), a certificate (--tls-cert) and its key "
-                "(--tls-key). Give all of them, or none."
+                f"TLS needs three files: the cluster's CA ({parameter('tls_ca')}), a certificate "
+                f"({parameter('tls_cert')}) and its key ({parameter('tls_key')}). Give all of them, or none."
             )
         return None
 
@@ -62,19 +63,20 @@ class Certificates:
         DataError
             If a file cannot be read, is damaged or does not belong to the others, or a certificate has expired.
         """
-        _require_valid(self.authority, "--tls-ca")
-        _require_valid(self.certificate, "--tls-cert")
+        _require_valid(self.authority, f"{parameter('tls_ca')}")
+        _require_valid(self.certificate, f"{parameter('tls_cert')}")
         try:
             read_plain(self.key, _MOST)
             # an encrypted key would otherwise be asked for on the terminal
             ssl.create_default_context().load_cert_chain(self.certificate, self.key, password="")
         except ssl.SSLError:
             raise DataError(
-                f"{self.key} is not the unencrypted PEM key of {self.certificate}. Pass the key that was made with "
-                "the certificate (--tls-key)."
+                f"{self.key} is not the unencrypted PEM key of {self.certificate}. Pass the key that was made with the "
+                "certificate.",
+                parameter="tls_key",
             ) from None
         except OSError as error:
-            raise DataError(f"The key {self.key} cannot be read: {error.strerror} (--tls-key).") from None
+            raise DataError(f"The key {self.key} cannot be read: {error.strerror}.", parameter="tls_key") from None
         return Security(
             require_encryption=True,
             tls_ca_file=str(self.authority),
@@ -118,21 +120,21 @@ def require_safe(scheduler: str, certificates: Certificates | None, *, insecure:
     if protocol == "tls":
         if certificates is None:
             raise UsageError(
-                f"The scheduler {scheduler} speaks TLS: pass the cluster's CA and your certificate and key (--tls-ca, "
-                "--tls-cert, --tls-key)."
+                f"The scheduler {scheduler} speaks TLS: pass the cluster's CA and your certificate and key "
+                f"({parameter('tls_ca')}, {parameter('tls_cert')}, {parameter('tls_key')})."
             )
         return
     if certificates is not None:
         raise UsageError(
             f"Certificates are of no use at {scheduler}, which is not encrypted: pass an address that begins with "
-            "tls://, or leave --tls-ca, --tls-cert and --tls-key out."
+            f"tls://, or leave {parameter('tls_ca')}, {parameter('tls_cert')} and {parameter('tls_key')} out."
         )
     if not insecure and not (protocol == "tcp" and _on_this_machine(place)):
         raise RefusedError(
             f"The scheduler {scheduler} is on the network and not encrypted: whoever listens there reads un-noised "
             "sums, and whoever connects reads the rows. Start the cluster with TLS (cluster/README.md) and pass a "
-            "tls:// address with --tls-ca, --tls-cert and --tls-key; or, where the network itself is safe, "
-            "--insecure."
+            f"tls:// address with {parameter('tls_ca')}, {parameter('tls_cert')} and {parameter('tls_key')}; or, where "
+            f"the network itself is safe, {parameter('insecure')}."
         )
 
 
@@ -156,7 +158,7 @@ def require_safe_workers(scheduler: str, workers: Iterable[str], *, foreign: boo
         if not _is_safe(address):
             what = "scheduler" if address == scheduler else "worker"
             cure = (
-                "or, where the network itself is safe, pass --insecure."
+                f"or, where the network itself is safe, pass {parameter('insecure')}."
                 if not foreign
                 else "or ingest the rows and fit the path of the rows.zarr. Nothing was sent."
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import gc
 import io
-import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import numpy.typing as npt
 
 from dpdist._util.text import listed
 from dpdist.errors import DataError, DpdistError, UsageError, quiet
+from dpdist.naming import parameter, step
 from dpdist.rows.dataset import DTYPES
 
 T = TypeVar("T")
@@ -82,9 +82,11 @@ class Choices:
 
     def __post_init__(self) -> None:
         if self.header not in {None, "yes", "no"}:
-            raise UsageError("--header takes yes (the first line names the columns) or no (it is a row).")
+            raise UsageError(f"{parameter('header')} takes yes (the first line names the columns) or no (it is a row).")
         if self.missing not in {None, 0, 1, 2}:
-            raise UsageError("--missing takes the number of alleles to put where a genotype is missing: 0, 1 or 2.")
+            raise UsageError(
+                f"{parameter('missing')} takes the number of alleles to put where a genotype is missing: 0, 1 or 2."
+            )
 
     @property
     def made(self) -> list[str]:
@@ -100,38 +102,39 @@ class AskError(DataError):
     said
         What is left open.
     ways
-        The options of ``dpdist ingest`` to choose from, each with what it means.
+        The parameters of an ingest to choose from: name, value, and what it means.
     more
         What else can be done.
     """
 
-    def __init__(self, said: str, ways: Mapping[str, str], more: str = "") -> None:
+    def __init__(self, said: str, ways: Sequence[tuple[str, str, str]], more: str = "") -> None:
         super().__init__(said)
         self.ways = ways
         self.more = more
 
     def asked(self, source: object, target: object) -> str:
-        """Return the question with the commands to choose from."""
-        start = shlex.join(["dpdist", "ingest", str(source), str(target)])
-        commands = ", or ".join(f"{start} {options} ({meaning})" for options, meaning in self.ways.items())
-        typed = f" Type, with your other options: {commands}." if commands else ""
+        """Return the question with the steps to choose from."""
+        steps = ", or ".join(
+            f"{step('ingest', source, target, **{name: value})} ({meaning})" for name, value, meaning in self.ways
+        )
+        typed = f" Repeat it, with what else you chose, as: {steps}." if steps else ""
         return f"{self}{typed}{self.more and f' {self.more}'}"
 
 
-def columns_option(names: Iterable[str]) -> str:
-    r"""Return ``--columns`` with names, as a shell takes them; of very many, that they are to be written there.
+def only_columns(names: Iterable[str], meaning: str) -> tuple[str, str, str]:
+    r"""Return the way to take some columns only; of very many, that their names are to be written there.
 
     Examples
     --------
-    >>> columns_option(["a", "b, c"])
-    '--columns \'a,"b, c"\''
+    >>> only_columns(["a", "b, c"], "leaves d out")
+    ('columns', 'a,"b, c"', 'leaves d out')
     """
     names = list(names)
     if len(names) > _TYPED:
-        return f"--columns NAMES, the {len(names)} others"
+        return "columns", "NAMES", f"{meaning}; NAMES are the {len(names)} others"
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(names)
-    return f"--columns {shlex.quote(line.getvalue())}"
+    return "columns", line.getvalue(), meaning
 
 
 def no_numbers(path: Location, bad: Mapping[str, str], others: Sequence[str]) -> AskError:
@@ -147,7 +150,7 @@ def no_numbers(path: Location, bad: Mapping[str, str], others: Sequence[str]) ->
         The names of those that hold numbers.
     """
     told = listed(f"{name!r} ({kind})" for name, kind in bad.items())
-    ways = {columns_option(others): "leaves them out"} if len(others) > 1 else {}
+    ways = [only_columns(others, "leaves them out")] if len(others) > 1 else []
     few = "" if ways else "Fewer than two columns hold numbers, and a table needs two."
     return AskError(f"{path}: these columns hold no numbers: {told}.", ways, few)
 

@@ -26,6 +26,7 @@ from dpdist.ingest.readers.base import (
     surveyed,
 )
 from dpdist.ingest.readers.transpose import WINDOW, turned
+from dpdist.naming import parameter
 
 _LARGEST = 1 << 30
 
@@ -170,4 +171,4 @@ def only(path: Any, found: dict[str, tuple[int, ...]], variable: str | None, man
     held = "; ".join(f"{name} {shape}" for name, shape in list(found.items())[:20])
     more = f"; ... ({len(found)} in all)" if len(found) > 20 else ""
     asked = f"no {many} {variable!r}" if variable is not None else f"several {many}s"
-    raise DataError(f"{path} holds {asked}. Choose with --variable: {held}{more}.")
+    raise DataError(f"{path} holds {asked}. Choose with {parameter('variable')}: {held}{more}.")

@@ -15,6 +15,7 @@ import numpy as np
 
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import CURE, Places, Rows, Source, Survey
+from dpdist.naming import parameter
 
 Keys = tuple[tuple[str, str], ...]
 
@@ -69,7 +70,7 @@ class Partitioned(Source):
         if value is None or not math.isfinite(value) or (isinstance(value, int) and not -(2**63) <= value < 2**64):
             raise DataError(
                 f"{self.path}, column {key!r}: the value in the name of the folder is not a number. Leave the column "
-                f"out (--columns). {CURE}"
+                f"out ({parameter('columns')}). {CURE}"
             )
         dtype = np.min_scalar_type(value) if isinstance(value, int) else np.dtype(np.float64)
         found: np.generic = dtype.type(value)

@@ -15,6 +15,7 @@ import numpy as np
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import Places, Rows, Source, Survey, attempt, require_table, required, surveyed
 from dpdist.ingest.readers.transpose import turned, width_for
+from dpdist.naming import parameter
 
 _MISSING = -127
 COMPANIONS = (".bim", ".fam")
@@ -94,6 +95,7 @@ class Plink(Source):
 def missing(path: Any, sample: str, variant: str) -> DataError:
     """Return what is said of a genotype that is missing."""
     return DataError(
-        f"{path}, {sample}, variant {variant!r}: the genotype is missing. Leave the variant out (--columns), or say "
-        "how many alleles to put where one is missing: --missing 0, 1 or 2."
+        f"{path}, {sample}, variant {variant!r}: the genotype is missing. Leave the variant out "
+        f"({parameter('columns')}), or say how many alleles to put where one is missing: {parameter('missing', '0')}, "
+        "1 or 2."
     )

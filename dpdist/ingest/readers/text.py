@@ -38,6 +38,7 @@ from dpdist.ingest.readers.base import (
     numbered,
     require_columns,
 )
+from dpdist.naming import parameter
 
 _LINE = 1 << 20  # longest line, and the block Arrow parses: "0," is two bytes of text and eight of float64
 _MISSING = frozenset(pacsv.ConvertOptions().null_values)
@@ -106,7 +107,10 @@ class Csv(Source):
         if header is None and not attempt(self.path, partial(self._is_header, cells)):
             raise AskError(
                 f"{self.path}: the first line may name the columns or be a row, and names are published.",
-                {"--header yes": "it names the columns", "--header no": "it is a row, and the columns are c0, c1, ..."},
+                [
+                    ("header", "yes", "it names the columns"),
+                    ("header", "no", "it is a row, and the columns are c0, c1, ..."),
+                ],
                 'In a job file: header = "yes" or "no".',
             )
         if header == "no":
@@ -139,8 +143,8 @@ class Csv(Source):
         if self.choices.header is not None:
             return None
         return (
-            f"{self.path}: the first line is taken for the names of the columns (--header yes), not for a row "
-            "(--header no)."
+            f"{self.path}: the first line is taken for the names of the columns ({parameter('header', 'yes')}), not "
+            f"for a row ({parameter('header', 'no')})."
         )
 
     @cached_property

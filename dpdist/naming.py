@@ -1,0 +1,139 @@
+"""How messages name what people can set: each face of the product in its own words.
+
+A message is written once, in the library, and read by people who type options, who write job files and who call
+functions. So it does not spell what they can set: it names a parameter by :func:`parameter` and a step by :func:`step`.
+These write it as the :class:`Face` of the moment does: Python's, unless a block is within :func:`naming`. Tasks that
+run elsewhere take the face along.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import ClassVar, Protocol
+
+_OPTION = "options."
+
+
+class Face(Protocol):
+    """Where people meet the product: the command line, a job file, Python."""
+
+    def parameter(self, name: str, value: str | None) -> str:
+        """Write a parameter, and its value if one is given."""
+        ...
+
+    def step(self, name: str, operands: list[str], parameters: dict[str, str]) -> str:
+        """Write a step to take."""
+        ...
+
+
+class Python:
+    """Parameters and functions, as a script calls them."""
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+    functions: ClassVar = {
+        "ingest": "ingest_rows",
+        "ledger create": "create_ledger",
+        "bound": "choose_clip_norm",
+        "release": "release_rows",
+        "pca": "fit_components",
+        "project": "project_rows",
+        "combine": "combine_releases",
+        "forecast": "forecast_release",
+        "audit": "audit_mechanism",
+        "inspect": "inspect_path",
+        "mechanisms": "list_mechanisms",
+    }
+    """Of the steps that have one; the others are commands only."""
+
+    def parameter(self, name: str, value: str | None) -> str:
+        """Write ``name`` or ``name='value'``."""
+        if name.startswith(_OPTION):
+            return f"options={{{name.removeprefix(_OPTION)!r}: {'...' if value is None else value}}}"
+        name = self.renamed.get(name, name)
+        return name if value is None else f"{name}={value!r}"
+
+    def step(self, name: str, operands: list[str], parameters: dict[str, str]) -> str:
+        """Write the function's call, or the command where there is no function."""
+        if name not in self.functions:
+            return COMMAND_LINE.step(name, operands, parameters)
+        given = [*operands, *(f"{key}={value}" for key, value in parameters.items())]
+        return f"dpdist.{self.functions[name]}" + (f"({', '.join(given)})" if given else "")
+
+
+class CommandLine:
+    """Options and commands, as they are typed."""
+
+    def parameter(self, name: str, value: str | None) -> str:
+        """Write ``--name`` or ``--name value``."""
+        if name.startswith(_OPTION):
+            return f"--option {name.removeprefix(_OPTION)}={'...' if value is None else value}"
+        return f"--{name.replace('_', '-')}" + ("" if value is None else f" {shlex.quote(value)}")
+
+    def step(self, name: str, operands: list[str], parameters: dict[str, str]) -> str:
+        """Write the command."""
+        given = [self.parameter(key, value or None) for key, value in parameters.items()]
+        return " ".join(["dpdist", name, *map(shlex.quote, operands), *given])
+
+
+PYTHON, COMMAND_LINE = Python(), CommandLine()
+_FACE: ContextVar[Face] = ContextVar("face", default=PYTHON)
+
+
+@contextmanager
+def naming(face: Face) -> Iterator[None]:
+    """Let the messages of a block name parameters and steps as a face does."""
+    token = _FACE.set(face)
+    try:
+        yield
+    finally:
+        _FACE.reset(token)
+
+
+def current_face() -> Face:
+    """Return who is spoken to, so that work elsewhere can speak to the same."""
+    return _FACE.get()
+
+
+def parameter(name: str, value: object = None) -> str:
+    """Return how a message names a parameter.
+
+    Parameters
+    ----------
+    name
+        As Python spells it, such as ``grid_bits``; ``options.sigma`` is a mechanism's own parameter.
+    value
+        What to set it to, if that is said too.
+
+    Examples
+    --------
+    >>> parameter("grid_bits"), parameter("mechanism", "gaussian")
+    ('grid_bits', "mechanism='gaussian'")
+    >>> with naming(COMMAND_LINE):
+    ...     parameter("grid_bits"), parameter("mechanism", "gaussian")
+    ('--grid-bits', '--mechanism gaussian')
+    """
+    return current_face().parameter(name, None if value is None else str(value))
+
+
+def step(name: str, *operands: object, **parameters: object) -> str:
+    """Return how a message names a step to take.
+
+    Parameters
+    ----------
+    name
+        The command.
+    operands, parameters
+        What it is given, by place and by name; a parameter of value "" is a switch.
+
+    Examples
+    --------
+    >>> step("ingest", "SOURCE", "rows.zarr", budget_epsilon="E")
+    'dpdist.ingest_rows(SOURCE, rows.zarr, budget_epsilon=E)'
+    >>> with naming(COMMAND_LINE):
+    ...     step("ingest", "SOURCE", "rows.zarr", budget_epsilon="E")
+    'dpdist ingest SOURCE rows.zarr --budget-epsilon E'
+    """
+    return current_face().step(name, list(map(str, operands)), {key: str(value) for key, value in parameters.items()})
