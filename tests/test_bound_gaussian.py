@@ -300,7 +300,7 @@ def test_the_command_says_what_it_cost_and_the_next_one_names_the_delta(table: R
     said = call("bound", table.path, "--epsilon", "0.5", "--grid", "1:64:2", "--quantile", "0.5")
     assert said.exit_code == 0
     assert "Cost: epsilon 0.5, delta 1e-06 (Gaussian, mu² 0.0" in said.stderr
-    assert " --delta 0.000001" in said.stderr.partition("Next: ")[2]
+    assert " --delta 1e-06" in said.stderr.partition("Next: ")[2]
     (record,) = ledger_of(table).records
     assert record.guarantee.loss == PrivacyLoss.parse("0.5", "1e-6")
     # nearly all of the budget is left for a Gaussian release, which epsilon 0.5 + 8.9 alone would not say

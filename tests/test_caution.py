@@ -128,7 +128,7 @@ def test_n_is_the_number_of_rows_of_whatever_unit(tmp_path: Path, monkeypatch: p
 
 
 def test_bound_refuses_it_too(rows: Path) -> None:
-    command = ("bound", rows, "--epsilon", "1", "--delta", "0.002", "--grid", "1:8:1")
+    command = ("bound", rows, "--epsilon", "1", "--delta", "0.002", "--grid", "1:8:1", "--quantile", "0.5")
     for words in (command, command[:4]):  # the second one takes the delta of the budget, 0.5
         found = call(*words)
         assert isinstance(found.exception, RefusedError)

@@ -112,6 +112,17 @@ def test_a_clip_norm_is_said_as_it_is(here: Path, call: Call) -> None:
     assert here.exists()
 
 
+def test_rows_that_are_there_already_are_told_with_the_budget_that_was_declared(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("table.npy", np.ones((4, 3)))
+    assert call("ingest", "table.npy", "rows.zarr", "--budget-epsilon", "2").code == 0
+    said = call("ingest", "table.npy", "rows.zarr")
+    assert "Budget epsilon 2, delta 0 in rows.ledger." in said.err
+    assert "No budget declared" not in said.err
+
+
 # --- refusals name what can be typed ----------------------------------------------------------------------------------
 
 BUDGET = PrivacyLoss.parse("2", "1e-6")

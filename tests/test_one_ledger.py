@@ -115,6 +115,27 @@ def test_a_ledger_in_a_database_is_the_only_one_too(
         assert call("ledger", "create", address, "--rows", twin).code == 0
 
 
+def test_two_machines_that_share_a_database_get_one_ledger(
+    twins: tuple[Path, Path],
+    here: Path,
+    call: Call,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, twin = twins
+    with new_address(request.getfixturevalue("postgres")) as address:
+        assert call("ledger", "create", address, "--rows", rows, *DECLARED).code == 0
+        assert call("release", rows, "a.zarr", *PURE, "--ledger", address).code == 0
+        monkeypatch.setenv("DPDIST_STATE_HOME", str(here / "another machine"))
+        other = address.text.replace("ledger=books", "ledger=other")
+        refused = call("ledger", "create", other, "--rows", twin, *DECLARED)
+        assert refused.code == 3
+        assert "under the name books" in refused.message
+        assert not Ledger.stands_at(other)
+        assert call("ledger", "create", address, "--rows", twin, *DECLARED).code == 0
+        assert call("release", twin, "b.zarr", "--epsilon", "1", "--clip", "20", "--ledger", address).code == 3
+
+
 def test_a_folder_of_periods_that_was_copied_before_its_ledger_gets_one(here: Path) -> None:
     periods.create_periods(here / "visits", BUDGET)
     shutil.copytree("visits", "twin")

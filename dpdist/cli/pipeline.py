@@ -34,6 +34,7 @@ from dpdist.ingest.sources import Choices
 from dpdist.ingest.sources import Place as SourcePlace
 from dpdist.jobs import run as job_runs
 from dpdist.ledger.address import Place
+from dpdist.ledger.ledger import Ledger
 from dpdist.pca.scree import require_scree, scree
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline import clip_norm
@@ -98,6 +99,8 @@ def ingest(
         source, rows, budget=budget, columns=names, compress=compress, progress=BARS, unit=unit, choices=choices,
         say=say,
     )  # fmt: skip
+    place = default_ledger(rows)
+    kept = f" in {place}" if Ledger.stands_at(place) else ""
     answer(
         as_json,
         {
@@ -107,7 +110,7 @@ def ingest(
         },
         f"{rows}: {counted(table.rows, 'row')} of {counted(table.columns, 'column')}, {table.dtype}, "
         f"{counted(table.chunks, 'chunk')}{'' if fresh else ', ingested before from the same files and left alone'}. "
-        + (f"Budget {budget} in {default_ledger(rows)}." if budget else "No budget declared yet."),
+        + (f"Budget {table.budget}{kept}." if table.budget else "No budget declared yet."),
     )  # fmt: skip
 
 
@@ -324,6 +327,13 @@ def next_command(rows: Path, choice: clip_norm.ClipChoice, centre: str) -> str |
         return None
     neighbours, loss = choice.histogram.guarantee.neighbours, choice.histogram.guarantee.loss
     more = "" if centre == "none" else f" --centre {shlex.quote(centre)}"
-    more += f" --delta {Decimal(loss.delta_atto).scaleb(-18).normalize()}" if loss.delta_atto else ""
+    more += f" --delta {_delta(loss)}" if loss.delta_atto else ""
     more += "" if neighbours is Neighbours.REPLACE_ONE else f" --neighbours {neighbours}"
     return f"dpdist release {shlex.quote(str(rows))} RELEASE --epsilon E --clip {exactly(choice.clip)}{more}"
+
+
+def _delta(loss: PrivacyLoss) -> str:
+    """Write a delta short where that is exact, as 1e-06, and else with every digit."""
+    short = f"{loss.delta:g}"
+    exact = Decimal(loss.delta_atto).scaleb(-18).normalize()
+    return short if Decimal(short) == exact else str(exact)

@@ -66,7 +66,10 @@ def require_components(job: Job, table: RowsTable) -> None:
         If there are not so many columns, or those above noise are asked for and no edge of it is known.
     """
     if job.components is not None and job.components > table.columns:
-        raise UsageError(f"{job.components} components were asked for; {job.rows} has {table.columns} columns.")
+        raise UsageError(
+            f"{job.components} components were asked for; {job.rows} has {table.columns} columns: "
+            f"ask for {table.columns} or fewer (components)."
+        )
     if job.model is not None and job.components is None:
         require_edge(job.request, table.columns)
 

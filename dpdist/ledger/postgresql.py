@@ -257,7 +257,7 @@ class PostgresStorage:
         DataError
             If there is a ledger of that name already.
         RefusedError
-            If the server does not flush what it commits.
+            If the server does not flush what it commits, or the database holds a ledger of the same data set.
         """
         with self._connection() as connection:
             self._lock(connection, "")
@@ -265,7 +265,18 @@ class PostgresStorage:
             self._lock(connection, self._address.ledger)
             if self._has_journal(connection):
                 raise DataError(f"{self} exists already. Choose another name for the ledger (?ledger=NAME).")
+            self._require_only(connection, first)
             PostgresTransaction(connection, self._address, self._drafts).append(first, 0, origin())
+
+    def _require_only(self, connection: Connection, first: Entry) -> None:
+        """Refuse a second ledger of a data set in one database: another machine may have created the first."""
+        query = select(_JOURNAL.c.ledger, _JOURNAL.c.entry).where(_JOURNAL.c.sequence == 1)
+        for name, entry in connection.execute(query):
+            if f'"dataset_id":"{first["dataset_id"]}"' in entry:
+                raise RefusedError(
+                    f"The database of {self} holds a ledger of these rows, or of a copy of them, under the name "
+                    f"{name}; a second one would spend their budget again. Name that one (?ledger={name})."
+                )
 
     def _lock(self, connection: Connection, name: str) -> None:
         settings = connection.execute(_SETTINGS, {"wait": f"{WAIT_SECONDS}s"}).one()

@@ -229,7 +229,7 @@ def _ledger_to_name(place: Place, rows: Path, dataset_id: str, budget: PrivacyLo
     if found.reproduced:
         raise reproduced(rows)
     if found.ledger_id is None:
-        opened = _unused(place, dataset_id, _declared(rows, budget))
+        opened = _made_for(place, dataset_id, _declared(rows, budget))
         if opened is None:
             _require_no_ledger(place)
         return opened
@@ -292,13 +292,15 @@ def _absolute(place: Place) -> Place:
     return place.absolute() if isinstance(place, Path) else place
 
 
-def _unused(ledger: Place, dataset_id: str, budget: PrivacyLoss) -> Ledger | None:
-    """Return the ledger that was created for this very table by a call that died before it was recorded in it."""
+def _made_for(ledger: Place, dataset_id: str, budget: PrivacyLoss) -> Ledger | None:
+    """Return the ledger that stands at a place if it was created for this very data set.
+
+    By a call that died before the rows named it, or for a copy of them on another machine.
+    """
     if not Ledger.stands_at(ledger):
         return None
     found = Ledger(ledger)
-    fresh = found.dataset_id == dataset_id and found.budget == budget and not found.records
-    return found if fresh else None
+    return found if found.dataset_id == dataset_id and found.budget == budget else None
 
 
 def complete_ingest(rows: AnyPath, ledger: PlaceGiven | None = None) -> RowsTable:

@@ -267,6 +267,8 @@ def _foretell(
 ) -> None:
     """Say what the answer will be worth; refuse one that is worth nothing, unless it is charged already."""
     request, table = transaction.request, transaction.table
+    if state is not State.RESERVED:
+        caution.require_small_delta(request.loss, request.neighbours, table.rows, accepted=request.accept_large_delta)
     caution.warn(request.calibrated(table).guarantee.loss, request.neighbours, table.rows)
     if state is State.RESERVED:
         return

@@ -246,3 +246,7 @@ def _scores(path: Path, *, verify: bool, progress: Progress | None) -> Facts:
                 facts["damaged"].append(f"Chunk {index} of {path} is missing or was altered. Project the rows again.")
             count.one()
     return facts
+
+
+def _moved(bound: Facts) -> bool:
+    return bound["centre"] is not None or bound["scale"] is not None

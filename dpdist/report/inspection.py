@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpdist._util.text import counted, exactly, labelled
 from dpdist.ledger.balance import Balance
-from dpdist.pipeline.inspect import Facts
+from dpdist.pipeline.inspect import Facts, _moved
 from dpdist.privacy.guarantee import PrivacyLoss
 
 _SHOWN = 6
@@ -84,6 +84,7 @@ def _release_lines(facts: Facts) -> list[tuple[str, str]]:
         ("proved", f"{loss} under {facts['neighbours']}{of}"),
         *(("caution", said) for said in facts["cautions"]),
         ("clip norm", exactly(bound["clip_norm"]) + (", mean released as well" if bound["constant"] else "")),
+        *([("shifted by", "a public centre, scaled by a public scale, or one of the two")] if _moved(bound) else []),
         ("rows", "not published" if facts["n"] is None else str(facts["n"])),
         ("columns", f"{len(facts['columns'])}: {_names(facts['columns'])}"),
         ("noise", str(facts["noise"]["law"])),
