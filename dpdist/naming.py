@@ -53,14 +53,25 @@ class Python:
         if name.startswith(_OPTION):
             return f"options={{{name.removeprefix(_OPTION)!r}: {'...' if value is None else value}}}"
         name = self.renamed.get(name, name)
-        return name if value is None else f"{name}={value!r}"
+        return name if value is None else f"{name}={_written(value)}"
 
     def step(self, name: str, operands: list[str], parameters: dict[str, str]) -> str:
         """Write the function's call, or the command where there is no function."""
         if name not in self.functions:
             return COMMAND_LINE.step(name, operands, parameters)
-        given = [*operands, *(f"{key}={value}" for key, value in parameters.items())]
+        given = [*map(_written, operands), *(f"{key}={_written(value)}" for key, value in parameters.items())]
         return f"dpdist.{self.functions[name]}" + (f"({', '.join(given)})" if given else "")
+
+
+def _written(value: str) -> str:
+    """Write a value as Python does; what stands for one, such as ROWS, as it is."""
+    if value.isupper():
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return repr(value)
+    return value
 
 
 class CommandLine:
@@ -131,7 +142,7 @@ def step(name: str, *operands: object, **parameters: object) -> str:
     Examples
     --------
     >>> step("ingest", "SOURCE", "rows.zarr", budget_epsilon="E")
-    'dpdist.ingest_rows(SOURCE, rows.zarr, budget_epsilon=E)'
+    "dpdist.ingest_rows(SOURCE, 'rows.zarr', budget_epsilon=E)"
     >>> with naming(COMMAND_LINE):
     ...     step("ingest", "SOURCE", "rows.zarr", budget_epsilon="E")
     'dpdist ingest SOURCE rows.zarr --budget-epsilon E'

@@ -19,6 +19,8 @@ from hypothesis import settings
 from packages import missing
 from postgres_server import PASSWORD, Server
 
+from dpdist.naming import COMMAND_LINE, naming
+
 settings.register_profile("same", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, derandomize=False, max_examples=2000)
 settings.load_profile("same")
@@ -33,6 +35,13 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     chosen = tmp_path / "deep" / "state"
     monkeypatch.setenv("DPDIST_STATE_HOME", str(chosen))
     return chosen
+
+
+@pytest.fixture
+def typed() -> Iterator[None]:
+    """Let messages name options and commands, as whoever types them is told."""
+    with naming(COMMAND_LINE):
+        yield
 
 
 @pytest.fixture(scope="session")

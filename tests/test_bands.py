@@ -200,7 +200,7 @@ def test_what_fits_is_not_cut(table: RowsTable) -> None:
 
 def test_noise_that_needs_all_of_the_moment_is_refused_with_what_to_take_instead() -> None:
     wide, bound = described(1000, 20_000), RowBound(20_000, 1.0)
-    with pytest.raises(UsageError, match=r"--mechanism gaussian.*laplace.*route=products"):
+    with pytest.raises(UsageError, match=r"mechanism='gaussian'.*laplace.*'route': products"):
         layout_of(wide, bound, 1, 8 * GIB, divisible=False)
     assert len(layout_of(wide, bound, 1, 8 * GIB, divisible=True).bands) > 1
     assert len(layout_of(wide, bound, 1, 100 * GIB, divisible=False).bands) == 1

@@ -221,7 +221,7 @@ def test_an_answer_worth_nothing_is_refused_with_an_epsilon_that_is_useful(table
     found = worth_of(replace(request, loss=PrivacyLoss.parse(enough, delta)), table, Fraction("0.9"))
     assert found.useful
     assert found.ends() in str(told.value)
-    with pytest.raises(RefusedError, match=r"too small .* more than 10\. Or take a smaller --quantile"):
+    with pytest.raises(RefusedError, match=r"too small .* more than 10\. Or take a smaller quantile"):
         forecast(request, table, Fraction("0.9999"))
 
 

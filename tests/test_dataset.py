@@ -146,10 +146,10 @@ def test_an_array_laid_out_otherwise_is_refused(tmp_path: Path, changes: dict[st
 
 def test_what_is_no_table_of_ours_is_refused_with_the_cure(tmp_path: Path) -> None:
     path = tmp_path / "rows.zarr"
-    with pytest.raises(DataError, match="dpdist ingest"):
+    with pytest.raises(DataError, match=r"dpdist\.ingest_rows"):
         open_rows(path)
     zarr.create_array(store=path, shape=(4, 4), dtype="float64")
-    with pytest.raises(DataError, match="dpdist ingest"):
+    with pytest.raises(DataError, match=r"dpdist\.ingest_rows"):
         open_rows(path)
     shutil.rmtree(path)
     write(path, np.ones((4, 4)))
@@ -159,7 +159,7 @@ def test_what_is_no_table_of_ours_is_refused_with_the_cure(tmp_path: Path) -> No
     with pytest.raises(DataError, match="dpdist-rows/99"):
         open_rows(path)
     (path / "zarr.json").write_text("{")
-    with pytest.raises(DataError, match="dpdist ingest"):
+    with pytest.raises(DataError, match=r"dpdist\.ingest_rows"):
         open_rows(path)
 
 

@@ -198,7 +198,7 @@ AWAY = "tcp://192.0.2.1"
 
 def test_unencrypted_workers_on_the_network_are_refused_even_when_the_scheduler_is_on_loopback() -> None:
     with a_worker_beyond_this_machine() as address:
-        with pytest.raises(RefusedError, match="--insecure") as refused, connected(address):
+        with pytest.raises(RefusedError, match="pass insecure") as refused, connected(address):
             pass
         assert AWAY in str(refused.value)
         with connected(address, insecure=True) as started:

@@ -103,7 +103,7 @@ def test_analyze_gauss_keeps_what_was_requested_where_its_claim_is_true(
 
 def test_analyze_gauss_is_refused_by_a_release_where_its_claim_is_false_and_the_true_delta_is_named() -> None:
     loss = PrivacyLoss.parse("1", "1e-5")
-    with pytest.raises(RefusedError, match=r"delta 3\.736e-05\. Take --mechanism gaussian"):
+    with pytest.raises(RefusedError, match=r"delta 3\.736e-05\. Take mechanism='gaussian'"):
         ReleaseRequest("analyze-gauss", loss, 1.0).calibrated(5)
     shown = ReleaseRequest("analyze-gauss", loss, 1.0, for_reproduction=True).calibrated(5)
     assert isinstance(shown, CalibratedPublished)

@@ -18,6 +18,8 @@ from dpdist.ingest.table import ingest
 from dpdist.jobs.job_file import read_job
 from dpdist.release.parse import columns_from
 
+pytestmark = pytest.mark.usefixtures("typed")
+
 __all__ = ["call"]
 
 AMBIGUOUS = {

@@ -42,6 +42,8 @@ from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import created
 from dpdist.storage.atomic import make_public_folder
 
+pytestmark = pytest.mark.usefixtures("typed")
+
 __all__ = ["call"]
 TINY = 1 << 20
 

@@ -24,6 +24,8 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.accounting import CapSet, caps_for, certified
 from dpdist.privacy.guarantee import PrivacyLoss
 
+pytestmark = pytest.mark.usefixtures("typed")
+
 STORED = Path(__file__).parent / "stored" / "ledgers-1"
 BUDGET = PrivacyLoss.parse("2", "1e-6")
 Stored = Callable[[str], Ledger]

@@ -131,8 +131,8 @@ BUDGET = PrivacyLoss.parse("2", "1e-6")
 @pytest.mark.parametrize(
     ("charged", "asked", "named"),
     [
-        (gaussian("0.5", "1e-6"), pure(1), "what is of the kind charged already: --mechanism gaussian (with --delta)."),
-        (pure(1), gaussian("0.5", "1e-6"), "charged already: --mechanism two-sided-wishart (pure, without --delta)."),
+        (gaussian("0.5", "1e-6"), pure(1), "what is of the kind charged already: mechanism='gaussian' (with delta)."),
+        (pure(1), gaussian("0.5", "1e-6"), "charged already: mechanism='two-sided-wishart' (pure, without delta)."),
     ],
 )
 def test_a_refusal_for_the_kind_of_noise_names_a_mechanism_that_fits(
@@ -149,7 +149,7 @@ def test_a_first_release_of_a_kind_that_was_not_declared_is_told_which_kind_need
     said = refusal(
         "rows.ledger", BUDGET, PeriodFilters(BUDGET, caps_for(BUDGET, gaussian("1", "1e-6"))), [], Charge(point)
     )
-    assert "--mechanism gaussian, which needs no such declaration" in said
+    assert "mechanism='gaussian', which needs no such declaration" in said
 
 
 def test_releases_that_cannot_be_added_up_say_in_what_they_differ(here: Path, call: Call) -> None:

@@ -105,7 +105,7 @@ def test_the_purely_private_ones_are_not(name: str, factor: int, epsilon: str, n
     assert proved(found).loss.delta == pytest.approx(-math.expm1(-float(epsilon) / factor), rel=1e-8)
     assert proved(found).loss.epsilon_micro == loss.epsilon_micro
     assert not is_private_as_claimed(found)
-    with pytest.raises(RefusedError, match=r"delta 0\.\d+\. Take --mechanism two-sided-wishart"):
+    with pytest.raises(RefusedError, match=r"delta 0\.\d+\. Take mechanism='two-sided-wishart'"):
         ReleaseRequest(name, loss, clip_norm=1.0, neighbours=neighbours).calibrated(20)
 
 

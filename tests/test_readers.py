@@ -34,6 +34,8 @@ from dpdist.ingest.readers import base, chunked, transpose
 from dpdist.ingest.sources import Choices
 from dpdist.ingest.table import ingest
 
+pytestmark = pytest.mark.usefixtures("typed")
+
 Table = npt.NDArray[Any]
 GENES = ("BRCA1", "TP53", "ÅGENE", "with, comma", "five")
 SAMPLES, VARIANTS = 23, 11

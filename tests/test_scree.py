@@ -94,7 +94,7 @@ def test_components_above_the_noise_are_those_that_are_there() -> None:
     assert counts.count(4) >= 4
     assert len(words) >= 4
     assert "forecast" in words[0]
-    assert "--components K" in words[0]
+    assert "components=K" in words[0]
 
 
 def diagonal(size: int, count: int, epsilon: str) -> Release:

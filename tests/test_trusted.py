@@ -259,7 +259,7 @@ def test_a_table_too_long_for_the_grid_costs_nothing(transaction: MomentTransact
         writer.append(np.ones((40_000, len(NAMES)), dtype=np.uint8))
     ledger = budget.create_ledger(tmp_path / "long.ledger", rows, PrivacyLoss.parse("1"))
     transaction = replace(transaction, table=open_rows(rows), ledger=tmp_path / "long.ledger")
-    with pytest.raises(DataError, match="--grid-bits"):
+    with pytest.raises(DataError, match=r"\(grid_bits\)"):
         released(transaction, grid_bits=24)
     assert ledger.charges == []
     assert released(transaction, name="coarser").fresh

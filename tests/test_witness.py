@@ -42,6 +42,8 @@ from dpdist.ledger.state_folder import state_home
 from dpdist.ledger.witness import FolderWitness, HeldFile
 from dpdist.privacy.guarantee import PrivacyLoss
 
+pytestmark = pytest.mark.usefixtures("typed")
+
 __all__ = ["folder", "folder_ledger", "ledger", "place"]
 SEAL = "5" * 64
 pytestmark = pytest.mark.usefixtures("state")

@@ -33,6 +33,7 @@ from dpdist.naming import COMMAND_LINE, naming
 @click.version_option(__version__, prog_name="dpdist")
 def cli() -> None:
     """Compute differentially private second moments and PCA of large tables, on Dask and Zarr."""
+    click.get_current_context().with_resource(naming(COMMAND_LINE))
     warnings.simplefilter("ignore", WeakGuaranteeWarning)  # the commands say it in their answers
     pa.enable_signal_handlers(False)  # its readers would take a signal that they do not answer
 
@@ -66,8 +67,7 @@ def execute(command: click.Command) -> None:
     """Run a command, of this package or of a workflow: every failure is one paragraph and an exit code."""
     try:
         interruption.begin()
-        with naming(COMMAND_LINE):
-            code = _outcome(command)
+        code = _outcome(command)
         interruption.end()
     except KeyboardInterrupt:
         BARS.end()

@@ -229,7 +229,7 @@ def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Rele
     if asked.ledger is not None:
         raise RefusedError(
             "A ledger keeps the budget of a table that has an identity, and rows in memory have none: ingest them "
-            f"({step('ingest', 'SOURCE', 'ROWS', budget='PrivacyLoss')}), and fit the path of the rows.zarr. Without a "
+            f"({step('ingest', 'SOURCE', 'ROWS', budget='BUDGET')}), and fit the path of the rows.zarr. Without a "
             "ledger, what they cost is remembered by this process only."
         )
     if asked.cluster is not None:
