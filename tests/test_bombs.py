@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import pickle
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,8 @@ import anndata
 import h5py
 import numcodecs
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import xarray
 import zarr
@@ -262,3 +266,46 @@ def test_metadata_of_any_length_is_not_read(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "t.zarr", data=np.ones((40, 4)))
     os.truncate(tmp_path / "t.zarr" / "zarr.json", 1 << 40)  # a hole: it takes no room on the disk
     refused(tmp_path / "t.zarr", "'zarr.json' is of more than 64 MiB")
+
+
+def test_folders_that_lead_back_to_themselves_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    for name in ("a=1", "b=1"):
+        (tmp_path / "t" / name).symlink_to(".")
+    refused(tmp_path / "t", "a=1", "is a link")
+
+
+@pytest.mark.parametrize("text", ["1_0", "١٢", "0x1", "nan", "inf", "1e999", "9" * 30])
+def test_a_key_of_a_folder_is_a_number_as_others_read_numbers(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t" / f"year={text}").mkdir(parents=True)
+    pq.write_table(pa.table({"a": [1.0], "b": [2.0]}), tmp_path / "t" / f"year={text}" / "0.parquet")
+    refused(tmp_path / "t", "'year'", "is not a number")
+
+
+def test_an_archive_of_two_arrays_of_one_name_is_refused(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with zipfile.ZipFile(tmp_path / "t.npz", "w") as archive:
+            for value in (1.0, 2.0):
+                content = io.BytesIO()
+                np.save(content, np.full((40, 4), value))
+                archive.writestr("X.npy", content.getvalue())
+    refused(tmp_path / "t.npz", "holds two arrays of one name")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.npy", "t.parquet", "t.h5ad", "t.nc", "t.zarr"])
+def test_a_file_name_that_is_not_utf_8_is_a_name_like_any_other(tmp_path: Path, name: str) -> None:
+    rows = np.arange(160.0).reshape(40, 4)
+    made = tmp_path / name
+    writers: dict[str, Callable[[], object]] = {
+        "t.csv": lambda: made.write_text("a,b\n1,2\n3,4\n"),
+        "t.csv.gz": lambda: made.write_bytes(gzip.compress(b"a,b\n1,2\n3,4\n")),
+        "t.npy": lambda: np.save(made, rows),
+        "t.parquet": lambda: pq.write_table(pa.table({"a": [1.0], "b": [2.0]}), made),
+        "t.h5ad": lambda: anndata.AnnData(rows).write_h5ad(made),
+        "t.nc": lambda: xarray.Dataset({"v": (("t", "x"), rows)}).to_netcdf(made, engine="h5netcdf"),
+        "t.zarr": lambda: zarr.create_array(made, data=rows),
+    }
+    writers[name]()
+    made = made.rename(tmp_path / os.fsdecode(b"gr\xf6\xdfe" + name.encode()))
+    ingest(made, tmp_path / "rows.zarr")

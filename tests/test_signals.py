@@ -206,6 +206,19 @@ run(work)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_library_reports_because_of_the_signal_is_not_said(ended: Ended, tmp_path: Path) -> None:
+    script = """
+import logging
+def work():
+    try:
+        strike()
+    finally:
+        logging.getLogger("asyncio").error("Task exception was never retrieved")
+run(work)
+"""
+    assert ended(tmp_path, script) == (5, "", SENTENCE.format("SIGTERM"))
+
+
 @pytest.mark.parametrize("late", ["before the rename", "after the rename"])
 def test_what_has_its_place_is_whole_or_not_there(ended: Ended, tmp_path: Path, late: str) -> None:
     """The process is ended from outside the main thread while it moves a folder to its place."""

@@ -135,6 +135,10 @@ def _answer(number: int, _: FrameType | None) -> None:
     _state.received = _state.received or signal.Signals(number)
     if not _state.at_work:
         _leave()
+    if "logging" in sys.modules:
+        import logging  # noqa: PLC0415 - imported already, if anything is logged
+
+        logging.disable()  # what a library reports from now on failed because of the signal
     raise KeyboardInterrupt
 
 

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a defect, 2 usage, 3 refused, 4 unusable data, 5 interrupt
 
 from __future__ import annotations
 
+import errno
 import io
 import sys
 import traceback
@@ -105,13 +106,17 @@ def _outcome(command: click.Command) -> int:
     except MemoryError:
         return _failed("The memory does not suffice. Take a machine with more, or end what else runs on this one.", 4)
     except Exception as error:  # noqa: BLE001 - its text may quote data, so only type and place are told
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        return _failed(
-            f"This is a defect in dpdist: {type(error).__name__} at {Path(place.filename).name}:{place.lineno}. "
-            "Please report it with the command you ran.",
-            1,
-        )
+        return _failed(*_unforeseen(error))
     return code if isinstance(code, int) else 0
+
+
+def _unforeseen(error: Exception) -> tuple[str, int]:
+    """Return what to say of an error that is none of ours, and the exit code."""
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # wherever a path is first looked at
+        return "The name of a file or folder is longer than the file system takes. Give a shorter one.", 2
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"
+    return f"This is a defect in dpdist: {where}. Please report it with the command you ran.", 1
 
 
 def _told(shown: Callable[..., None]) -> Callable[..., None]:

@@ -84,6 +84,8 @@ def _in_folder(folder: Any, keys: Keys) -> list[tuple[Any, Keys]]:
             continue
         key = key_in(entry.name)
         if key is not None and attempt(entry, entry.is_dir):
+            if isinstance(entry, Path) and entry.is_symlink():
+                raise DataError(f"{entry} is a link, which may lead back to where it is. Name the folder it leads to.")
             found += _in_folder(entry, (*keys, key))
         else:
             found.append((entry, keys))

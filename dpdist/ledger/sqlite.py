@@ -10,8 +10,9 @@ from __future__ import annotations
 import io
 import os
 import sqlite3
+import stat
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -141,6 +142,7 @@ class FolderStorage:
             with closing(self._connect()) as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 try:
+                    self._require_tables_only(connection)
                     yield FolderTransaction(connection, self._folder)
                 except BaseException:
                     if connection.in_transaction:  # a full disk has undone it already
@@ -154,6 +156,14 @@ class FolderStorage:
                     "the disk or wait for the other process, then run the same command again."
                 ) from None
             raise DataError(f"The ledger {self._path} is damaged ({error}). Restore it from a copy.") from None
+
+    def _require_tables_only(self, connection: sqlite3.Connection) -> None:
+        """Refuse a database that computes what is read from it, for ever perhaps, or what is written to it."""
+        made = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger') LIMIT 1"
+        if connection.execute(made).fetchone() is not None:
+            raise DataError(
+                f"The ledger {self._path} holds more than a journal: it is not ours. Restore it from a copy."
+            )
 
     def stage(self, name: str, pieces: Iterable[bytes]) -> str:
         """Write and flush a new private file. If the process dies before it is kept, the next attempt sweeps it.
@@ -187,10 +197,14 @@ class FolderStorage:
 
     @contextmanager
     def blob(self, name: str) -> Iterator[BinaryIO]:
-        """Open a file; an empty one if it is missing."""
-        try:
-            file: BinaryIO = (self._folder / "blobs" / name).open("rb")
-        except OSError:
-            file = io.BytesIO()
+        """Open a file; an empty one if it is missing, or is a link, a pipe or a device."""
+        file: BinaryIO = io.BytesIO()
+        with suppress(OSError):
+            handle = os.open(self._folder / "blobs" / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            opened = os.fdopen(handle, "rb")
+            if stat.S_ISREG(os.fstat(handle).st_mode):
+                file = opened
+            else:
+                opened.close()
         with file:
             yield file

@@ -20,7 +20,7 @@ from dpdist.naming import step
 from dpdist.pca.components import Components
 from dpdist.pca.scree import scree
 from dpdist.release.artefact import Release
-from dpdist.storage.arrays import put_array, read_arrays, require_format
+from dpdist.storage.arrays import names_of, put_array, read_arrays, require_format
 from dpdist.storage.atomic import staged
 
 FORMAT = "dpdist-model/1"
@@ -111,7 +111,7 @@ def open_model(path: AnyPath) -> Model:
         sound = found.eigenvalues is None or found.eigenvalues.shape == (k,)
         sound = sound and found.mean.shape == found.scale.shape == (d,)
         sound = sound and len(info["columns"]) == d and np.allclose(found.components @ found.components.T, np.eye(k))
-        model = Model(str(info["release_id"]), tuple(info["columns"]), found)
+        model = Model(str(info["release_id"]), names_of(info["columns"]), found)
     except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries
         sound = False
     if not sound:

@@ -35,7 +35,7 @@ from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.coverage import Extent
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.units import Unit
-from dpdist.storage.arrays import Array, complete_arrays, require_format
+from dpdist.storage.arrays import Array, complete_arrays, names_of, require_format
 from dpdist.triangle import TILE, Band
 
 FORMAT = "dpdist-release/1"
@@ -263,7 +263,7 @@ def _count(value: Any) -> int | None:
     TypeError
         If it is neither.
     """
-    if value is not None and (type(value) is not int or value < 0):
+    if value is not None and (type(value) is not int or not 0 <= value < 2**63):
         raise TypeError
     return value
 
@@ -325,7 +325,7 @@ def open_release(path: AnyPath) -> Release:
         release = Release(
             release_id=info["release_id"],
             mechanism=info["mechanism"],
-            names=tuple(info["columns"]),
+            names=names_of(info["columns"]),
             neighbours=Neighbours(info["neighbours"]),
             claim=None if info["claim"] is None else PrivacyLoss.from_json(info["claim"]),
             guarantee=None if info["guarantee"] is None else Guarantee.from_json(info["guarantee"]),

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist._util.paths import AnyPath, local
-from dpdist.errors import DataError, UsageError
+from dpdist.errors import DataError, UsageError, quiet
 from dpdist.pca.forecast import GOOD, Forecast
 from dpdist.pca.scree import Scree
 from dpdist.storage.atomic import replace_file
@@ -40,12 +40,14 @@ def picture(path: AnyPath | IO[bytes], *, size: tuple[float, float] = (7, 4.5)) 
     figure = Figure(figsize=size, layout="constrained")
     yield figure.add_subplot()
     if not isinstance(path, str | os.PathLike):
-        figure.savefig(path, dpi=150)
+        with quiet():
+            figure.savefig(path, dpi=150)
         return
     path = local(path)
     drawn = io.BytesIO()
     try:
-        figure.savefig(drawn, dpi=150, format=path.suffix[1:] or "png")
+        with quiet():  # a letter that the font has not is drawn as a box, and that is known from the picture
+            figure.savefig(drawn, dpi=150, format=path.suffix[1:] or "png")
     except ValueError as error:
         raise DataError(f"The picture {path} cannot be written: {error}.") from None
     replace_file(path, drawn.getvalue(), "picture")

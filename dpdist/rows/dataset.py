@@ -29,7 +29,7 @@ from dpdist.errors import DataError, quiet
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.units import Unit
-from dpdist.storage.arrays import CHECKSUM_BYTES, Array, array_options, require_format
+from dpdist.storage.arrays import CHECKSUM_BYTES, Array, array_options, names_of, require_format
 from dpdist.storage.atomic import replace_file, require_space, staged
 
 FORMAT = "dpdist-rows/1"
@@ -320,7 +320,7 @@ def open_rows(path: AnyPath, *, whole: bool = True) -> RowsTable:
             columns=int(array.shape[1]),
             dtype=str(array.dtype),
             chunk_rows=int(array.chunks[0]),
-            names=tuple(str(name) for name in info["columns"]),
+            names=names_of(info["columns"]),
             budget=None if declared is None else PrivacyLoss.from_json(declared),
             ledger_id=None if info["ledger_id"] is None else str(info["ledger_id"]),
             compressed=any(isinstance(codec, BloscCodec) for codec in array.metadata.codecs),  # type: ignore[union-attr]

@@ -62,6 +62,21 @@ def require_format(path: Path, expected: str, otherwise: str) -> dict[str, Any]:
     return found
 
 
+def names_of(columns: Any) -> tuple[str, ...]:
+    """Return the names of columns, as a folder that may come from anybody gives them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are no list of words, or not all of them can be written.
+    """
+    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+        raise TypeError
+    for name in columns:
+        name.encode()
+    return tuple(columns)
+
+
 def array_options(dtype: npt.DTypeLike, *, compress: bool = False) -> dict[str, Any]:
     """Return the options with which every array is created: little-endian bytes, a checksum, no gaps.
 

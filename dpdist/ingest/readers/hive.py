@@ -6,6 +6,7 @@ As in Arrow, the columns of the keys follow those of the files, and their values
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,9 @@ from dpdist.ingest.readers.base import CURE, Places, Rows, Source, Survey
 from dpdist.naming import parameter
 
 Keys = tuple[tuple[str, str], ...]
+_WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+"""Not what Python takes beside it: digits of other scripts, and underscores between digits."""
 
 
 def key_in(name: str) -> tuple[str, str] | None:
@@ -59,14 +63,11 @@ class Partitioned(Source):
         return held, keys
 
     def _value(self, key: str, text: str) -> np.generic:
-        value: float | None
-        try:
+        value: float | None = None
+        if _WHOLE.fullmatch(text):
             value = int(text)
-        except ValueError:
-            try:
-                value = float(text)
-            except ValueError:
-                value = None
+        elif _NUMBER.fullmatch(text):
+            value = float(text)
         if value is None or not math.isfinite(value) or (isinstance(value, int) and not -(2**63) <= value < 2**64):
             raise DataError(
                 f"{self.path}, column {key!r}: the value in the name of the folder is not a number. Leave the column "

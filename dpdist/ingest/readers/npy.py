@@ -132,9 +132,11 @@ class Npz(Npy):
     @cached_property
     def _members(self) -> dict[str, tuple[zipfile.ZipInfo, Header]]:
         def read() -> dict[str, tuple[zipfile.ZipInfo, Header]]:
-            found = {}
+            found: dict[str, tuple[zipfile.ZipInfo, Header]] = {}
             with zipfile.ZipFile(self.path) as archive:
                 for info in archive.infolist():
+                    if info.filename.removesuffix(".npy") in found:
+                        raise DataError(f"{self.path} holds two arrays of one name. Write each under its own.")
                     if info.filename.endswith(".npy"):
                         with archive.open(info) as file:
                             header = Header.read(file, info.file_size)

@@ -16,7 +16,6 @@ from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,8 +59,8 @@ class Csv(Source):
 
     def _stream(self) -> Any:
         packed = self.path.suffix.lower() == ".gz"
-        source = str(self.path) if isinstance(self.path, Path) else self.path.open("rb")
-        return pa.input_stream(source, compression="gzip" if packed else None)
+        # opened here, because Arrow takes no name that is not UTF-8
+        return pa.input_stream(self.path.open("rb"), compression="gzip" if packed else None)
 
     def _lines(self) -> Iterator[tuple[int, str]]:
         """Yield the lines that are not empty, with their numbers from 1."""

@@ -29,6 +29,8 @@ from dpdist.ingest.readers.chunked import Chunked, Layout, only
 MARKS = ("zarr.json", ".zarray", ".zgroup")
 """Files of which one is at the root of every store."""
 _METADATA = frozenset({*MARKS, ".zattrs", ".zmetadata"})
+_PACKED = frozenset({"zarr.json", ".zarray", ".zmetadata"})
+"""Metadata that names codecs."""
 _PARTS = 1 << 24
 """Chunks of a shard at most: their places are read together."""
 _CODECS = frozenset({
@@ -47,7 +49,7 @@ class _Guarded(WrapperStore[Any]):
         root = getattr(self._store, "root", None)
         if isinstance(root, Path):
             require_plain(root, key)
-        if key.rpartition("/")[2] not in _METADATA:
+        if key.rpartition("/")[2] not in _METADATA:  # a chunk
             return await self._store.get(key, prototype, byte_range)
         found = await self._store.get(key, prototype, RangeByteRequest(0, MOST_LABELS + 1))
         if found is not None:
@@ -58,7 +60,8 @@ class _Guarded(WrapperStore[Any]):
 def _require_known(store: str, key: str, content: bytes) -> None:
     if len(content) > MOST_LABELS:
         raise DataError(f"{store}: {key!r} is of more than {MOST_LABELS >> 20} MiB. Remove what is not needed.")
-    for name in _codecs_in(key.rpartition("/")[2], json.loads(content)):
+    last = key.rpartition("/")[2]
+    for name in _codecs_in(last, json.loads(content)) if last in _PACKED else ():
         if str(name).removeprefix("numcodecs.") not in _CODECS:
             raise DataError(
                 f"{store} is packed by the codec {str(name)[:40]!r}, which is not followed. Write it with blosc, zstd "
