@@ -20,10 +20,10 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "workflows" / "results" / "versions.json"
-EXTRAS = ("anndata", "netcdf", "fast", "plots")
+EXTRAS = ("anndata", "netcdf", "genomics", "fast", "plots")
 """Those whose libraries read rows, bound them or draw, and need no server."""
 TOOLS = ("pytest", "hypothesis")
-TESTS = ("dataset", "artefact", "projection", "spectrum", "trusted_release")
+TESTS = ("dataset", "artefact", "projection", "spectrum", "trusted_release", "readers", "bombs")
 _BOUND = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)(?P<extra>\[[^]]*\])?>=(?P<version>[0-9.]+)")
 
 
