@@ -100,6 +100,12 @@ def netcdf(path: Path) -> None:
     packed_chunk(path, "v")
 
 
+def samples(path: Path) -> None:
+    """Write genotypes of people without names, very many."""
+    head = b"##fileformat=VCFv4.3\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\tFORMAT"
+    path.write_bytes(gzip.compress(head + b"\t" * (60 << 20) + b"\n", 1))
+
+
 def labels(path: Path) -> None:
     """Put a store of AnnData whose names unpack to gigabytes."""
     with warnings.catch_warnings():
@@ -128,6 +134,7 @@ BOMBS: dict[str, tuple[str, Callable[[Path], None]]] = {
         ),
     ),
     "names of AnnData": ("t.zarr", labels),
+    "samples": ("t.vcf.gz", samples),
     "h5ad": ("t.h5ad", h5ad),
     "netcdf": ("t.nc", netcdf),
 }
