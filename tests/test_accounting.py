@@ -227,6 +227,14 @@ def test_a_cap_set_holds_what_fills_it_to_the_last_unit_and_nothing_beyond() -> 
     assert exactly.left().pure_micro == 500_000
 
 
+@pytest.mark.parametrize("epsilon", ["0.000003", "0.5", "1", "2.000001", "3"])
+def test_all_of_a_new_budget_is_left_for_one_release_to_the_last_millionth(epsilon: str) -> None:
+    gaussian_budget, pure_budget = PrivacyLoss.parse(epsilon, "1e-6"), PrivacyLoss.parse(epsilon)
+    left = Filter(gaussian_budget, caps_for(gaussian_budget, gaussian(epsilon, "1e-6"))).left()
+    assert left.gaussian_micro == gaussian_budget.epsilon_micro
+    assert Filter(pure_budget, caps_for(pure_budget, pure(epsilon))).left().pure_micro == pure_budget.epsilon_micro
+
+
 def test_what_is_left_is_told_in_four_digits_rounded_down() -> None:
     assert str(Left(1_092_999, 0, 10**12, 0.5)) == "one gaussian release of epsilon 1.092 at delta 1e-06"
     assert str(Left(0, 12_345_678, 0, 0.5)) == "one pure release of epsilon 12.34"

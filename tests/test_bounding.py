@@ -57,6 +57,11 @@ def test_adversarial_rows_stay_inside_the_bound(bits: int) -> None:
         assert abs(abs(int(z[row, 0])) - length * 2**bits) <= 1.5
 
 
+def test_rows_far_beyond_a_tiny_clip_norm_end_on_the_bound() -> None:
+    z = bounded(RowBound(2, 1e-30), np.array([[3e-20, 4e-20], [0.3, -0.4], [3e200, 4e200]]))
+    assert np.abs(np.abs(z) - 2.0**16 * np.array([0.6, 0.8])).max() <= 1.5
+
+
 def test_the_units_of_the_input_are_told_and_cannot_change_the_bound() -> None:
     bound = RowBound(2, 4.0, centre=(1.0, -2.0), scale=(2.0, 0.5))
     rows = np.array([[2.0, -1.5]])
@@ -115,6 +120,9 @@ def test_the_compiled_kernel_is_what_runs_and_leaves_only_odd_rows_to_numpy(monk
     rows[5, 2], rows[9, 0], rows[11] = math.nan, math.inf, 1e300  # no other path, so no other time either
     bound.apply(rows, np.empty((400, 7)))
     assert sum(left) <= before + 1
+    left.clear()
+    RowBound(7, 1.0).apply(np.concatenate([np.eye(7), -2 * np.eye(7)]), np.empty((14, 7)))
+    assert not left  # what is exactly on the bound is within it
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
@@ -243,6 +251,21 @@ def test_however_many_rows_the_kernel_leaves_numpy_bounds_them_all(monkeypatch: 
     expected = bounded(RowBound(2, 1.0), rows)
     monkeypatch.setattr(bounding, "compiled_kernel", lambda: lazy)
     assert np.array_equal(RowBound(2, 1.0).apply(rows, np.empty((50, 2))), expected)
+
+
+def test_where_no_machine_code_can_be_kept_the_kernel_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = pytest.importorskip("dpdist.rows.kernel")
+    njit = kernel.njit
+
+    def uncached(*, cache: bool = False, **options: Any) -> Any:
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return njit(**options)
+
+    monkeypatch.setattr(kernel, "njit", uncached)
+    anew = kernel._compiled()
+    monkeypatch.setattr(bounding, "compiled_kernel", lambda: anew)
+    assert bounded(RowBound(2, 1.0, 8), ADVERSARIAL)[:3].tolist() == [[153, 204], [256, 0], [-256, 0]]
 
 
 def test_without_numba_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

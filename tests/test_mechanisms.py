@@ -75,6 +75,9 @@ def test_gaussian_scales_are_the_stated_ones() -> None:
     replace = calibrated("gaussian", 10, Neighbours.REPLACE_ONE, ONE_MILLIONTH).noise
     assert replace["sigma_diagonal"] / 4**BITS == pytest.approx(math.sqrt(2) * 4.224679, rel=1e-6)
     assert replace["sigma_off_diagonal"] / 4**BITS == pytest.approx(4.224679, rel=1e-6)
+    three = LatticeQuery(10, 4**BITS, Neighbours.REPLACE_ONE, rows=3)  # of one privacy unit: each costs as much
+    units = registry.calibrated("gaussian", three, ONE_MILLIONTH).noise
+    assert units["sigma_diagonal"] / 4**BITS == pytest.approx(3 * math.sqrt(2) * 4.224679, rel=1e-6)
     add = calibrated("gaussian", 10, Neighbours.ADD_REMOVE, ONE_MILLIONTH).noise
     assert add["sigma_diagonal"] / 4**BITS == pytest.approx(4.224679, rel=1e-6)
 

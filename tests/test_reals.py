@@ -145,6 +145,23 @@ def test_a_k_beyond_the_table_is_found_by_further_bits(law: Law) -> None:
     assert len(steps) > 1
 
 
+@LAWS
+@pytest.mark.parametrize("missing", [104, 108, 112, 116])  # bits of precision: some leave one threshold open, some all
+def test_thresholds_that_coarse_intervals_leave_open_are_enclosed_more_narrowly(
+    monkeypatch: pytest.MonkeyPatch, law: Law, missing: int
+) -> None:
+    expected, enclosing = law.words.tolist(), reals._intervals
+    asked: list[int] = []
+
+    def coarse_at_first(bits: int) -> object:
+        asked.append(bits)
+        return enclosing(bits if len(asked) > 1 else bits - missing)
+
+    monkeypatch.setattr(reals, "_intervals", coarse_at_first)
+    assert reals._thresholds.__wrapped__(law, 64) == expected
+    assert len(asked) == 2 or missing < 112
+
+
 def near(law: Law, k: int, bits: int) -> tuple[int, int]:
     """Return an x near 1/2, and the cell of V of so many bits that p cuts near its middle, whatever follows in x."""
     with mpmath.workdps(60):
@@ -224,6 +241,14 @@ def test_further_bits_are_drawn_once() -> None:
     assert z.truncated(0, 20, 320) == first
     assert [abs(v) >> 192 for v in first] == [abs(v) for v in z.truncated(0, 20, 128)]
     assert source.extended == 60
+
+
+def test_a_truncated_draw_is_made_of_all_its_words() -> None:
+    z = exact_normals(50, Scripted(3))
+    words = zip(z.negative.tolist(), z.whole.tolist(), *z.fraction.tolist(), strict=True)
+    signed = [(-1 if negative else 1, (whole << 128) | (high << 64) | low) for negative, whole, high, low in words]
+    for bits in (20, 100, 128):
+        assert z.truncated(0, 50, bits) == [sign * (magnitude >> (128 - bits)) for sign, magnitude in signed]
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 100, 2**14, 40_000])

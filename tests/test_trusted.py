@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import sqlite3
+import stat
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -37,7 +38,7 @@ from trusted_scene import (
     values,
 )
 
-from dpdist.errors import DataError, DpdistError, RefusedError
+from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import Additive
@@ -50,7 +51,7 @@ from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring
 from dpdist.release.trusted import MomentTransaction
 from dpdist.rows import chunks
-from dpdist.rows.dataset import created, open_rows
+from dpdist.rows.dataset import RowsTable, created, open_rows
 from dpdist.runtime import engine
 from dpdist.triangle import unpacked
 
@@ -215,6 +216,45 @@ def test_a_release_costs_what_its_mechanism_guarantees(transaction: MomentTransa
         asking(transaction, loss=PrivacyLoss.parse("2")).reserve()
     with pytest.raises(RefusedError, match="bound differ"):
         asking(transaction, clip_norm=2 * CLIP).reserve()
+
+
+def test_a_release_for_reproduction_is_written_where_only_its_owner_can_enter(table: RowsTable, tmp_path: Path) -> None:
+    rows = open_rows(shutil.copytree(table.path, tmp_path / "rows.zarr"))  # of which nothing else is released any more
+    request = replace(REQUEST, mechanism="none", name=None, for_reproduction=True)
+    transaction = MomentTransaction(request, rows, tmp_path / "none.ledger", tmp_path / "release.zarr")
+    trusted.finalise(transaction, *partials_of(transaction))
+    assert stat.S_IMODE(transaction.target.stat().st_mode) == 0o700
+    assert not (tmp_path / "none.ledger").exists()
+
+
+def test_a_delta_that_is_not_below_one_in_n_is_accepted_for_one_charge(
+    transaction: MomentTransaction, tmp_path: Path
+) -> None:
+    ledger = Ledger.create(
+        tmp_path / "large.ledger", dataset_id=transaction.table.dataset_id, budget=PrivacyLoss.parse("4", "1e-2")
+    )
+    transaction = replace(
+        transaction,
+        ledger=tmp_path / "large.ledger",
+        table=replace(transaction.table, ledger_id=ledger.ledger_id),
+    )
+    asked = asking(transaction, mechanism="gaussian", loss=PrivacyLoss.parse("1", "1e-3"))
+    with pytest.raises(RefusedError, match="delta"):
+        asked.reserve()
+    assert ledger.records == []
+    assert asking(asked, accept_large_delta=True).reserve() is State.RESERVED
+    assert asked.reserve() is State.RESERVED  # what is charged already is resumed
+    asked.abort()
+    with pytest.raises(RefusedError, match="delta"):
+        asked.reserve()
+
+
+@pytest.mark.parametrize("mechanism", ["none", "analyze-gauss"])
+def test_a_release_for_reproduction_is_charged_to_no_ledger(transaction: MomentTransaction, mechanism: str) -> None:
+    loss = PrivacyLoss.parse("1", "1e-6") if mechanism == "analyze-gauss" else PrivacyLoss.parse("1")
+    with pytest.raises(UsageError, match="no guarantee that a ledger could charge"):
+        asking(transaction, mechanism=mechanism, loss=loss, name=None, for_reproduction=True).reserve()
+    assert ledger_of(transaction).records == []
 
 
 # --- the step as a whole ----------------------------------------------------------------------------------------------

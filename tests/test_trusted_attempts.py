@@ -203,3 +203,26 @@ def test_a_refund_after_the_commit_does_not_happen(transaction: MomentTransactio
     transaction.abort()
     assert losses(ledger_of(transaction)) == [PrivacyLoss.parse("1")]
     assert committed_bytes(transaction) == first
+
+
+def test_who_is_overtaken_while_it_draws_slowly_waits_for_longer_than_such_a_draw(
+    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transaction.reserve()
+    clock, waited = Clock({}), []
+
+    def overtaken(*_: Any) -> bool:
+        clock.sleep(1000.0)
+        return False
+
+    def watched(_ledger: Ledger, _release_id: str, _fence: int, seconds: float) -> bool:
+        waited.append(seconds)
+        return False
+
+    monkeypatch.setattr(trusted, "time", clock)
+    monkeypatch.setattr(Ledger, "commit", overtaken)
+    monkeypatch.setattr(Ledger, "wait", watched)
+    with pytest.raises(DpdistError, match="again"):
+        trusted.finalise(transaction, *partials_of(transaction))
+    assert len(waited) > 1
+    assert min(waited) >= 2 * 1000.0

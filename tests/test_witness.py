@@ -9,6 +9,7 @@ import stat
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ledgers import (
     DiedError,
     begun,
     behind,
+    committed,
     dies,
     epsilon_spent,
     folder,
@@ -40,7 +42,7 @@ from dpdist.ledger.sqlite import FolderStorage
 from dpdist.ledger.state import State
 from dpdist.ledger.state_folder import state_home
 from dpdist.ledger.witness import FolderWitness, HeldFile
-from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 
 pytestmark = pytest.mark.usefixtures("typed")
 
@@ -230,6 +232,10 @@ def test_what_was_released_elsewhere_is_adopted_charged_and_never_drawn(place: P
         with pytest.raises(RefusedError, match="another copy"):
             use()
     assert not restored.abort("b")
+    # which head an adopted release tells is known to the copy that committed it
+    assert restored.remembers("b", "f" * 64)
+    assert not restored.remembers("a", "f" * 64)
+    assert not restored.remembers("c", restored.head)
     assert released(backup, "a", b"never drawn") == b"first"
     assert released(backup, "c", b"third") == b"third"
     with pytest.raises(RefusedError, match="budget"):
@@ -365,6 +371,29 @@ def test_draws_of_two_machines_beyond_the_budget_are_told_as_what_they_are(
         reserve(brought, "b")
 
 
+def test_draws_of_two_machines_under_two_relations_keep_no_budget(
+    ledger: Ledger, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Path
+) -> None:
+    # a row replaced is one removed and one added: a loss under one relation cannot be added to one under the other
+    twin = copy_of(place)
+    asked = partial(ledger.reserve, dataset_id=DATASET, parameters={}, guarantee=pure(1, Neighbours.ADD_REMOVE))
+    assert asked("a") is State.RESERVED
+    assert ledger.commit("a", ledger.begin("a") or 0, [b"here"])
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "another machine"))
+    released(twin, "b", b"there")
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(state))
+    assert Ledger(twin).adopt() == ["a"]
+    assert ledger.adopt() == ["b"]
+    for each in (ledger, Ledger(twin)):
+        assert each.balance().promise == "all of it together exceeds the budget"
+        with pytest.raises(DataError, match="without a common witness"):
+            reserve(each, "c")
+        with pytest.raises(DataError, match="exceed its budget"):
+            each.verify()
+    with pytest.raises(DataError, match="without a common witness"):
+        asked("d")
+
+
 # --- a witness that is lost, or was never written ---------------------------------------------------------------------
 
 
@@ -389,6 +418,14 @@ def test_a_lost_witness_stops_all_and_costs_the_whole_budget(ledger: Ledger, pla
             reserve(ledger, release_id)
     assert released(place, "a", b"never drawn") == b"draw"
     Ledger(place).verify()
+
+
+def test_what_a_witness_has_seen_is_given_out_also_when_it_is_lost_before_the_publication(
+    ledger: Ledger, state: Path
+) -> None:
+    committed(ledger, "a", b"draw")
+    shutil.rmtree(state)
+    assert content_of(ledger, "a") == b"draw"
 
 
 def test_the_whole_budget_is_charged_to_every_copy_once_a_witness_was_lost(
@@ -421,6 +458,13 @@ def test_a_ledger_that_nothing_was_committed_to_may_change_its_machine(
     begun(ledger, "a")
     shutil.rmtree(state)
     assert released(place, "a", b"draw") == b"draw"
+
+
+def test_a_ledger_that_never_had_a_witness_adopts_nothing_and_pays_nothing(ledger: Ledger) -> None:
+    assert ledger.adopt() == []
+    assert not ledger.exhausted
+    assert reserve(ledger, "a") is State.RESERVED
+    assert epsilon_spent(ledger) == 1
 
 
 def test_an_old_ledger_is_told_once_that_it_had_no_witness(

@@ -155,6 +155,12 @@ def tested(name: str, text: str | None, seconds: float) -> tuple[str, float]:
     return "timeout", time.monotonic() - begun
 
 
+def written(output: Path, record: dict[str, Any]) -> None:
+    """Write what is known of the mutants of a subject."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def run(name: str, shard: tuple[int, int], *, survivors: bool) -> None:
     """Play the mutants of a subject that were not played yet, or those again that survived."""
     subject = CONFIG["subjects"][name]
@@ -168,13 +174,18 @@ def run(name: str, shard: tuple[int, int], *, survivors: bool) -> None:
     random.Random(1).shuffle(shuffled)  # noqa: S311 - a larger sample holds the smaller one
     chosen = shuffled[: math.ceil(len(every) * subject.get("sample", 1))]
     if record.get("source") != digest:  # what is known of the same line stays known
-        known = {(each["operator"], each["before"], each["after"]): each for each in record.get("mutants", [])}
+        past = record.get("mutants", [])
         record = {"module": subject["module"], "source": digest, "possible": len(every), "mutants": []}
         for each in every:
-            earlier = known.get((each.operator, each.before, each.after))
-            if earlier is not None:
-                record["mutants"].append({**asdict(each), "outcome": earlier["outcome"]})
+            told = asdict(each)
+            same = (old for old in past if all(old[key] == told[key] for key in ("operator", "before", "after")))
+            found = next(same, None)
+            if found is not None:
+                past.remove(found)  # it speaks for one line, should there be several alike
+                record["mutants"].append({**told, "outcome": found["outcome"]})
+        written(output, record)
     played = {(each["operator"], each["occurrence"]): each for each in record["mutants"]}
+    chosen += [each for each in shuffled[len(chosen) :] if (each.operator, each.occurrence) in played]
     outcome, took = tested(name, None, 600.0)
     if outcome != "survived":
         raise SystemExit(f"The tests of {name} do not pass without any fault: {outcome}.")
@@ -189,8 +200,7 @@ def run(name: str, shard: tuple[int, int], *, survivors: bool) -> None:
         outcome, took = tested(name, text, patience)
         played[mutant.operator, mutant.occurrence] = {**asdict(mutant), "outcome": outcome}
         record["mutants"] = sorted(played.values(), key=lambda m: (m["line"], m["operator"], m["occurrence"]))
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        written(output, record)
         if outcome == "survived":
             print(f"{name}:{mutant.line} {mutant.operator}\n  - {mutant.before}\n  + {mutant.after}", flush=True)
     print(name, len(played), "of", len(every), flush=True)

@@ -64,13 +64,13 @@ def caps_to_fix(view: View, budget: PrivacyLoss, charge: Charge, place: str) -> 
             f"The whole budget of {place} was charged when its witness was lost. What was committed can be "
             "published again; nothing more can be released."
         )
+    require_kept(view, budget, place)
     if charged and charged[0].guarantee.neighbours is not guarantee.neighbours:
         relation = charged[0].guarantee.neighbours
         raise RefusedError(
             f"The budget of {place} is kept under {relation}, the relation of its first release; a loss under "
             f"{guarantee.neighbours} cannot be added to it. Ask for {parameter('neighbours', relation)}."
         )
-    require_kept(view, budget, place)
     accounts = view.accounts_for(guarantee)
     if accounts is None or not accounts.holds(charge):
         raise RefusedError(refusal(place, budget, accounts, charged, charge))

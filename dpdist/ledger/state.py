@@ -93,7 +93,8 @@ class View:
     accounts
         What is charged, against the caps; None before the first charge, and in a ledger of version 1 until it goes on.
     exceeded
-        The first release that does not fit the caps, or that came before them; None unless somebody tampered.
+        The first release that does not fit the caps, came before them, or is under another relation than the first one;
+        None unless somebody tampered, or two copies released without a common witness.
     begun_with_caps
         Whether caps precede every charge; False of a ledger of version 1.
     condition
@@ -194,7 +195,10 @@ class View:
                 self._book(self.accounts, record)
 
     def _book(self, accounts: PeriodFilters, record: Record) -> None:
-        if not accounts.book(record.release_id, Charge(record.guarantee, record.periods)):
+        """Charge a release; what does not fit, or is under another relation than the first one, keeps no budget."""
+        first = next(other for other in self.records.values() if other.state is not State.ABORTED)
+        alike = first.guarantee.neighbours is record.guarantee.neighbours
+        if not accounts.book(record.release_id, Charge(record.guarantee, record.periods)) or not alike:
             self.exceeded = self.exceeded or record.release_id
 
     def _adopt(self, entry: dict[str, Any]) -> None:
