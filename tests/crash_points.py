@@ -97,7 +97,7 @@ def points() -> dict[str, Point]:
         "inside the closing": Point(Transaction, "append", after=True, which=_appends("closed")),
         "after the closing": Point(Ledger, "close_period", after=True),
         "inside the reservation": Point(Transaction, "append", after=True, which=_appends("reserved")),
-        "after the reservation": Point(trusted, "reserve", after=True),
+        "after the reservation": Point(trusted.MomentTransaction, "reserve", after=True),
         "before reading": Point(ChunkReader, "read", after=False),
         "with the cluster at work": Point(engine.Engine, "_watch", after=False),
         "after the sum": Point(release, "partition_moment", after=True),

@@ -191,7 +191,7 @@ def test_without_a_ledger_nothing_is_released(transaction: MomentTransaction, tm
     with pytest.raises(RefusedError, match="restore it from a copy"):
         replace(transaction, ledger=tmp_path / "none.ledger").reserve()
     assert not (tmp_path / "none.ledger").exists()
-    with pytest.raises(RefusedError, match="ledger create"):
+    with pytest.raises(RefusedError, match="Declare one with"):
         replace(transaction, table=replace(transaction.table, ledger_id=None)).reserve()
 
 
@@ -230,14 +230,10 @@ def test_a_release_for_reproduction_is_written_where_only_its_owner_can_enter(ta
 def test_a_delta_that_is_not_below_one_in_n_is_accepted_for_one_charge(
     transaction: MomentTransaction, tmp_path: Path
 ) -> None:
-    ledger = Ledger.create(
-        tmp_path / "large.ledger", dataset_id=transaction.table.dataset_id, budget=PrivacyLoss.parse("4", "1e-2")
-    )
-    transaction = replace(
-        transaction,
-        ledger=tmp_path / "large.ledger",
-        table=replace(transaction.table, ledger_id=ledger.ledger_id),
-    )
+    place, dataset_id = tmp_path / "large.ledger", "e" * 32  # another table of the same rows
+    ledger = Ledger.create(place, dataset_id=dataset_id, budget=PrivacyLoss.parse("4", "1e-2"))
+    other = replace(transaction.table, dataset_id=dataset_id, ledger_id=ledger.ledger_id)
+    transaction = replace(transaction, ledger=place, table=other)
     asked = asking(transaction, mechanism="gaussian", loss=PrivacyLoss.parse("1", "1e-3"))
     with pytest.raises(RefusedError, match="delta"):
         asked.reserve()

@@ -219,7 +219,7 @@ def test_who_is_overtaken_while_it_draws_slowly_waits_for_longer_than_such_a_dra
         waited.append(seconds)
         return False
 
-    monkeypatch.setattr(trusted, "time", clock)
+    monkeypatch.setattr(releasing, "time", clock)
     monkeypatch.setattr(Ledger, "commit", overtaken)
     monkeypatch.setattr(Ledger, "wait", watched)
     with pytest.raises(DpdistError, match="again"):

@@ -214,9 +214,10 @@ def summary() -> str:
         "",
         "Made by `python -m workflows.mutants --summary`. A mutant is killed by a failing test, by tests that cannot",
         "even start with it, or by a timeout. Where fewer were run than there are, they are a random sample.",
+        "Where the source is an earlier one, the module has changed since they were run.",
         "",
-        "| subject | possible | run | killed | survived | explained |",
-        "|---|---|---|---|---|---|",
+        "| subject | source | possible | run | killed | survived | explained |",
+        "|---|---|---|---|---|---|---|",
     ]
     told = []
     for path in sorted(RESULTS.glob("*.json")):
@@ -225,7 +226,18 @@ def summary() -> str:
         left = [each for each in played if each["outcome"] == "survived"]
         known = [reasons.get(f"{each['before']} -> {each['after']}") for each in left]
         count, killed = len(played), len(played) - len(left)
-        cells = (f"`{record['module']}`", record["possible"], count, killed, len(left), len(left) - known.count(None))
+        source = ROOT / (CONFIG["subjects"][path.stem]["module"].replace(".", "/") + ".py")
+        current = hashlib.sha256(source.read_bytes()).hexdigest() == record["source"]
+        state = "as it is" if current else "earlier"
+        cells = (
+            f"`{record['module']}`",
+            state,
+            record["possible"],
+            count,
+            killed,
+            len(left),
+            len(left) - known.count(None),
+        )
         lines.append("| " + " | ".join(map(str, cells)) + " |")
         if left:
             told += ["", f"## `{record['module']}`", ""]
