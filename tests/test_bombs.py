@@ -173,7 +173,7 @@ def test_what_unpacks_to_gigabytes_is_refused_in_little_memory(tmp_path: Path) -
     assert len(found) == len(BOMBS)
     for (here, apart, said), source in zip(found, sources, strict=True):
         assert str(source) in said
-        assert here < 200, source
+        assert here < 300, source
         assert apart < 1100, source
     assert sorted(tmp_path.rglob("*")) == before
 

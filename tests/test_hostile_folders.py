@@ -128,6 +128,18 @@ def test_names_that_no_font_has_are_drawn_without_a_word_of_a_library(here: Path
     assert "<script>alert" not in (here / "new.html").read_text()
 
 
+@pytest.mark.parametrize("way", [fifo, device])
+@pytest.mark.parametrize("name", ["periods.json", "key"])
+def test_a_folder_of_periods_is_told_by_plain_files(tmp_path: Path, call: Call, name: str, way: Any) -> None:
+    (tmp_path / "in").mkdir()
+    job = '[rows]\npath = "rows"\nsource = "in"\nperiods = true\nbudget_epsilon = 3\n'
+    (tmp_path / "job.toml").write_text(job + '[release]\npath = "rel"\nepsilon = 1\nclip = 8.0\n')
+    assert call("run", tmp_path / "job.toml").code == 0
+    (tmp_path / "in" / "2026.csv").write_text("a,b\n1,2\n")
+    way(tmp_path / "rows" / name)
+    assert call("run", tmp_path / "job.toml").code == 4
+
+
 @pytest.mark.parametrize("way", [fifo, device, Path.mkdir])
 def test_a_job_a_centre_and_a_certificate_are_plain_files(here: Path, call: Call, way: Any) -> None:
     for name in ("job.toml", "centre.json", "centre.npy", "ca.pem"):

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from dpdist._util.paths import read_plain
 from dpdist._util.progress import Steps
 from dpdist._util.text import listed
 from dpdist.errors import DataError, DpdistError, RefusedError
@@ -37,6 +38,7 @@ from dpdist.privacy.parallel import PERIOD_PATTERN
 from dpdist.rows.dataset import RowsTable, created, open_rows
 from dpdist.rows.periods import PeriodicTable, seal_rows
 from dpdist.rows.seal import key_of
+from dpdist.storage.arrays import MOST_ATTRIBUTES
 from dpdist.storage.atomic import replace_file
 
 _SOURCES = "sources.json"
@@ -287,7 +289,7 @@ def _remembered(name: str, files: Sequence[Path], key: bytes) -> SourceFile:
 def _sources_of(table: PeriodicTable, period: str) -> list[SourceFile]:
     path = table.rows_of(period) / _SOURCES
     try:
-        return [SourceFile(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
+        return [SourceFile(**each) for each in json.loads(read_plain(path, MOST_ATTRIBUTES))]
     except (OSError, ValueError, TypeError, RecursionError):
         raise DataError(f"{path} is missing or damaged. Restore it: it tells which files were ingested.") from None
 

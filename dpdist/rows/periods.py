@@ -23,13 +23,14 @@ from itertools import accumulate
 from pathlib import Path
 
 from dpdist._util.ids import random_token
-from dpdist._util.paths import AnyPath, local
+from dpdist._util.paths import AnyPath, local, read_plain
 from dpdist.errors import DataError
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, open_rows
 from dpdist.rows.seal import KEY, sealed_tags, write_seal
+from dpdist.storage.arrays import MOST_ATTRIBUTES
 from dpdist.storage.atomic import replace_file, staged
 
 FORMAT = "dpdist-periods/1"
@@ -73,7 +74,7 @@ class PeriodicTable:
         for period in periods:
             file = self.rows_of(period) / "zarr.json"
             try:
-                total += int(json.loads(file.read_text(encoding="utf-8"))["shape"][0])
+                total += int(json.loads(read_plain(file, MOST_ATTRIBUTES))["shape"][0])
             except (OSError, ValueError, KeyError, TypeError, IndexError):
                 raise DataError(f"{file} is missing or damaged. Restore it.") from None
         return total
@@ -237,7 +238,7 @@ def open_periods(path: AnyPath) -> PeriodicTable:
     """
     path = local(path)
     try:
-        info = json.loads((path / _FILE).read_text(encoding="utf-8"))
+        info = json.loads(read_plain(path / _FILE, MOST_ATTRIBUTES))
         if info["format"] != FORMAT:
             raise ValueError  # noqa: TRY301 - one message for whatever is wrong
         ledger_id = info["ledger_id"]

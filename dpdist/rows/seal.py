@@ -17,8 +17,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dpdist._util.paths import read_plain
 from dpdist.errors import DataError
 from dpdist.rows.dataset import RowsTable
+from dpdist.storage.arrays import MOST_ATTRIBUTES
 from dpdist.storage.atomic import replace_file
 
 SEAL = "seal.json"
@@ -35,7 +37,7 @@ def key_of(folder: Path) -> bytes:
         If it is missing or damaged.
     """
     try:
-        key = bytes.fromhex((folder / KEY).read_text(encoding="ascii"))
+        key = bytes.fromhex(read_plain(folder / KEY, MOST_ATTRIBUTES).decode("ascii"))
     except (OSError, ValueError):
         key = b""
     if len(key) != 32:
@@ -86,7 +88,7 @@ def sealed_tags(table: RowsTable) -> list[str]:
         other columns, than it says.
     """
     try:
-        content = json.loads((table.path / SEAL).read_text(encoding="utf-8"))
+        content = json.loads(read_plain(table.path / SEAL, MOST_ATTRIBUTES))
         tags = [str(tag) for tag in content["chunks"]]
         same = content == {**_described(table), "chunks": tags} and len(tags) == table.chunks
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
