@@ -85,7 +85,8 @@ def read_plain(path: Path, most: int) -> bytes:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
             raise OSError(errno.EINVAL, "it is no file")
-        content = file.read(most + 1)
+        # asked for no more than there is, because memory for all that is asked for is set aside first
+        content = file.read(min(about.st_size, most) + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it is of more than {most >> 20} MiB")
     return content
