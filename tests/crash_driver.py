@@ -48,6 +48,7 @@ from crash_points import points
 
 if TYPE_CHECKING:
     from dpdist.ledger.address import Place
+    from dpdist.storage.store import AnyStore
 
 PATIENCE = 300.0
 AT_THE_END = "at the end"
@@ -101,9 +102,11 @@ class InlineEngine:
     workers = ("inline-0", "inline-1")
     memory = 1 << 34
 
-    def require_path(self, path: Path) -> None:
-        """Check that a path is there."""
-        assert path.exists()
+    def require_visible(self, place: AnyStore, key: str = "") -> None:
+        """Check that something is there."""
+        from dpdist.storage.store import store_at
+
+        assert store_at(place).exists(key)
 
     def map(self, function: Callable[[Any], None], tasks: Sequence[Any], label: str) -> None:
         """Run the tasks."""

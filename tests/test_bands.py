@@ -39,6 +39,7 @@ from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.rows.table import Shape
 from dpdist.runtime import engine
 from dpdist.runtime.cluster import Cluster
 from dpdist.triangle import Band, packed, unpacked
@@ -67,9 +68,9 @@ def table_at(
     return open_rows(path)
 
 
-def described(rows: int, columns: int) -> RowsTable:
-    """Return a table that exists nowhere."""
-    return RowsTable(Path("nowhere"), "", rows, columns, "float32", min(rows, 100), ("",) * columns, None)
+def described(rows: int, columns: int) -> Shape:
+    """Return the shape of a table that exists nowhere."""
+    return Shape(rows, columns, "float32", min(rows, 100))
 
 
 @pytest.fixture

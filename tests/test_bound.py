@@ -44,7 +44,7 @@ from dpdist.release.worth import Worth, forecast, useful_epsilon, worth_of
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
 from dpdist.rows.periods import create_periods
 from dpdist.rows.units import Unit
 from dpdist.runtime import engine
@@ -513,7 +513,7 @@ def test_the_clip_norm_lies_between_the_quantiles_that_are_told(law: str, quanti
 
 
 def test_a_damaged_chunk_is_refunded(table: RowsTable) -> None:
-    chunk = table.chunk_path(2)
+    chunk = table.path / chunk_key(2)
     content = chunk.read_bytes()
     chunk.write_bytes(content[:-9] + bytes(9))
     with pytest.raises(DataError, match="Chunk 2"):

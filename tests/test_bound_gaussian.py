@@ -30,7 +30,7 @@ from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTran
 from dpdist.release.worth import forecast, worth_of
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
 from dpdist.rows.units import Unit
 from dpdist.runtime import engine
 from dpdist.runtime.cluster import Cluster
@@ -179,7 +179,7 @@ def test_who_is_reserved_anew_after_a_refund_is_no_longer_the_first(table: RowsT
 
 
 def test_a_damaged_chunk_is_refunded(table: RowsTable) -> None:
-    chunk = table.chunk_path(0)
+    chunk = table.path / chunk_key(0)
     content = chunk.read_bytes()
     chunk.write_bytes(content[:-9] + bytes(9))
     with pytest.raises(DataError, match="Chunk 0"):

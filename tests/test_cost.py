@@ -44,7 +44,7 @@ def test_tasks_bytes_and_memory_are_what_was_said(tmp_path: Path, monkeypatch: p
     layout = Layout(table, bound, 2, cut)
     with connected(workers=2) as engine:
         submitted = submissions(engine, monkeypatch)
-        passes = [one.groups for one in layout.plans]
+        passes = [one.groups for one in layout.plans(table)]
         rows = 0
         for sums in engine.reduce_each(partition_moment, add_partials, passes, "Summing", under_way=layout.under_way):
             rows += engine.trusted(lambda *parts: complete(table, *parts), sums=sums).rows

@@ -18,7 +18,7 @@ from dpdist.errors import DataError
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import dataset
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable, chunk_rows_for, created, open_rows, partitions
+from dpdist.rows.dataset import RowsTable, chunk_key, chunk_rows_for, created, open_rows, partitions
 
 BUDGET = PrivacyLoss.parse("2", "1e-6")
 
@@ -87,7 +87,7 @@ def test_partitions_are_contiguous_complete_and_balanced(chunks: int, count: int
 def test_a_missing_or_truncated_chunk_is_refused_on_open_and_named(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "rows.zarr"
     write(path, np.ones((101, 5)))
-    chunk = open_rows(path).chunk_path(2)
+    chunk = path / chunk_key(2)
     content = chunk.read_bytes()
     chunk.unlink()
     if damage != "missing":
@@ -102,7 +102,7 @@ def test_a_flipped_bit_and_a_chunk_lost_after_opening_are_found_when_read(tmp_pa
     path = tmp_path / "rows.zarr"
     write(path, np.ones((101, 5)), compress=compress)
     table = open_rows(path)
-    chunk = table.chunk_path(1)
+    chunk = table.path / chunk_key(1)
     content = bytearray(chunk.read_bytes())
     content[17] ^= 4
     chunk.write_bytes(content)
@@ -120,7 +120,7 @@ def test_a_flipped_bit_and_a_chunk_lost_after_opening_are_found_when_read(tmp_pa
 
 def test_chunks_of_zeros_are_written_too(tmp_path: Path) -> None:
     write(tmp_path / "rows.zarr", np.zeros((10, 3)))
-    assert open_rows(tmp_path / "rows.zarr").chunk_path(0).is_file()
+    assert (tmp_path / "rows.zarr" / chunk_key(0)).is_file()
 
 
 def _foreign(path: Path, **changes: Any) -> None:

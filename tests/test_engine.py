@@ -133,15 +133,15 @@ def test_our_own_errors_keep_their_message_and_kind(local: Engine) -> None:
 
 
 def test_a_path_that_workers_do_not_see_is_refused(local: Engine, tmp_path: Path) -> None:
-    local.require_path(tmp_path)
+    local.require_visible(tmp_path)
     with pytest.raises(DataError, match="does not see"):
-        local.require_path(tmp_path / "nowhere")
+        local.require_visible(tmp_path / "nowhere")
 
 
 def test_a_worker_of_another_version_is_refused(local: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpdist.runtime.engine.__version__", "99")
     with pytest.raises(DataError, match="not 99"):
-        local.require_path(tmp_path)
+        local.require_visible(tmp_path)
 
 
 def test_a_scheduler_that_does_not_answer_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_a_worker_that_may_spill_sums_to_its_disk_is_refused(tmp_path: Path) -> 
         connected(cluster.scheduler_address) as started,
         pytest.raises(DataError, match="may spill"),
     ):
-        started.require_path(tmp_path)
+        started.require_visible(tmp_path)
 
 
 def test_a_pass_ends_when_all_workers_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:

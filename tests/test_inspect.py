@@ -19,7 +19,7 @@ from dpdist.pca.model import open_model
 from dpdist.pipeline import budget, inspect
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import dataset
-from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
 from dpdist.rows.units import Unit
 from dpdist.runtime import engine
 from dpdist.storage.arrays import CHECKSUM_BYTES
@@ -101,9 +101,9 @@ def test_a_sound_table_verifies_and_every_chunk_was_read(rows: RowsTable) -> Non
 
 
 def test_every_damaged_chunk_is_named(rows: RowsTable) -> None:
-    altered(rows.chunk_path(1))
-    rows.chunk_path(4).unlink()
-    altered(rows.chunk_path(7))
+    altered(rows.path / chunk_key(1))
+    (rows.path / chunk_key(4)).unlink()
+    altered(rows.path / chunk_key(7))
     code, words = inspected(rows.path, "--verify")
     assert code == 4
     named = [line.split()[2] for line in words.splitlines() if line.startswith("DAMAGED")]
@@ -117,7 +117,7 @@ def test_every_damaged_chunk_is_named(rows: RowsTable) -> None:
 @pytest.mark.parametrize("damage", [altered, shortened, Path.unlink])
 def test_damage_is_found_in_every_chunk(rows: RowsTable, damage: Callable[[Path], None]) -> None:
     for index in range(rows.chunks):
-        chunk = rows.chunk_path(index)
+        chunk = rows.path / chunk_key(index)
         content = chunk.read_bytes()
         damage(chunk)
         (wrong,) = inspect.inspected(rows.path, verify=True)["damaged"]

@@ -20,7 +20,7 @@ from dpdist.moment.gram import GramSum
 from dpdist.moment.total import Partial, add_partials, complete, partition_moment, plan
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
 from dpdist.triangle import Band, packed, unpacked
 
 
@@ -158,7 +158,7 @@ def test_a_sum_that_misses_a_chunk_or_a_row_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_chunk_is_an_error_and_not_zeros(tmp_path: Path) -> None:
     table = table_of(tmp_path / "rows.zarr", np.ones((10, 2)), 32)
-    table.chunk_path(1).unlink()
+    (table.path / chunk_key(1)).unlink()
     with pytest.raises(DataError, match="Chunk 1"):
         [partition_moment(task) for group in plan(table, RowBound(2, 2.0), 1).groups for task in group]
 

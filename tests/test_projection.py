@@ -21,7 +21,8 @@ from dpdist.pca.projection import project_chunks, scores_of
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
+from dpdist.storage.store import AnyStore, store_at
 from dpdist.triangle import packed
 
 NAMES = ("a", "b", "c")
@@ -76,8 +77,9 @@ def project(table: RowsTable, model: Path, target: Path, tasks: int = 3, *, lost
                 project_chunks(task)
 
 
-def chunks(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in (path / "c").rglob("*") if file.is_file()}
+def chunks(place: AnyStore) -> dict[str, bytes]:
+    store = store_at(place)
+    return {key: store.get(key) for key, _ in store.list("c")}
 
 
 @pytest.fixture
@@ -248,7 +250,7 @@ def test_scores_do_not_appear_before_the_last_chunk_is_written(tmp_path: Path, t
 def test_a_damaged_chunk_of_rows_stops_the_projection_and_leaves_nothing(
     tmp_path: Path, table: RowsTable, model: Path
 ) -> None:
-    file = table.chunk_path(4)
+    file = table.path / chunk_key(4)
     content = bytearray(file.read_bytes())
     content[7] ^= 1
     file.write_bytes(bytes(content))

@@ -32,6 +32,7 @@ from trusted_scene import (
     moment_of,
     partials_of,
     published,
+    rows_of,
     table,
     transaction,
     tree,
@@ -51,7 +52,7 @@ from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring
 from dpdist.release.trusted import MomentTransaction
 from dpdist.rows import chunks
-from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
 from dpdist.runtime import engine
 from dpdist.triangle import unpacked
 
@@ -114,7 +115,7 @@ def test_the_id_follows_from_the_request_alone(transaction: MomentTransaction, p
     asked = asking(transaction, name=None, period=period)
     assert asked.release_id == replace(asked, target=Path("elsewhere"), ledger=Path("other")).release_id
     assert asked.release_id != asking(asked, period="june").release_id
-    longer = replace(asked.table, rows=ROWS + 1)
+    longer = replace(rows_of(asked), rows=ROWS + 1)
     assert asked.release_id == replace(asked, table=longer).release_id  # a hash of n would reveal n
 
 
@@ -192,7 +193,7 @@ def test_without_a_ledger_nothing_is_released(transaction: MomentTransaction, tm
         replace(transaction, ledger=tmp_path / "none.ledger").reserve()
     assert not (tmp_path / "none.ledger").exists()
     with pytest.raises(RefusedError, match="Declare one with"):
-        replace(transaction, table=replace(transaction.table, ledger_id=None)).reserve()
+        replace(transaction, table=replace(rows_of(transaction), ledger_id=None)).reserve()
 
 
 def test_no_other_ledger_pays_not_even_one_of_the_same_data_set(transaction: MomentTransaction, tmp_path: Path) -> None:
@@ -232,7 +233,7 @@ def test_a_delta_that_is_not_below_one_in_n_is_accepted_for_one_charge(
 ) -> None:
     place, dataset_id = tmp_path / "large.ledger", "e" * 32  # another table of the same rows
     ledger = Ledger.create(place, dataset_id=dataset_id, budget=PrivacyLoss.parse("4", "1e-2"))
-    other = replace(transaction.table, dataset_id=dataset_id, ledger_id=ledger.ledger_id)
+    other = replace(rows_of(transaction), dataset_id=dataset_id, ledger_id=ledger.ledger_id)
     transaction = replace(transaction, ledger=place, table=other)
     asked = asking(transaction, mechanism="gaussian", loss=PrivacyLoss.parse("1", "1e-3"))
     with pytest.raises(RefusedError, match="delta"):
@@ -263,13 +264,13 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def released(transaction: MomentTransaction, **changes: Any) -> Outcome:
     request = replace(transaction.request, **changes)
-    return release_rows(transaction.table.path, transaction.target, request, ledger=transaction.ledger)
+    return release_rows(rows_of(transaction).path, transaction.target, request, ledger=transaction.ledger)
 
 
 @pytest.mark.usefixtures("inline")
 def test_an_unusable_chunk_is_refunded_and_the_release_can_be_had_later(transaction: MomentTransaction) -> None:
-    table, target = transaction.table, transaction.target
-    path = table.chunk_path(3)
+    table, target = rows_of(transaction), transaction.target
+    path = table.path / chunk_key(3)
     sound = path.read_bytes()
     flipped(path)
     with pytest.raises(DataError, match="Chunk 3 "):

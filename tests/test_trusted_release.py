@@ -28,6 +28,7 @@ from trusted_scene import (
     ledger_of,
     partials_of,
     published,
+    rows_of,
     table,
     transaction,
     tree,
@@ -167,7 +168,7 @@ def with_delta(transaction: MomentTransaction, tmp_path: Path) -> MomentTransact
     """Return the transaction of another table of the same rows, whose ledger allows a delta."""
     ledger, dataset_id = tmp_path / "delta.ledger", "d" * 32
     books = Ledger.create(ledger, dataset_id=dataset_id, budget=PrivacyLoss.parse("4", "1e-5"))
-    table = replace(transaction.table, dataset_id=dataset_id, ledger_id=books.ledger_id)
+    table = replace(rows_of(transaction), dataset_id=dataset_id, ledger_id=books.ledger_id)
     return replace(transaction, ledger=ledger, table=table)
 
 

@@ -59,6 +59,12 @@ def transaction(table: RowsTable, tmp_path: Path, state: Path) -> MomentTransact
     return MomentTransaction(REQUEST, open_rows(rows), ledger, tmp_path / "release.zarr")
 
 
+def rows_of(transaction: MomentTransaction) -> RowsTable:
+    """Return the rows of a transaction, which were ingested at once."""
+    assert isinstance(transaction.table, RowsTable)
+    return transaction.table
+
+
 def asking(transaction: MomentTransaction, **changes: Any) -> MomentTransaction:
     """Return the transaction with another request."""
     return replace(transaction, request=replace(transaction.request, **changes))

@@ -19,7 +19,7 @@ from pathlib import Path
 from dpdist.moment.layout import layout_of
 from dpdist.moment.total import PER_WORKER
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable
+from dpdist.rows.table import Shape
 from dpdist.runtime.engine import Engine, connected
 
 COLUMNS = 100
@@ -36,11 +36,9 @@ def total(parts: Sequence[int]) -> int:
     return sum(parts)
 
 
-def table_of(chunks: int) -> RowsTable:
+def table_of(chunks: int) -> Shape:
     """Describe a table of so many chunks; none of it exists."""
-    return RowsTable(
-        Path("nowhere"), "0" * 32, chunks * CHUNK_ROWS, COLUMNS, "float32", CHUNK_ROWS, ("",) * COLUMNS, None
-    )
+    return Shape(chunks * CHUNK_ROWS, COLUMNS, "float32", CHUNK_ROWS)
 
 
 def planned(chunks: int, workers: int) -> dict[str, float]:

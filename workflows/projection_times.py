@@ -24,6 +24,7 @@ from workflows.benchmark import CASES, CORES, machine, seconds_of, summary, writ
 
 import numpy as np
 
+from dpdist._util.paths import local
 from dpdist.pca.model import open_model
 from dpdist.pca.projection import ProjectionTask, scores_dtype, scores_of
 from dpdist.pipeline import budget, release
@@ -32,6 +33,7 @@ from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.chunks import ChunkReader
+from dpdist.rows.dataset import chunk_key
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import ChunkWriter
 from dpdist.storage.atomic import sync_tree
@@ -59,7 +61,7 @@ def write(task: ProjectionTask) -> None:
     )
     scores.rows[:] = 1
     for index in task.chunks:
-        scores.write(task.scores / "c" / str(index) / "0")
+        scores.write(task.scores, chunk_key(index))
 
 
 def multiply(task: ProjectionTask) -> None:
@@ -86,7 +88,7 @@ def measured(name: str, folder: Path, repeats: int) -> dict[str, Any]:
 
             def written() -> None:
                 found.map(write, tasks, "Writing")
-                sync_tree(tasks[0].scores)
+                sync_tree(local(str(tasks[0].scores)))
 
             work: dict[str, Callable[[], object]] = {
                 "projection": partial(project_rows, table.path, model, target, cluster=cluster),

@@ -67,10 +67,15 @@ def require_plain(root: Path, inner: AnyPath) -> None:
         except OSError:
             return
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise DataError(
-                f"{path} is a link or no file, and only plain files are read within a folder of this kind. Copy "
-                "the folder with what its links lead to (cp -rL)."
-            )
+            raise not_plain(path)
+
+
+def not_plain(path: AnyPath) -> DataError:
+    """Return what is said of a link, pipe or device within a folder that may come from anybody."""
+    return DataError(
+        f"{path} is a link or no file, and only plain files are read within a folder of this kind. Copy "
+        "the folder with what its links lead to (cp -rL)."
+    )
 
 
 def read_plain(path: Path, most: int) -> bytes:

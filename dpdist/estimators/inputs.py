@@ -187,7 +187,7 @@ def rows_of(estimator: BaseEstimator, given: Any, *, fitting: bool) -> Rows:
     if isinstance(given, str | os.PathLike):
         table = open_rows(Path(given))
         names = None if table.names == numbered(table.columns) else table.names
-        rows = Rows(zarr.open_array(table.path, mode="r", zarr_format=3), names)
+        rows = Rows(zarr.open_array(table.store.for_zarr(), mode="r", zarr_format=3), names)
     else:
         rows = _described(given)
     if rows.names is None and rows.labelled is None and not (rows.lazy or _is_stored(rows.data)):

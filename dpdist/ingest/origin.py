@@ -14,7 +14,8 @@ from typing import Any
 from dpdist.errors import DataError
 from dpdist.ingest.sources import Choices, Place, attempt, files_of, located
 from dpdist.rows.units import Unit
-from dpdist.storage.arrays import attributes_at
+from dpdist.storage.arrays import attributes_of
+from dpdist.storage.store import Store
 
 
 def origin_of(
@@ -43,7 +44,7 @@ def _states(place: Place) -> list[list[Any]]:
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
-def require_same_origin(rows: Path, origin: dict[str, Any]) -> None:
+def require_same_origin(rows: Store, origin: dict[str, Any]) -> None:
     """Refuse to take what stands at a place for the table that would be ingested.
 
     Raises
@@ -51,7 +52,7 @@ def require_same_origin(rows: Path, origin: dict[str, Any]) -> None:
     DataError
         If it is something else, or nobody can tell: an older version ingested it, or its files were touched.
     """
-    if (attributes_at(rows) or {}).get("origin") != origin:
+    if (attributes_of(rows) or {}).get("origin") != origin:
         raise DataError(
             f"{rows} exists already, and was not ingested from these files, as they are now, with these options. "
             "Remove it or choose another place for the rows."

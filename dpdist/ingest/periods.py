@@ -12,14 +12,12 @@ import hmac
 import json
 import os
 import re
-import shutil
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from dpdist._util.paths import read_plain
 from dpdist._util.progress import Steps
 from dpdist._util.text import listed
 from dpdist.errors import DataError, DpdistError, RefusedError
@@ -38,8 +36,6 @@ from dpdist.privacy.parallel import PERIOD_PATTERN
 from dpdist.rows.dataset import RowsTable, created, open_rows
 from dpdist.rows.periods import PeriodicTable, seal_rows
 from dpdist.rows.seal import key_of
-from dpdist.storage.arrays import MOST_ATTRIBUTES
-from dpdist.storage.atomic import replace_file
 
 _SOURCES = "sources.json"
 _PIECE = 1 << 20
@@ -154,8 +150,8 @@ def has_rows(path: Path, beside: Path, choices: Choices = Choices()) -> bool:  #
 
 
 def discard(table: PeriodicTable, period: str) -> None:
-    """Remove the rows of a period that was taken in and is not closed; hold ``locked(table.path)`` meanwhile."""
-    shutil.rmtree(table.rows_of(period), ignore_errors=True)
+    """Remove the rows of a period that was taken in and is not closed; hold ``table.store.locked()`` meanwhile."""
+    table.rows_of(period).delete()
 
 
 def take_in(
@@ -169,7 +165,7 @@ def take_in(
     progress: Steps | None = None,
     say: Callable[[str], None] | None = None,
 ) -> str:
-    """Ingest the rows of a period that is not closed yet, and seal them; hold ``locked(table.path)`` meanwhile.
+    """Ingest the rows of a period that is not closed yet, and seal them; hold ``table.store.locked()`` meanwhile.
 
     What an earlier call left of this period is made anew. An empty folder is a period without rows: under add-remove
     a night without rows must be released like any other, because whether it had one is private.
@@ -202,16 +198,16 @@ def take_in(
     if closed:
         last = list(closed)[-1]
         names = table.span({last: closed[last]}, len(closed) - 1).names
-    read = [_remembered(name, files, key_of(table.path)) for name, files in _sources(entry).items()]
+    read = [_remembered(name, files, key_of(table.store)) for name, files in _sources(entry).items()]
     _require_fresh(table, period, entry, read, closed, choices)
-    shutil.rmtree(target, ignore_errors=True)
+    target.delete()
     try:
         made = _stored(table, period, entry, names, columns, choices, progress, say)
         _require_same(entry, read, made, names)
-        replace_file(target / _SOURCES, json.dumps([asdict(each) for each in read]).encode(), "rows", private=True)
+        target.replace(_SOURCES, json.dumps([asdict(each) for each in read]).encode(), "rows", private=True)
         return seal_rows(made)
     except (DataError, KeyboardInterrupt):
-        shutil.rmtree(target, ignore_errors=True)
+        target.delete()
         raise
 
 
@@ -287,11 +283,13 @@ def _remembered(name: str, files: Sequence[Path], key: bytes) -> SourceFile:
 
 
 def _sources_of(table: PeriodicTable, period: str) -> list[SourceFile]:
-    path = table.rows_of(period) / _SOURCES
+    stored = table.rows_of(period)
     try:
-        return [SourceFile(**each) for each in json.loads(read_plain(path, MOST_ATTRIBUTES))]
+        return [SourceFile(**each) for each in json.loads(stored.get(_SOURCES))]
     except (OSError, ValueError, TypeError, RecursionError):
-        raise DataError(f"{path} is missing or damaged. Restore it: it tells which files were ingested.") from None
+        raise DataError(
+            f"{stored.address(_SOURCES)} is missing or damaged. Restore it: it tells which files were ingested."
+        ) from None
 
 
 def _require_fresh(
@@ -304,7 +302,7 @@ def _require_fresh(
 ) -> None:
     seen = {each.digest: f"{each.name} of the period {other}" for other in closed for each in _sources_of(table, other)}
     for each in read:
-        if each.digest in seen and has_rows(_path_of(entry, each.name), table.path, choices):
+        if each.digest in seen and has_rows(_path_of(entry, each.name), table.store.scratch_folder, choices):
             raise RefusedError(
                 f"{each.name} of the period {period} ({entry}) is the same, byte for byte, as {seen[each.digest]}: its "
                 "rows would be charged and counted twice. Remove the repetition."
@@ -326,7 +324,7 @@ def changes(table: PeriodicTable, period: str, entry: Path) -> str | None:
             return f"{where} came late: the period {period} is closed. Move its rows to a period to come."
         if (size, mtime_ns) == (before.size, before.mtime_ns):
             continue
-        if _remembered(path, files, key_of(table.path)).digest != before.digest:
+        if _remembered(path, files, key_of(table.store)).digest != before.digest:
             return (
                 f"{where} was changed after the period {period} was closed: the change is not in any release. Undo it."
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 
@@ -32,14 +31,15 @@ from dpdist.ingest.sources import (
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, created, open_rows
 from dpdist.rows.units import Numbers, Unit, first_rows, whole_numbers
-from dpdist.storage.atomic import require_new, require_space
+from dpdist.storage.atomic import require_space
+from dpdist.storage.store import AnyStore, Store, store_at
 
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 
 
 def ingest(
     source: Place,
-    target: Path,
+    target: AnyStore,
     *,
     budget: PrivacyLoss | None = None,
     columns: Sequence[str] | None = None,
@@ -100,7 +100,8 @@ def ingest(
         row, never a value, and nothing is left behind. If a file can be taken in several ways it names the options
         to choose from.
     """
-    require_new(target, "rows")
+    target = store_at(target)
+    target.require_new("rows")
     try:
         _ingest(source, target, budget, columns, compress, progress, ledger_id, period, unit, choices, say)
     except AskError as error:
@@ -112,7 +113,7 @@ def ingest(
 
 def _ingest(
     source: Place,
-    target: Path,
+    target: Store,
     budget: PrivacyLoss | None,
     columns: Sequence[str] | None,
     compress: bool,
@@ -123,7 +124,7 @@ def _ingest(
     choices: Choices,
     say: Callable[[str], None] | None,
 ) -> None:
-    with opened_sources(source, target.absolute().parent, choices) as sources:
+    with opened_sources(source, target.scratch_folder, choices) as sources:
         origin = (  # that of a period is remembered with its source
             origin_of(source, columns=columns, compress=compress, unit=unit, choices=choices)
             if period is None
@@ -149,8 +150,8 @@ def _ingest(
         kept = None
         if unit is not None:
             place = names.index(unit.column)
-            require_space(target.absolute().parent, 16 * total, "numbers of privacy units")
-            kept = first_rows(_units(filled, place), total, unit.max_rows, target.absolute().parent)
+            require_space(target.scratch_folder, 16 * total, "numbers of privacy units")
+            kept = first_rows(_units(filled, place), total, unit.max_rows, target.scratch_folder)
             total = kept.count
         with created(
             target,

@@ -45,8 +45,9 @@ from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import open_rows
 from dpdist.rows.periods import PeriodicTable, Span
 from dpdist.runtime.cluster import Cluster
-from dpdist.storage.arrays import attributes_at
-from dpdist.storage.atomic import locked, make_public_folder
+from dpdist.storage.arrays import attributes_of
+from dpdist.storage.atomic import make_public_folder
+from dpdist.storage.store import store_at
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def _counts(
 
 
 def _close(series: Series, period: str, entry: Path, say: Callable[[str], None]) -> None:
-    with locked(series.table.path):
+    with series.table.store.locked():
         closed = series.ledger.periods
         if period in closed:
             return
@@ -250,7 +251,7 @@ def _release(series: Series, count: int, cluster: Cluster, say: Callable[[str], 
 
 
 def _require_same_job(target: Path, release_id: str) -> None:
-    found = (attributes_at(target) or {}).get("release_id", release_id)
+    found = (attributes_of(store_at(target)) or {}).get("release_id", release_id)
     if found != release_id:
         raise RefusedError(
             f"{target} was released with other parameters than the job has now. A job with periods keeps its "

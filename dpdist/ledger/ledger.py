@@ -108,7 +108,7 @@ class Ledger(Witnessed):
         return cls(place)
 
     @classmethod
-    def charged_for(cls, rows: Path, ledger_id: str, place: Place) -> Ledger:
+    def charged_for(cls, rows: object, ledger_id: str, place: Place) -> Ledger:
         """Open the one ledger that may be charged for rows, by the id that they name.
 
         Raises

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,13 @@ import numpy as np
 from dpdist.errors import UsageError
 from dpdist.moment.gram import GramSum
 from dpdist.moment.layout import Layout, layout_of
+from dpdist.moment.total import require_summable
 from dpdist.naming import parameter
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.lattice import rounded_normal
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable, chunk_rows_for
+from dpdist.rows.dataset import chunk_rows_for
+from dpdist.rows.table import Shape
 from dpdist.triangle import Band
 
 LINK = 1e9
@@ -83,19 +84,22 @@ class ClusterCost:
 
     Parameters
     ----------
+    table
+        The shape of the rows.
     layout
         What will be done.
     rates
         What a core takes for it.
     """
 
+    table: Shape
     layout: Layout
     rates: Rates
 
     @property
     def worker_seconds(self) -> float:
         """Seconds that the workers take, if they share the work evenly."""
-        layout, table = self.layout, self.layout.table
+        layout, table = self.layout, self.table
         bounded = len(layout.bands) * layout.bound.columns
         work = table.rows * (bounded * self.rates.bound + layout.entries_per_row * self.rates.multiply)
         moved = (layout.bytes_read + layout.bytes_between_workers) / LINK
@@ -120,9 +124,9 @@ class ClusterCost:
         """Return it as JSON values; bytes are of a process, or of all of them together where they move."""
         layout = self.layout
         return {
-            "n": layout.table.rows,
-            "d": layout.table.columns,
-            "dtype": layout.table.dtype,
+            "n": self.table.rows,
+            "d": self.table.columns,
+            "dtype": self.table.dtype,
             "workers": layout.workers,
             "bands": len(layout.bands),
             "tasks": {"partitions": layout.partitions, "additions": layout.additions},
@@ -135,7 +139,7 @@ class ClusterCost:
         }
 
 
-def described(rows: int, columns: int, dtype: str) -> RowsTable:
+def described(rows: int, columns: int, dtype: str) -> Shape:
     """Describe a table as it would be ingested.
 
     Raises
@@ -147,17 +151,16 @@ def described(rows: int, columns: int, dtype: str) -> RowsTable:
         raise UsageError(
             f"The cost is that of a table of one row and two columns at least ({parameter('n')}, {parameter('d')})."
         )
-    chunk = chunk_rows_for(columns, dtype, rows)
-    return RowsTable(Path("rows.zarr"), "", rows, columns, dtype, chunk, ("",) * columns, budget=None)
+    return Shape(rows, columns, dtype, chunk_rows_for(columns, dtype, rows))
 
 
-def forecast(table: RowsTable, bound: RowBound, workers: int, memory: int, *, divisible: bool) -> ClusterCost:
+def forecast(table: Shape, bound: RowBound, workers: int, memory: int, *, divisible: bool) -> ClusterCost:
     """Return what the release of a table will cost.
 
     Parameters
     ----------
     table, bound
-        The rows and how they are bounded; only their sizes matter.
+        The shape of the rows, which need not be stored anywhere, and how they are bounded.
     workers
         Number of worker processes.
     memory
@@ -175,4 +178,5 @@ def forecast(table: RowsTable, bound: RowBound, workers: int, memory: int, *, di
     if workers < 1:
         raise UsageError("At least one worker is needed.", parameter="workers")
     layout = layout_of(table, bound, workers, memory, divisible=divisible)
-    return ClusterCost(layout, Rates.measured(bound, table.dtype, table.rows))
+    require_summable(table, bound)
+    return ClusterCost(table, layout, Rates.measured(bound, table.dtype, table.rows))

@@ -18,11 +18,10 @@ import numpy as np
 from dpdist import triangle
 from dpdist._util.tree import FAN_IN, levels
 from dpdist.errors import UsageError
-from dpdist.moment.total import PER_WORKER, MomentPlan, block_rows, piece_rows, plan
+from dpdist.moment.total import PER_WORKER, MomentPlan, block_rows, piece_rows, plan, runs_of
 from dpdist.naming import parameter
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable
+from dpdist.rows.table import Sizes, Table
 from dpdist.triangle import Band
 
 PROCESS_BYTES = 320 << 20
@@ -37,19 +36,19 @@ _SHARE = 2
 
 @dataclass(frozen=True)
 class Layout:
-    """A table, its bands, and the workers that sum them; made by :func:`layout_of`.
+    """The sizes of a table, its bands, and the workers that sum them; made by :func:`layout_of`.
 
     Parameters
     ----------
     table, bound
-        The rows and how they are bounded; only their sizes matter.
+        The sizes of the rows, which need not be stored anywhere, and how they are bounded.
     workers
         Number of worker processes.
     bands
         Bands in the order of their rows, together the whole triangle.
     """
 
-    table: RowsTable
+    table: Sizes
     bound: RowBound
     workers: int
     bands: tuple[Band, ...]
@@ -64,22 +63,31 @@ class Layout:
         """Bands that are summed at the same time, so that no worker waits for the noise of another band."""
         return min(len(self.bands), self.workers // self.sharing + 1)
 
+    @property
+    def per_worker(self) -> int:
+        """Partitions of each worker in a pass."""
+        return PER_WORKER if len(self.bands) == 1 else 1
+
     @cached_property
-    def plans(self) -> tuple[MomentPlan, ...]:
-        """The pass over the table of each band."""
-        each = PER_WORKER if len(self.bands) == 1 else 1
-        return tuple(plan(self.table, self.bound, self.sharing, each, band) for band in self.bands)
+    def runs(self) -> list[list[range]]:
+        """The chunks of each partition of a pass, grouped by worker; every band takes such a pass."""
+        return runs_of(self.table, self.sharing, self.per_worker)
+
+    def plans(self, table: Table) -> tuple[MomentPlan, ...]:
+        """Return the pass of each band over the table of these sizes."""
+        return tuple(plan(table, self.bound, self.sharing, self.per_worker, band) for band in self.bands)
 
     @property
     def partitions(self) -> int:
         """Tasks that read rows."""
-        return sum(len(group) for one in self.plans for group in one.groups)
+        return len(self.bands) * sum(len(group) for group in self.runs)
 
     @property
     def additions(self) -> int:
         """Tasks that add sums."""
-        within = sum(len(group) > 1 for one in self.plans for group in one.groups)
-        return within + sum(len(part) > 1 for one in self.plans for level in levels(len(one.groups)) for part in level)
+        within = sum(len(group) > 1 for group in self.runs)
+        across = sum(len(part) > 1 for level in levels(len(self.runs)) for part in level)
+        return len(self.bands) * (within + across)
 
     @property
     def entries_per_row(self) -> int:
@@ -91,21 +99,18 @@ class Layout:
     @property
     def bytes_read(self) -> int:
         """Bytes of rows read by all workers together: the table, once for every band."""
-        return len(self.bands) * self.table.chunks * self.table.chunk_bytes
+        return len(self.bands) * self.table.stored_bytes
 
     @property
     def bytes_between_workers(self) -> int:
         """Bytes of sums that workers send one another: all inputs of an addition but the one that is there."""
-        moved = 0
-        for one, band in zip(self.plans, self.bands, strict=True):
-            inputs = sum(len(part) - 1 for level in levels(len(one.groups)) for part in level)
-            moved += 8 * band.entries * inputs
-        return moved
+        inputs = sum(len(part) - 1 for level in levels(len(self.runs)) for part in level)
+        return sum(8 * band.entries * inputs for band in self.bands)
 
     @property
     def bytes_to_trusted(self) -> int:
         """Bytes of sums that the trusted node receives."""
-        return sum(8 * band.entries * _last(len(one.groups)) for one, band in zip(self.plans, self.bands, strict=True))
+        return sum(8 * band.entries * _last(len(self.runs)) for band in self.bands)
 
     @property
     def worker_bytes(self) -> int:
@@ -118,13 +123,13 @@ class Layout:
         return max(_trusted_bytes(band, self.sharing) for band in self.bands)
 
 
-def layout_of(table: RowsTable, bound: RowBound, workers: int, memory: int, *, divisible: bool) -> Layout:
+def layout_of(table: Sizes, bound: RowBound, workers: int, memory: int, *, divisible: bool) -> Layout:
     """Cut the triangle into as few bands as the memory of the processes allows.
 
     Parameters
     ----------
     table, bound
-        The rows and how they are bounded.
+        The sizes of the rows and how they are bounded.
     workers
         Number of worker processes.
     memory
@@ -175,18 +180,18 @@ def layout_of(table: RowsTable, bound: RowBound, workers: int, memory: int, *, d
     return layout
 
 
-def _fits(table: RowsTable, bound: RowBound, band: Band, sharing: int, memory: int) -> bool:
+def _fits(table: Sizes, bound: RowBound, band: Band, sharing: int, memory: int) -> bool:
     return max(_worker_bytes(table, bound, band, several=True), _trusted_bytes(band, sharing)) <= memory
 
 
-def _worker_bytes(table: RowsTable, bound: RowBound, band: Band, several: bool) -> int:
+def _worker_bytes(table: Sizes, bound: RowBound, band: Band, several: bool) -> int:
     """Return the memory of a worker: one task at work, the sums that wait beside it, and what reading rows takes."""
     # the product is added in place where it is a whole triangle; then the total, and one more while it is packed
     at_work = 8 * ((2 if several else 1) * band.height * band.width + 2 * band.entries)
     # of several bands, the one before may still be on its way; of one band, the partitions before wait to be added
     waiting = 8 * band.entries * (1 if several else PER_WORKER)
     piece = min(piece_rows(bound), table.chunk_rows)
-    reading = ChunkReader.buffer_bytes(table, piece)
+    reading = table.buffer_bytes(piece)
     reading += 8 * bound.width * (block_rows(table.rows, bound) + _BOUNDING * piece)
     return PROCESS_BYTES + at_work + waiting + reading
 

@@ -30,22 +30,20 @@ from dpdist.moment.total import Partial, hash_of, piece_rows, runs_of
 from dpdist.naming import parameter
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable
+from dpdist.rows.table import Table
 
 
 @dataclass(frozen=True)
 class HistogramTask:
     """One partition of one table, and the grid it is counted over: what a worker needs to know, all of it public."""
 
-    table: RowsTable
+    table: Table
     bound: RowBound
     edges: tuple[float, ...]
     chunks: range
 
 
-def histogram_tasks(
-    table: RowsTable, bound: RowBound, edges: tuple[float, ...], workers: int
-) -> list[list[HistogramTask]]:
+def histogram_tasks(table: Table, bound: RowBound, edges: tuple[float, ...], workers: int) -> list[list[HistogramTask]]:
     """Cut a table into a few partitions per worker, whatever its length, one group of tasks for each."""
     return [[HistogramTask(table, bound, edges, run) for run in runs] for runs in runs_of(table, workers)]
 

@@ -24,7 +24,8 @@ from dpdist.errors import DataError, DpdistError
 from dpdist.moment.gram import GramSum
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable, partitions
+from dpdist.rows.dataset import partitions
+from dpdist.rows.table import Sizes, Table
 from dpdist.triangle import Band
 
 _PIECE_BYTES = 512 << 10
@@ -69,7 +70,7 @@ class Partial:
 class MomentTask:
     """One partition of one table, and the band it is summed for: what a worker needs to know, all of it public."""
 
-    table: RowsTable
+    table: Table
     bound: RowBound
     chunks: range
     band: Band
@@ -85,12 +86,12 @@ class MomentPlan:
         One group of tasks per worker; groups and tasks are contiguous runs of chunks.
     """
 
-    table: RowsTable
+    table: Table
     bound: RowBound
     groups: tuple[tuple[MomentTask, ...], ...]
 
 
-def require_summable(table: RowsTable, bound: RowBound) -> None:
+def require_summable(table: Sizes, bound: RowBound) -> None:
     """Check that a table can be summed exactly under a bound; it looks at their shapes only.
 
     Raises
@@ -99,17 +100,16 @@ def require_summable(table: RowsTable, bound: RowBound) -> None:
         If the sum of so many rows could leave 64-bit integers, or the bound is for other columns.
     """
     if bound.columns != table.columns:
-        raise DataError(f"The bound is for {bound.columns} columns, {table.path} has {table.columns}.")
+        raise DataError(f"The bound is for {bound.columns} columns, {table} has {table.columns}.")
     if table.rows > bound.total_rows:
         raise DataError(
-            f"{table.path} has more rows than 64-bit integers can sum at {bound.grid_bits} grid bits: take fewer grid "
-            "bits.",
+            f"{table} has more rows than 64-bit integers can sum at {bound.grid_bits} grid bits: take fewer grid bits.",
             parameter="grid_bits",
         )
 
 
 def plan(
-    table: RowsTable, bound: RowBound, workers: int, per_worker: int = PER_WORKER, band: Band | None = None
+    table: Table, bound: RowBound, workers: int, per_worker: int = PER_WORKER, band: Band | None = None
 ) -> MomentPlan:
     """Cut a table into a few partitions per worker, whatever its length, to be summed for a band or the whole moment.
 
@@ -126,7 +126,7 @@ def plan(
     return MomentPlan(table, bound, tuple(groups))
 
 
-def runs_of(table: RowsTable, workers: int, per_worker: int = PER_WORKER) -> list[list[range]]:
+def runs_of(table: Sizes, workers: int, per_worker: int = PER_WORKER) -> list[list[range]]:
     """Cut the chunks of a table into runs, grouped by the worker that should read them; nothing is read."""
     return [
         [run[part.start : part.stop] for part in partitions(len(run), per_worker)]
@@ -238,7 +238,7 @@ def _union(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(merged)
 
 
-def complete(table: RowsTable, *partials: Partial) -> Partial:
+def complete(table: Table, *partials: Partial) -> Partial:
     """Add the last partials and check that together they cover the table once.
 
     Raises
@@ -249,7 +249,7 @@ def complete(table: RowsTable, *partials: Partial) -> Partial:
     total = partials[0] if len(partials) == 1 else add_partials(partials) if partials else None
     if total is None or total.covered != ((0, table.chunks),) or total.rows != table.rows:
         raise DpdistError(
-            f"The sums do not cover the {table.chunks} chunks of {table.path} once: the release was stopped before "
+            f"The sums do not cover the {table.chunks} chunks of {table} once: the release was stopped before "
             "any noise."
         )
     return total

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
 from dpdist import triangle
 from dpdist.errors import UsageError
+from dpdist.storage.store import Store
 
 Matrix = npt.NDArray[np.float64]
 _DENSE_LIMIT = 500
@@ -150,7 +150,7 @@ class ProductTask:
         Whether the process keeps the rows in memory for the next product.
     """
 
-    release: Path
+    release: Store
     rows: range
     vectors: Matrix
     keep: bool
@@ -186,8 +186,8 @@ def stacked(pieces: tuple[Piece, ...]) -> Matrix:
     return np.concatenate([rows for _, rows in sorted(pieces, key=lambda piece: piece[0])])
 
 
-def _read(release: Path, start: int, stop: int) -> Matrix:
-    array = zarr.open_array(release / "second_moment", mode="r", zarr_format=3)
+def _read(release: Store, start: int, stop: int) -> Matrix:
+    array = zarr.open_array(release.for_zarr(), path="second_moment", mode="r", zarr_format=3)
     return np.asarray(array[start:stop], dtype=np.float64)
 
 

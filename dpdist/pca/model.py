@@ -14,14 +14,13 @@ import numpy as np
 import zarr
 
 from dpdist._util.notebook import short, table
-from dpdist._util.paths import AnyPath, local
 from dpdist.errors import DataError, quiet
 from dpdist.naming import step
 from dpdist.pca.components import Components
 from dpdist.pca.scree import scree
 from dpdist.release.artefact import Release
 from dpdist.storage.arrays import names_of, put_array, read_arrays, require_format
-from dpdist.storage.atomic import staged
+from dpdist.storage.store import AnyStore, store_at
 
 FORMAT = "dpdist-model/1"
 
@@ -52,15 +51,15 @@ class Model:
         return table("Model", {"release": self.release_id}) + self.components._repr_html_()
 
 
-def save(model: Model, release: Release, path: AnyPath) -> None:
+def save(model: Model, release: Release, target: AnyStore) -> None:
     """Write model.zarr; it appears complete or not at all.
 
     Raises
     ------
     DataError
-        If path exists or its folder cannot be written.
+        If target exists or cannot be written.
     """
-    with staged(local(path), "model", private=not release.private_as_claimed) as aside:
+    with store_at(target).staged("model", private=not release.private_as_claimed) as aside:
         attributes: dict[str, Any] = {
             "format": FORMAT,
             "release_id": model.release_id,
@@ -75,7 +74,7 @@ def save(model: Model, release: Release, path: AnyPath) -> None:
         seen = None if model.components.eigenvalues is None else scree(release, model.components.eigenvalues)
         if seen is not None:
             attributes |= seen.to_json()
-        group = zarr.create_group(store=aside, zarr_format=3, attributes={"dpdist": attributes})
+        group = zarr.create_group(store=aside.for_zarr(), zarr_format=3, attributes={"dpdist": attributes})
         found = model.components
         arrays = {"components": found.components, "mean": found.mean, "scale": found.scale}
         if found.eigenvalues is not None:
@@ -85,7 +84,7 @@ def save(model: Model, release: Release, path: AnyPath) -> None:
 
 
 @quiet()
-def open_model(path: AnyPath) -> Model:
+def open_model(place: AnyStore) -> Model:
     """Read a model.zarr.
 
     Raises
@@ -93,12 +92,12 @@ def open_model(path: AnyPath) -> Model:
     DataError
         If there is none or it is damaged.
     """
-    path = local(path)
-    otherwise = f"There is no usable model at {path}. Make one with: {step('pca', 'RELEASE', path, components='K')}"
-    info = require_format(path, FORMAT, otherwise)
+    store = store_at(place)
+    otherwise = f"There is no usable model at {store}. Make one with: {step('pca', 'RELEASE', store, components='K')}"
+    info = require_format(store, FORMAT, otherwise)
     try:
         arrays = read_arrays(
-            path, {"components", "mean", "scale"} | ({"eigenvalues"} if info["eigenvalues"] else set())
+            store, {"components", "mean", "scale"} | ({"eigenvalues"} if info["eigenvalues"] else set())
         )
         found = Components(
             components=arrays["components"],

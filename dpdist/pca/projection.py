@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,9 @@ from dpdist.naming import step
 from dpdist.pca.components import Components
 from dpdist.pca.model import Model, open_model
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable, partitions
+from dpdist.rows.dataset import RowsTable, chunk_key, partitions
 from dpdist.storage.arrays import ChunkWriter, array_options
-from dpdist.storage.atomic import staged
+from dpdist.storage.store import AnyStore, Store, store_at
 
 FORMAT = "dpdist-scores/1"
 _PIECE_BYTES = 512 << 10
@@ -36,11 +35,11 @@ _ORDINARY = 2.0**40
 
 @dataclass(frozen=True)
 class ProjectionTask:
-    """One run of chunks to project; the model travels by path."""
+    """One run of chunks to project; the model travels by where it is."""
 
     table: RowsTable
-    model: Path
-    scores: Path
+    model: Store
+    scores: Store
     chunks: range
 
 
@@ -126,7 +125,7 @@ def project_chunks(task: ProjectionTask) -> None:
     for index in task.chunks:
         written = projector.project(reader, index, scores.rows)
         scores.rows[written:] = 0
-        scores.write(task.scores / "c" / str(index) / "0")
+        scores.write(task.scores, chunk_key(index))
 
 
 def scores_in_memory(table: RowsTable, found: Components) -> npt.NDArray[Any]:
@@ -143,8 +142,8 @@ def scores_in_memory(table: RowsTable, found: Components) -> npt.NDArray[Any]:
         scores = np.empty((table.rows, found.components.shape[0]), projector.dtype)
     except MemoryError:
         raise DataError(
-            f"The scores of {table.path} are too large for this machine's memory: write them to the disk with "
-            f"{step('project', table.path, 'MODEL', 'SCORES')}."
+            f"The scores of {table} are too large for this machine's memory: write them to the disk with "
+            f"{step('project', table, 'MODEL', 'SCORES')}."
         ) from None
     start = 0
     # as the worker processes have it: BLAS may add in another order on another number of threads
@@ -166,7 +165,7 @@ def scores_dtype(rows: npt.DTypeLike, found: Components) -> np.dtype[Any]:
 
 @contextmanager
 def scores_of(
-    table: RowsTable, model: Model, model_path: Path, target: Path, tasks: int
+    table: RowsTable, model: Model, model_at: AnyStore, target: AnyStore, tasks: int
 ) -> Iterator[list[ProjectionTask]]:
     """Prepare scores.zarr and give the tasks that fill it; it appears at target when the block ends without error.
 
@@ -176,11 +175,11 @@ def scores_of(
         If the model is for other columns, target exists or cannot be written, or a chunk was not written.
     """
     if model.names != table.names:
-        raise DataError(f"The model at {model_path} was made for other columns than those of {table.path}.")
-    with staged(target, "scores", private=True) as aside:
+        raise DataError(f"The model at {model_at} was made for other columns than those of {table}.")
+    with store_at(target).staged("scores", private=True) as aside:
         count = model.components.components.shape[0]
         scores = zarr.create_array(
-            store=aside,
+            store=aside.for_zarr(),
             shape=(table.rows, count),
             chunks=(table.chunk_rows, count),
             **array_options(scores_dtype(table.dtype, model.components)),
@@ -194,13 +193,13 @@ def scores_of(
                 }
             },
         )
-        path = aside.absolute()
-        yield [ProjectionTask(table, model_path.absolute(), path, run) for run in partitions(table.chunks, tasks)]
+        there, stored = store_at(model_at).absolute(), aside.absolute()
+        yield [ProjectionTask(table, there, stored, run) for run in partitions(table.chunks, tasks)]
         if scores.nchunks_initialized != table.chunks:
             raise DataError(f"Some chunks of {target} were not written. Run the same command again.")
 
 
-def require_whole(scores: Path, table: RowsTable) -> None:
+def require_whole(scores: AnyStore, table: RowsTable) -> None:
     """Refuse scores of which a chunk is missing.
 
     Raises
@@ -209,7 +208,9 @@ def require_whole(scores: Path, table: RowsTable) -> None:
         If one is, or they cannot be read.
     """
     try:
-        whole = zarr.open_array(scores, mode="r", zarr_format=3).nchunks_initialized == table.chunks
+        whole = (
+            zarr.open_array(store_at(scores).for_zarr(), mode="r", zarr_format=3).nchunks_initialized == table.chunks
+        )
     except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries
         whole = False
     if not whole:

@@ -29,24 +29,32 @@ from dpdist.release.reproduction import reproduced, require_unreproduced
 from dpdist.rows.dataset import RowsTable, bind_ledger, open_rows
 from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
 from dpdist.rows.units import Unit
-from dpdist.storage.atomic import locked, make_once, require_new
+from dpdist.storage.atomic import make_once, require_new
+from dpdist.storage.store import AnyStore, Store, store_at
 
 
-def default_ledger(rows: AnyPath) -> Path:
+def default_ledger(rows: AnyStore) -> Path:
     """Return where the ledger of a rows.zarr stands unless told otherwise: ``.ledger`` in place of ``.zarr``.
+
+    Raises
+    ------
+    UsageError
+        If the rows do not lie in a folder of this machine.
 
     Examples
     --------
     >>> default_ledger(Path("rows.zarr")).name, default_ledger(Path("visits.2025")).name
     ('rows.ledger', 'visits.2025.ledger')
     """
-    rows = local(rows)
-    return rows.with_name(rows.name.removesuffix(".zarr") + ".ledger")
+    beside = store_at(rows).address()
+    if not isinstance(beside, Path):
+        raise UsageError(f"A ledger cannot stand beside {beside}. Name its place.", parameter="ledger")
+    return beside.with_name(beside.name.removesuffix(".zarr") + ".ledger")
 
 
 def ingest_rows(
     source: SourcePlace | AnyPath,
-    rows: AnyPath,
+    rows: AnyStore,
     *,
     budget: PrivacyLoss | None = None,
     ledger: PlaceGiven | None = None,
@@ -69,10 +77,10 @@ def ingest_rows(
     DataError
         If the source is unusable, or other rows or a ledger exist already.
     """
-    rows = local(rows)
+    rows = store_at(rows)
     source = source if isinstance(source, Remote) else location_of(os.fspath(source))
     place = place_given(ledger or default_ledger(rows))
-    if os.path.lexists(rows):
+    if rows.exists():
         require_same_origin(rows, origin_of(source, columns=columns, compress=compress, unit=unit, choices=choices))
         table = open_rows(rows)
         if budget not in {None, table.budget}:
@@ -107,7 +115,7 @@ def _require_no_ledger(ledger: Place) -> None:
         require_new(ledger, "ledger")
 
 
-def create_ledger(ledger: PlaceGiven, rows: AnyPath, budget: PrivacyLoss | None = None) -> Ledger:
+def create_ledger(ledger: PlaceGiven, rows: AnyStore, budget: PrivacyLoss | None = None) -> Ledger:
     """Create the ledger of rows, once; what died half-way is completed by the same call.
 
     The very ledger that these rows name, with the budget they declare, is left alone and opened.
@@ -133,12 +141,12 @@ def create_ledger(ledger: PlaceGiven, rows: AnyPath, budget: PrivacyLoss | None 
     DataError
         If another ledger stands there, or it or the rows cannot be written.
     """
-    rows = local(rows)
-    with locked(rows):
+    rows = store_at(rows)
+    with rows.locked():
         return _create_ledger(ledger, rows, budget)
 
 
-def _create_ledger(ledger: PlaceGiven, rows: Path, budget: PrivacyLoss | None = None) -> Ledger:
+def _create_ledger(ledger: PlaceGiven, rows: Store, budget: PrivacyLoss | None = None) -> Ledger:
     """Create the ledger of rows that are locked."""
     ledger = place_given(ledger)
     table = open_rows(rows)
@@ -159,7 +167,7 @@ def _create_ledger(ledger: PlaceGiven, rows: Path, budget: PrivacyLoss | None = 
 
 
 def periodic_table(
-    rows: Path, budget: PrivacyLoss | None = None, ledger: Place | None = None
+    rows: AnyStore, budget: PrivacyLoss | None = None, ledger: Place | None = None
 ) -> tuple[PeriodicTable, Ledger]:
     """Open a folder of periods and its ledger, and create them if there is none; what died half-way is completed.
 
@@ -172,9 +180,10 @@ def periodic_table(
     DataError
         If it is damaged, or cannot be written.
     """
+    rows = store_at(rows)
     place = ledger or default_ledger(rows)
     make_once(rows.exists, partial(_create_periods, rows, budget, place))
-    with locked(rows):
+    with rows.locked():
         table = open_periods(rows)
         if budget not in {None, table.budget}:
             raise UsageError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
@@ -184,7 +193,7 @@ def periodic_table(
     return table, Ledger.charged_for(rows, table.ledger_id, place)
 
 
-def _create_periods(rows: Path, budget: PrivacyLoss | None, ledger: Place) -> None:
+def _create_periods(rows: Store, budget: PrivacyLoss | None, ledger: Place) -> None:
     if budget is None:
         raise UsageError(f"{rows} does not exist yet, so a budget must be declared for it (budget_epsilon).")
     if Ledger.stands_at(ledger):
@@ -193,7 +202,7 @@ def _create_periods(rows: Path, budget: PrivacyLoss | None, ledger: Place) -> No
 
 
 def _only_ledger(
-    place: Place, rows: Path, dataset_id: str, budget: PrivacyLoss | None, *, periodic: bool = False
+    place: Place, rows: Store, dataset_id: str, budget: PrivacyLoss | None, *, periodic: bool = False
 ) -> Ledger:
     """Return the one ledger of rows that name none yet; create it if there is none.
 
@@ -213,7 +222,7 @@ def _only_ledger(
         return opened
 
 
-def _ledger_to_name(place: Place, rows: Path, dataset_id: str, budget: PrivacyLoss | None) -> Ledger | None:
+def _ledger_to_name(place: Place, rows: Store, dataset_id: str, budget: PrivacyLoss | None) -> Ledger | None:
     """Return the ledger that rows which name none may name; None if it may be created at this place.
 
     Raises
@@ -246,7 +255,7 @@ def _ledger_to_name(place: Place, rows: Path, dataset_id: str, budget: PrivacyLo
     return opened
 
 
-def _declared(rows: Path, budget: PrivacyLoss | None) -> PrivacyLoss:
+def _declared(rows: Store, budget: PrivacyLoss | None) -> PrivacyLoss:
     if budget is None:
         raise UsageError(
             f"{rows} declares no budget: pass {parameter('budget_epsilon')}, and {parameter('budget_delta')} where one "
@@ -255,7 +264,7 @@ def _declared(rows: Path, budget: PrivacyLoss | None) -> PrivacyLoss:
     return budget
 
 
-def ledger_of(rows: Path, ledger: Place | None = None, budget: PrivacyLoss | None = None) -> Ledger | None:
+def ledger_of(rows: AnyStore, ledger: Place | None = None, budget: PrivacyLoss | None = None) -> Ledger | None:
     """Return the ledger that a release of rows, or of a folder of periods, would charge; nothing is created.
 
     Parameters
@@ -277,8 +286,9 @@ def ledger_of(rows: Path, ledger: Place | None = None, budget: PrivacyLoss | Non
     DataError
         If the rows or the ledger are damaged, or a ledger of other rows stands where one would be created.
     """
+    rows = store_at(rows)
     place = ledger or default_ledger(rows)
-    if not os.path.lexists(rows):
+    if not rows.exists():
         if budget is not None:
             _require_no_ledger(place)
         return None
@@ -303,12 +313,12 @@ def _made_for(ledger: Place, dataset_id: str, budget: PrivacyLoss) -> Ledger | N
     return found if found.dataset_id == dataset_id and found.budget == budget else None
 
 
-def complete_ingest(rows: AnyPath, ledger: PlaceGiven | None = None) -> RowsTable:
+def complete_ingest(rows: AnyStore, ledger: PlaceGiven | None = None) -> RowsTable:
     """Open rows, and create the ledger of a declared budget if ingest died before it did."""
-    rows = local(rows)
+    rows = store_at(rows)
     table = open_rows(rows)
     if _lacks_ledger(table):
-        with locked(rows):
+        with rows.locked():
             if _lacks_ledger(open_rows(rows)):  # another run may have been faster
                 _create_ledger(ledger or default_ledger(rows), rows)
         table = open_rows(rows)

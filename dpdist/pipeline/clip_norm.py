@@ -14,7 +14,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from dpdist._util.paths import AnyPath, local
 from dpdist._util.text import exactly
 from dpdist.errors import DataError, RefusedError
 from dpdist.ledger.address import PlaceGiven, place_given
@@ -33,6 +32,8 @@ from dpdist.release.worth import Worth
 from dpdist.rows.dataset import RowsTable, open_rows
 from dpdist.rows.periods import is_periodic
 from dpdist.runtime.cluster import Cluster
+from dpdist.storage.arrays import ROOT
+from dpdist.storage.store import AnyStore, Store, store_at
 
 _DONE = {State.COMMITTED, State.PUBLISHED}
 
@@ -186,7 +187,7 @@ class ClipChoice:
 
 
 def choose_clip(
-    rows: AnyPath,
+    rows: AnyStore,
     request: NormsRequest,
     quantile: Fraction,
     *,
@@ -230,9 +231,9 @@ def choose_clip(
         If the cluster was lost half-way.
     """
     require_quantile(quantile)
-    table, where = _table_at(local(rows)), cluster or Cluster()
+    table, where = _table_at(store_at(rows)), cluster or Cluster()
     bound = request.bound(table.columns)
-    place = place_given(ledger or default_ledger(table.path))
+    place = place_given(ledger or default_ledger(table.store))
     transaction = NormsTransaction(request, table, place.absolute() if isinstance(place, Path) else place)
     if not where.trusted_worker:
         transaction, state, left = _looked_up(transaction, budget_delta)
@@ -241,7 +242,7 @@ def choose_clip(
             return _choice(transaction, norm_histogram.published(transaction), quantile, fresh=False)
         _foretell(transaction, quantile, state, left, say)
     with where.connected(trusted_worker=where.trusted_worker) as engine:
-        engine.require_path(table.landmark)
+        engine.require_visible(table.probe, ROOT)
         if where.trusted_worker:
             transaction, state, left = engine.trusted(_looked_up, transaction, budget_delta)
             if state not in _DONE:
@@ -300,7 +301,7 @@ def _looked_up(transaction: NormsTransaction, budget_delta: bool) -> tuple[Norms
     return transaction, state, left.gaussian_micro if transaction.request.loss.delta_atto else left.pure_micro
 
 
-def _table_at(rows: Path) -> RowsTable:
+def _table_at(rows: Store) -> RowsTable:
     """Open a table whose rows do not come in periods.
 
     Raises

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from dpdist._util.paths import AnyPath, local
 from dpdist._util.text import listed
 from dpdist.errors import DataError
 from dpdist.moment.operator import Matrix
@@ -20,12 +17,13 @@ from dpdist.pca.scree import above_noise
 from dpdist.release.artefact import Release, open_release
 from dpdist.runtime import engine
 from dpdist.runtime.cluster import Cluster
-from dpdist.storage.arrays import attributes_at
-from dpdist.storage.atomic import make_once, require_new
+from dpdist.storage.arrays import ROOT, attributes_of
+from dpdist.storage.atomic import make_once
+from dpdist.storage.store import AnyStore, Store, store_at
 
 
 def fit_components(
-    release: AnyPath, target: AnyPath, count: int | None, *, cluster: Cluster | None = None
+    release: AnyStore, target: AnyStore, count: int | None, *, cluster: Cluster | None = None
 ) -> tuple[models.Model, Release, bool]:
     """Write model.zarr with the top components of a release; None takes those that stand above its noise.
 
@@ -43,11 +41,11 @@ def fit_components(
     UsageError
         If there are not so many components, the release is drowned in noise, or none stands above it.
     """
-    release, target = local(release), local(target)
+    release, target = store_at(release), store_at(target)
     opened = open_release(release)
     made = {"format": models.FORMAT, "release_id": opened.release_id}
     if not made_from(target, "model", **made, **({} if count is None else {"k": count})):
-        require_new(target, "model")  # before there is any work
+        target.require_new("model")  # before there is any work
     elif count is not None:
         return models.open_model(target), opened, False
     taken = _components_of(opened, release, count, cluster)
@@ -58,14 +56,16 @@ def fit_components(
     return models.open_model(target), opened, False
 
 
-def components_of(release: AnyPath, count: int | None, *, cluster: Cluster | None = None) -> tuple[Release, Components]:
+def components_of(
+    release: AnyStore, count: int | None, *, cluster: Cluster | None = None
+) -> tuple[Release, Components]:
     """Take the top components of a release.zarr, as :func:`fit_components`, and write nothing."""
-    release = local(release)
+    release = store_at(release)
     opened = open_release(release)
     return opened, _components_of(opened, release, count, cluster)
 
 
-def _components_of(opened: Release, release: Path, count: int | None, cluster: Cluster | None) -> Components:
+def _components_of(opened: Release, release: Store, count: int | None, cluster: Cluster | None) -> Components:
     with ExitStack() as stack:
         product = None
         if not opened.in_memory:
@@ -74,13 +74,13 @@ def _components_of(opened: Release, release: Path, count: int | None, cluster: C
         return above_noise(opened, product) if count is None else components(opened, count, product)
 
 
-def _release_product(release: Path, size: int, nodes: engine.Engine | None) -> Callable[[Matrix], Matrix]:
+def _release_product(release: Store, size: int, nodes: engine.Engine | None) -> Callable[[Matrix], Matrix]:
     """Return the function that multiplies a released second moment, here or on the workers."""
     memory, workers = (engine.memory_here(), 1) if nodes is None else (nodes.memory, len(nodes.workers))
     runs = eigen.tile_rows(size, workers)
     keep = max(len(run) for run in runs) * size * 8 <= memory // 2
     if nodes is not None:
-        nodes.require_path(release / "zarr.json")
+        nodes.require_visible(release, ROOT)
 
     def product(vectors: Matrix) -> Matrix:
         tasks = [eigen.ProductTask(release, run, vectors, keep) for run in runs]
@@ -92,20 +92,21 @@ def _release_product(release: Path, size: int, nodes: engine.Engine | None) -> C
     return product
 
 
-def made_from(path: Path, what: str, **expected: Any) -> bool:
-    """Say whether a model or scores folder at path carries these attributes; refuse to take it for another's.
+def made_from(place: AnyStore, what: str, **expected: Any) -> bool:
+    """Say whether a model or scores in a store carry these attributes; refuse to take it for another's.
 
     Raises
     ------
     DataError
         If something exists there that is something else, or was made from something else.
     """
-    if not os.path.lexists(path):
+    store = store_at(place)
+    if not store.exists():
         return False
-    info = attributes_at(path) or {}
+    info = attributes_of(store) or {}
     if other := [key for key, value in expected.items() if info.get(key) != value]:
         raise DataError(
-            f"{path} exists already and was made from something else, or is no {what}: its {listed(other)} "
+            f"{store} exists already and was made from something else, or is no {what}: its {listed(other)} "
             f"{'differs' if len(other) == 1 else 'differ'}. Remove it or name another place."
         )
     return True

@@ -13,23 +13,23 @@ from typing import Any
 import numpy as np
 import zarr
 
-from dpdist._util.paths import AnyPath, local
 from dpdist._util.progress import Count, Progress
 from dpdist.errors import DataError, RefusedError, quiet
 from dpdist.ledger.address import Place, PlaceGiven, place_given
 from dpdist.ledger.ledger import Ledger
 from dpdist.naming import step
-from dpdist.pca import model as models
-from dpdist.pca import projection
+from dpdist.pca import model, projection
 from dpdist.pipeline.budget import default_ledger
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import artefact
 from dpdist.release.artefact import open_release
 from dpdist.rows import dataset
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable, incomplete, open_rows
+from dpdist.rows.dataset import RowsTable, chunk_key, incomplete, open_rows
 from dpdist.rows.periods import PeriodicTable, is_periodic, open_periods
-from dpdist.storage.arrays import attributes_at
+from dpdist.rows.table import Table
+from dpdist.storage.arrays import attributes_of
+from dpdist.storage.store import AnyStore, Store, store_at
 
 Facts = dict[str, Any]
 _CHECKING = "Checking chunks"
@@ -37,14 +37,14 @@ _CHECKING = "Checking chunks"
 
 @quiet()
 def inspected(
-    path: AnyPath, *, ledger: PlaceGiven | None = None, verify: bool = False, progress: Progress | None = None
+    place: AnyStore, *, ledger: PlaceGiven | None = None, verify: bool = False, progress: Progress | None = None
 ) -> Facts:
     """Return what is declared about a folder, as JSON values.
 
     Parameters
     ----------
-    path
-        The folder.
+    place
+        Where it is: a path, as text or a path object.
     ledger
         Where the budget of rows is kept, if not beside them.
     verify
@@ -62,34 +62,34 @@ def inspected(
     DataError
         If it is nothing of dpdist's, or too damaged to say what it is, or the ledger is.
     """
-    path, ledger = local(path), None if ledger is None else place_given(ledger)
+    store, ledger = store_at(place), None if ledger is None else place_given(ledger)
     kinds: dict[str, Callable[[], Facts]] = {
-        dataset.FORMAT: lambda: _rows(open_rows(path, whole=False), ledger, verify=verify, progress=progress),
-        artefact.FORMAT: lambda: _release(path),
-        models.FORMAT: lambda: _model(path),
-        projection.FORMAT: lambda: _scores(path, verify=verify, progress=progress),
+        dataset.FORMAT: lambda: _rows(open_rows(store, whole=False), ledger, verify=verify, progress=progress),
+        artefact.FORMAT: lambda: _release(store),
+        model.FORMAT: lambda: _model(store),
+        projection.FORMAT: lambda: _scores(store, verify=verify, progress=progress),
     }
-    if is_periodic(path):
-        return {"path": str(path)} | _periods(open_periods(path), ledger, verify=verify, progress=progress)
-    described = attributes_at(path)
+    if is_periodic(store):
+        return {"path": str(store)} | _periods(open_periods(store), ledger, verify=verify, progress=progress)
+    described = attributes_of(store)
     if described is not None and described.get("format") in kinds:
-        return {"path": str(path)} | kinds[described["format"]]()
+        return {"path": str(store)} | kinds[described["format"]]()
     if described is not None:
         raise DataError(
-            f"{path} has format {described.get('format')!r}, which this version of dpdist does not know. Use the "
+            f"{store} has format {described.get('format')!r}, which this version of dpdist does not know. Use the "
             "version that made it."
         )
-    if Ledger.stands_at(path):
-        raise DataError(f"{path} is a ledger. Look at it with: {step('ledger show', path)}")
-    if not path.exists():
-        raise DataError(f"There is nothing at {path}.")
+    if isinstance(where := store.address(), Path) and Ledger.stands_at(where):
+        raise DataError(f"{store} is a ledger. Look at it with: {step('ledger show', store)}")
+    if not store.exists():
+        raise DataError(f"There is nothing at {store}.")
     raise DataError(
-        f"{path} is none of dpdist's rows, folders of periods, releases, models or scores. Rows are made with: "
-        f"{step('ingest', path, 'ROWS')}"
+        f"{store} is none of dpdist's rows, folders of periods, releases, models or scores. Rows are made with: "
+        f"{step('ingest', store, 'ROWS')}"
     )
 
 
-def _checked(table: RowsTable, chunks: list[int], progress: Progress | None, wrong: dict[int, str]) -> Iterator[str]:
+def _checked(table: Table, chunks: list[int], progress: Progress | None, wrong: dict[int, str]) -> Iterator[str]:
     """Read chunks and yield what is wrong, in their order; ``wrong`` tells what was found without reading."""
     reader, count = ChunkReader(table, table.chunk_rows), Count(progress, _CHECKING, len(chunks))
     for index in chunks:
@@ -105,12 +105,12 @@ def _checked(table: RowsTable, chunks: list[int], progress: Progress | None, wro
 
 
 def _rows(table: RowsTable, ledger: Place | None, *, verify: bool, progress: Progress | None) -> Facts:
-    _require_plausible(table.path, table.chunks)
+    _require_plausible(table.store, table.chunks)
     missing = dict(incomplete(table))
     damaged = list(missing.values())
     if verify:
         damaged = list(_checked(table, list(range(table.chunks)), progress, missing))
-    beside = table.path if table.period is None else table.path.parent
+    beside = table.store if table.period is None else table.store.parent
     return {
         "kind": "rows",
         "private": True,
@@ -121,7 +121,7 @@ def _rows(table: RowsTable, ledger: Place | None, *, verify: bool, progress: Pro
         "chunk_rows": table.chunk_rows,
         "codec": "Blosc LZ4" if table.compressed else "none",
         "checksum": "CRC32C",
-        "bytes": sum(table.chunk_path(i).stat().st_size for i in range(table.chunks) if i not in missing),
+        "bytes": sum(table.store.size(chunk_key(i)) or 0 for i in range(table.chunks) if i not in missing),
         "dataset_id": table.dataset_id,
         "columns": list(table.names),
         "period": table.period,
@@ -132,15 +132,15 @@ def _rows(table: RowsTable, ledger: Place | None, *, verify: bool, progress: Pro
     }
 
 
-def _require_plausible(path: Path, announced: int) -> None:
+def _require_plausible(store: Store, announced: int) -> None:
     """Refuse to list what is missing where a damaged head announces chunks without end."""
-    stored = sum(1 for _ in (path / "c").glob("*"))
+    stored = sum(1 for _ in store.list("c"))
     if announced > 1000 * (stored + 1):
-        raise DataError(f"{path} announces {announced} chunks and holds {stored}. Restore its zarr.json.")
+        raise DataError(f"{store} announces {announced} chunks and holds {stored}. Restore its zarr.json.")
 
 
 def _periods(table: PeriodicTable, ledger: Place | None, *, verify: bool, progress: Progress | None) -> Facts:
-    place = ledger or default_ledger(table.path)
+    place = ledger or default_ledger(table.store)
     found = _ledger(place, table.ledger_id, table.budget)
     known = Ledger(place) if found["state"] == "in use" else None
     closed = list(known.periods) if known else []
@@ -157,7 +157,7 @@ def _periods(table: PeriodicTable, ledger: Place | None, *, verify: bool, progre
     if verify:
         if known is None:
             raise RefusedError(
-                f"The seals of the periods of {table.path} stand in their ledger, which is not at {place}. Name its "
+                f"The seals of the periods of {table.store} stand in their ledger, which is not at {place}. Name its "
                 "place.",
                 parameter="ledger",
             )
@@ -190,16 +190,16 @@ def _ledger(place: Place, ledger_id: str | None, declared: PrivacyLoss | None) -
     return facts
 
 
-def _release(path: Path) -> Facts:
-    release = open_release(path)
+def _release(store: Store) -> Facts:
+    release = open_release(store)
     return {
         "kind": "release", "private": release.status != "private", **release.attributes(),
         "cautions": list(release.cautions), "damaged": [],
     }  # fmt: skip
 
 
-def _model(path: Path) -> Facts:
-    found, described = models.open_model(path), attributes_at(path) or {}
+def _model(store: Store) -> Facts:
+    found, described = model.open_model(store), attributes_of(store) or {}
     return {
         "kind": "model",
         "private": described["status"] != "private",
@@ -213,10 +213,10 @@ def _model(path: Path) -> Facts:
     }
 
 
-def _scores(path: Path, *, verify: bool, progress: Progress | None) -> Facts:
-    described = attributes_at(path) or {}
+def _scores(store: Store, *, verify: bool, progress: Progress | None) -> Facts:
+    described = attributes_of(store) or {}
     try:
-        array = zarr.open_array(path, mode="r", zarr_format=3)
+        array = zarr.open_array(store.for_zarr(), mode="r", zarr_format=3)
         (rows, k), chunk = array.shape, array.chunks[0]
         facts: Facts = {
             "kind": "scores",
@@ -232,18 +232,18 @@ def _scores(path: Path, *, verify: bool, progress: Progress | None) -> Facts:
     except Exception:  # noqa: BLE001 - damaged metadata fails in as many ways as there are libraries
         facts = {}
     if not facts:
-        raise DataError(f"{path} is a scores.zarr that was damaged. Write it again with {step('project')}.")
-    _require_plausible(path, facts["chunks"])
+        raise DataError(f"{store} is a scores.zarr that was damaged. Write it again with {step('project')}.")
+    _require_plausible(store, facts["chunks"])
     if verify:
         facts["damaged"], count = [], Count(progress, _CHECKING, facts["chunks"])
         for index in range(facts["chunks"]):
             try:
-                sound = (path / "c" / str(index) / "0").is_file()  # zarr reads a missing chunk as zeros
+                sound = store.size(chunk_key(index)) is not None  # zarr reads a missing chunk as zeros
                 np.asarray(array[index * chunk : (index + 1) * chunk])
             except Exception:  # noqa: BLE001 - whatever zarr and its codecs raise
                 sound = False
             if not sound:
-                facts["damaged"].append(f"Chunk {index} of {path} is missing or was altered. Project the rows again.")
+                facts["damaged"].append(f"Chunk {index} of {store} is missing or was altered. Project the rows again.")
             count.one()
     return facts
 

@@ -36,9 +36,11 @@ from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.reproduction import admit, require_undeclared
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows.dataset import RowsTable, open_rows
+from dpdist.rows.dataset import open_rows
+from dpdist.rows.table import Table
 from dpdist.runtime import engine
 from dpdist.runtime.cluster import Cluster
+from dpdist.storage.arrays import ROOT
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def release_rows(
 
 
 def release_table(
-    table: RowsTable,
+    table: Table,
     target: AnyPath,
     request: ReleaseRequest,
     *,
@@ -119,7 +121,7 @@ def release_table(
     calibrated = request.calibrated(table.columns, table.max_rows)  # refuses what makes no sense, before anything else
     require_summable(table, request.bound(table.columns))
     target = local(target)
-    place = place_given(ledger or default_ledger(table.path))
+    place = place_given(ledger or default_ledger(table.store))
     account = place.absolute() if isinstance(place, Path) else place
     transaction = trusted.MomentTransaction(request, table, account, target.absolute())
     if request.by_products and where.trusted_worker:
@@ -136,7 +138,7 @@ def release_table(
         trusted.publish(transaction)
         return Outcome(open_release(target), target, fresh=False)
     with where.connected(trusted_worker=where.trusted_worker) as cluster_engine:
-        cluster_engine.require_path(table.landmark)
+        cluster_engine.require_visible(table.probe, ROOT)
         layout = _layout(cluster_engine, transaction, where)  # refuses what has no room before anything is charged
         state = cluster_engine.trusted(transaction.reserve)
         fresh = state is State.RESERVED
@@ -154,7 +156,7 @@ def _reproduced(transaction: trusted.MomentTransaction, where: Cluster, ledger: 
     there = trusted.require_place(transaction)
     if not there:
         with where.connected(trusted_worker=where.trusted_worker) as cluster_engine:
-            cluster_engine.require_path(transaction.table.landmark)
+            cluster_engine.require_visible(transaction.table.probe, ROOT)
             cluster_engine.trusted(admit, transaction.table)  # before a row is read
             _compute(cluster_engine, transaction, where, _layout(cluster_engine, transaction, where))
     return Outcome(open_release(transaction.target), transaction.target, fresh=not there)
@@ -191,9 +193,11 @@ def _compute(
         return
     try:
         if len(layout.bands) > 1:
-            trusted.conclude(transaction, MomentBands(partial(_bands, cluster_engine, layout)))
+            trusted.conclude(transaction, MomentBands(partial(_bands, cluster_engine, transaction.table, layout)))
             return
-        sums = cluster_engine.reduce(partition_moment, add_partials, layout.plans[0].groups, "Summing rows")
+        sums = cluster_engine.reduce(
+            partition_moment, add_partials, layout.plans(transaction.table)[0].groups, "Summing rows"
+        )
         finalise: Callable[..., None] = trusted.finalise
         if not where.trusted_worker:
             finalise = partial(trusted.finalise, progress=steps(where.progress, "Drawing noise"))
@@ -204,14 +208,14 @@ def _compute(
         raise
 
 
-def _bands(cluster_engine: engine.Engine, layout: Layout) -> Iterator[Partial]:
+def _bands(cluster_engine: engine.Engine, table: Table, layout: Layout) -> Iterator[Partial]:
     """Sum the bands of the moment on the workers, and bring them here one after the other."""
-    passes = [each.groups for each in layout.plans]
+    passes = [each.groups for each in layout.plans(table)]
     summed = cluster_engine.reduce_each(
         partition_moment, add_partials, passes, "Summing rows in bands", under_way=layout.under_way
     )
     for sums in summed:
-        yield cluster_engine.trusted(partial(complete, layout.table), sums=sums)
+        yield cluster_engine.trusted(partial(complete, table), sums=sums)
         sums.clear()  # the workers forget this band before they begin another
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -23,7 +22,8 @@ from dpdist import triangle
 from dpdist.errors import DataError
 from dpdist.release.artefact import Heading
 from dpdist.storage.arrays import Array, array_options, put_array
-from dpdist.storage.atomic import make_once, staged
+from dpdist.storage.atomic import make_once
+from dpdist.storage.store import AnyStore, Store, store_at
 from dpdist.triangle import Band, Triangle
 
 Bands = Iterable[tuple[Band, Triangle]]
@@ -110,7 +110,7 @@ def _files(store: MemoryStore) -> Iterator[bytes]:
         yield bytes(-len(content) % tarfile.BLOCKSIZE)
 
 
-def publish(archive: IO[bytes], target: Path, *, private: bool = False) -> None:
+def publish(archive: IO[bytes], target: AnyStore, *, private: bool = False) -> None:
     """Unpack an archive to target: all of it appears at once, flushed; the same bytes already there are left alone.
 
     Parameters
@@ -125,24 +125,22 @@ def publish(archive: IO[bytes], target: Path, *, private: bool = False) -> None:
     DataError
         If something else stands at target, or its folder cannot be written.
     """
-    make_once(partial(holds, target, archive), partial(_unpack, archive, target, private=private))
+    make_once(partial(holds, target, archive), partial(_unpack, archive, store_at(target), private=private))
 
 
-def _unpack(archive: IO[bytes], target: Path, *, private: bool) -> None:
-    with staged(target, "release", private=private) as aside:
+def _unpack(archive: IO[bytes], target: Store, *, private: bool) -> None:
+    with target.staged("release", private=private) as aside:
         for name, content in _members(archive):
-            path = aside / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            aside.put(name, content)
 
 
-def holds(target: Path, archive: IO[bytes]) -> bool:
+def holds(target: AnyStore, archive: IO[bytes]) -> bool:
     """Say whether what stands at target is what an archive publishes, to the byte."""
-    left = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
+    store = store_at(target)
+    left = dict(store.list())
     for name, content in _members(archive):
-        if name not in left or (target / name).read_bytes() != content:
+        if left.pop(name, None) != len(content) or store.get(name) != content:
             return False
-        left.remove(name)
     return not left
 
 

@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist._util.notebook import short, table
-from dpdist._util.paths import AnyPath, local
 from dpdist._util.text import exactly
 from dpdist._version import __version__
 from dpdist.errors import DataError, UsageError, quiet
@@ -36,6 +35,7 @@ from dpdist.release.coverage import Extent
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.units import Unit
 from dpdist.storage.arrays import Array, complete_arrays, names_of, require_format
+from dpdist.storage.store import AnyStore, store_at
 from dpdist.triangle import TILE, Band
 
 FORMAT = "dpdist-release/1"
@@ -300,7 +300,7 @@ def _tile_is_sound(answer: Any, moment: Array, place: tuple[slice, slice], relea
 
 
 @quiet()
-def open_release(path: AnyPath) -> Release:
+def open_release(place: AnyStore) -> Release:
     """Read and verify a release.zarr.
 
     Raises
@@ -308,17 +308,17 @@ def open_release(path: AnyPath) -> Release:
     DataError
         If there is none, or its parts are damaged or contradict one another.
     """
-    path = local(path)
+    store = store_at(place)
     info = require_format(
-        path,
+        store,
         FORMAT,
-        f"There is no release at {path}. Make one with: {step('release', 'ROWS', path, epsilon='E', clip='C')}",
+        f"There is no release at {store}. Make one with: {step('release', 'ROWS', store, epsilon='E', clip='C')}",
     )
     try:
         bound = RowBound.from_json(info["bound"])
         moment = mechanism_named(info["mechanism"]).statement.output is Output.SECOND_MOMENT
         names = {"second_moment", "lattice"} | ({"row_sum"} if bound.constant else set()) if moment else {"components"}
-        arrays = complete_arrays(path, names)
+        arrays = complete_arrays(store, names)
         stored = arrays["lattice" if moment else "components"]
         if stored.dtype != (np.int64 if moment else np.float64):
             raise TypeError  # noqa: TRY301 - one message for whatever is wrong
@@ -344,7 +344,7 @@ def open_release(path: AnyPath) -> Release:
         sound = False
     if not sound:
         raise DataError(
-            f"{path} is not a release.zarr, or it was damaged. Publish it again: the same {step('release')} command "
+            f"{store} is not a release.zarr, or it was damaged. Publish it again: the same {step('release')} command "
             "yields the same bytes at no cost."
         )
     return release

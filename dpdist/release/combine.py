@@ -19,14 +19,14 @@ from operator import add
 
 import numpy as np
 
-from dpdist._util.paths import AnyPath, local
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.privacy.accounting import composed_epsilon_micro
 from dpdist.privacy.guarantee import ATTO, Arithmetic, Guarantee, PrivacyLoss
 from dpdist.release.archive import archived, publish
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.coverage import merged
-from dpdist.storage.arrays import attributes_at
+from dpdist.storage.arrays import attributes_of
+from dpdist.storage.store import AnyStore, store_at
 from dpdist.triangle import Band, packed
 
 _PROOF = "dpdist.privacy.parallel"
@@ -108,7 +108,7 @@ def _apart(releases: Sequence[Release], *, disjoint: bool) -> bool:
     return disjoint and all(tables) and len(set().union(*tables)) == sum(map(len, tables))
 
 
-def write_sum(total: Release, target: AnyPath) -> bool:
+def write_sum(total: Release, target: AnyStore) -> bool:
     """Publish a sum of releases; the same sum already there is left alone. It is held in memory meanwhile.
 
     Return whether it was written now. An older version may have written it, in other words.
@@ -118,8 +118,8 @@ def write_sum(total: Release, target: AnyPath) -> bool:
     DataError
         If something else stands at target, or its folder cannot be written.
     """
-    target = local(target)
-    if (attributes_at(target) or {}).get("release_id") == total.release_id:
+    target = store_at(target)
+    if (attributes_of(target) or {}).get("release_id") == total.release_id:
         found = open_release(target)
         if np.array_equal(found.lattice, total.lattice) and found.guarantee == total.guarantee:
             return False

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dpdist.errors import RefusedError
-from dpdist.rows.dataset import RowsTable
 from dpdist.rows.periods import Span
+from dpdist.rows.table import Table
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Extent:
     last: str | None = None
 
     @classmethod
-    def of(cls, table: RowsTable) -> Extent:
+    def of(cls, table: Table) -> Extent:
         """Return what a release that reads a table is of."""
         dataset = hashlib.sha256(f"dpdist dataset\n{table.dataset_id}".encode()).hexdigest()[:32]
         if not isinstance(table, Span):

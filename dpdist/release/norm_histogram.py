@@ -30,7 +30,7 @@ from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.transaction import Transaction
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable
+from dpdist.rows.table import Table
 
 FORMATS = {DiscreteLaplace.law: "dpdist-norms/1", RoundedNormal.law: "dpdist-norms/2"}
 """By the law of the noise: what reads the first alone would take any scale for one of discrete Laplace noise."""
@@ -71,15 +71,15 @@ class NormsRequest:
         """
         return RowBound(columns, self.grid.edges[-1], 2, self.centre, self.scale)
 
-    def calibrated(self, table: RowsTable) -> CalibratedHistogram:
+    def calibrated(self, table: Table) -> CalibratedHistogram:
         """Return the noise for a table."""
         return calibrated(self.loss, self.neighbours, table.max_rows)
 
-    def guarantee(self, table: RowsTable) -> Guarantee:
+    def guarantee(self, table: Table) -> Guarantee:
         """Return what is proved of the histogram of a table."""
         return self.calibrated(table).guarantee
 
-    def parameters(self, table: RowsTable) -> dict[str, Any]:
+    def parameters(self, table: Table) -> dict[str, Any]:
         """Return everything the histogram depends on besides the rows, as JSON values."""
         vectors = {"centre": self.centre, "scale": self.scale}
         return {
@@ -94,7 +94,7 @@ class NormsRequest:
             **({} if table.unit is None else {"unit": table.unit.to_json()}),
         }
 
-    def release_id(self, table: RowsTable) -> str:
+    def release_id(self, table: Table) -> str:
         """Return the id, which follows from the parameters."""
         digest = hashlib.sha256(canonical(self.parameters(table)).encode()).hexdigest()
         return f"n-{digest[:32]}"

@@ -9,16 +9,15 @@ seen of their data set, so that of two at once one is refused.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from dpdist.errors import DataError, RefusedError
 from dpdist.ledger import datasets
 from dpdist.naming import step
 from dpdist.rows.dataset import RowsTable, mark_reproduced, open_rows
-from dpdist.storage.atomic import locked
+from dpdist.rows.table import Table
+from dpdist.storage.store import Store
 
 
-def require_undeclared(table: RowsTable) -> None:
+def require_undeclared(table: Table) -> None:
     """Refuse rows for which a budget was ever declared.
 
     The rows' own metadata tell: a ledger that was moved away, that lies in a database, or that was not created yet
@@ -31,16 +30,16 @@ def require_undeclared(table: RowsTable) -> None:
         If one was.
     """
     copied = datasets.seen(table.dataset_id).ledger_id is not None
-    if not copied and table.budget is None and table.ledger_id is None and table.period is None and not table.seals:
+    if not copied and table.budget is None and table.ledger_id is None and not table.periodic:
         return
     raise RefusedError(
-        f"A budget is declared for {table.path}{', or for a copy of it' if copied else ''}, and a release for "
+        f"A budget is declared for {table}{', or for a copy of it' if copied else ''}, and a release for "
         "reproduction is charged to no ledger: it would undo what the budget promises. No row was read, and nothing "
         f"was written. To reproduce, ingest the source again without a budget: {step('ingest', 'SOURCE', 'ROWS')}."
     )
 
 
-def admit(table: RowsTable) -> None:
+def admit(table: Table) -> None:
     """Let rows be released for reproduction: refuse those that have a budget, and mark the others; idempotent.
 
     Raises
@@ -51,11 +50,11 @@ def admit(table: RowsTable) -> None:
         If other rows stand there by now, or the mark cannot be written.
     """
     require_undeclared(table)
-    with locked(table.path), datasets.held(table.dataset_id) as data:
-        found = open_rows(table.path, whole=False)
+    with table.store.locked(), datasets.held(table.dataset_id) as data:
+        found = open_rows(table.store, whole=False)
         require_undeclared(found)
         if found.dataset_id != table.dataset_id:
-            raise DataError(f"{table.path} was replaced by other rows meanwhile. Run the same command again.")
+            raise DataError(f"{table} was replaced by other rows meanwhile. Run the same command again.")
         if not data.read().reproduced:
             data.write(datasets.Seen(reproduced=True))
         if not found.reproduced:
@@ -63,7 +62,7 @@ def admit(table: RowsTable) -> None:
 
 
 def require_unreproduced(table: RowsTable) -> None:
-    """Refuse a budget for rows that were released for reproduction; hold ``locked(table.path)`` meanwhile.
+    """Refuse a budget for rows that were released for reproduction; hold ``table.store.locked()`` meanwhile.
 
     Raises
     ------
@@ -71,10 +70,10 @@ def require_unreproduced(table: RowsTable) -> None:
         If they were.
     """
     if table.reproduced:
-        raise reproduced(table.path)
+        raise reproduced(table.store)
 
 
-def reproduced(rows: Path) -> RefusedError:
+def reproduced(rows: Store) -> RefusedError:
     """Return what is said where rows, or a copy of them, were released for reproduction and shall have a budget."""
     return RefusedError(
         f"A release for reproduction was made of {rows}, or of a copy of it, perhaps without any noise: whoever has it "

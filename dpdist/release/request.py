@@ -22,7 +22,7 @@ from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable
+from dpdist.rows.table import Table
 
 
 class Centring(enum.StrEnum):
@@ -175,11 +175,11 @@ class ReleaseRequest:
             "charged to no ledger and marked as not private as claimed."
         )
 
-    def guarantee(self, table: RowsTable) -> Guarantee | None:
+    def guarantee(self, table: Table) -> Guarantee | None:
         """Return what is proved of a release of a table; None where nothing is."""
         return self.calibrated(table.columns, table.max_rows).guarantee
 
-    def parameters(self, table: RowsTable) -> dict[str, Any]:
+    def parameters(self, table: Table) -> dict[str, Any]:
         """Return everything the release depends on besides the rows, as JSON values."""
         return {
             "dataset_id": table.dataset_id,
@@ -196,7 +196,7 @@ class ReleaseRequest:
             **({} if table.unit is None else {"unit": table.unit.to_json()}),
         }
 
-    def release_id(self, table: RowsTable) -> str:
+    def release_id(self, table: Table) -> str:
         """Return the chosen id, or the one that follows from the parameters."""
         if self.name is not None:
             return self.name

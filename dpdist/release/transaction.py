@@ -27,7 +27,7 @@ from dpdist.ledger.state import State
 from dpdist.naming import step
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import Guarantee
-from dpdist.rows.dataset import RowsTable
+from dpdist.rows.table import Table
 
 _WINNER_SECONDS = 60.0
 _WINNER_DRAWS = 3
@@ -43,15 +43,15 @@ class Request(Protocol):
         """Whether a delta of 1/n or more is meant."""
         ...
 
-    def release_id(self, table: RowsTable) -> str:
+    def release_id(self, table: Table) -> str:
         """Return the id, the same whenever the same is asked of the same rows."""
         ...
 
-    def parameters(self, table: RowsTable) -> dict[str, Any]:
+    def parameters(self, table: Table) -> dict[str, Any]:
         """Return everything the release depends on besides the rows, as JSON values."""
         ...
 
-    def guarantee(self, table: RowsTable) -> Guarantee | None:
+    def guarantee(self, table: Table) -> Guarantee | None:
         """Return what is proved of it, which is what it costs; None where nothing is."""
         ...
 
@@ -64,7 +64,7 @@ class Transaction(Generic[RequestT_co]):
     """One release: what is asked for, of which table, and the ledger that is charged."""
 
     request: RequestT_co
-    table: RowsTable
+    table: Table
     ledger: Place
 
     @property
@@ -89,10 +89,10 @@ class Transaction(Generic[RequestT_co]):
         """
         if self.table.ledger_id is None:
             raise RefusedError(
-                f"No budget is declared for {self.table.path}. Declare one with "
-                f"{step('ledger create', self.ledger, rows=self.table.path, budget_epsilon='E', budget_delta='D')}."
+                f"No budget is declared for {self.table}. Declare one with "
+                f"{step('ledger create', self.ledger, rows=self.table, budget_epsilon='E', budget_delta='D')}."
             )
-        return Ledger.charged_for(self.table.path, self.table.ledger_id, self.ledger)
+        return Ledger.charged_for(self.table.store, self.table.ledger_id, self.ledger)
 
     def reserve(self) -> State:
         """Charge the release before any row is read; free when it is charged already.

@@ -36,8 +36,8 @@ from dpdist.release.coverage import Extent
 from dpdist.release.reproduction import admit
 from dpdist.release.request import ReleaseRequest
 from dpdist.release.transaction import Transaction
-from dpdist.storage.arrays import attributes_at
-from dpdist.storage.atomic import require_new
+from dpdist.storage.arrays import attributes_of
+from dpdist.storage.store import store_at
 from dpdist.triangle import Band, Triangle, unpacked
 
 
@@ -96,9 +96,10 @@ def require_place(transaction: MomentTransaction) -> bool:
     DataError
         If something else does, or the place cannot be written.
     """
-    if (attributes_at(transaction.target) or {}).get("release_id") == transaction.release_id:
+    store = store_at(transaction.target)
+    if (attributes_of(store) or {}).get("release_id") == transaction.release_id:
         return True
-    require_new(transaction.target, "release")
+    store.require_new("release")
     return False
 
 

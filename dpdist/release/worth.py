@@ -29,7 +29,7 @@ from dpdist.naming import parameter
 from dpdist.privacy.caution import LARGEST_EPSILON
 from dpdist.privacy.guarantee import MICRO, Neighbours
 from dpdist.release.norm_histogram import NormsRequest
-from dpdist.rows.dataset import RowsTable
+from dpdist.rows.table import Table
 
 _MOST_MICRO = LARGEST_EPSILON * MICRO
 """The largest epsilon that is recommended, in millionths: beyond it little is private."""
@@ -91,7 +91,7 @@ class Worth:
         return f"between the {low:g}- and the {high:g}-quantile" if low > 0 else f"anywhere up to the {high:g}-quantile"
 
 
-def worth_of(request: NormsRequest, table: RowsTable, quantile: Fraction) -> Worth:
+def worth_of(request: NormsRequest, table: Table, quantile: Fraction) -> Worth:
     """Return what an answer will be worth, from what is public: of the table, n under replace-one alone."""
     public = request.neighbours is Neighbours.REPLACE_ONE
     noise = request.calibrated(table).noise
@@ -99,7 +99,7 @@ def worth_of(request: NormsRequest, table: RowsTable, quantile: Fraction) -> Wor
     return Worth(quantile, error, table.rows if public else None)
 
 
-def useful_epsilon(request: NormsRequest, table: RowsTable, quantile: Fraction) -> int | None:
+def useful_epsilon(request: NormsRequest, table: Table, quantile: Fraction) -> int | None:
     """Return an epsilon, in millionths and not below the request's, with which the answer is useful.
 
     None: none up to 10 is enough, or n is private.
@@ -122,7 +122,7 @@ def _two_digits(value: float) -> int:
     return math.ceil(value / unit) * unit
 
 
-def forecast(request: NormsRequest, table: RowsTable, quantile: Fraction, left_micro: int | None = None) -> str:
+def forecast(request: NormsRequest, table: Table, quantile: Fraction, left_micro: int | None = None) -> str:
     """Say what an answer will be worth, before anything is spent.
 
     Parameters
@@ -157,7 +157,7 @@ def forecast(request: NormsRequest, table: RowsTable, quantile: Fraction, left_m
     return f"{said}, which is rough. {_advice(request, table, quantile, left_micro)}"
 
 
-def _advice(request: NormsRequest, table: RowsTable, quantile: Fraction, left_micro: int | None) -> str:
+def _advice(request: NormsRequest, table: Table, quantile: Fraction, left_micro: int | None) -> str:
     """Say what makes the answer useful: a larger epsilon, if the budget has it, or a shorter grid."""
     most = _MOST_MICRO if left_micro is None else min(left_micro, _MOST_MICRO)
     found, short = useful_epsilon(request, table, quantile), None

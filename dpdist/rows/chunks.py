@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from io import FileIO
-from pathlib import Path
 from typing import Any
 
 import google_crc32c
@@ -14,9 +12,11 @@ import numpy.typing as npt
 from numcodecs import blosc
 
 from dpdist.errors import DataError
-from dpdist.rows.dataset import BLOSC_BYTES, RowsTable
+from dpdist.rows.dataset import RowsTable, chunk_key
 from dpdist.rows.seal import sealed_tags
+from dpdist.rows.table import BLOSC_BYTES, Table
 from dpdist.storage.arrays import CHECKSUM_BYTES
+from dpdist.storage.store import Reader
 
 
 class ChunkReader:
@@ -30,22 +30,15 @@ class ChunkReader:
         Most rows of a piece. A piece that fits the processor's cache is checked and used before it leaves it.
     """
 
-    def __init__(self, table: RowsTable, piece_rows: int) -> None:
+    def __init__(self, table: Table, piece_rows: int) -> None:
         self._table = table
         self._most = piece_rows
         self.checksum = 0
         """CRC32C of the chunk that was read last, as stored; known when its last piece was taken. Private."""
-        self._tags: dict[Path, list[str]] = {}
+        self._tags: dict[str, list[str]] = {}
         self._part: RowsTable | None = None
         self._rows: npt.NDArray[Any] = np.empty((0, table.columns))
         self._file = np.empty(0, dtype=np.uint8)
-
-    @staticmethod
-    def buffer_bytes(table: RowsTable, piece_rows: int) -> int:
-        """Bytes a reader holds."""
-        if table.compressed:
-            return table.chunk_rows * table.row_bytes + table.chunk_bytes
-        return min(piece_rows, table.chunk_rows) * table.row_bytes
 
     def read(self, index: int) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows of chunk ``index`` in pieces of shape (r, d), each valid until the next.
@@ -63,14 +56,12 @@ class ChunkReader:
         if part.seal is None:
             yield from self._checked(part, place, None)
             return
-        if part.path not in self._tags:
-            self._tags[part.path] = sealed_tags(part)
+        if str(part) not in self._tags:
+            self._tags[str(part)] = sealed_tags(part)
         digest = hashlib.sha256()
         yield from self._checked(part, place, digest)
-        if self._tags[part.path][place] != digest.hexdigest():
-            raise DataError(
-                f"Chunk {place} of {part.path} is not what was sealed when its period was closed. Restore it."
-            )
+        if self._tags[str(part)][place] != digest.hexdigest():
+            raise DataError(f"Chunk {place} of {part} is not what was sealed when its period was closed. Restore it.")
 
     def tag(self, index: int) -> str:
         """Return the SHA-256 of the rows of chunk ``index``, 64 hexadecimal digits, by which it can be sealed.
@@ -86,10 +77,10 @@ class ChunkReader:
         return digest.hexdigest()
 
     def _checked(self, part: RowsTable, index: int, digest: Any) -> Iterator[npt.NDArray[Any]]:
-        where = f"Chunk {index} of {part.path}"
+        where = f"Chunk {index} of {part}"
         self._prepare(part)
         try:
-            with part.chunk_path(index).open("rb", buffering=0) as file:
+            with part.store.opened(chunk_key(index)) as file:
                 yield from (self._unpacked if part.compressed else self._plain)(file, part, index, digest)
         except OSError:
             raise DataError(f"{where} is missing or unreadable. Restore it, or ingest the source again.") from None
@@ -109,7 +100,7 @@ class ChunkReader:
         self._rows = np.empty((rows, part.columns), dtype=np.dtype(part.dtype).newbyteorder("<"))
         self._file = np.empty(part.chunk_bytes if part.compressed else CHECKSUM_BYTES, dtype=np.uint8)
 
-    def _plain(self, file: FileIO, part: RowsTable, index: int, digest: Any) -> Iterator[npt.NDArray[Any]]:
+    def _plain(self, file: Reader, part: RowsTable, index: int, digest: Any) -> Iterator[npt.NDArray[Any]]:
         checksum, step = 0, self._rows.shape[0]
         left = part.rows_in(index)  # the chunk of a table's end is filled up to the length of the others
         for start in range(0, part.chunk_rows, step):
@@ -127,7 +118,7 @@ class ChunkReader:
             raise EOFError
         self._require(checksum, self._file)
 
-    def _unpacked(self, file: FileIO, part: RowsTable, index: int, digest: Any) -> Iterator[npt.NDArray[Any]]:
+    def _unpacked(self, file: Reader, part: RowsTable, index: int, digest: Any) -> Iterator[npt.NDArray[Any]]:
         size = file.readinto(self._file.data)
         if size is None or size <= BLOSC_BYTES + CHECKSUM_BYTES:
             raise EOFError

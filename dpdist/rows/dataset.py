@@ -8,9 +8,7 @@ an error, because a silently dropped block of rows is a wrong answer with a righ
 
 from __future__ import annotations
 
-import json
 import math
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,13 +22,14 @@ import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 
 from dpdist._util.ids import random_token
-from dpdist._util.paths import AnyPath, local
+from dpdist._util.paths import local
 from dpdist.errors import DataError, quiet
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows.table import Shape
 from dpdist.rows.units import Unit
-from dpdist.storage.arrays import CHECKSUM_BYTES, Array, array_options, names_of, require_format
-from dpdist.storage.atomic import replace_file, require_space, staged
+from dpdist.storage.arrays import Array, array_options, names_of, require_format, set_attributes
+from dpdist.storage.store import AnyStore, Store, store_at
 
 FORMAT = "dpdist-rows/1"
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
@@ -38,34 +37,26 @@ DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int6
 _TARGET_CHUNK = 8 << 20
 _LZ4_MOST = 255
 """Bytes that LZ4 makes of one at most."""
-BLOSC_BYTES = 16
-"""What Blosc adds at most to bytes it cannot compress."""
 
 
-@dataclass(frozen=True)
-class RowsTable:
-    """An opened, validated rows.zarr.
+@dataclass(frozen=True, kw_only=True)
+class RowsTable(Shape):
+    """An opened, validated rows.zarr: a :class:`dpdist.rows.table.Table`. Its text is where it is.
 
     Attributes
     ----------
-    path
-        Its folder, reachable under the same name from every worker.
+    rows, columns, dtype, chunk_rows, compressed
+        Its shape, and how it is stored.
+    store
+        Where it is, reachable under the same name from every worker.
     dataset_id
         32 random hexadecimal digits drawn at ingest.
-    rows, columns
-        n and d.
-    dtype
-        NumPy name of the stored type, one of :data:`DTYPES`.
-    chunk_rows
-        Rows per chunk; the last chunk may be shorter.
     names
         Column names.
     budget
         The declared budget, or None.
     ledger_id
         Identity of the one ledger that may be charged for these rows, or None while none was created.
-    compressed
-        Whether the chunks are compressed.
     period
         Name of the period whose rows these are, or None. Such a table may have no rows.
     unit
@@ -76,20 +67,23 @@ class RowsTable:
         Whether a release for reproduction was made of these rows (:mod:`dpdist.release.reproduction`).
     """
 
-    path: Path
+    store: Store
     dataset_id: str
-    rows: int
-    columns: int
-    dtype: str
-    chunk_rows: int
     names: tuple[str, ...]
     budget: PrivacyLoss | None
     ledger_id: str | None = None
-    compressed: bool = False
     period: str | None = None
     unit: Unit | None = None
     seal: str | None = None
     reproduced: bool = False
+
+    def __str__(self) -> str:
+        return str(self.store)
+
+    @property
+    def path(self) -> Path:
+        """Its folder on this machine; UsageError where it lies elsewhere."""
+        return local(str(self.store))
 
     @property
     def max_rows(self) -> int:
@@ -97,41 +91,28 @@ class RowsTable:
         return 1 if self.unit is None else self.unit.max_rows
 
     @property
-    def landmark(self) -> Path:
-        """A file that is there wherever the rows are."""
-        return self.path / "zarr.json"
+    def probe(self) -> Store:
+        """A rows.zarr that is there wherever the rows are: this one."""
+        return self.store
+
+    @property
+    def periodic(self) -> bool:
+        """Whether these are the rows of a period."""
+        return self.period is not None
 
     @property
     def seals(self) -> dict[str, str]:
-        """The periods that are read, each with the seal of its content; none where rows do not come in periods."""
+        """No seals: the ledger charges a whole table."""
         return {}
 
     def located(self, index: int) -> tuple[RowsTable, int]:
         """Return the table that stores a chunk, and the number of the chunk there."""
         return self, index
 
-    @property
-    def chunks(self) -> int:
-        """Number of chunks."""
-        return -(-self.rows // self.chunk_rows)
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one stored row."""
-        return self.columns * np.dtype(self.dtype).itemsize
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Bytes of one chunk file, the checksum included; the most they can be if it is compressed."""
-        return self.chunk_rows * self.row_bytes + CHECKSUM_BYTES + (BLOSC_BYTES if self.compressed else 0)
-
-    def chunk_path(self, index: int) -> Path:
-        """Return the file of a chunk."""
-        return self.path / "c" / str(index) / "0"
-
-    def rows_in(self, index: int) -> int:
-        """Rows of a chunk; the last may hold fewer."""
-        return min(self.chunk_rows, self.rows - index * self.chunk_rows)
+def chunk_key(index: int) -> str:
+    """Return the key of a chunk of rows or scores in its store, as Zarr has it."""
+    return f"c/{index}/0"
 
 
 def chunk_rows_for(columns: int, dtype: str, rows: int) -> int:
@@ -186,7 +167,7 @@ class RowsWriter:
 
 @contextmanager
 def created(
-    target: Path,
+    target: AnyStore,
     *,
     rows: int,
     dtype: str,
@@ -224,13 +205,13 @@ def created(
     Raises
     ------
     DataError
-        If target exists or its folder cannot be written.
+        If target exists or cannot be written.
     """
-    with staged(target, "rows", private=True) as aside:
+    with store_at(target).staged("rows", private=True) as aside:
         size = rows * len(names) * np.dtype(dtype).itemsize
-        require_space(aside, size // _LZ4_MOST if compress else size, "rows")
+        aside.require_space(size // _LZ4_MOST if compress else size, "rows")
         array = zarr.create_array(
-            store=aside,
+            store=aside.for_zarr(),
             shape=(rows, len(names)),
             chunks=(chunk_rows_for(len(names), dtype, rows), len(names)),
             zarr_format=3,
@@ -257,7 +238,7 @@ def created(
 
 
 def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str) -> RowsTable:
-    """Record, once and for all, which ledger is charged for these rows; hold ``locked(table.path)`` meanwhile.
+    """Record, once and for all, which ledger is charged for these rows; hold ``table.store.locked()`` meanwhile.
 
     A second ledger of the same rows would let the same release be drawn twice and its noise be averaged away.
 
@@ -266,39 +247,31 @@ def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str) -> RowsTa
     DataError
         If the table has a ledger already, or cannot be written.
     """
-    if open_rows(table.path, whole=False).ledger_id is not None:
-        raise DataError(f"{table.path} has a ledger already.")
-    _declare(table, budget=budget.to_json(), ledger_id=ledger_id)
+    if open_rows(table.store, whole=False).ledger_id is not None:
+        raise DataError(f"{table} has a ledger already.")
+    set_attributes(table.store, "rows", budget=budget.to_json(), ledger_id=ledger_id)
     return replace(table, budget=budget, ledger_id=ledger_id)
 
 
 def mark_reproduced(table: RowsTable) -> None:
-    """Record, for ever, that rows were released for reproduction; hold ``locked(table.path)`` meanwhile.
+    """Record, for ever, that rows were released for reproduction; hold ``table.store.locked()`` meanwhile.
 
     Raises
     ------
     DataError
         If the table cannot be written.
     """
-    _declare(table, reproduced=True)
-
-
-def _declare(table: RowsTable, **declared: Any) -> None:
-    """Add to what a table says of itself."""
-    file = table.path / "zarr.json"
-    whole = json.loads(file.read_text(encoding="utf-8"))
-    whole["attributes"]["dpdist"].update(declared)
-    replace_file(file, json.dumps(whole, indent=2).encode(), "rows", private=True)
+    set_attributes(table.store, "rows", reproduced=True)
 
 
 @quiet()
-def open_rows(path: AnyPath, *, whole: bool = True) -> RowsTable:
+def open_rows(place: AnyStore, *, whole: bool = True) -> RowsTable:
     """Open and validate a rows.zarr, the presence and size of every chunk included.
 
     Parameters
     ----------
-    path
-        Its folder.
+    place
+        Where it is: a path, as text or a path object.
     whole
         Whether every chunk must be there; else see :func:`incomplete`.
 
@@ -307,14 +280,14 @@ def open_rows(path: AnyPath, *, whole: bool = True) -> RowsTable:
     DataError
         If there is none, it was not made by ``dpdist ingest``, or a chunk is missing or has the wrong size.
     """
-    path = local(path)
-    otherwise = f"There are no usable rows at {path}. Make them with: {step('ingest', 'SOURCE', path)}"
-    info = require_format(path, FORMAT, otherwise)
+    store = store_at(place)
+    otherwise = f"There are no usable rows at {store}. Make them with: {step('ingest', 'SOURCE', store)}"
+    info = require_format(store, FORMAT, otherwise)
     try:
-        array = zarr.open_array(path, mode="r", zarr_format=3)
+        array = zarr.open_array(store.for_zarr(), mode="r", zarr_format=3)
         declared = info["budget"]
         table: RowsTable | None = RowsTable(
-            path=path.absolute(),
+            store=store.absolute(),
             dataset_id=str(info["dataset_id"]),
             rows=int(array.shape[0]),
             columns=int(array.shape[1]),
@@ -335,7 +308,7 @@ def open_rows(path: AnyPath, *, whole: bool = True) -> RowsTable:
     _validate(table, array)
     if whole:
         for _, wrong in incomplete(table):
-            raise DataError(f"{table.path} cannot be used: {wrong}. Ingest the source again with {step('ingest')}.")
+            raise DataError(f"{table} cannot be used: {wrong}. Ingest the source again with {step('ingest')}.")
     return table
 
 
@@ -344,20 +317,18 @@ def incomplete(table: RowsTable) -> Iterator[tuple[int, str]]:
     for index in range(table.chunks):
         what = f"chunk {index} of {table.chunks}"
         try:
-            about = table.chunk_path(index).lstat()
+            size = table.store.size(chunk_key(index))
         except OSError:
             yield index, f"{what} is missing"
             continue
-        if not stat.S_ISREG(about.st_mode):  # a link leads anywhere, and a pipe never ends
+        if size is None:
             yield index, f"{what} is no file"
-            continue
-        size = about.st_size
-        if size > table.chunk_bytes if table.compressed else size != table.chunk_bytes:
+        elif size > table.chunk_bytes if table.compressed else size != table.chunk_bytes:
             yield index, f"{what} is truncated or too long"
 
 
 def _validate(table: RowsTable, array: Array) -> None:
-    where = f"{table.path} cannot be used:"
+    where = f"{table} cannot be used:"
     cure = f"Ingest the source again with {step('ingest')}."
     least = 1 if table.period is None else 0
     if array.ndim != 2 or table.columns != len(table.names) or table.columns < 2 or table.rows < least:

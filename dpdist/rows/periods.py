@@ -14,24 +14,21 @@ when it is read. A release reads a :class:`Span`: some consecutive periods as on
 from __future__ import annotations
 
 import json
-import os
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
 
 from dpdist._util.ids import random_token
-from dpdist._util.paths import AnyPath, local, read_plain
 from dpdist.errors import DataError
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, open_rows
 from dpdist.rows.seal import KEY, sealed_tags, write_seal
-from dpdist.storage.arrays import MOST_ATTRIBUTES
-from dpdist.storage.atomic import replace_file, staged
+from dpdist.storage.arrays import ROOT
+from dpdist.storage.store import AnyStore, Store, store_at
 
 FORMAT = "dpdist-periods/1"
 _FILE = "periods.json"
@@ -43,8 +40,8 @@ class PeriodicTable:
 
     Attributes
     ----------
-    path
-        The folder, reachable under the same name from every worker.
+    store
+        Where it is, reachable under the same name from every worker.
     dataset_id
         32 random hexadecimal digits: the identity of the rows of all periods together.
     budget
@@ -53,14 +50,14 @@ class PeriodicTable:
         Identity of the one ledger that may be charged for these rows, or None while none was created.
     """
 
-    path: Path
+    store: Store
     dataset_id: str
     budget: PrivacyLoss
     ledger_id: str | None
 
-    def rows_of(self, period: str) -> Path:
+    def rows_of(self, period: str) -> Store:
         """Return where the rows of a period are stored."""
-        return self.path / f"{period}.zarr"
+        return self.store.within(f"{period}.zarr")
 
     def count(self, periods: Iterable[str]) -> int:
         """Return the number of rows of some periods together, as they are declared; public under replace-one.
@@ -72,11 +69,11 @@ class PeriodicTable:
         """
         total = 0
         for period in periods:
-            file = self.rows_of(period) / "zarr.json"
+            stored = self.rows_of(period)
             try:
-                total += int(json.loads(read_plain(file, MOST_ATTRIBUTES))["shape"][0])
+                total += int(json.loads(stored.get(ROOT))["shape"][0])
             except (OSError, ValueError, KeyError, TypeError, IndexError):
-                raise DataError(f"{file} is missing or damaged. Restore it.") from None
+                raise DataError(f"{stored.address(ROOT)} is missing or damaged. Restore it.") from None
         return total
 
     def span(self, seals: Mapping[str, str], start: int) -> Span:
@@ -98,43 +95,41 @@ class PeriodicTable:
         for period, seal in seals.items():
             part = open_rows(self.rows_of(period))
             if part.period != period or part.ledger_id != self.ledger_id:
-                raise DataError(f"{part.path} holds other rows than those of the period {period}. Restore it.")
+                raise DataError(f"{part} holds other rows than those of the period {period}. Restore it.")
             parts.append(replace(part, seal=seal))
             sealed_tags(parts[-1])  # here too: of a period that is said to have no rows no chunk is ever read
         first = parts[0]
         for part in parts:
             if part.names != first.names:
-                raise DataError(f"{part.path} has other columns than {first.path}. Restore it.")
-        return Span(
-            path=self.path.absolute(),
-            dataset_id=self.dataset_id,
-            rows=sum(part.rows for part in parts),
-            columns=first.columns,
-            dtype=first.dtype,
-            chunk_rows=max(part.chunk_rows for part in parts),
-            names=first.names,
-            budget=self.budget,
-            ledger_id=self.ledger_id,
-            compressed=any(part.compressed for part in parts),
-            parts=tuple(parts),
-            start=start,
-        )
+                raise DataError(f"{part} has other columns than {first}. Restore it.")
+        return Span(self.store.absolute(), self.dataset_id, self.budget, self.ledger_id, tuple(parts), start)
 
 
 @dataclass(frozen=True)
-class Span(RowsTable):
-    """Consecutive periods as one table: their chunks, one period after the other.
+class Span:
+    """Consecutive periods as one table (:class:`dpdist.rows.table.Table`): their chunks, one period after the other.
+
+    Each period is stored in its own type and in chunks of its own length. Its text is the folder of the periods.
 
     Attributes
     ----------
+    store, dataset_id, budget, ledger_id
+        Those of all periods, as of a :class:`PeriodicTable`.
     parts
-        The rows of each period.
+        The rows of each period, at least one.
     start
         Position of the first among all periods, from 0.
     """
 
-    parts: tuple[RowsTable, ...] = ()
+    store: Store
+    dataset_id: str
+    budget: PrivacyLoss | None
+    ledger_id: str | None
+    parts: tuple[RowsTable, ...]
     start: int = 0
+
+    def __str__(self) -> str:
+        return str(self.store)
 
     @property
     def label(self) -> str:
@@ -143,14 +138,44 @@ class Span(RowsTable):
         return first if len(self.parts) == 1 else f"{first}--{last}"
 
     @property
-    def landmark(self) -> Path:
-        """A file that is there wherever the rows are."""
-        return self.parts[-1].landmark
+    def probe(self) -> Store:
+        """A rows.zarr that is there wherever the rows are: that of the last period."""
+        return self.parts[-1].probe
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Column names, the same in every period."""
+        return self.parts[0].names
+
+    @property
+    def unit(self) -> None:
+        """No privacy unit: every row counts alone where rows come in periods."""
+        return
+
+    @property
+    def max_rows(self) -> int:
+        """One row."""
+        return 1
+
+    @property
+    def periodic(self) -> bool:
+        """They come in periods."""
+        return True
 
     @property
     def seals(self) -> dict[str, str]:
         """The periods that are read, each with the seal of its content."""
         return {str(part.period): str(part.seal) for part in self.parts}
+
+    @cached_property
+    def rows(self) -> int:
+        """Number of rows of all of them."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def columns(self) -> int:
+        """Number of columns, the same in every period."""
+        return self.parts[0].columns
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -162,27 +187,26 @@ class Span(RowsTable):
         return self._ends[-1]
 
     @property
-    def chunk_bytes(self) -> int:
-        """Bytes of the largest chunk file."""
-        return max(part.chunk_bytes for part in self.parts)
+    def chunk_rows(self) -> int:
+        """Rows of the longest chunk of a period."""
+        return max(part.chunk_rows for part in self.parts)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all chunks; the most they can be where they are compressed."""
+        return sum(part.stored_bytes for part in self.parts)
+
+    def buffer_bytes(self, piece_rows: int) -> int:
+        """Bytes that reading its chunks takes, in pieces of so many rows at most."""
+        return max(part.buffer_bytes(piece_rows) for part in self.parts)
 
     def located(self, index: int) -> tuple[RowsTable, int]:
         """Return the table that stores a chunk, and the number of the chunk there."""
         place = bisect_right(self._ends, index)
         return self.parts[place], index - (self._ends[place - 1] if place else 0)
 
-    def chunk_path(self, index: int) -> Path:
-        """Return the file of a chunk."""
-        part, local = self.located(index)
-        return part.chunk_path(local)
 
-    def rows_in(self, index: int) -> int:
-        """Rows of a chunk; the last of a period may hold fewer."""
-        part, local = self.located(index)
-        return part.rows_in(local)
-
-
-def create_periods(path: Path, budget: PrivacyLoss) -> PeriodicTable:
+def create_periods(place: AnyStore, budget: PrivacyLoss) -> PeriodicTable:
     """Create an empty folder of periods; all of it appears at once.
 
     Raises
@@ -190,45 +214,43 @@ def create_periods(path: Path, budget: PrivacyLoss) -> PeriodicTable:
     DataError
         If something is there already, or it cannot be written.
     """
-    with staged(path, "rows", private=True) as aside:
-        handle = os.open(aside / KEY, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            file.write(random_token() + random_token())
-        _write(aside, PeriodicTable(path, random_token(), budget, None))
-    return open_periods(path)
+    with store_at(place).staged("rows", private=True) as aside:
+        aside.put(KEY, (random_token() + random_token()).encode("ascii"))
+        _write(PeriodicTable(aside, random_token(), budget, None))
+    return open_periods(place)
 
 
-def _write(folder: Path, table: PeriodicTable) -> None:
+def _write(table: PeriodicTable) -> None:
     content = {
         "format": FORMAT,
         "dataset_id": table.dataset_id,
         "budget": table.budget.to_json(),
         "ledger_id": table.ledger_id,
     }
-    replace_file(folder / _FILE, json.dumps(content, indent=2).encode(), "rows", private=True)
+    table.store.replace(_FILE, json.dumps(content, indent=2).encode(), "rows", private=True)
 
 
 def bind_periods(table: PeriodicTable, ledger_id: str) -> PeriodicTable:
-    """Record, once and for all, which ledger is charged for these rows; hold ``locked(table.path)`` meanwhile.
+    """Record, once and for all, which ledger is charged for these rows; hold ``table.store.locked()`` meanwhile.
 
     Raises
     ------
     DataError
         If the table has a ledger already, or cannot be written.
     """
-    if open_periods(table.path).ledger_id is not None:
-        raise DataError(f"{table.path} has a ledger already.")
+    if open_periods(table.store).ledger_id is not None:
+        raise DataError(f"{table.store} has a ledger already.")
     bound = replace(table, ledger_id=ledger_id)
-    _write(table.path, bound)
+    _write(bound)
     return bound
 
 
-def is_periodic(path: AnyPath) -> bool:
-    """Say whether what stands at a path claims to be a folder of periods."""
-    return (local(path) / _FILE).is_file()
+def is_periodic(place: AnyStore) -> bool:
+    """Say whether what stands at a place claims to be a folder of periods."""
+    return store_at(place).exists(_FILE)
 
 
-def open_periods(path: AnyPath) -> PeriodicTable:
+def open_periods(place: AnyStore) -> PeriodicTable:
     """Open a folder of periods; what is in the periods is looked at by whoever reads them.
 
     Raises
@@ -236,21 +258,21 @@ def open_periods(path: AnyPath) -> PeriodicTable:
     DataError
         If there is none.
     """
-    path = local(path)
+    store = store_at(place)
     try:
-        info = json.loads(read_plain(path / _FILE, MOST_ATTRIBUTES))
+        info = json.loads(store.get(_FILE))
         if info["format"] != FORMAT:
             raise ValueError  # noqa: TRY301 - one message for whatever is wrong
         ledger_id = info["ledger_id"]
         return PeriodicTable(
-            path.absolute(),
+            store.absolute(),
             str(info["dataset_id"]),
             PrivacyLoss.from_json(info["budget"]),
             None if ledger_id is None else str(ledger_id),
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError, DataError):
         raise DataError(
-            f"{path} is not a folder of periods, or its {_FILE} was damaged. {step('run')} makes one from a job file "
+            f"{store} is not a folder of periods, or its {_FILE} was damaged. {step('run')} makes one from a job file "
             "whose [rows] has periods = true."
         ) from None
 

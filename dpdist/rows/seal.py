@@ -14,21 +14,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from pathlib import Path
 from typing import Any
 
-from dpdist._util.paths import read_plain
 from dpdist.errors import DataError
 from dpdist.rows.dataset import RowsTable
-from dpdist.storage.arrays import MOST_ATTRIBUTES
-from dpdist.storage.atomic import replace_file
+from dpdist.storage.store import Store
 
 SEAL = "seal.json"
 KEY = "key"
 """Name of the file, beside the periods, that holds the key: 64 hexadecimal digits."""
 
 
-def key_of(folder: Path) -> bytes:
+def key_of(periods: Store) -> bytes:
     """Return the key of a folder of periods.
 
     Raises
@@ -37,18 +34,18 @@ def key_of(folder: Path) -> bytes:
         If it is missing or damaged.
     """
     try:
-        key = bytes.fromhex(read_plain(folder / KEY, MOST_ATTRIBUTES).decode("ascii"))
+        key = bytes.fromhex(periods.get(KEY).decode("ascii"))
     except (OSError, ValueError):
         key = b""
     if len(key) != 32:
-        raise DataError(f"{folder / KEY} is missing or damaged. Restore it: without it no period can be read.")
+        raise DataError(f"{periods.address(KEY)} is missing or damaged. Restore it: without it no period can be read.")
     return key
 
 
-def _seal_of(content: dict[str, Any], folder: Path) -> str:
+def _seal_of(content: dict[str, Any], periods: Store) -> str:
     """Return the seal of what ``seal.json`` says, under the key of the folder that holds the periods."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hmac.new(key_of(folder), text.encode(), hashlib.sha256).hexdigest()
+    return hmac.new(key_of(periods), text.encode(), hashlib.sha256).hexdigest()
 
 
 def _described(table: RowsTable) -> dict[str, Any]:
@@ -74,8 +71,8 @@ def write_seal(table: RowsTable, tags: list[str]) -> str:
         SHA-256 of the rows of every chunk, hexadecimal.
     """
     content = {**_described(table), "chunks": tags}
-    replace_file(table.path / SEAL, json.dumps(content).encode(), "seal", private=True)
-    return _seal_of(content, table.path.parent)
+    table.store.replace(SEAL, json.dumps(content).encode(), "seal", private=True)
+    return _seal_of(content, table.store.parent)
 
 
 def sealed_tags(table: RowsTable) -> list[str]:
@@ -88,11 +85,11 @@ def sealed_tags(table: RowsTable) -> list[str]:
         other columns, than it says.
     """
     try:
-        content = json.loads(read_plain(table.path / SEAL, MOST_ATTRIBUTES))
+        content = json.loads(table.store.get(SEAL))
         tags = [str(tag) for tag in content["chunks"]]
         same = content == {**_described(table), "chunks": tags} and len(tags) == table.chunks
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         content, tags, same = None, [], False
-    if not same or not hmac.compare_digest(_seal_of(content, table.path.parent), str(table.seal)):
-        raise DataError(f"{table.path} is not what was sealed when its period was closed. Restore it from a copy.")
+    if not same or not hmac.compare_digest(_seal_of(content, table.store.parent), str(table.seal)):
+        raise DataError(f"{table} is not what was sealed when its period was closed. Restore it from a copy.")
     return tags

@@ -41,6 +41,7 @@ from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
 from dpdist.naming import Face, current_face, naming, parameter
 from dpdist.runtime.process import forbid_core_dumps
 from dpdist.runtime.tls import Certificates, require_safe_workers
+from dpdist.storage.store import AnyStore, Store, store_at
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -109,11 +110,11 @@ def _added(face: Face, add: Callable[[Sequence[Any]], Any], *parts: Any) -> Any:
     return _guarded(face, add, parts)
 
 
-def _probe(path: str, dask_worker: Any) -> tuple[str, bool, bool]:
+def _probe(store: Store, key: str, dask_worker: Any) -> tuple[str, bool, bool]:
     forbid_core_dumps()  # sums of others may reach a worker before its first task does
     memory = dask_worker.memory_manager
     spills = bool(memory.memory_target_fraction or memory.memory_spill_fraction)
-    return __version__, Path(path).exists(), spills
+    return __version__, store.exists(key), spills
 
 
 class Engine:
@@ -162,10 +163,15 @@ class Engine:
         limits = [int(worker["memory_limit"]) for worker in self._known().values() if worker["memory_limit"]]
         return min([*limits, memory_here() // self._sharing])
 
-    def require_path(self, path: Path) -> None:
-        """Check that nobody listens to the cluster, and that every worker runs this version and sees a path.
+    def require_visible(self, place: AnyStore, key: str = "") -> None:
+        """Check that nobody listens to the cluster, and that every worker runs this version and sees a place.
 
         Its sums stay in its memory, too.
+
+        Parameters
+        ----------
+        place, key
+            A store, and an object in it; "" is the store itself.
 
         Raises
         ------
@@ -175,9 +181,10 @@ class Engine:
             Naming the worker that does not.
         """
         self._known()
+        store = store_at(place)
         with _translated():
             try:
-                answers = self._client.run(_probe, str(path))
+                answers = self._client.run(_probe, store, key)
             except (ImportError, AttributeError):
                 raise DataError(
                     f"A worker cannot import dpdist. Install dpdist {__version__} in the workers' environment."
@@ -187,8 +194,8 @@ class Engine:
                 raise DataError(f"The worker {address} runs dpdist {version}, not {__version__}: install the same.")
             if not seen:
                 raise DataError(
-                    f"The worker {address} does not see {path}. Put it on a file system that every worker mounts "
-                    "under the same name."
+                    f"The worker {address} does not see {store.address(key)}. Put it on a file system that every "
+                    "worker mounts under the same name."
                 )
             if spills:
                 raise DataError(
@@ -420,7 +427,7 @@ def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[
     client = _current_client()
     if client is not None:
         here = Engine(client, trusted_worker=False, insecure=False, sharing=1, foreign=True)
-        here.require_path(Path(os.sep))  # any path will do: it is about the network, versions and spilling
+        here.require_visible(os.sep)  # any path will do: it is about the network, versions and spilling
     blocks = [block for row in array.to_delayed() for block in row]
     sums = [dask.delayed(_guarded, pure=False, traverse=False)(current_face(), function, block) for block in blocks]
     for level in levels(len(sums)):

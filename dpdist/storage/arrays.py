@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import google_crc32c
@@ -18,47 +16,60 @@ import numpy.typing as npt
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 
-from dpdist._util.ids import random_token
-from dpdist._util.paths import read_plain, require_plain
+from dpdist._util.paths import not_plain
 from dpdist.errors import DataError
+from dpdist.storage.store import MOST_AT_ONCE, Store
 
 Array: TypeAlias = "zarr.Array[Any]"  # text: before 3.1.4 it takes no type at run time
+ROOT = "zarr.json"
+"""The key under which an array or group says what it is."""
 CHECKSUM_BYTES = 4
-MOST_ATTRIBUTES = 512 << 20
-"""Bytes of what a folder says of itself at most: the names of its columns, and little else."""
 _MOST_CHUNK = 1 << 30
 """Bytes of a chunk at most, which is read as a whole; those that are written here are of some MiB."""
 
 
-def attributes_at(path: Path) -> dict[str, Any] | None:
-    """Return the ``dpdist`` attributes of a Zarr v3 folder, or None when there are none to read."""
+def attributes_of(store: Store) -> dict[str, Any] | None:
+    """Return what stands in a store: the ``dpdist`` attributes of its Zarr v3 root, or None when there are none."""
     try:
-        found = json.loads(read_plain(path / "zarr.json", MOST_ATTRIBUTES))["attributes"]["dpdist"]
+        found = json.loads(store.get(ROOT))["attributes"]["dpdist"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError):
         return None
     return found if isinstance(found, dict) else None
 
 
-def require_format(path: Path, expected: str, otherwise: str) -> dict[str, Any]:
-    """Return the attributes of a folder of one format.
+def set_attributes(store: Store, what: str, **declared: Any) -> None:
+    """Add to the ``dpdist`` attributes of what is private, in one step; hold ``store.locked()`` meanwhile.
+
+    Raises
+    ------
+    DataError
+        If they cannot be written.
+    """
+    whole = json.loads(store.get(ROOT))
+    whole["attributes"]["dpdist"].update(declared)
+    store.replace(ROOT, json.dumps(whole, indent=2).encode(), what, private=True)
+
+
+def require_format(store: Store, expected: str, otherwise: str) -> dict[str, Any]:
+    """Return the attributes of what stands in a store, if it is of one format.
 
     Parameters
     ----------
     expected
         Such as ``dpdist-rows/1``.
     otherwise
-        What to tell the user when there is no such folder: what is missing and how to make one.
+        What to tell the user when there is no such thing: what is missing and how to make one.
 
     Raises
     ------
     DataError
-        If there is no such folder or it has another format.
+        If there is none, or it has another format.
     """
-    found = attributes_at(path)
+    found = attributes_of(store)
     if found is None:
         raise DataError(otherwise)
     if found.get("format") != expected:
-        raise DataError(f"{path} has format {found.get('format')!r}, not {expected!r}. {otherwise}")
+        raise DataError(f"{store} has format {found.get('format')!r}, not {expected!r}. {otherwise}")
     return found
 
 
@@ -97,7 +108,7 @@ class ChunkWriter:
     """Writes whole plain chunks of an array made with :func:`array_options`, from one buffer.
 
     Zarr's own path copies a chunk several times and starts a thread for it. The bytes are the same: little-endian
-    values and their CRC32C. A file appears complete or not at all, so a chunk may be written twice.
+    values and their CRC32C. A chunk appears complete or not at all, so it may be written twice.
 
     Attributes
     ----------
@@ -111,15 +122,11 @@ class ChunkWriter:
         self._file = np.empty(size + CHECKSUM_BYTES, dtype=np.uint8)
         self.rows = self._file[:size].view(little).reshape(shape)
 
-    def write(self, path: Path) -> None:
-        """Write the buffer as the chunk at path."""
+    def write(self, store: Store, key: str) -> None:
+        """Write the buffer as a chunk of what is being built in a store."""
         checksum = google_crc32c.value(self._file[:-CHECKSUM_BYTES])
         self._file[-CHECKSUM_BYTES:] = np.frombuffer(checksum.to_bytes(CHECKSUM_BYTES, "little"), dtype=np.uint8)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f"{path.name}.{random_token()[:8]}.partial")
-        with aside.open("wb") as file:
-            file.write(self._file.data)
-        aside.replace(path)
+        store.put(key, self._file.data)
 
 
 def put_array(group: zarr.Group, name: str, values: npt.NDArray[Any], chunk_bytes: int = 16 << 20) -> None:
@@ -130,34 +137,34 @@ def put_array(group: zarr.Group, name: str, values: npt.NDArray[Any], chunk_byte
     array[...] = values
 
 
-def complete_arrays(path: Path, names: set[str]) -> dict[str, Array]:
+def complete_arrays(store: Store, names: set[str]) -> dict[str, Array]:
     """Open the arrays of a group, of which no chunk is missing.
 
-    The folder may come from anybody: nothing is read beyond it, and no more than the arrays announce and files hold.
+    It may come from anybody: nothing is read beyond it, and no more than the arrays announce and objects hold.
 
     Raises
     ------
     DataError
-        If something in the folder is a link or no file.
+        If something in it is a link or no file.
     ValueError
         If the group does not hold exactly these arrays, or a chunk is missing or of another size.
     Exception
         Whatever Zarr raises for damaged metadata.
     """
     sizes: dict[str, int] = {}
-    for folder, folders, files in os.walk(path):
-        for name in (*folders, *files):
-            require_plain(Path(folder), name)
-        sizes |= {Path(folder, name).relative_to(path).as_posix(): Path(folder, name).stat().st_size for name in files}
-    if any(size > MOST_ATTRIBUTES for name, size in sizes.items() if name.endswith("zarr.json")):
+    for key, size in store.list():
+        if size is None:
+            raise not_plain(store.address(key))
+        sizes[key] = size
+    if any(size > MOST_AT_ONCE for key, size in sizes.items() if key.endswith(ROOT)):
         raise ValueError("it says too much of itself")
-    arrays = dict(zarr.open_group(path, mode="r", zarr_format=3).arrays())
+    arrays = dict(zarr.open_group(store.for_zarr(), mode="r", zarr_format=3).arrays())
     if set(arrays) != names:
         raise ValueError("arrays are missing or foreign")
     for name, array in arrays.items():
         codecs = [type(codec) for codec in array.metadata.codecs]  # type: ignore[union-attr]
         chunk = math.prod(array.chunks) * array.dtype.itemsize
-        stored = [size for place, size in sizes.items() if place.startswith(f"{name}/c/")]
+        stored = [size for key, size in sizes.items() if key.startswith(f"{name}/c/")]
         if codecs != [BytesCodec, Crc32cCodec] or array.nchunks != len(stored) or chunk > _MOST_CHUNK:
             raise ValueError("more is announced than there is")  # before it is set aside, or unpacked
         if set(stored) != {chunk + CHECKSUM_BYTES} or array.nchunks_initialized != array.nchunks:
@@ -165,7 +172,7 @@ def complete_arrays(path: Path, names: set[str]) -> dict[str, Array]:
     return arrays
 
 
-def read_arrays(path: Path, names: set[str]) -> dict[str, npt.NDArray[Any]]:
+def read_arrays(store: Store, names: set[str]) -> dict[str, npt.NDArray[Any]]:
     """Read the arrays of a group completely.
 
     Raises
@@ -173,4 +180,4 @@ def read_arrays(path: Path, names: set[str]) -> dict[str, npt.NDArray[Any]]:
     Exception
         As :func:`complete_arrays`, or whatever Zarr raises for a chunk that does not match its checksum.
     """
-    return {name: np.asarray(array[...]) for name, array in complete_arrays(path, names).items()}
+    return {name: np.asarray(array[...]) for name, array in complete_arrays(store, names).items()}

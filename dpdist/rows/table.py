@@ -1,0 +1,172 @@
+"""What a table is to those who read it: its sizes, who may be charged for it, and where each of its chunks is stored.
+
+A pass over rows and a release take a :class:`Table`: rows that were ingested at once
+(:class:`dpdist.rows.dataset.RowsTable`), or some consecutive periods (:class:`dpdist.rows.periods.Span`). What is laid
+out and forecast takes :class:`Sizes`, of which a :class:`Shape` is enough: it is stored nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows.units import Unit
+from dpdist.storage.arrays import CHECKSUM_BYTES
+from dpdist.storage.store import Store
+
+if TYPE_CHECKING:
+    from dpdist.rows.dataset import RowsTable
+
+BLOSC_BYTES = 16
+"""What Blosc adds at most to bytes it cannot compress."""
+
+
+class Sizes(Protocol):
+    """How large a table is: all that its layout and its cost depend on. Its text names it in messages."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows n."""
+        ...
+
+    @property
+    def columns(self) -> int:
+        """Number of columns d."""
+        ...
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of its longest chunk."""
+        ...
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        ...
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all chunks; the most they can be where they are compressed."""
+        ...
+
+    def buffer_bytes(self, piece_rows: int) -> int:
+        """Bytes that reading its chunks takes, in pieces of so many rows at most."""
+        ...
+
+
+class Table(Sizes, Protocol):
+    """Rows that can be read, chunk by chunk, and charged for."""
+
+    @property
+    def store(self) -> Store:
+        """Where it is, reachable under the same name from every worker."""
+        ...
+
+    @property
+    def probe(self) -> Store:
+        """A rows.zarr that is there wherever the rows are."""
+        ...
+
+    @property
+    def dataset_id(self) -> str:
+        """Its random identity, 32 hexadecimal digits."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Column names, length d."""
+        ...
+
+    @property
+    def budget(self) -> PrivacyLoss | None:
+        """The declared budget, or None."""
+        ...
+
+    @property
+    def ledger_id(self) -> str | None:
+        """Identity of the one ledger that may be charged for these rows, or None while none was created."""
+        ...
+
+    @property
+    def unit(self) -> Unit | None:
+        """Whose rows these are, and how many of each at most, or None where every row counts alone."""
+        ...
+
+    @property
+    def max_rows(self) -> int:
+        """How many rows one privacy unit may own."""
+        ...
+
+    @property
+    def periodic(self) -> bool:
+        """Whether the rows come in periods."""
+        ...
+
+    @property
+    def seals(self) -> Mapping[str, str]:
+        """The periods that are read, each with the seal of its content; none where rows do not come in periods."""
+        ...
+
+    def located(self, index: int) -> tuple[RowsTable, int]:
+        """Return the rows.zarr that stores a chunk, and the number of the chunk there."""
+        ...
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of an array of rows, and how it is cut into chunks.
+
+    Attributes
+    ----------
+    rows, columns
+        n and d.
+    dtype
+        NumPy name of the stored type, one of :data:`dpdist.rows.dataset.DTYPES`.
+    chunk_rows
+        Rows per chunk; the last chunk may be shorter.
+    compressed
+        Whether the chunks are compressed.
+    """
+
+    rows: int
+    columns: int
+    dtype: str
+    chunk_rows: int
+    compressed: bool = False
+
+    def __str__(self) -> str:
+        return f"A table of {self.rows} rows and {self.columns} columns"
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        return -(-self.rows // self.chunk_rows)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one stored row."""
+        return self.columns * np.dtype(self.dtype).itemsize
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of one stored chunk, the checksum included; the most they can be if it is compressed."""
+        return self.chunk_rows * self.row_bytes + CHECKSUM_BYTES + (BLOSC_BYTES if self.compressed else 0)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all chunks; the most they can be if they are compressed."""
+        return self.chunks * self.chunk_bytes
+
+    def buffer_bytes(self, piece_rows: int) -> int:
+        """Bytes that reading its chunks takes, in pieces of so many rows at most."""
+        if self.compressed:
+            return self.chunk_rows * self.row_bytes + self.chunk_bytes
+        return min(piece_rows, self.chunk_rows) * self.row_bytes
+
+    def rows_in(self, index: int) -> int:
+        """Rows of a chunk; the last may hold fewer."""
+        return min(self.chunk_rows, self.rows - index * self.chunk_rows)

@@ -1,0 +1,284 @@
+"""Where rows, scores, models and releases lie: one protocol, and the folders of this machine behind it.
+
+A :class:`Store` is one thing that dpdist wrote (a rows.zarr, a folder of periods, a release.zarr): bytes under keys
+such as ``zarr.json`` and ``c/0/0``. Whoever reads or writes one asks the store, and knows no path. Sources of an ingest
+are read by :mod:`dpdist.ingest`, and ledgers are kept by :mod:`dpdist.ledger`: neither is a store.
+
+To add a place where rows live, open four files:
+
+1. a new module beside this one, with a class that does what :class:`Store` says;
+2. this one: its scheme, such as ``s3``, in :data:`PLACES`;
+3. ``pyproject.toml``: the library that it needs, as an extra;
+4. ``tests/test_store.py``: its name in the list of the stores that the contract is tested with. It is done when these
+   tests pass.
+
+**A place that cannot rename a folder** publishes by its pointer. :meth:`Store.staged` then gives a prefix that nobody
+else writes to; what is put there is found by no reader. At the end of the block it creates the object that names it,
+if that is absent, last. The loser of a race is told by that and raises as :meth:`Store.require_new` does. What a dead
+builder left is a prefix that nothing points to.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from dpdist._util.ids import random_token
+from dpdist._util.paths import AnyPath, is_address, local, read_plain
+from dpdist.storage import atomic
+
+if TYPE_CHECKING:
+    from zarr.storage import StoreLike
+
+MOST_AT_ONCE = 512 << 20
+"""Bytes at most of what is read in one piece: what a thing says of itself, its seals, or a chunk of a release."""
+
+
+class Reader(Protocol):
+    """An object that is read from its start to its end, into buffers of the caller."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None:
+        """Fill a buffer with the next bytes; return how many they are, fewer only where the object ends."""
+        ...
+
+
+class Store(Protocol):
+    """One thing that dpdist wrote, or is about to write: bytes under keys.
+
+    It is small, can be pickled, compared and hashed, and names the same thing in every process that sees the place. Its
+    text is the place as people name it. Methods that read raise OSError where there is nothing to read.
+    """
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def parent(self) -> Store:
+        """What it stands in."""
+        ...
+
+    def within(self, name: str) -> Store:
+        """Return a thing that stands in it."""
+        ...
+
+    def absolute(self) -> Store:
+        """Return it by a name that does not depend on the process."""
+        ...
+
+    def address(self, key: str = "") -> AnyPath:
+        """Return what :func:`store_at` finds it by, or one of its objects."""
+        ...
+
+    @property
+    def scratch_folder(self) -> Path:
+        """A folder of this machine, for what passes through its disk while this is built."""
+        ...
+
+    # --- reading ---
+
+    def exists(self, key: str = "") -> bool:
+        """Say whether it is there, or one of its objects."""
+        ...
+
+    def size(self, key: str) -> int | None:
+        """Return the bytes of an object without reading it; None if something else stands there, such as a link."""
+        ...
+
+    def get(self, key: str, most: int = MOST_AT_ONCE) -> bytes:
+        """Return an object of at most so many bytes; OSError if it has more, or is none."""
+        ...
+
+    def opened(self, key: str) -> AbstractContextManager[Reader]:
+        """Open an object, to be read straight into buffers."""
+        ...
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, int | None]]:
+        """Yield key and bytes of all that is there, in no order; None for what is no object, such as a link."""
+        ...
+
+    def for_zarr(self) -> StoreLike:
+        """Return what Zarr opens and creates it by."""
+        ...
+
+    # --- writing ---
+
+    def require_new(self, what: str) -> None:
+        """Refuse to write over something, or where nothing can be written: DataError."""
+        ...
+
+    def require_space(self, size: int, what: str) -> None:
+        """Refuse to write more than there is room for: DataError."""
+        ...
+
+    def staged(self, what: str, *, private: bool = False) -> AbstractContextManager[Store]:
+        """Give a store to build in; it appears here when the block ends, once, whole and durable, or never.
+
+        Parameters
+        ----------
+        what
+            What it is, for error messages.
+        private
+            Whether to deny all of it to everybody but the owner.
+
+        Raises
+        ------
+        DataError
+            As :meth:`require_new`, also when it appears meanwhile or cannot be written.
+        """
+        ...
+
+    def put(self, key: str, content: bytes | memoryview) -> None:
+        """Write an object of what is being built: whole or not at all, again if need be; durable when it appears."""
+        ...
+
+    def replace(self, key: str, content: bytes, what: str, *, private: bool = False) -> None:
+        """Replace an object, or create it, in one step: durable when this returns. DataError if it cannot be."""
+        ...
+
+    def delete(self) -> None:
+        """Remove it with all that stands in it, as far as that goes."""
+        ...
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold it against every other process that asks to hold it, waiting for it if need be; DataError if none can.
+
+        What is not there is not held: whoever reads it says what is wrong with it.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class FolderStore:
+    """A folder, and its files: it is built aside, flushed and renamed into place (:mod:`dpdist.storage.atomic`).
+
+    Parameters
+    ----------
+    path
+        The folder, reachable under the same name from every worker.
+    """
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def parent(self) -> FolderStore:
+        """The folder it stands in."""
+        return FolderStore(self.path.parent)
+
+    def within(self, name: str) -> FolderStore:
+        """Return a folder in it."""
+        return FolderStore(self.path / name)
+
+    def absolute(self) -> FolderStore:
+        """Return it by its absolute path."""
+        return FolderStore(self.path.absolute())
+
+    def address(self, key: str = "") -> Path:
+        """Return its path, or that of a file in it."""
+        return self.path / key
+
+    @property
+    def scratch_folder(self) -> Path:
+        """The folder it stands in: on its disk there must be room anyway."""
+        return self.path.absolute().parent
+
+    def exists(self, key: str = "") -> bool:
+        """Say whether anything stands at its path, or at one in it."""
+        return (self.path / key).exists()
+
+    def size(self, key: str) -> int | None:
+        """Return the bytes of a file; a link leads anywhere, and a pipe never ends."""
+        about = (self.path / key).lstat()
+        return about.st_size if stat.S_ISREG(about.st_mode) else None
+
+    def get(self, key: str, most: int = MOST_AT_ONCE) -> bytes:
+        """Return the bytes of a file."""
+        return read_plain(self.path / key, most)
+
+    def opened(self, key: str) -> FileIO:
+        """Open a file, without a buffer between it and those it is read into."""
+        return (self.path / key).open("rb", buffering=0)
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, int | None]]:
+        """Yield path and size of every file; links are not followed."""
+        for folder, folders, files in os.walk(self.path / prefix):
+            for name in (*folders, *files):
+                path = Path(folder, name)
+                about = path.lstat()
+                if not stat.S_ISDIR(about.st_mode):
+                    size = about.st_size if stat.S_ISREG(about.st_mode) else None
+                    yield path.relative_to(self.path).as_posix(), size
+
+    def for_zarr(self) -> Path:
+        """Return its path."""
+        return self.path
+
+    def require_new(self, what: str) -> None:
+        """Refuse what is there, and a folder that cannot be written."""
+        atomic.require_new(self.path, what)
+
+    def require_space(self, size: int, what: str) -> None:
+        """Refuse more than the file system has free."""
+        atomic.require_space(self.path, size, what)
+
+    @contextmanager
+    def staged(self, what: str, *, private: bool = False) -> Iterator[FolderStore]:
+        """Give a locked folder beside it, which is flushed and renamed."""
+        with atomic.staged(self.path, what, private=private) as aside:
+            yield FolderStore(aside)
+
+    def put(self, key: str, content: bytes | memoryview) -> None:
+        """Write a file aside and rename it; it is flushed with the folder."""
+        path = self.path / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f"{path.name}.{random_token()[:8]}.partial")
+        with aside.open("wb") as file:
+            file.write(content)
+        aside.replace(path)
+
+    def replace(self, key: str, content: bytes, what: str, *, private: bool = False) -> None:
+        """Write a file aside, flush it and rename it."""
+        atomic.replace_file(self.path / key, content, what, private=private)
+
+    def delete(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock the folder (flock)."""
+        return atomic.locked(self.path)
+
+
+AnyStore: TypeAlias = AnyPath | Store
+"""A store, or where it is: the path of a folder, or an address with a scheme of :data:`PLACES`."""
+
+PLACES: dict[str, Callable[[str], Store]] = {"": lambda path: FolderStore(Path(path))}
+"""Who makes the store of an address, by its scheme; a path has none."""
+
+
+def store_at(place: AnyStore) -> Store:
+    """Return the store at a place, whether or not anything stands there.
+
+    Raises
+    ------
+    UsageError
+        If it is the address of something that is neither read nor written in place.
+
+    Examples
+    --------
+    >>> str(store_at("rows.zarr").within("2026-01-05.zarr"))
+    'rows.zarr/2026-01-05.zarr'
+    """
+    if not isinstance(place, str | os.PathLike):
+        return place
+    text = os.fspath(place)
+    scheme = text.partition("://")[0].lower() if is_address(text) else ""
+    return PLACES[scheme](text) if scheme in PLACES else FolderStore(local(text))
