@@ -1,0 +1,114 @@
+"""A place that cannot rename a folder, in this process: objects under prefixes, and pointers created if absent."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+from zarr.core.buffer import Buffer, default_buffer_prototype
+from zarr.storage import MemoryStore as ZarrStore
+
+from dpdist._util.ids import random_token
+from dpdist.errors import DataError
+
+OBJECTS: dict[str, dict[str, Buffer]] = {}
+"""The objects under each prefix, by their keys."""
+POINTERS: dict[str, str] = {}
+"""The prefix that each address stands for."""
+_LOCKS: dict[str, threading.RLock] = {}
+
+
+@dataclass(frozen=True)
+class MemoryStore:
+    """What stands at an address such as ``memory://bucket/rows.zarr``; or, with a prefix, what is built for it."""
+
+    url: str
+    prefix: str | None = None
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def parent(self) -> MemoryStore:
+        return MemoryStore(self.url.rpartition("/")[0])
+
+    def within(self, name: str) -> MemoryStore:
+        return MemoryStore(f"{self.url}/{name}")
+
+    def absolute(self) -> MemoryStore:
+        return self
+
+    def address(self, key: str = "") -> str:
+        return f"{self.url}/{key}" if key else self.url
+
+    @property
+    def scratch_folder(self) -> Path:
+        return Path(gettempdir())
+
+    def _objects(self) -> dict[str, Buffer]:
+        return OBJECTS.get(self.prefix or POINTERS.get(self.url, ""), {})
+
+    def exists(self, key: str = "") -> bool:
+        return key in self._objects() if key else self.url in POINTERS
+
+    def size(self, key: str) -> int | None:
+        return len(self.get(key))
+
+    def get(self, key: str, most: int = 1 << 30) -> bytes:
+        try:
+            found = self._objects()[key].to_bytes()
+        except KeyError:
+            raise FileNotFoundError(key) from None
+        if len(found) > most:
+            raise OSError(key)
+        return found
+
+    def opened(self, key: str) -> io.BytesIO:
+        return io.BytesIO(self.get(key))
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, int | None]]:
+        within = f"{prefix}/" if prefix else ""
+        return iter([(key, len(found)) for key, found in self._objects().items() if key.startswith(within)])
+
+    def for_zarr(self) -> ZarrStore:
+        return ZarrStore(self._objects())
+
+    def require_new(self, what: str) -> None:
+        if self.url in POINTERS:
+            raise DataError(f"{self.url} exists already. Remove it or choose another place for the {what}.")
+
+    def require_space(self, size: int, what: str) -> None:
+        assert size >= 0, what
+
+    @contextmanager
+    def staged(self, what: str, *, private: bool = False) -> Iterator[MemoryStore]:
+        assert private in {True, False}
+        self.require_new(what)
+        prefix = f"{self.url}.{random_token()}"
+        OBJECTS[prefix] = {}
+        try:
+            yield replace(self, prefix=prefix)
+            if POINTERS.setdefault(self.url, prefix) != prefix:  # created if absent, last
+                self.require_new(what)
+        except BaseException:
+            del OBJECTS[prefix]
+            raise
+
+    def put(self, key: str, content: bytes | memoryview) -> None:
+        self._objects()[key] = default_buffer_prototype().buffer.from_bytes(bytes(content))
+
+    def replace(self, key: str, content: bytes, what: str, *, private: bool = False) -> None:
+        assert private in {True, False}, what
+        self.put(key, content)
+
+    def delete(self) -> None:
+        OBJECTS.pop(POINTERS.pop(self.url, ""), None)
+
+    def locked(self) -> AbstractContextManager[Any]:
+        return _LOCKS.setdefault(self.url, threading.RLock())
