@@ -6,6 +6,7 @@ import html
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,15 @@ def test_nothing_is_loaded_and_nothing_is_run_whatever_columns_are_called(tmp_pa
     assert "<script" not in text
     assert not re.findall(r'(?:src|href)\s*=\s*["\'](?!data:)', text)
     assert "default-src 'none'" in text
+
+
+def test_what_a_release_says_of_itself_is_text_and_no_template(tmp_path: Path) -> None:
+    hostile = f"{{{{ 7 * 7 }}}}{{% raw %}}{HOSTILE}"
+    release = replace(released(), release_id=hostile, ledger_head=hostile)
+    text = page(tmp_path, release)
+    assert html.unescape(text).count(f"<code>{hostile}</code>") == 3  # at the head, and twice in the citation
+    assert "<script" not in text
+    assert "49" not in re.sub(r"base64,[^\"]*|<style>.*?</style>", "", text, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize(("mechanism", "said"), [("sn", "claimed by its authors"), ("none", "Nothing is proved")])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from typing import Any
+
+from dpdist._util.html import render
 
 _ID_SHOWN = 10
 
@@ -17,12 +18,7 @@ def table(title: str, facts: Mapping[str, object]) -> str:
     >>> table("Release", {"mechanism": "gaussian", "columns": 3, "rows": None})
     '<table><caption>Release</caption><tr><th>mechanism</th><td>gaussian</td></tr><tr><th>columns</th><td>3</td></tr></table>'
     """
-    lines = "".join(
-        f"<tr><th>{escape(name)}</th><td>{escape(str(fact))}</td></tr>"
-        for name, fact in facts.items()
-        if fact is not None
-    )
-    return f"<table><caption>{escape(title)}</caption>{lines}</table>"
+    return render("dpdist._util", "facts.html", title=title, facts=facts)
 
 
 def short(identity: str) -> str:

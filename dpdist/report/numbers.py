@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from decimal import Decimal
 
+from markupsafe import Markup
+
 
 def common_power(values: Iterable[float]) -> int:
     """Return p, a multiple of 3, by whose power of ten the numbers of a table are divided to have few digits.
@@ -19,15 +21,17 @@ def common_power(values: Iterable[float]) -> int:
     return 0 if not largest or 1e-2 <= largest < 1e4 else 3 * math.floor(math.log10(largest) / 3)
 
 
-def in_units(power: int) -> str:
+def in_units(power: int) -> Markup:
     """Say by what the numbers of a table were divided.
 
     Examples
     --------
-    >>> in_units(6), in_units(0)
-    (', in 10<sup>6</sup>', '')
+    >>> print(in_units(6))
+    , in 10<sup>6</sup>
+    >>> print(in_units(0) or "plain")
+    plain
     """
-    return "" if not power else f", in 10<sup>{digits(power)}</sup>"
+    return Markup(f", in 10<sup>{digits(power)}</sup>" if power else "")  # noqa: S704 - of a number
 
 
 def digits(value: float) -> str:
@@ -36,21 +40,21 @@ def digits(value: float) -> str:
     Examples
     --------
     >>> digits(966.245), digits(-16.0355), digits(12346.0), digits(1e-5), digits(0.0)
-    ('966.2', '&minus;16.04', '12350', '0.00001', '0')
+    ('966.2', '−16.04', '12350', '0.00001', '0')
     """
-    return f"{Decimal(f'{value:.4g}'):f}".replace("-", "&minus;")
+    return f"{Decimal(f'{value:.4g}'):f}".replace("-", "\N{MINUS SIGN}")
 
 
-def number(value: float) -> str:
+def number(value: float) -> Markup:
     """Write one number with four significant digits, and a power of ten where it is large or small.
 
     Examples
     --------
-    >>> number(1814.0), number(1.814e10), number(1e-06)
-    ('1814', '1.814 &times; 10<sup>10</sup>', '10<sup>&minus;6</sup>')
+    >>> print(number(1814.0), number(1.814e10), number(1e-06), sep="; ")
+    1814; 1.814 × 10<sup>10</sup>; 10<sup>−6</sup>
     """
     if not value or 1e-4 <= abs(value) < 1e6:
-        return digits(value)
+        return Markup(digits(value))  # noqa: S704 - of a number
     front, _, power = f"{value:.3e}".partition("e")
-    before = "" if float(front) == 1 else f"{digits(float(front))} &times; "
-    return f"{before}10<sup>{digits(int(power))}</sup>"
+    before = "" if float(front) == 1 else f"{digits(float(front))} \N{MULTIPLICATION SIGN} "
+    return Markup(f"{before}10<sup>{digits(int(power))}</sup>")  # noqa: S704 - of a number

@@ -1,0 +1,34 @@
+"""HTML from the templates of this package: every value is escaped, and what people name is never a template."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+
+@cache
+def _environment(package: str) -> Environment:
+    return Environment(
+        loader=PackageLoader(package),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def render(package: str, name: str, **values: object) -> str:
+    """Return a page of a template in the folder ``templates`` of a package of dpdist.
+
+    Parameters
+    ----------
+    package
+        Its import name.
+    name
+        The file's name.
+    **values
+        What the template shows. They are escaped as text, whatever they hold.
+    """
+    return _environment(package).get_template(name).render(values)
