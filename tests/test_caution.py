@@ -154,7 +154,7 @@ def test_a_job_file_accepts_it_by_a_key(rows: Path) -> None:
     assert call("run", job).exit_code == 0
     assert open_release(rows.with_name("r.zarr")).guarantee is not None
     job.write_text(f"{text}accept_large_delta = 1\n")
-    with pytest.raises(UsageError, match="wrong kind"):
+    with pytest.raises(UsageError, match="must be true or false"):
         read_job(job)
 
 

@@ -13,6 +13,8 @@ from dpdist.errors import RefusedError
 from dpdist.jobs import job_file
 from dpdist.jobs import run as job_runs
 from dpdist.jobs import status as job_status
+from dpdist.jobs.sections import JOB_FILE
+from dpdist.naming import naming
 from dpdist.report import status as status_report
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.tls import Certificates
@@ -26,6 +28,7 @@ from dpdist.storage.atomic import replace_file
 @click.option("--dry-run", is_flag=True, help="Tell what would be released and spent, and do nothing.")
 @tls_options
 @json_option
+@naming(JOB_FILE)
 def run(
     job: Path,
     scheduler: str | None,
@@ -52,6 +55,7 @@ def run(
 @click.argument("job", type=READ)
 @click.option("--textfile", type=PATH, help="Also write it for node_exporter's textfile collector (Prometheus).")
 @json_option
+@naming(JOB_FILE)
 def status(job: Path, textfile: Path | None, as_json: bool) -> None:
     """Show where a job stands: its budget, its releases, what is unfinished, and which periods wait."""
     found = job_status.standing(job_file.read_job(job))

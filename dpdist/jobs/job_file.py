@@ -55,24 +55,31 @@ With ``periods = true`` every run takes in and releases the periods that are new
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, cast
 
 from dpdist._util.paths import AnyPath, local, read_plain
-from dpdist._util.text import has_control
-from dpdist.errors import DataError, UsageError
+from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.ingest.sources import Choices, Remote, location_of
 from dpdist.ingest.sources import Place as SourcePlace
+from dpdist.jobs.sections import JOB_FILE, Release, Rows, Sections, mistakes, sections_of
+from dpdist.jobs.sections import Cluster as ClusterSection
 from dpdist.ledger.address import Place, place_of
-from dpdist.naming import step
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release.parse import LARGEST_FILE, request_from
+from dpdist.mechanisms.registry import mechanism_named
+from dpdist.naming import naming, step
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release.parse import LARGEST_FILE, read_public_centre, request_from
 from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.rows.bounding import RowBound
 from dpdist.rows.units import Unit, unit_from
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.tls import Certificates
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -94,34 +101,6 @@ class Job:
     periodic: bool = False
     continual: int = 1
     choices: Choices = field(default_factory=Choices)
-
-
-_KEYS: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "rows": {
-        "path": str, "source": str, "budget_epsilon": (int, Decimal, str), "budget_delta": (int, Decimal, str),
-        "budget_pure": (int, Decimal, str), "budget_delta_reserve": (int, Decimal, str),
-        "columns": list, "periods": bool, "privacy_unit": str, "max_rows": int,
-        "variable": str, "missing": int, "header": str,
-    },
-    "release": {
-        "path": str, "epsilon": (int, Decimal, str), "delta": (int, Decimal, str), "clip": (int, Decimal),
-        "mechanism": str, "neighbours": str, "centre": str, "grid_bits": int, "options": dict,
-        "period": str, "id": str, "ledger": str, "continual": int, "accept_large_delta": bool,
-    },
-    "pca": {"path": str, "components": (int, str)},
-    "project": {"path": str},
-    "cluster": {
-        "scheduler": str, "workers": int, "trusted": str, "tls_ca": str, "tls_cert": str, "tls_key": str,
-        "insecure": bool,
-    },
-}  # fmt: skip
-_REQUIRED = {
-    "rows": ("path",),
-    "release": ("path", "epsilon", "clip"),
-    "pca": ("path", "components"),
-    "project": ("path",),
-    "cluster": (),
-}
 
 
 def read_job(
@@ -154,7 +133,9 @@ def read_job(
     RefusedError
         If its scheduler is on the network and not encrypted.
     DataError
-        If the file cannot be read.
+        If the file cannot be read, or a number is out of range.
+
+    Whatever is wrong is told at once. Where mistakes are of several kinds it is a UsageError.
     """
     path = local(path)
     try:
@@ -163,65 +144,69 @@ def read_job(
         raise DataError(f"The job file {path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not TOML: {error}.") from None
-    _check(path, content)
-    folder = path.absolute().parent
-    rows, release = content["rows"], content["release"]
-    pca, project, cluster = content.get("pca"), content.get("project"), content.get("cluster", {})
-    if project is not None and pca is None:
-        raise UsageError(f"{path}: [project] needs [pca].")
-    if cluster.get("trusted", "driver") not in {"driver", "worker"}:
-        raise UsageError(f"{path}: [cluster] trusted must be driver or worker.")
-    for key in ("budget_delta", "budget_pure", "budget_delta_reserve"):
-        if key in rows and "budget_epsilon" not in rows:
-            raise UsageError(f"{path}: [rows] {key} needs budget_epsilon.")
-    if continual is not None:
-        release["continual"] = continual
-    _check_periods(path, rows, release, project)
-    if rows.get("periods", False) and cluster.get("trusted") == "worker":
-        raise UsageError(
-            f'{path}: [cluster] trusted = "worker" cannot be kept with periods = true: the process that is started '
-            "takes in the rows and closes periods in the ledger itself. Start it where it may, and leave trusted out."
-        )
-    files = [folder / local(cluster[key]) if key in cluster else None for key in ("tls_ca", "tls_cert", "tls_key")]
-    budget = None
-    if "budget_epsilon" in rows:
-        parts = (str(rows.get(key, 0)) for key in ("budget_delta", "budget_pure", "budget_delta_reserve"))
-        budget = PrivacyLoss.declared(str(rows["budget_epsilon"]), *parts)
+    if continual is not None and isinstance(content.get("release"), dict):
+        content["release"]["continual"] = continual
+    with naming(JOB_FILE):
+        _require_none(path, [UsageError(f"{said}.") for said in mistakes(content)])
+        sections = sections_of(content)
+        errors: list[DpdistError] = [UsageError(said) for said in _contradictions(sections)]
+        files = _Files(path.absolute().parent, errors)
+        job = _job(sections, files, scheduler=scheduler, certificates=certificates, insecure=insecure)
+        _require_none(path, errors)
+    return job
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Makes parts of a job of what its file says; what cannot be made is None, and the error is kept."""
+
+    folder: Path
+    errors: list[DpdistError]
+
+    def make(self, part: Callable[[], T]) -> T:
+        try:
+            return part()
+        except (UsageError, DataError, RefusedError) as error:
+            self.errors.append(error)
+            return cast("T", None)  # nobody sees it: the job is refused
+
+    def path(self, text: str) -> Path:
+        return self.make(lambda: self.folder / local(text))
+
+    def maybe(self, text: str | None) -> Path | None:
+        return None if text is None else self.path(text)
+
+
+def _job(
+    sections: Sections, files: _Files, *, scheduler: str | None, certificates: Certificates | None, insecure: bool
+) -> Job:
+    rows, release, pca, project = sections.rows, sections.release, sections.pca, sections.project
+    where, make = sections.cluster or ClusterSection(), files.make
+    shown = [files.maybe(file) for file in (where.tls_ca, where.tls_cert, where.tls_key)]
     return Job(
-        rows=folder / local(rows["path"]),
-        source=_source(rows["source"], folder) if "source" in rows else None,
-        budget=budget,
-        columns=tuple(rows["columns"]) if "columns" in rows else None,
-        release=folder / local(release["path"]),
-        request=request_from(
-            epsilon=str(release["epsilon"]),
-            delta=str(release["delta"]) if "delta" in release else None,
-            clip=float(Decimal(release["clip"])),
-            mechanism=release.get("mechanism"),
-            neighbours=release.get("neighbours", Neighbours.REPLACE_ONE.value),
-            centre=release.get("centre", Centring.NONE.value),
-            grid_bits=release.get("grid_bits", 16),
-            period=release.get("period", ""),
-            name=release.get("id"),
-            folder=folder,
-            options=release.get("options"),
-            accept_large_delta=release.get("accept_large_delta", False),
+        rows=files.path(rows.path),
+        source=None if rows.source is None else make(partial(_source, rows.source, files.folder)),
+        budget=make(lambda: _budget(rows)),
+        columns=rows.columns,
+        release=files.path(release.path),
+        request=_request(release, files),
+        ledger=None if release.ledger is None else make(partial(place_of, release.ledger, files.folder)),
+        model=files.maybe(pca.path if pca else None),
+        components=None if pca is None or pca.components == "auto" else pca.components,
+        scores=files.maybe(project.path if project else None),
+        cluster=make(
+            lambda: Cluster(
+                scheduler or where.scheduler,
+                None if scheduler else where.workers,
+                trusted_worker=where.trusted == "worker",
+                certificates=certificates or Certificates.of(*shown),
+                insecure=insecure or where.insecure,
+            )
         ),
-        ledger=place_of(release["ledger"], folder) if "ledger" in release else None,
-        model=folder / local(pca["path"]) if pca else None,
-        components=None if not pca or pca["components"] == "auto" else pca["components"],
-        scores=folder / local(project["path"]) if project else None,
-        cluster=Cluster(
-            scheduler or cluster.get("scheduler"),
-            None if scheduler else cluster.get("workers"),
-            trusted_worker=cluster.get("trusted") == "worker",
-            certificates=certificates or Certificates.of(*files),
-            insecure=insecure or cluster.get("insecure", False),
-        ),
-        unit=unit_from(rows.get("privacy_unit"), rows.get("max_rows")),
-        periodic=rows.get("periods", False),
-        continual=release.get("continual", 1),
-        choices=Choices(rows.get("variable"), rows.get("missing"), rows.get("header")),
+        unit=make(lambda: unit_from(rows.privacy_unit, rows.max_rows)),
+        periodic=rows.periods,
+        continual=release.continual or 1,
+        choices=make(lambda: Choices(rows.variable, rows.missing, rows.header)),
     )
 
 
@@ -230,60 +215,107 @@ def _source(text: str, folder: Path) -> SourcePlace:
     return folder / place if isinstance(place, Path) else place
 
 
-def _check_periods(path: Path, rows: dict[str, Any], release: dict[str, Any], project: dict[str, Any] | None) -> None:
-    """Refuse what makes no sense with periods, or without."""
-    if not rows.get("periods", False):
-        if "continual" in release:
-            raise UsageError(f"{path}: [release] continual needs periods = true in [rows].")
+def _is_remote(text: str) -> bool:
+    try:
+        return isinstance(location_of(text), Remote)
+    except UsageError:
+        return False  # told where the source is made
+
+
+def _budget(rows: Rows) -> PrivacyLoss | None:
+    if rows.budget_epsilon is None:
+        return None
+    parts = (part or "0" for part in (rows.budget_delta, rows.budget_pure, rows.budget_delta_reserve))
+    return PrivacyLoss.declared(rows.budget_epsilon, *parts)
+
+
+def _request(release: Release, files: _Files) -> ReleaseRequest:
+    clip, before = float(Decimal(release.clip)), len(files.errors)
+    request = files.make(
+        lambda: request_from(
+            epsilon=release.epsilon,
+            delta=release.delta,
+            clip=clip,
+            mechanism=release.mechanism,
+            neighbours=release.neighbours,
+            centre=release.centre,
+            grid_bits=release.grid_bits,
+            period=release.period or "",
+            name=release.id,
+            folder=files.folder,
+            options=release.options,
+            accept_large_delta=release.accept_large_delta,
+        )
+    )
+    if len(files.errors) > before:  # the first of its mistakes; each of these keys may hold another
+        files.make(lambda: PrivacyLoss.parse(release.epsilon))
+        files.make(lambda: PrivacyLoss.parse("1", release.delta or "0"))
+        files.make(lambda: mechanism_named(release.mechanism) if release.mechanism else None)
+        files.make(lambda: RowBound(1, clip, 16))
+        files.make(lambda: RowBound(1, 1.0, release.grid_bits))
+        if release.centre not in set(Centring):
+            files.make(lambda: read_public_centre(files.folder / release.centre))
+    return request
+
+
+def _require_none(path: Path, errors: Sequence[DpdistError]) -> None:
+    """Refuse a file in which something is wrong, and say all of it.
+
+    Raises
+    ------
+    UsageError, DataError, RefusedError
+        If there are errors: of their kind, or the first where they are of several.
+    """
+    said = list(dict.fromkeys(map(str, errors)))
+    if not said:
         return
-    if "source" not in rows:
-        raise UsageError(f"{path}: [rows] periods = true needs source, a folder of one entry per period.")
-    if isinstance(location_of(rows["source"]), Remote):
-        raise UsageError(
-            f"{path}: [rows] source is an address, and with periods = true it is a folder on this machine: what was "
-            "taken in is compared with it. Copy new entries there, each under a name that begins with a dot, and "
-            "rename it when it is complete."
+    kinds = [kind for kind in (DataError, RefusedError) if all(isinstance(error, kind) for error in errors)]
+    kind = kinds[0] if kinds else UsageError
+    if len(said) == 1:
+        raise kind(f"{path}: {said[0]}")
+    listed = " ".join(f"({number}) {sentence}" for number, sentence in enumerate(said, 1))
+    raise kind(f"{path} has {len(said)} mistakes. {listed}")
+
+
+def _contradictions(sections: Sections) -> Iterator[str]:
+    """Yield what makes no sense together, a sentence each."""
+    rows, release = sections.rows, sections.release
+    if sections.project is not None and sections.pca is None:
+        yield "[project] needs [pca]."
+    for key in ("budget_delta", "budget_pure", "budget_delta_reserve"):
+        if getattr(rows, key) is not None and rows.budget_epsilon is None:
+            yield f"[rows] {key} needs budget_epsilon."
+    if rows.periods:
+        yield from _unfit_for_periods(sections)
+    elif release.continual is not None:
+        yield "[release] continual needs periods = true in [rows]."
+
+
+def _unfit_for_periods(sections: Sections) -> Iterator[str]:
+    rows, release = sections.rows, sections.release
+    if rows.source is None:
+        yield "[rows] periods = true needs source, a folder of one entry per period."
+    elif _is_remote(rows.source):
+        yield (
+            "[rows] source is an address, and with periods = true it is a folder on this machine: what was taken in is "
+            "compared with it. Copy new entries there, each under a name that begins with a dot, and rename it when it "
+            "is complete."
         )
-    if "privacy_unit" in rows:
-        raise UsageError(
-            f"{path}: [rows] privacy_unit bounds the rows of one table, and cannot yet bound those of all periods "
-            "together. Keep at most one row per person in each period, and leave it out."
+    if rows.privacy_unit is not None:
+        yield (
+            "[rows] privacy_unit bounds the rows of one table, and cannot yet bound those of all periods together. "
+            "Keep at most one row per person in each period, and leave it out."
         )
-    for key in ("id", "period"):
-        if key in release:
-            raise UsageError(f"{path}: [release] {key} is told by the periods; leave it out.")
-    if project is not None:
-        raise UsageError(
-            f"{path}: [project] is for a table without periods. Project a period with: "
-            f"{step('project', rows['path'])}/PERIOD.zarr MODEL SCORES"
+    for key, value in (("id", release.id), ("period", release.period)):
+        if value is not None:
+            yield f"[release] {key} is told by the periods; leave it out."
+    if sections.project is not None:
+        yield (
+            "[project] is for a table without periods. Project a period with: "
+            f"{step('project', rows.path)}/PERIOD.zarr MODEL SCORES"
         )
-    if not 1 <= release.get("continual", 1) <= 2**20:
-        raise UsageError(f"{path}: [release] continual is a number of periods, from 1 to {2**20}.")
-
-
-def _check(path: Path, content: dict[str, Any]) -> None:
-    for section in ("rows", "release"):
-        if section not in content:
-            raise UsageError(f"{path} has no section [{section}].")
-    for section, values in content.items():
-        if section not in _KEYS or not isinstance(values, dict):
-            raise UsageError(f"{path} has an unknown section or key {section!r}; known are {', '.join(_KEYS)}.")
-        for key, value in values.items():
-            _check_value(f"{path}: [{section}]", _KEYS[section], key, value)
-        for key in _REQUIRED[section]:
-            if key not in values:
-                raise UsageError(f"{path}: [{section}] needs {key!r}.")
-
-
-def _check_value(where: str, known: dict[str, type | tuple[type, ...]], key: str, value: Any) -> None:
-    kind = known.get(key)
-    if kind is None:
-        raise UsageError(f"{where} knows no {key!r}; it knows {', '.join(known)}.")
-    if isinstance(value, bool) is not (kind is bool) or not isinstance(value, kind):
-        raise UsageError(f"{where} {key} has a value of the wrong kind.")
-    if any(has_control(text) for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)):
-        raise UsageError(f"{where} {key} holds a control character. Take it out.")
-    if isinstance(value, list) and not (value and all(isinstance(name, str) for name in value)):
-        raise UsageError(f"{where} {key} must be a list of at least one column name.")
-    if key == "components" and value != "auto" and not (isinstance(value, int) and value >= 1):
-        raise UsageError(f'{where} {key} must be at least 1, or "auto": those that stand above the noise.')
+    if sections.cluster is not None and sections.cluster.trusted == "worker":
+        yield (
+            '[cluster] trusted = "worker" cannot be kept with periods = true: the process that is started takes in the '
+            "rows and closes periods in the ledger itself. Start it where it may, and leave trusted out."
+        )

@@ -68,7 +68,8 @@ def require_components(job: Job, table: RowsTable) -> None:
     if job.components is not None and job.components > table.columns:
         raise UsageError(
             f"{job.components} components were asked for; {job.rows} has {table.columns} columns: "
-            f"ask for {table.columns} or fewer (components)."
+            f"ask for {table.columns} or fewer.",
+            parameter="components",
         )
     if job.model is not None and job.components is None:
         require_edge(job.request, table.columns)

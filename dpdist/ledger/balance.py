@@ -175,7 +175,7 @@ def _kinds(charged: Sequence[Charge]) -> str:
         f"{parameter('mechanism', 'two-sided-wishart')} (pure, without {parameter('delta')})": any(
             g.mu_squared is None and not g.loss.delta_atto for g in guarantees
         ),
-        f"{parameter('mechanism')} wishart (with a delta of its own)": any(
+        f"{parameter('mechanism', 'wishart')} (with a delta of its own)": any(
             g.mu_squared is None and g.loss.delta_atto for g in guarantees
         ),
     }

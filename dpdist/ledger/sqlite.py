@@ -112,7 +112,7 @@ class FolderStorage:
             raise RefusedError(
                 f"{self._folder} is on a network file system ({kind}), where SQLite cannot keep two machines from "
                 "spending the same budget. Put the ledger on a local disk of the trusted node "
-                f"({parameter('ledger')}), or in PostgreSQL ({parameter('ledger')} postgresql+psycopg://...)."
+                f"({parameter('ledger')}), or in PostgreSQL ({parameter('ledger', 'postgresql+psycopg://...')})."
             )
 
     def _connect(self) -> sqlite3.Connection:
