@@ -6,6 +6,7 @@ import json
 import shutil
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -160,5 +161,33 @@ def test_a_release_that_lost_its_chunks_is_not_read_as_zeros(tmp_path: Path) -> 
 def test_a_published_sum_of_the_rows_that_contradicts_the_lattice_is_refused(tmp_path: Path) -> None:
     publish(archive_of(released(PRIVATE)), tmp_path / "release.zarr")
     shutil.rmtree(tmp_path / "release.zarr" / "row_sum")
+    with pytest.raises(DataError, match="damaged"):
+        open_release(tmp_path / "release.zarr")
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "an id that is a number": {"release_id": 7},
+    "an id that cannot be written": {"release_id": "\ud800"},
+    "a head that is a number": {"ledger_head": 5},
+    "a sum of a word": {"releases": "ab"},
+    "a condition that is no sentence": {"condition": {}},
+    "a unit of which a part of a row is kept": {"unit": {"column": "a", "max_rows": 2.0}},
+    "a unit of a later version": {"unit": {"column": "a", "max_rows": 2, "of": "households"}},
+    "periods that are not numbered": {"extents": [{"dataset": "d", "start": "0", "stop": 1}]},
+    "rows of a later version": {"extents": [{"dataset": "d", "half": 1}]},
+    "a negative number of rows": {"n": -1},
+    "a loss that is no number of units": {"claim": {"epsilon_micro": 1e6, "delta_atto": 0}},
+}
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+def test_a_release_from_anybody_is_what_it_should_be_or_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    publish(archive_of(released(PLAIN)), tmp_path / "release.zarr")
+    file = tmp_path / "release.zarr" / "zarr.json"
+    whole = json.loads(file.read_text())
+    file.write_text(json.dumps(whole))
+    assert open_release(tmp_path / "release.zarr").names == ("age", "height")
+    whole["attributes"]["dpdist"] |= change
+    file.write_text(json.dumps(whole))
     with pytest.raises(DataError, match="damaged"):
         open_release(tmp_path / "release.zarr")

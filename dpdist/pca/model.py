@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import zarr
 
@@ -19,7 +20,8 @@ from dpdist.naming import step
 from dpdist.pca.components import Components
 from dpdist.pca.scree import scree
 from dpdist.release.artefact import Release
-from dpdist.storage.arrays import names_of, put_array, read_arrays, require_format
+from dpdist.release.attributes import Text
+from dpdist.storage.arrays import put_array, read_arrays, require_format
 from dpdist.storage.store import AnyStore, store_at
 
 FORMAT = "dpdist-model/1"
@@ -49,6 +51,15 @@ class Model:
 
     def _repr_html_(self) -> str:
         return table("Model", {"release": self.release_id}) + self.components._repr_html_()
+
+
+class _Attributes(msgspec.Struct, frozen=True):
+    """What a model says of itself, as far as it is read back."""
+
+    release_id: Text
+    columns: tuple[Text, ...]
+    eigenvalues: bool
+    eigenvalues_per_row: bool
 
 
 def save(model: Model, release: Release, target: AnyStore) -> None:
@@ -96,21 +107,20 @@ def open_model(place: AnyStore) -> Model:
     otherwise = f"There is no usable model at {store}. Make one with: {step('pca', 'RELEASE', store, components='K')}"
     info = require_format(store, FORMAT, otherwise)
     try:
-        arrays = read_arrays(
-            store, {"components", "mean", "scale"} | ({"eigenvalues"} if info["eigenvalues"] else set())
-        )
+        said = msgspec.convert(info, _Attributes)
+        arrays = read_arrays(store, {"components", "mean", "scale"} | ({"eigenvalues"} if said.eigenvalues else set()))
         found = Components(
             components=arrays["components"],
             eigenvalues=arrays.get("eigenvalues"),
-            per_row=bool(info["eigenvalues_per_row"]),
+            per_row=said.eigenvalues_per_row,
             mean=arrays["mean"],
             scale=arrays["scale"],
         )
         k, d = found.components.shape
         sound = found.eigenvalues is None or found.eigenvalues.shape == (k,)
         sound = sound and found.mean.shape == found.scale.shape == (d,)
-        sound = sound and len(info["columns"]) == d and np.allclose(found.components @ found.components.T, np.eye(k))
-        model = Model(str(info["release_id"]), names_of(info["columns"]), found)
+        sound = sound and len(said.columns) == d and np.allclose(found.components @ found.components.T, np.eye(k))
+        model = Model(said.release_id, said.columns, found)
     except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries
         sound = False
     if not sound:

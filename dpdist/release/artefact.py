@@ -31,10 +31,11 @@ from dpdist.mechanisms.registry import mechanism_named
 from dpdist.naming import step
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
+from dpdist.release.attributes import Attributes
 from dpdist.release.coverage import Extent
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.units import Unit
-from dpdist.storage.arrays import Array, complete_arrays, names_of, require_format
+from dpdist.storage.arrays import Array, complete_arrays, require_format
 from dpdist.storage.store import AnyStore, store_at
 from dpdist.triangle import TILE, Band
 
@@ -255,19 +256,6 @@ class Release(Heading):
         return (corner - self.noise.mean_diagonal) / self.bound.constant**2
 
 
-def _count(value: Any) -> int | None:
-    """Return a number of rows, or None; a release may come from anybody.
-
-    Raises
-    ------
-    TypeError
-        If it is neither.
-    """
-    if value is not None and (type(value) is not int or not 0 <= value < 2**63):
-        raise TypeError
-    return value
-
-
 def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:
     """Say whether the arrays of a release have the right shapes and agree with one another; it reads all of them."""
     answer, d, width = release.answer, release.bound.columns, release.bound.width
@@ -315,31 +303,32 @@ def open_release(place: AnyStore) -> Release:
         f"There is no release at {store}. Make one with: {step('release', 'ROWS', store, epsilon='E', clip='C')}",
     )
     try:
-        bound = RowBound.from_json(info["bound"])
-        moment = mechanism_named(info["mechanism"]).statement.output is Output.SECOND_MOMENT
+        said = Attributes.of(info)
+        bound = RowBound.from_json(dict(said.bound))
+        moment = mechanism_named(said.mechanism).statement.output is Output.SECOND_MOMENT
         names = {"second_moment", "lattice"} | ({"row_sum"} if bound.constant else set()) if moment else {"components"}
         arrays = complete_arrays(store, names)
         stored = arrays["lattice" if moment else "components"]
         if stored.dtype != (np.int64 if moment else np.float64):
             raise TypeError  # noqa: TRY301 - one message for whatever is wrong
         release = Release(
-            release_id=info["release_id"],
-            mechanism=info["mechanism"],
-            names=names_of(info["columns"]),
-            neighbours=Neighbours(info["neighbours"]),
-            claim=None if info["claim"] is None else PrivacyLoss.from_json(info["claim"]),
-            guarantee=None if info["guarantee"] is None else Guarantee.from_json(info["guarantee"]),
+            release_id=said.release_id,
+            mechanism=said.mechanism,
+            names=said.columns,
+            neighbours=said.neighbours,
+            claim=None if said.claim is None else PrivacyLoss.from_json(said.claim),
+            guarantee=None if said.guarantee is None else Guarantee.from_json(dict(said.guarantee)),
             bound=bound,
-            noise=Noise.from_json(info["noise"]),
-            rows=_count(info["n"]),
+            noise=Noise.from_json(said.noise),
+            rows=said.n,
             answer=stored if stored.nbytes > _IN_MEMORY else np.asarray(stored[...]),
-            ledger_head=info["ledger_head"],
-            extents=tuple(Extent(**extent) for extent in info["extents"]),
-            releases=tuple(info.get("releases", ())),
-            unit=None if info["unit"] is None else Unit(**info["unit"]),
-            condition=info.get("condition"),
+            ledger_head=said.ledger_head,
+            extents=said.extents,
+            releases=said.releases,
+            unit=None if said.unit is None else Unit(said.unit.column, said.unit.max_rows),
+            condition=said.condition,
         )
-        sound = _is_sound(release, arrays) and info["status"] == release.attributes()["status"]
+        sound = _is_sound(release, arrays) and said.status == release.status
     except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries
         sound = False
     if not sound:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from dpdist.errors import RefusedError
 from dpdist.rows.periods import Span
 from dpdist.rows.table import Table
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(Struct, frozen=True, forbid_unknown_fields=True):
     """All rows of a table, or those of some consecutive periods.
 
     Attributes
