@@ -19,6 +19,7 @@ from scipy.sparse.linalg import ArpackError
 from dpdist.errors import UsageError
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.pca import components as pca_components
+from dpdist.pca import eigen
 from dpdist.pca.components import Components, about_mean, captured_variance, components
 from dpdist.pca.eigen import by_lanczos, top_eigenpairs, top_eigenpairs_of
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
@@ -116,9 +117,9 @@ def test_eigenpairs_are_ordered_by_value_and_not_by_magnitude() -> None:
 
 
 def test_lanczos_orders_by_value_and_not_by_magnitude(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pca_components, "_DENSE_LIMIT", 10)
-    monkeypatch.setattr(pca_components, "_LANCZOS_SHARE", 10)
-    monkeypatch.setattr(pca_components, "eigh", refuse)
+    monkeypatch.setattr(eigen, "_DENSE_LIMIT", 10)
+    monkeypatch.setattr(eigen, "_LANCZOS_SHARE", 10)
+    monkeypatch.setattr(eigen, "eigh", refuse)
     values, _ = top_eigenpairs(symmetric([-500.0, -80.0, *np.linspace(0, 20, 78)]), 2)
     assert values == pytest.approx([20.0, 20 - 20 / 77])
 
@@ -137,9 +138,9 @@ def test_each_pair_solves_the_eigenvalue_equation_and_the_vectors_are_orthonorma
 def test_dense_and_lanczos_solvers_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = symmetric([*np.linspace(-5, 5, 90), 20.0, 30.0, 40.0, -60.0])
     dense = top_eigenpairs(matrix, 5)
-    monkeypatch.setattr(pca_components, "_DENSE_LIMIT", matrix.shape[0] - 1)
-    monkeypatch.setattr(pca_components, "_LANCZOS_SHARE", 10)
-    monkeypatch.setattr(pca_components, "eigh", refuse)
+    monkeypatch.setattr(eigen, "_DENSE_LIMIT", matrix.shape[0] - 1)
+    monkeypatch.setattr(eigen, "_LANCZOS_SHARE", 10)
+    monkeypatch.setattr(eigen, "eigh", refuse)
     lanczos = top_eigenpairs(matrix, 5)
     assert lanczos[0] == pytest.approx(dense[0], abs=1e-9)
     assert lanczos[1] == pytest.approx(dense[1], abs=1e-7)
@@ -147,16 +148,16 @@ def test_dense_and_lanczos_solvers_agree(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_many_components_of_a_large_matrix_come_from_the_dense_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     # Lanczos is slow and, for k = d, impossible
-    monkeypatch.setattr(pca_components, "_DENSE_LIMIT", 10)
-    monkeypatch.setattr(pca_components, "by_lanczos", refuse)
+    monkeypatch.setattr(eigen, "_DENSE_LIMIT", 10)
+    monkeypatch.setattr(eigen, "by_lanczos", refuse)
     values, _ = top_eigenpairs(symmetric(np.arange(40.0)), 40)
     assert values == pytest.approx(np.arange(40.0)[::-1], abs=1e-12)
 
 
 def test_lanczos_gives_the_same_bytes_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pca_components, "_DENSE_LIMIT", 10)
-    monkeypatch.setattr(pca_components, "_LANCZOS_SHARE", 10)
-    monkeypatch.setattr(pca_components, "eigh", refuse)
+    monkeypatch.setattr(eigen, "_DENSE_LIMIT", 10)
+    monkeypatch.setattr(eigen, "_LANCZOS_SHARE", 10)
+    monkeypatch.setattr(eigen, "eigh", refuse)
     matrix = symmetric(np.linspace(-3, 3, 120))
     first, again = top_eigenpairs(matrix, 4), top_eigenpairs(matrix, 4)
     assert [a.tobytes() for a in first] == [a.tobytes() for a in again]
@@ -174,7 +175,7 @@ def test_lanczos_finds_components_in_any_direction() -> None:
 
 
 def test_what_lanczos_cannot_or_does_not_solve_is_solved_by_lapack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pca_components, "_DENSE_LIMIT", 10)
+    monkeypatch.setattr(eigen, "_DENSE_LIMIT", 10)
     matrix = symmetric(np.linspace(-3, 3, 120))
     _, expected = np.linalg.eigh(matrix)
     solve = by_lanczos
@@ -187,11 +188,11 @@ def test_what_lanczos_cannot_or_does_not_solve_is_solved_by_lapack(monkeypatch: 
         return values, columns + 1e-11 * columns[::-1]
 
     for solver in (failing, wrong):
-        monkeypatch.setattr(pca_components, "by_lanczos", solver)
+        monkeypatch.setattr(eigen, "by_lanczos", solver)
         _, vectors = top_eigenpairs(matrix, 2)
         assert np.abs(vectors @ expected[:, :-3:-1]) == pytest.approx(np.eye(2), abs=1e-12)
     # with no other solver left, a pair that solves nothing is no component
-    monkeypatch.setattr(pca_components, "by_lapack", wrong)
+    monkeypatch.setattr(eigen, "by_lapack", wrong)
     with pytest.raises(ArithmeticError, match="eigenvalue equation"):
         top_eigenpairs(matrix, 2)
 
@@ -253,11 +254,11 @@ def test_the_largest_entry_of_every_component_is_positive() -> None:
 def test_components_do_not_depend_on_the_sign_a_solver_happens_to_choose(
     monkeypatch: pytest.MonkeyPatch, solver: str, limit: int
 ) -> None:
-    monkeypatch.setattr(pca_components, "_DENSE_LIMIT", limit)
-    monkeypatch.setattr(pca_components, "_LANCZOS_SHARE", 10)
+    monkeypatch.setattr(eigen, "_DENSE_LIMIT", limit)
+    monkeypatch.setattr(eigen, "_LANCZOS_SHARE", 10)
     matrix = symmetric(np.linspace(1, 9, 40))
     _, expected = top_eigenpairs(matrix, 3)
-    solve: Callable[..., Any] = getattr(pca_components, solver)
+    solve: Callable[..., Any] = getattr(eigen, solver)
 
     taken = 0
 
@@ -267,7 +268,7 @@ def test_components_do_not_depend_on_the_sign_a_solver_happens_to_choose(
         values, columns = solve(*arguments, **options)
         return values, columns * np.array([-1, 1, -1])
 
-    monkeypatch.setattr(pca_components, solver, flipped)
+    monkeypatch.setattr(eigen, solver, flipped)
     _, vectors = top_eigenpairs(matrix, 3)
     assert vectors == pytest.approx(expected, abs=1e-12)
     assert taken == 1
