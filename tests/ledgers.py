@@ -38,7 +38,7 @@ def pure(epsilon: int = 1, neighbours: Neighbours = Neighbours.REPLACE_ONE) -> G
 
 def gaussian(epsilon: str, delta: str) -> Guarantee:
     query = LatticeQuery(4, 4**16, Neighbours.REPLACE_ONE)
-    return Gaussian().calibrate(query, PrivacyLoss.parse(epsilon, delta), {}).guarantee
+    return Gaussian().calibrate(query, PrivacyLoss.parse(epsilon, delta)).guarantee
 
 
 def reserve(ledger: Ledger, release_id: str, epsilon: int = 1, **parameters: Any) -> State:

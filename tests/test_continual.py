@@ -55,7 +55,7 @@ def test_a_total_is_a_sum_of_few_released_nodes(count: int, levels: int) -> None
 def test_gaussian_shares_compose_to_the_whole_and_waste_next_to_nothing(loss: PrivacyLoss, count: int) -> None:
     part = accounting.share(loss, count, gaussian=True)
     query = LatticeQuery(4, 4**16, Neighbours.REPLACE_ONE)
-    guarantee = Gaussian().calibrate(query, part, {}).guarantee
+    guarantee = Gaussian().calibrate(query, part).guarantee
     assert accounting.fits([guarantee] * count, loss)
     assert not accounting.fits([guarantee] * (count + 1), loss)
     ideal = accounting.gaussian_sigma(loss) * math.sqrt(count)

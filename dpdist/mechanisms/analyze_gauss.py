@@ -34,21 +34,31 @@ hundreds of times the noise it takes at d = 100; `sulq` fails only once epsilon 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
-from dpdist.mechanisms.base import DeltaUse, IndependentEntries, LogRatio, Matrix, Mechanism, Output, Statement
+from dpdist.mechanisms.base import (
+    DeltaUse,
+    IndependentEntries,
+    LogRatio,
+    Matrix,
+    Mechanism,
+    Output,
+    Statement,
+    proved,
+    require_on_lattice,
+    with_true_delta,
+)
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.lattice import MAX_SCALE, rounded_normal
 from dpdist.privacy.accounting import gaussian_delta
-from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, PrivacyLoss
+from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
 from dpdist.triangle import Band, Triangle
 
 
@@ -84,23 +94,16 @@ class CalibratedPublished(IndependentEntries):
         return ratios.two_scales(here, there, self.sigma_diagonal, self.sigma_off_diagonal)
 
 
-def _proved(query: LatticeQuery, loss: PrivacyLoss, sigma: int) -> Guarantee | None:
+def _guarantee(query: LatticeQuery, loss: PrivacyLoss, sigma: int) -> Guarantee | None:
     """Return what noise of scale sigma keeps: the requested loss, or the true delta at its epsilon; None: nothing."""
     mu_squared = Fraction(query.frobenius_squared, sigma**2)
-    delta = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared)
-    delta_atto = math.ceil(Fraction(delta) * ATTO)
-    if delta_atto >= ATTO:
+    kept = with_true_delta(loss, gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared))
+    if kept is None:
         return None
-    return Guarantee(
-        neighbours=query.neighbours,
-        loss=PrivacyLoss(loss.epsilon_micro, max(delta_atto, loss.delta_atto)),
-        mu_squared=mu_squared,
-        arithmetic=Arithmetic.INTEGER_EXACT,
-        proof="dpdist.mechanisms.analyze_gauss",
-    )
+    return proved(query, kept, module=__name__, arithmetic=Arithmetic.INTEGER_EXACT, mu_squared=mu_squared)
 
 
-def _analyze_gauss(size: int, loss: PrivacyLoss) -> float:  # noqa: ARG001 - its scale is free of the dimension
+def _analyze_gauss(_size: int, loss: PrivacyLoss) -> float:  # free of the dimension
     return math.sqrt(2 * math.log(1.25 / loss.delta)) / loss.epsilon
 
 
@@ -136,12 +139,7 @@ class PublishedGaussian:
     scale: Callable[[int, PrivacyLoss], float]
     symmetrised: bool
 
-    def calibrate(
-        self,
-        query: LatticeQuery,
-        loss: PrivacyLoss,
-        options: Mapping[str, Any],  # noqa: ARG002 - it has none
-    ) -> CalibratedPublished:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedPublished:
         """Return the published scale, rounded up, with what it proves.
 
         Raises
@@ -150,13 +148,9 @@ class PublishedGaussian:
             If the noise would exceed 2^50 lattice units, or the published scale is not defined.
         """
         s = math.ceil(query.bound * self.scale(query.size, loss))
-        if s > MAX_SCALE:
-            raise UsageError(
-                f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units the noise exceeds "
-                f"2^50 units: take fewer grid bits ({parameter('grid_bits')}) or a larger epsilon."
-            )
+        require_on_lattice(query, loss, s, MAX_SCALE)
         t = math.isqrt((s * s + 1) // 2 - 1) + 1 if self.symmetrised else s
-        return CalibratedPublished(query.size, s, t, loss, _proved(query, loss, s))
+        return CalibratedPublished(query.size, s, t, loss, _guarantee(query, loss, s))
 
 
 def _statement(*, name: str, law: str, sensitivity: str, claimed: str, proved: str, reference: str) -> Statement:

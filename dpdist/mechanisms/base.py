@@ -8,10 +8,12 @@ handed to :meth:`Calibrated.answer`, once, at the trusted node, and only its ans
 from __future__ import annotations
 
 import enum
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from fractions import Fraction
+from typing import Any, Concatenate, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +24,18 @@ from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
-from dpdist.privacy.guarantee import Arithmetic, Guarantee, PrivacyLoss
+from dpdist.privacy.guarantee import ATTO, Arithmetic, Guarantee, PrivacyLoss
 from dpdist.triangle import Band, Triangle
 
 Matrix = npt.NDArray[np.float64]
 Answer = Triangle | Matrix
 """A packed triangle of int64 (a second moment in lattice units) or, 2-D, (k, d) orthonormal rows (a subspace)."""
 
+
+Options = Mapping[str, Any]
+"""Public parameters of one mechanism by name, as they are given: JSON values, which :class:`Option` checks."""
+OptionValue = int | float | str | tuple[float, ...] | tuple[tuple[float, ...], ...]
+"""A checked value of an option; which of these, its :class:`Kind` says."""
 
 LogRatio = Callable[[Matrix], float]
 """A log-likelihood ratio as a function of a release: a (d, d) matrix, or the rows that were seen."""
@@ -78,10 +85,10 @@ class Option:
     name: str
     kind: Kind
     meaning: str
-    default: Any = None
+    default: OptionValue | None = None
     choices: tuple[str, ...] = ()
 
-    def checked(self, value: Any) -> Any:
+    def checked(self, value: Any) -> OptionValue:
         """Return the value as its kind.
 
         Raises
@@ -97,7 +104,7 @@ class Option:
                 f"The option {self.name} must be {allowed}: {self.meaning}.", parameter="options"
             ) from None
 
-    def _as_kind(self, value: Any) -> Any:
+    def _as_kind(self, value: Any) -> OptionValue:
         if isinstance(value, bool):
             raise TypeError
         match self.kind:
@@ -171,7 +178,7 @@ class Statement:
     replacement: str = ""
     units: bool = False
 
-    def filled(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def filled(self, options: Options) -> dict[str, OptionValue]:
         """Return a value for every option, checked.
 
         Raises
@@ -256,8 +263,8 @@ class Calibrated(Protocol):
         """Public description of the randomness in lattice units; additive mechanisms state the moments of an entry."""
         ...
 
-    def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Answer:
-        """Draw the release once; a slow sampler reports to progress, if there is one."""
+    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
+        """Draw the release once."""
         ...
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
@@ -273,8 +280,23 @@ class Calibrated(Protocol):
         ...
 
 
-class ClaimsWhatIsProved:
-    """The part of a calibrated mechanism that is the same wherever the claim is the proof."""
+class ReportsProgress(ABC):
+    """The part of a calibrated mechanism whose draw takes seconds or more: it says how far it has come."""
+
+    @abstractmethod
+    def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Answer:
+        """Draw the release once, and report to progress, if there is one."""
+
+
+def released(calibrated: Calibrated, moment: ExactMoment, entropy: Entropy, progress: Steps | None) -> Answer:
+    """Draw the release once; a slow sampler reports to progress, if there is one."""
+    if isinstance(calibrated, ReportsProgress):
+        return calibrated.answer(moment, entropy, progress)
+    return calibrated.answer(moment, entropy)
+
+
+class Proved:
+    """The part of a calibrated mechanism that is the same wherever the claim is what is proved."""
 
     guarantee: Guarantee
 
@@ -288,7 +310,7 @@ class Additive(ABC):
     """The part of a calibrated mechanism that is the same for all additive ones."""
 
     @abstractmethod
-    def draw(self, entropy: Entropy, progress: Steps | None = None) -> Triangle:
+    def draw(self, entropy: Entropy) -> Triangle:
         """Draw the noise matrix once, as a packed triangle of int64 in lattice units."""
 
     def draws(self, count: int, entropy: Entropy) -> Iterator[Triangle]:
@@ -296,9 +318,9 @@ class Additive(ABC):
         for _ in range(count):
             yield self.draw(entropy)
 
-    def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Answer:
+    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
         """Return the moment plus one draw."""
-        return moment.triangle() + self.draw(entropy, progress)
+        return moment.triangle() + self.draw(entropy)
 
 
 class IndependentEntries(Additive):
@@ -314,7 +336,7 @@ class IndependentEntries(Additive):
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
         """Draw the noise of some rows of the triangle once, packed, int64 in lattice units."""
 
-    def draw(self, entropy: Entropy, progress: Steps | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
+    def draw(self, entropy: Entropy) -> Triangle:
         """Draw E once; packed triangle, int64."""
         return self.draw_band(Band.whole(self.size), entropy)
 
@@ -333,8 +355,9 @@ class Mechanism(Protocol):
         """What is said of it in public."""
         ...
 
-    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> Calibrated:
-        """Choose the least noise that keeps the loss, or the noise as published.
+    @property
+    def calibrate(self) -> Callable[Concatenate[LatticeQuery, PrivacyLoss, ...], Calibrated]:
+        """A method that chooses the least noise that keeps the loss, or the noise as published.
 
         Call :func:`dpdist.mechanisms.registry.calibrated` instead, which checks delta and fills the options.
 
@@ -344,8 +367,8 @@ class Mechanism(Protocol):
             What is protected.
         loss
             Epsilon and delta; delta as the statement says.
-        options
-            A checked value for every option of the statement.
+        **options
+            A checked value for every option of the statement, each a keyword of its own.
 
         Raises
         ------
@@ -357,19 +380,90 @@ class Mechanism(Protocol):
 
 def is_private_as_claimed(calibrated: Calibrated) -> bool:
     """Say whether what is proved is at least as strong as what was claimed."""
-    proved, claim = calibrated.guarantee, calibrated.claim
-    return proved is not None and claim is not None and proved.loss.within(claim)
+    guarantee, claim = calibrated.guarantee, calibrated.claim
+    return guarantee is not None and claim is not None and guarantee.loss.within(claim)
 
 
-def require_components(query: LatticeQuery, options: Mapping[str, Any]) -> int:
-    """Return the number of components.
+def proved(
+    query: LatticeQuery,
+    loss: PrivacyLoss,
+    *,
+    module: str,
+    arithmetic: Arithmetic,
+    mu_squared: Fraction | None = None,
+    bounded_ranges: Sequence[Fraction] = (),
+) -> Guarantee:
+    """Return what is proved of a release.
+
+    Parameters
+    ----------
+    query
+        What is protected; of it the neighbouring relation is kept.
+    loss
+        What is proved to be kept.
+    module
+        The module whose docstring holds the proof: ``__name__`` of a mechanism. Its name is written into ledgers and
+        releases, so such a module never moves.
+    arithmetic
+        The arithmetic the proof is about.
+    mu_squared, bounded_ranges
+        See :class:`~dpdist.privacy.guarantee.Guarantee`.
+    """
+    return Guarantee(query.neighbours, loss, mu_squared, arithmetic, module, tuple(bounded_ranges))
+
+
+def with_true_delta(loss: PrivacyLoss, delta: float) -> PrivacyLoss | None:
+    """Return what noise as published keeps at the same epsilon; None if nothing.
+
+    Parameters
+    ----------
+    loss
+        What was asked for. Its delta is kept where the true one is smaller.
+    delta
+        The true one, rounded up here to its unit.
+    """
+    atto = max(loss.delta_atto, math.ceil(Fraction(delta) * ATTO))
+    return PrivacyLoss(loss.epsilon_micro, atto) if atto < ATTO else None
+
+
+def require_on_lattice(
+    query: LatticeQuery,
+    loss: PrivacyLoss,
+    spread: float | Fraction,
+    largest: float,
+    *,
+    or_else: str = "a larger epsilon",
+) -> None:
+    """Refuse noise that does not fit into 64-bit integers, or is too large to be drawn exactly.
+
+    Parameters
+    ----------
+    query, loss
+        What is protected, and what was asked for: what the message names.
+    spread, largest
+        How far the noise spreads in lattice units, by the mechanism's own measure, and the most that is allowed.
+    or_else
+        What people may take instead of fewer grid bits.
 
     Raises
     ------
     UsageError
-        If there are not so many.
+        If it spreads further.
     """
-    count: int = options["components"]
+    if not spread <= largest:
+        raise UsageError(
+            f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units the noise leaves the "
+            f"64-bit lattice: take fewer grid bits ({parameter('grid_bits')}) or {or_else}."
+        )
+
+
+def require_components(query: LatticeQuery, count: int) -> None:
+    """Refuse a number of components that the columns do not have.
+
+    Raises
+    ------
+    UsageError
+        If it is not between 1 and the number of columns.
+    """
     if not 1 <= count <= query.size:
         raise UsageError(f"{count} components were asked for; there are between 1 and {query.size} columns.")
-    return count

@@ -6,9 +6,7 @@ The tool therefore gives it out only where reproduction is asked for, and charge
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -59,12 +57,7 @@ class NoPrivacy:
         replacement="two-sided-wishart",
     )
 
-    def calibrate(
-        self,
-        query: LatticeQuery,
-        loss: PrivacyLoss,  # noqa: ARG002 - it is not kept
-        options: Mapping[str, Any],  # noqa: ARG002 - it has none
-    ) -> CalibratedNone:
+    def calibrate(self, query: LatticeQuery, _loss: PrivacyLoss) -> CalibratedNone:
         """Return the exact answer, whatever the loss."""
         return CalibratedNone(query.size)
 

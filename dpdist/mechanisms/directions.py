@@ -7,8 +7,7 @@ parameters: computed from the rows they would leak, whatever the noise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,8 @@ from dpdist.mechanisms.base import Kind, Option
 from dpdist.naming import parameter
 
 Matrix = npt.NDArray[np.float64]
+Rows = tuple[tuple[float, ...], ...]
+"""A matrix as an option gives it; empty where it is left out."""
 
 ALLOCATION_OPTIONS = (
     Option(
@@ -32,6 +33,28 @@ ALLOCATION_OPTIONS = (
     Option("directions", Kind.MATRIX, "d x d, a public orthonormal direction per row; left out: the columns", ()),
     Option("spectrum", Kind.NUMBERS, "for optimal: d public variances of the moment along them, in units of C⁴", ()),
 )
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """How precision is divided among the directions; see :func:`precisions`.
+
+    Parameters
+    ----------
+    kind
+        ``uniform``, ``binary`` or ``optimal``.
+    informative, share
+        k and tau of ``binary``.
+    spectrum
+        Public variances of the moment along the directions, for ``optimal``; else empty.
+    """
+
+    kind: str = "uniform"
+    informative: int = 1
+    share: float = 0.75
+    spectrum: tuple[float, ...] = ()
+
+
 _SHARPNESS = 1e-6
 """How far directions may be from orthonormal, and a covariance from symmetric, before they are mended."""
 _CONDITION = 1e9
@@ -40,7 +63,7 @@ _LEAST = 2.0**-20
 """Least precision under water-filling, relative to the greatest: noise must be finite where no water stands."""
 
 
-def orthonormal(rows: tuple[tuple[float, ...], ...], size: int) -> Matrix | None:
+def orthonormal(rows: Rows, size: int) -> Matrix | None:
     """Return the directions as orthonormal columns, (d, d), or None for the coordinate axes.
 
     What is off by rounding is replaced by the nearest orthogonal matrix, orthonormal to float64.
@@ -65,7 +88,7 @@ def orthonormal(rows: tuple[tuple[float, ...], ...], size: int) -> Matrix | None
     return mended
 
 
-def covariance_spectrum(rows: tuple[tuple[float, ...], ...], size: int) -> tuple[Matrix, Matrix | None]:
+def covariance_spectrum(rows: Rows, size: int) -> tuple[Matrix, Matrix | None]:
     """Return eigenvalues (d,), ascending, and eigenvectors (d, d) of a public covariance; without one, the identity's.
 
     Raises
@@ -93,7 +116,7 @@ def covariance_spectrum(rows: tuple[tuple[float, ...], ...], size: int) -> tuple
     return values, vectors
 
 
-def precisions(total: float, power: int, size: int, options: Mapping[str, Any]) -> Matrix:
+def precisions(total: float, power: int, size: int, allocation: Allocation) -> Matrix:
     """Divide precision among the directions: ``x_i > 0`` with ``sum x_i^power = total``.
 
     * uniform: all equal.
@@ -112,8 +135,8 @@ def precisions(total: float, power: int, size: int, options: Mapping[str, Any]) 
         1 or 2.
     size
         d.
-    options
-        A checked value for each of :data:`ALLOCATION_OPTIONS`.
+    allocation
+        How it is divided.
 
     Returns
     -------
@@ -122,10 +145,10 @@ def precisions(total: float, power: int, size: int, options: Mapping[str, Any]) 
     Raises
     ------
     UsageError
-        If the options make no sense for d directions.
+        If the allocation makes no sense for d directions.
     """
-    spectrum = np.array(options["spectrum"])
-    if options["allocation"] == "optimal":
+    spectrum = np.array(allocation.spectrum)
+    if allocation.kind == "optimal":
         if spectrum.size != size or not spectrum.min() > 0:
             raise UsageError(
                 f"allocation=optimal needs {size} positive public variances.", parameter="options.spectrum"
@@ -134,8 +157,8 @@ def precisions(total: float, power: int, size: int, options: Mapping[str, Any]) 
     if spectrum.size:
         raise UsageError("Only allocation=optimal reads a spectrum: leave it out.", parameter="options.spectrum")
     shares = np.full(size, 1 / size)
-    if options["allocation"] == "binary":
-        count, share = options["informative"], options["share"]
+    if allocation.kind == "binary":
+        count, share = allocation.informative, allocation.share
         if not 1 <= count < size:
             raise UsageError(
                 f"Between 1 and {size - 1} of {size} directions can be informative.", parameter="options.informative"

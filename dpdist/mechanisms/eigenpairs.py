@@ -26,32 +26,29 @@ is left out, because n need not be public.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from dpdist._util.progress import Steps
-from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
     COMPONENTS,
     Answer,
-    ClaimsWhatIsProved,
     DeltaUse,
     ExactMoment,
     LogRatio,
     Matrix,
     Mechanism,
     Output,
+    Proved,
     Statement,
+    proved,
     require_components,
+    require_on_lattice,
 )
 from dpdist.mechanisms.exponential import successive_concentration
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.naming import parameter
 from dpdist.noise.bingham import bingham, successive
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import exponentials
@@ -68,7 +65,7 @@ def laplace(scale: float, count: int, entropy: Entropy) -> Matrix:
 
 
 @dataclass(frozen=True)
-class CalibratedEigenpairs(ClaimsWhatIsProved):
+class CalibratedEigenpairs(Proved):
     """Fixed concentration of the vectors and scale of the values (see the module for the laws).
 
     ``deflated`` says whether a pair is drawn from what the pairs before it leave of the moment (`kapralov-talwar`), or
@@ -89,12 +86,7 @@ class CalibratedEigenpairs(ClaimsWhatIsProved):
             details={"components": self.count, "concentration": self.concentration, "scale": self.scale},
         )
 
-    def answer(
-        self,
-        moment: ExactMoment,
-        entropy: Entropy,
-        progress: Steps | None = None,  # noqa: ARG002 - too fast for one
-    ) -> Answer:
+    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
         """Draw the pairs once; packed triangle, int64, of a matrix of rank k rounded to the lattice."""
         return (self._deflated if self.deflated else self._separate)(moment.matrix(), entropy)
 
@@ -126,18 +118,8 @@ class CalibratedEigenpairs(ClaimsWhatIsProved):
 def _calibrated(
     query: LatticeQuery, loss: PrivacyLoss, count: int, *, concentration: float, scale: float, deflated: bool
 ) -> CalibratedEigenpairs:
-    if count * scale > _MAX_SPREAD:
-        raise UsageError(
-            f"At {loss}, {count} components and a norm bound of {query.bound} lattice units the noise leaves the "
-            f"64-bit lattice: take fewer grid bits ({parameter('grid_bits')}) or a larger epsilon."
-        )
-    guarantee = Guarantee(
-        neighbours=query.neighbours,
-        loss=loss,
-        mu_squared=None,
-        arithmetic=Arithmetic.IDEAL_REAL,
-        proof="dpdist.mechanisms.eigenpairs",
-    )
+    require_on_lattice(query, loss, count * scale, _MAX_SPREAD)
+    guarantee = proved(query, loss, module=__name__, arithmetic=Arithmetic.IDEAL_REAL)
     return CalibratedEigenpairs(count, concentration, scale, deflated, guarantee)
 
 
@@ -159,7 +141,7 @@ class KapralovTalwar:
         options=(COMPONENTS,),
     )
 
-    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedEigenpairs:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, components: int) -> CalibratedEigenpairs:
         """Split epsilon evenly over the vectors and the values.
 
         Raises
@@ -167,10 +149,10 @@ class KapralovTalwar:
         UsageError
             If there are not so many components, or the noise would exceed the 64-bit lattice.
         """
-        count = require_components(query, options)
-        share = loss.epsilon / (2 * count)
+        require_components(query, components)
+        share = loss.epsilon / (2 * components)
         scale = query.bound / (share if query.size > 1 else loss.epsilon)
-        return _calibrated(query, loss, count, concentration=share / query.nuclear, scale=scale, deflated=True)
+        return _calibrated(query, loss, components, concentration=share / query.nuclear, scale=scale, deflated=True)
 
 
 class Amin:
@@ -191,7 +173,7 @@ class Amin:
         options=(COMPONENTS,),
     )
 
-    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedEigenpairs:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, components: int) -> CalibratedEigenpairs:
         """Give the eigenvalues one share of epsilon and every vector that has to be drawn another.
 
         Raises
@@ -199,15 +181,15 @@ class Amin:
         UsageError
             If there are not so many components, or the noise would exceed the 64-bit lattice.
         """
-        count = require_components(query, options)
-        drawn = min(count, query.size - 1)
+        require_components(query, components)
+        drawn = min(components, query.size - 1)
         share = loss.epsilon / (drawn + 1)
         return _calibrated(
             query,
             loss,
-            count,
-            concentration=successive_concentration(query, count, drawn * share),
-            scale=(query.bound if count == 1 else query.nuclear) / share,
+            components,
+            concentration=successive_concentration(query, components, drawn * share),
+            scale=(query.bound if components == 1 else query.nuclear) / share,
             deflated=False,
         )
 

@@ -36,20 +36,17 @@ its distance from the law above is unknown, so nothing is proved. It is here for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
-from dpdist._util.progress import Steps
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
     COMPONENTS,
     Answer,
-    ClaimsWhatIsProved,
     DeltaUse,
     ExactMoment,
     Kind,
@@ -58,7 +55,9 @@ from dpdist.mechanisms.base import (
     Mechanism,
     Option,
     Output,
+    Proved,
     Statement,
+    proved,
     require_components,
 )
 from dpdist.mechanisms.noise_law import Noise
@@ -83,7 +82,7 @@ def successive_concentration(query: LatticeQuery, count: int, epsilon: float) ->
 
 
 @dataclass(frozen=True)
-class CalibratedBingham(ClaimsWhatIsProved):
+class CalibratedBingham(Proved):
     """Successive exact Bingham vectors of fixed concentration (see the module for the law)."""
 
     count: int
@@ -95,12 +94,7 @@ class CalibratedBingham(ClaimsWhatIsProved):
         """Law and concentration c, per lattice unit of the moment."""
         return Noise("successive-bingham", details={"components": self.count, "concentration": self.concentration})
 
-    def answer(
-        self,
-        moment: ExactMoment,
-        entropy: Entropy,
-        progress: Steps | None = None,  # noqa: ARG002 - too fast for one
-    ) -> Answer:
+    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
         """Draw the vectors once; (k, d) orthonormal rows."""
         return successive(self.concentration * moment.matrix(), self.count, entropy)
 
@@ -127,7 +121,7 @@ class Bingham:
         options=(COMPONENTS,),
     )
 
-    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedBingham:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, components: int) -> CalibratedBingham:
         """Return the largest concentration that is proved to keep epsilon.
 
         Raises
@@ -135,13 +129,13 @@ class Bingham:
         UsageError
             If there are not so many components.
         """
-        count = require_components(query, options)
-        drawn = min(count, query.size - 1)
-        shares = successive_shares(query, count)
+        require_components(query, components)
+        drawn = min(components, query.size - 1)
+        shares = successive_shares(query, components)
         factor = 2 if query.neighbours is Neighbours.REPLACE_ONE else 1
         ranges = [Fraction(factor * loss.epsilon_micro, shares * MICRO)] * drawn
-        concentration = successive_concentration(query, count, loss.epsilon)
-        return CalibratedBingham(count, concentration, _proved(query, loss, ranges))
+        concentration = successive_concentration(query, components, loss.epsilon)
+        return CalibratedBingham(components, concentration, _guarantee(query, loss, ranges))
 
 
 @dataclass(frozen=True)
@@ -163,12 +157,7 @@ class CalibratedPpca:
             return Noise("matrix-bingham", details=public)
         return Noise("matrix-bingham-gibbs", details=public | {"sweeps": self.sweeps})
 
-    def answer(
-        self,
-        moment: ExactMoment,
-        entropy: Entropy,
-        progress: Steps | None = None,  # noqa: ARG002 - too fast for one
-    ) -> Answer:
+    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
         """Draw the frame once; (k, d) orthonormal rows."""
         if self.count == self.size:
             return np.ascontiguousarray(haar(self.size, self.count, entropy).T)
@@ -203,7 +192,7 @@ class Ppca:
         replacement="bingham",
     )
 
-    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedPpca:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, components: int, sweeps: int) -> CalibratedPpca:
         """Return the largest concentration whose exact law keeps epsilon.
 
         Raises
@@ -211,28 +200,22 @@ class Ppca:
         UsageError
             If there are not so many components, or no sweep is asked for.
         """
-        count = require_components(query, options)
-        if options["sweeps"] < 1:
+        require_components(query, components)
+        if sweeps < 1:
             raise UsageError("The Gibbs sampler needs at least one sweep.", parameter="options.sweeps")
+        exact = components in {1, query.size}
         return CalibratedPpca(
             size=query.size,
-            count=count,
+            count=components,
             concentration=loss.epsilon / query.nuclear,
-            sweeps=options["sweeps"],
+            sweeps=sweeps,
             claim=loss,
-            guarantee=_proved(query, loss, [Fraction(loss.epsilon_micro, MICRO)]) if count in {1, query.size} else None,
+            guarantee=_guarantee(query, loss, [Fraction(loss.epsilon_micro, MICRO)]) if exact else None,
         )
 
 
-def _proved(query: LatticeQuery, loss: PrivacyLoss, ranges: Sequence[Fraction]) -> Guarantee:
-    return Guarantee(
-        neighbours=query.neighbours,
-        loss=loss,
-        mu_squared=None,
-        arithmetic=Arithmetic.IDEAL_REAL,
-        proof="dpdist.mechanisms.exponential",
-        bounded_ranges=tuple(ranges),
-    )
+def _guarantee(query: LatticeQuery, loss: PrivacyLoss, ranges: Sequence[Fraction]) -> Guarantee:
+    return proved(query, loss, module=__name__, arithmetic=Arithmetic.IDEAL_REAL, bounded_ranges=ranges)
 
 
 MECHANISMS: tuple[Mechanism, ...] = (Ppca(), Bingham())

@@ -21,26 +21,24 @@ post-processing of M + E; rnd(E) is sampled exactly (:mod:`dpdist.noise.lattice`
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
-from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
-    ClaimsWhatIsProved,
     DeltaUse,
     IndependentEntries,
     LogRatio,
     Matrix,
     Mechanism,
     Output,
+    Proved,
     Statement,
+    proved,
+    require_on_lattice,
 )
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.lattice import MAX_SCALE, rounded_normal
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
@@ -49,7 +47,7 @@ from dpdist.triangle import Band, Triangle
 
 
 @dataclass(frozen=True)
-class CalibratedGaussian(ClaimsWhatIsProved, IndependentEntries):
+class CalibratedGaussian(Proved, IndependentEntries):
     """Symmetric rounded Gaussian noise of fixed integer scales (see the module for the law)."""
 
     size: int
@@ -97,12 +95,7 @@ class Gaussian:
         units=True,
     )
 
-    def calibrate(
-        self,
-        query: LatticeQuery,
-        loss: PrivacyLoss,
-        options: Mapping[str, Any],  # noqa: ARG002 - it has none
-    ) -> CalibratedGaussian:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedGaussian:
         """Return the smallest integer scales that keep (epsilon, delta).
 
         Raises
@@ -115,21 +108,11 @@ class Gaussian:
         square = query.frobenius_squared * Fraction(gaussian_sigma(loss)) ** 2
         s = math.isqrt(math.ceil(square) - 1) + 1
         t = math.isqrt((s * s + 1) // 2 - 1) + 1
-        if s > MAX_SCALE:
-            raise UsageError(
-                f"At {loss} and a norm bound of {query.bound} lattice units the noise exceeds 2^50 units: take fewer "
-                f"grid bits ({parameter('grid_bits')}) or a larger epsilon."
-            )
+        require_on_lattice(query, loss, s, MAX_SCALE)
         mu_squared = query.frobenius_squared * max(Fraction(1, s * s), Fraction(1, 2 * t * t))
         if gaussian_delta(epsilon, mu_squared) > loss.delta:
             raise AssertionError("scales rounded up keep the guarantee")
-        guarantee = Guarantee(
-            neighbours=query.neighbours,
-            loss=loss,
-            mu_squared=mu_squared,
-            arithmetic=Arithmetic.INTEGER_EXACT,
-            proof="dpdist.mechanisms.gaussian",
-        )
+        guarantee = proved(query, loss, module=__name__, arithmetic=Arithmetic.INTEGER_EXACT, mu_squared=mu_squared)
         return CalibratedGaussian(query.size, s, t, guarantee)
 
 

@@ -23,23 +23,32 @@ lattice: `ideal-real`. The ridge keeps the factor from breaking down (n rows of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
-from dpdist._util.progress import Steps
-from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
-from dpdist.mechanisms.base import DeltaUse, ExactMoment, Kind, LogRatio, Matrix, Mechanism, Option, Output, Statement
+from dpdist.mechanisms.base import (
+    DeltaUse,
+    ExactMoment,
+    Kind,
+    LogRatio,
+    Matrix,
+    Mechanism,
+    Option,
+    Output,
+    Statement,
+    proved,
+    require_on_lattice,
+    with_true_delta,
+)
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import normals
-from dpdist.privacy.guarantee import ATTO, Arithmetic, Guarantee, PrivacyLoss
+from dpdist.privacy import jl_profile
+from dpdist.privacy.guarantee import Arithmetic, Guarantee, PrivacyLoss
 from dpdist.privacy.jl_profile import MAX_RIDGE, least_ridge, profile
 from dpdist.triangle import Triangle, rounded
 
@@ -76,12 +85,7 @@ class CalibratedProjection:
             details={"sketch": self.sketch, "ridge": self.ridge},
         )
 
-    def answer(
-        self,
-        moment: ExactMoment,
-        entropy: Entropy,
-        progress: Steps | None = None,  # noqa: ARG002 - too fast for one
-    ) -> Triangle:
+    def answer(self, moment: ExactMoment, entropy: Entropy) -> Triangle:
         """Draw Y once; packed triangle, int64."""
         factor = np.linalg.cholesky(moment.matrix() + float(self.ridge) * np.eye(self.size))
         inner = np.zeros((self.size, self.size))
@@ -103,20 +107,6 @@ def published_ridge(rule: str, loss: PrivacyLoss, sketch: int) -> float:
     if rule == "published":
         return (16 * math.sqrt(sketch * math.log(2 / delta)) * math.log(16 * sketch / delta) / epsilon) ** 2
     return 4 * (math.sqrt(2 * sketch * math.log(4 / delta)) + math.log(4 / delta)) / epsilon
-
-
-def _guarantee(query: LatticeQuery, loss: PrivacyLoss, sketch: int, ridge: int) -> Guarantee | None:
-    true_delta = profile(query.neighbours, query.size, sketch)(loss.epsilon, query.bound / ridge)
-    atto = max(loss.delta_atto, math.ceil(Fraction(true_delta) * ATTO))
-    if atto >= ATTO:
-        return None
-    return Guarantee(
-        neighbours=query.neighbours,
-        loss=PrivacyLoss(loss.epsilon_micro, atto),
-        mu_squared=None,
-        arithmetic=Arithmetic.IDEAL_REAL,
-        proof="dpdist.privacy.jl_profile",
-    )
 
 
 class Projection:
@@ -147,7 +137,7 @@ class Projection:
         replacement="jl with ridge=exact",
     )
 
-    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedProjection:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, sketch: int, ridge: str) -> CalibratedProjection:
         """Return the projection with the ridge that was asked for.
 
         Raises
@@ -155,18 +145,19 @@ class Projection:
         UsageError
             If the number of combinations is not between 1 and 10⁵, or the ridge exceeds 2^60 lattice units.
         """
-        sketch, rule = options["sketch"], options["ridge"]
-        if rule == "exact":
-            ridge = least_ridge(loss, query.neighbours, query.size, sketch, query.bound)
+        delta = profile(query.neighbours, query.size, sketch)
+        if ridge == "exact":
+            square = least_ridge(loss, query.neighbours, query.size, sketch, query.bound)
         else:
-            ridge = math.ceil(published_ridge(rule, loss, sketch) * query.bound)
-            if ridge > MAX_RIDGE:
-                raise UsageError(
-                    f"At {loss} and a norm bound of {query.bound} lattice units the ridge exceeds 2^60 units: take "
-                    f"fewer grid bits ({parameter('grid_bits')}) or the exact ridge.",
-                    parameter="options.ridge",
-                )
-        return CalibratedProjection(query.size, sketch, ridge, _guarantee(query, loss, sketch, ridge), loss)
+            square = math.ceil(published_ridge(ridge, loss, sketch) * query.bound)
+            require_on_lattice(
+                query, loss, square, MAX_RIDGE, or_else=f"the exact ridge ({parameter('options.ridge')})"
+            )
+        kept = with_true_delta(loss, delta(loss.epsilon, query.bound / square))
+        guarantee = None
+        if kept is not None:
+            guarantee = proved(query, kept, module=jl_profile.__name__, arithmetic=Arithmetic.IDEAL_REAL)
+        return CalibratedProjection(query.size, sketch, square, guarantee, loss)
 
 
 MECHANISMS: tuple[Mechanism, ...] = (Projection(),)

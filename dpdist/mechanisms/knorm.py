@@ -32,28 +32,30 @@ rounding the sum, so post-processing. The theorem is about real numbers, and the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from dpdist._util.progress import Steps
-from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
     Additive,
-    ClaimsWhatIsProved,
+    Answer,
     DeltaUse,
+    ExactMoment,
     LogRatio,
     Matrix,
     Mechanism,
     Output,
+    Proved,
+    ReportsProgress,
     Statement,
+    proved,
+    require_on_lattice,
 )
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import gammas, haar, normals
 from dpdist.noise.nuclear import nuclear_spectra
@@ -80,7 +82,7 @@ def _nuclear_variances(size: int) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class _Calibrated(ClaimsWhatIsProved, Additive):
+class _Calibrated(Proved, Additive):
     """What the two have in common: noise of a fixed integer scale (see the module for the laws)."""
 
     size: int
@@ -100,7 +102,7 @@ class _Calibrated(ClaimsWhatIsProved, Additive):
 
 
 @dataclass(frozen=True)
-class CalibratedNuclear(_Calibrated):
+class CalibratedNuclear(_Calibrated, ReportsProgress):
     """Nuclear-norm noise."""
 
     @property
@@ -111,6 +113,10 @@ class CalibratedNuclear(_Calibrated):
     def draw(self, entropy: Entropy, progress: Steps | None = None) -> Triangle:
         """Draw E once; packed triangle, int64. Progress is told of the sweeps, which know nothing of the data."""
         return self._turned(nuclear_spectra(self.size, 1, entropy, progress=progress)[0], entropy)
+
+    def answer(self, moment: ExactMoment, entropy: Entropy, progress: Steps | None = None) -> Answer:
+        """Return the moment plus one draw."""
+        return moment.triangle() + self.draw(entropy, progress)
 
     def draws(self, count: int, entropy: Entropy) -> Iterator[Triangle]:
         """Yield so many independent draws, whose spectra are simulated side by side."""
@@ -137,7 +143,7 @@ class CalibratedFrobenius(_Calibrated):
         entries = self.size * (self.size + 1) // 2
         return self._described(EdgeKind.FROBENIUS, entries + 1.0, (entries + 1) / 2)
 
-    def draw(self, entropy: Entropy, progress: Steps | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
+    def draw(self, entropy: Entropy) -> Triangle:
         """Draw E once; packed triangle, int64."""
         square = normals(self.size * self.size, entropy).reshape(self.size, self.size)
         direction = square + square.T
@@ -158,18 +164,8 @@ def _guarantee(query: LatticeQuery, loss: PrivacyLoss, scale: int) -> Guarantee:
     UsageError
         If the noise would exceed the 64-bit lattice.
     """
-    if scale * query.size > _MAX_SPREAD:
-        raise UsageError(
-            f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units the noise leaves the "
-            f"64-bit lattice: take fewer grid bits ({parameter('grid_bits')}) or a larger epsilon."
-        )
-    return Guarantee(
-        neighbours=query.neighbours,
-        loss=loss,
-        mu_squared=None,
-        arithmetic=Arithmetic.IDEAL_REAL,
-        proof="dpdist.mechanisms.knorm",
-    )
+    require_on_lattice(query, loss, scale * query.size, _MAX_SPREAD)
+    return proved(query, loss, module=__name__, arithmetic=Arithmetic.IDEAL_REAL)
 
 
 class Nuclear:
@@ -190,12 +186,7 @@ class Nuclear:
         delta=DeltaUse.NONE,
     )
 
-    def calibrate(
-        self,
-        query: LatticeQuery,
-        loss: PrivacyLoss,
-        options: Mapping[str, Any],  # noqa: ARG002 - it has none
-    ) -> CalibratedNuclear:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedNuclear:
         """Return the smallest integer scale that keeps epsilon.
 
         Raises
@@ -224,12 +215,7 @@ class Frobenius:
         delta=DeltaUse.NONE,
     )
 
-    def calibrate(
-        self,
-        query: LatticeQuery,
-        loss: PrivacyLoss,
-        options: Mapping[str, Any],  # noqa: ARG002 - it has none
-    ) -> CalibratedFrobenius:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedFrobenius:
         """Return the smallest integer scale that keeps epsilon.
 
         Raises

@@ -27,25 +27,23 @@ matrix: nothing is idealised.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
-    ClaimsWhatIsProved,
     DeltaUse,
     IndependentEntries,
     LogRatio,
     Matrix,
     Mechanism,
     Output,
+    Proved,
     Statement,
+    proved,
+    require_on_lattice,
 )
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.lattice import MAX_SCALE, discrete_laplace
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
@@ -53,7 +51,7 @@ from dpdist.triangle import Band, Triangle
 
 
 @dataclass(frozen=True)
-class CalibratedLaplace(ClaimsWhatIsProved, IndependentEntries):
+class CalibratedLaplace(Proved, IndependentEntries):
     """Discrete Laplace noise of one integer scale on every entry of the triangle (see the module for the law)."""
 
     size: int
@@ -90,20 +88,10 @@ def _calibrated(query: LatticeQuery, loss: PrivacyLoss, sensitivity: int) -> Cal
         If t would exceed 2^50 lattice units.
     """
     scale = -(-sensitivity * MICRO // loss.epsilon_micro)
-    if scale > MAX_SCALE:
-        raise UsageError(
-            f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units the noise exceeds 2^50 "
-            f"units: take fewer grid bits ({parameter('grid_bits')}) or a larger epsilon."
-        )
+    require_on_lattice(query, loss, scale, MAX_SCALE)
     if query.triangle_l1 * MICRO > loss.epsilon_micro * scale:
         raise AssertionError("a scale rounded up keeps epsilon")
-    guarantee = Guarantee(
-        neighbours=query.neighbours,
-        loss=loss,
-        mu_squared=None,
-        arithmetic=Arithmetic.INTEGER_EXACT,
-        proof="dpdist.mechanisms.laplace",
-    )
+    guarantee = proved(query, loss, module=__name__, arithmetic=Arithmetic.INTEGER_EXACT)
     return CalibratedLaplace(query.size, scale, guarantee)
 
 
@@ -126,12 +114,7 @@ class Laplace:
         delta=DeltaUse.NONE,
     )
 
-    def calibrate(
-        self,
-        query: LatticeQuery,
-        loss: PrivacyLoss,
-        options: Mapping[str, Any],  # noqa: ARG002 - it has none
-    ) -> CalibratedLaplace:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedLaplace:
         """Return the smallest integer scale that keeps epsilon.
 
         Raises
@@ -159,12 +142,7 @@ class LaplacePublished:
         delta=DeltaUse.NONE,
     )
 
-    def calibrate(
-        self,
-        query: LatticeQuery,
-        loss: PrivacyLoss,
-        options: Mapping[str, Any],  # noqa: ARG002 - it has none
-    ) -> CalibratedLaplace:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedLaplace:
         """Return the published scale, rounded up.
 
         Raises

@@ -36,21 +36,36 @@ is `ideal-real`. The scales are those drawn, and mu² is raised by 2^-30 for the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
-from dpdist._util.progress import Steps
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
-from dpdist.mechanisms.base import Additive, DeltaUse, Kind, LogRatio, Mechanism, Option, Output, Statement
-from dpdist.mechanisms.directions import ALLOCATION_OPTIONS, Matrix, covariance_spectrum, orthonormal, precisions
+from dpdist.mechanisms.base import (
+    Additive,
+    DeltaUse,
+    Kind,
+    LogRatio,
+    Mechanism,
+    Option,
+    Output,
+    Statement,
+    proved,
+    require_on_lattice,
+)
+from dpdist.mechanisms.directions import (
+    ALLOCATION_OPTIONS,
+    Allocation,
+    Matrix,
+    Rows,
+    covariance_spectrum,
+    orthonormal,
+    precisions,
+)
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import normals
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
@@ -110,7 +125,7 @@ class CalibratedMatrixGaussian(Additive):
             },
         )
 
-    def draw(self, entropy: Entropy, progress: Steps | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
+    def draw(self, entropy: Entropy) -> Triangle:
         """Draw the symmetric part once; packed triangle, int64."""
         size = self.eigenvalues.size
         root = np.sqrt(self.eigenvalues)
@@ -153,16 +168,14 @@ def _calibrated(
         If the noise leaves the 64-bit lattice.
     """
     largest = float(eigenvalues.max())
-    if not (largest if two_sided else math.sqrt(largest)) < _MAX_DEVIATION:
-        raise UsageError(
-            f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units the noise leaves the "
-            f"64-bit lattice: take fewer grid bits ({parameter('grid_bits')}), a larger epsilon or a less uneven "
-            "allocation."
-        )
+    deviation = largest if two_sided else math.sqrt(largest)
+    require_on_lattice(
+        query, loss, deviation, _MAX_DEVIATION, or_else="a larger epsilon, or spread the noise more evenly"
+    )
     mu_squared = _mu_squared(query, eigenvalues, two_sided=two_sided)
     true_delta = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared)
-    proved = PrivacyLoss(loss.epsilon_micro, max(loss.delta_atto, math.ceil(Fraction(true_delta) * ATTO)))
-    guarantee = Guarantee(query.neighbours, proved, mu_squared, Arithmetic.IDEAL_REAL, "dpdist.mechanisms.mvg")
+    kept = PrivacyLoss(loss.epsilon_micro, max(loss.delta_atto, math.ceil(Fraction(true_delta) * ATTO)))
+    guarantee = proved(query, kept, module=__name__, arithmetic=Arithmetic.IDEAL_REAL, mu_squared=mu_squared)
     return CalibratedMatrixGaussian(eigenvalues, directions, two_sided, guarantee, loss)
 
 
@@ -205,7 +218,18 @@ class Published:
             ),
         )
 
-    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedMatrixGaussian:
+    def calibrate(
+        self,
+        query: LatticeQuery,
+        loss: PrivacyLoss,
+        *,
+        rows: int,
+        allocation: str,
+        informative: int,
+        share: float,
+        directions: Rows,
+        spectrum: tuple[float, ...],
+    ) -> CalibratedMatrixGaussian:
         """Return the noise that meets the published condition with equality, spread as the options say.
 
         Raises
@@ -213,17 +237,18 @@ class Published:
         UsageError
             If the options make no sense for this query, or the noise leaves the lattice.
         """
-        if not 1 <= options["rows"] <= 1 << 62:
+        if not 1 <= rows <= 1 << 62:
             raise UsageError("The bound on the number of rows must be between 1 and 2^62.", parameter="options.rows")
-        phi = published_norm(query, loss, options["rows"], two_sided=self._two_sided)
-        directions = orthonormal(options["directions"], query.size)
+        phi = published_norm(query, loss, rows, two_sided=self._two_sided)
+        basis = orthonormal(directions, query.size)
+        spread = Allocation(allocation, informative, share, spectrum)
         if self._two_sided:
             # noise of variance sigma² between equal directions: x = 1 / sigma², sum x = phi²
-            eigenvalues = query.bound / np.sqrt(precisions(phi**2, 1, query.size, options))
+            eigenvalues = query.bound / np.sqrt(precisions(phi**2, 1, query.size, spread))
         else:
             # noise of variance sigma along a direction: x = 1 / sigma, sqrt(sum x²) sqrt(d) = phi²
-            eigenvalues = float(query.bound) ** 2 / precisions(phi**4 / query.size, 2, query.size, options)
-        return _calibrated(query, loss, eigenvalues, directions, two_sided=self._two_sided)
+            eigenvalues = float(query.bound) ** 2 / precisions(phi**4 / query.size, 2, query.size, spread)
+        return _calibrated(query, loss, eigenvalues, basis, two_sided=self._two_sided)
 
 
 class Exact:
@@ -246,7 +271,7 @@ class Exact:
         options=(Option("sigma", Kind.MATRIX, "d x d, public, symmetric, positive definite; left out: identity", ()),),
     )
 
-    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedMatrixGaussian:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, sigma: Rows) -> CalibratedMatrixGaussian:
         """Return the least multiple of Sigma that keeps (epsilon, delta).
 
         Raises
@@ -254,14 +279,14 @@ class Exact:
         UsageError
             If Sigma is not a covariance of this size, or the noise leaves the lattice.
         """
-        shape, directions = covariance_spectrum(options["sigma"], query.size)
+        shape, directions = covariance_spectrum(sigma, query.size)
         shape = shape / shape[0]
         sensitivity = math.sqrt(_mu_squared(query, shape, two_sided=True))
         scale = sensitivity * gaussian_sigma(loss) * (1 + 2.0**-29)  # the margin of mu² and the rounding of the scales
-        found = _calibrated(query, loss, scale * shape, directions, two_sided=True)
-        if found.guarantee.loss != loss:
+        calibrated = _calibrated(query, loss, scale * shape, directions, two_sided=True)
+        if calibrated.guarantee.loss != loss:
             raise AssertionError("the margin covers the rounding of the scales")
-        return found
+        return calibrated
 
 
 MECHANISMS: tuple[Mechanism, ...] = (Published(two_sided=False), Published(two_sided=True), Exact())

@@ -34,32 +34,38 @@ answer moves with the moment, so nothing of this kind is purely private, and del
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from dpdist._util.progress import Steps
-from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
-from dpdist.mechanisms.base import Additive, DeltaUse, LogRatio, Matrix, Mechanism, Output, Statement
+from dpdist.mechanisms.base import (
+    Additive,
+    DeltaUse,
+    LogRatio,
+    Matrix,
+    Mechanism,
+    Output,
+    Statement,
+    proved,
+    require_on_lattice,
+    with_true_delta,
+)
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.mechanisms.wishart import ARITHMETIC
-from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import gammas, normals
 from dpdist.noise.products import rounded_wishart
+from dpdist.privacy import wishart_profile
 from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.privacy.wishart_profile import add_remove_delta, least_theta, leaving_delta, replace_one_delta
 from dpdist.triangle import Triangle, rounded
 
 _MAX_SPREAD = 2.0**56
 """Largest ``s² (sqrt m + sqrt d)²``: eigenvalues of E stay inside int64 with overwhelming room."""
-_PROOF = "dpdist.privacy.wishart_profile"
 
 
 @dataclass(frozen=True)
@@ -76,11 +82,6 @@ class CalibratedWishart(Additive):
         How it is drawn.
     guarantee, claim
         What is proved of this noise (None: nothing), and what was claimed.
-
-    Raises
-    ------
-    UsageError
-        If the noise would exceed the 64-bit lattice.
     """
 
     size: int
@@ -89,14 +90,6 @@ class CalibratedWishart(Additive):
     arithmetic: Arithmetic
     guarantee: Guarantee | None
     claim: PrivacyLoss
-
-    def __post_init__(self) -> None:
-        if self.scale * (math.sqrt(self.columns) + math.sqrt(self.size)) ** 2 > _MAX_SPREAD:
-            raise UsageError(
-                f"At {self.claim} and {self.size} columns a scale of {self.scale} lattice units with {self.columns} "
-                f"degrees of freedom leaves the 64-bit lattice: take fewer grid bits ({parameter('grid_bits')}) or a "
-                "larger epsilon."
-            )
 
     @property
     def noise(self) -> Noise:
@@ -111,7 +104,7 @@ class CalibratedWishart(Additive):
             details={"degrees": self.columns, "scale": self.scale},
         )
 
-    def draw(self, entropy: Entropy, progress: Steps | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
+    def draw(self, entropy: Entropy) -> Triangle:
         """Draw E once; packed triangle, int64."""
         if self.arithmetic is Arithmetic.INTEGER_EXACT:
             return rounded_wishart(self.size, self.columns, self.scale, entropy)
@@ -152,19 +145,32 @@ def least_noise(size: int, loss: PrivacyLoss, neighbours: Neighbours) -> tuple[i
     return columns, least_theta(loss.epsilon, delta, (columns - size + 1) / 2, relation)
 
 
-def _guarantee(
-    query: LatticeQuery, epsilon_micro: int, delta: float | Fraction, arithmetic: Arithmetic
-) -> Guarantee | None:
-    atto = math.ceil(Fraction(delta) * ATTO)
-    if atto >= ATTO:
-        return None
-    return Guarantee(
-        neighbours=query.neighbours,
-        loss=PrivacyLoss(epsilon_micro, atto),
-        mu_squared=None,
-        arithmetic=arithmetic,
-        proof=_PROOF,
-    )
+def _calibrated(
+    query: LatticeQuery,
+    loss: PrivacyLoss,
+    kept: PrivacyLoss | None,
+    *,
+    columns: int,
+    scale: int,
+    arithmetic: Arithmetic = Arithmetic.IDEAL_REAL,
+) -> CalibratedWishart:
+    """Put the noise and what it keeps together.
+
+    Raises
+    ------
+    UsageError
+        If the noise would exceed the 64-bit lattice.
+    """
+    require_on_lattice(query, loss, scale * (math.sqrt(columns) + math.sqrt(query.size)) ** 2, _MAX_SPREAD)
+    guarantee = None
+    if kept is not None:
+        guarantee = proved(query, kept, module=wishart_profile.__name__, arithmetic=arithmetic)
+    return CalibratedWishart(query.size, columns, scale, arithmetic, guarantee, loss)
+
+
+def _published(loss: PrivacyLoss, delta: float) -> PrivacyLoss | None:
+    """Return the true loss of noise as published: its delta may be far below the one asked for."""
+    return with_true_delta(PrivacyLoss(loss.epsilon_micro), delta)
 
 
 class Wishart:
@@ -185,7 +191,7 @@ class Wishart:
         options=(ARITHMETIC,),
     )
 
-    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedWishart:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, arithmetic: str) -> CalibratedWishart:
         """Return the noise of least spectral edge that keeps (epsilon, delta).
 
         Raises
@@ -195,9 +201,7 @@ class Wishart:
         """
         columns, theta = least_noise(query.size, loss, query.neighbours)
         scale = math.ceil(Fraction(theta) * query.bound / 2)
-        arithmetic = Arithmetic(options["arithmetic"])
-        guarantee = _guarantee(query, loss.epsilon_micro, Fraction(loss.delta_atto, ATTO), arithmetic)
-        return CalibratedWishart(query.size, columns, scale, arithmetic, guarantee, loss)
+        return _calibrated(query, loss, loss, columns=columns, scale=scale, arithmetic=Arithmetic(arithmetic))
 
 
 class PublishedWishart:
@@ -228,12 +232,7 @@ class PublishedWishart:
             replacement="two-sided-wishart",
         )
 
-    def calibrate(
-        self,
-        query: LatticeQuery,
-        loss: PrivacyLoss,
-        options: Mapping[str, Any],  # noqa: ARG002 - it has none
-    ) -> CalibratedWishart:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedWishart:
         """Return the noise as published, with its true delta.
 
         Raises
@@ -243,8 +242,7 @@ class PublishedWishart:
         """
         scale = -(-self.factor * query.bound * MICRO // (2 * loss.epsilon_micro))
         true_delta = leaving_delta(loss.epsilon, 1.0, 2 * scale / query.bound)
-        guarantee = _guarantee(query, loss.epsilon_micro, true_delta, Arithmetic.IDEAL_REAL)
-        return CalibratedWishart(query.size, query.size + 1, scale, Arithmetic.IDEAL_REAL, guarantee, loss)
+        return _calibrated(query, loss, _published(loss, true_delta), columns=query.size + 1, scale=scale)
 
 
 class SheffetWishart:
@@ -265,12 +263,7 @@ class SheffetWishart:
         replacement="wishart",
     )
 
-    def calibrate(
-        self,
-        query: LatticeQuery,
-        loss: PrivacyLoss,
-        options: Mapping[str, Any],  # noqa: ARG002 - it has none
-    ) -> CalibratedWishart:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedWishart:
         """Return the noise as published, with its true delta.
 
         Raises
@@ -280,14 +273,14 @@ class SheffetWishart:
         """
         extra = math.floor(28 * math.log(4 / loss.delta) / loss.epsilon**2)
         kappa = (extra + 1) / 2
-        guarantee = None
+        kept = None
         if kappa >= 1:
             if query.neighbours is Neighbours.ADD_REMOVE or query.size == 1:
                 true_delta = add_remove_delta(loss.epsilon, kappa, 2.0)
             else:
                 true_delta = replace_one_delta(loss.epsilon, kappa, 2.0, enough=1 / ATTO)
-            guarantee = _guarantee(query, loss.epsilon_micro, true_delta, Arithmetic.IDEAL_REAL)
-        return CalibratedWishart(query.size, query.size + extra, query.bound, Arithmetic.IDEAL_REAL, guarantee, loss)
+            kept = _published(loss, true_delta)
+        return _calibrated(query, loss, kept, columns=query.size + extra, scale=query.bound)
 
 
 MECHANISMS: tuple[Mechanism, ...] = (

@@ -40,11 +40,9 @@ at d = 64, minutes at 100, growing like d^4. It is never cut short.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -53,7 +51,6 @@ from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
     COMPONENTS,
-    ClaimsWhatIsProved,
     DeltaUse,
     ExactMoment,
     Kind,
@@ -62,8 +59,12 @@ from dpdist.mechanisms.base import (
     Mechanism,
     Option,
     Output,
+    Proved,
+    ReportsProgress,
     Statement,
+    proved,
     require_components,
+    require_on_lattice,
 )
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
@@ -116,19 +117,12 @@ def _aligned(
     return lowest * np.eye(spectrum.size) + (highest - lowest) * (basis @ x @ basis.T)
 
 
-def _proved(query: LatticeQuery, loss: PrivacyLoss, *ranges: Fraction) -> Guarantee:
-    return Guarantee(
-        neighbours=query.neighbours,
-        loss=loss,
-        mu_squared=None,
-        arithmetic=Arithmetic.IDEAL_REAL,
-        proof="dpdist.mechanisms.orbit",
-        bounded_ranges=ranges,
-    )
+def _guarantee(query: LatticeQuery, loss: PrivacyLoss, *ranges: Fraction) -> Guarantee:
+    return proved(query, loss, module=__name__, arithmetic=Arithmetic.IDEAL_REAL, bounded_ranges=ranges)
 
 
 @dataclass(frozen=True)
-class CalibratedOrbit(ClaimsWhatIsProved):
+class CalibratedOrbit(Proved, ReportsProgress):
     """Algorithm 1 for one public spectrum.
 
     Parameters
@@ -167,12 +161,12 @@ class CalibratedOrbit(ClaimsWhatIsProved):
         lowest, spread = self.spectrum[-1], self.spectrum[0] - self.spectrum[-1]
         if not spread:
             return lambda _: 0.0
-        found = ratios.orbit(here, there, (np.array(self.spectrum) - lowest) / spread, self.rate)
-        return lambda y: found((y / self.unit - lowest * np.eye(len(y))) / spread)
+        ratio = ratios.orbit(here, there, (np.array(self.spectrum) - lowest) / spread, self.rate)
+        return lambda y: ratio((y / self.unit - lowest * np.eye(len(y))) / spread)
 
 
 @dataclass(frozen=True)
-class CalibratedLowRankOrbit(ClaimsWhatIsProved):
+class CalibratedLowRankOrbit(Proved, ReportsProgress):
     """Algorithm 2 for one rank.
 
     Parameters
@@ -241,7 +235,7 @@ class Orbit:
         options=(SPECTRUM,),
     )
 
-    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedOrbit:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, spectrum: tuple[float, ...]) -> CalibratedOrbit:
         """Put all of epsilon in the exponent.
 
         Raises
@@ -249,7 +243,6 @@ class Orbit:
         UsageError
             If the spectrum is empty, too long, not descending, negative, or leaves the 64-bit lattice.
         """
-        spectrum: tuple[float, ...] = options["spectrum"]
         if not 1 <= len(spectrum) <= query.size:
             raise UsageError(
                 f"The spectrum has {len(spectrum)} values; give between 1 and {query.size}, the number of columns.",
@@ -267,7 +260,7 @@ class Orbit:
             )
         padded = spectrum + (0.0,) * (query.size - len(spectrum))
         rate = _rate(Fraction(loss.epsilon_micro, MICRO), query)
-        return CalibratedOrbit(query.bound, padded, rate, _proved(query, loss, Fraction(loss.epsilon_micro, MICRO)))
+        return CalibratedOrbit(query.bound, padded, rate, _guarantee(query, loss, Fraction(loss.epsilon_micro, MICRO)))
 
 
 class LowRankOrbit:
@@ -288,7 +281,7 @@ class LowRankOrbit:
         options=(COMPONENTS,),
     )
 
-    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedLowRankOrbit:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, components: int) -> CalibratedLowRankOrbit:
         """Spend half of epsilon on the eigenvalues and half on the orbit; with one column there is no orbit to draw.
 
         Raises
@@ -296,15 +289,11 @@ class LowRankOrbit:
         UsageError
             If there are not so many components, or the noise leaves the 64-bit lattice.
         """
-        k = require_components(query, options)
+        require_components(query, components)
         share = Fraction(loss.epsilon_micro, MICRO if query.size == 1 else 2 * MICRO)
-        scale = (query.bound if k == 1 else query.nuclear) / share
-        if scale > _MAX_SCALE:
-            raise UsageError(
-                f"At {loss} and a norm bound of {query.bound} lattice units the noise leaves the 64-bit lattice: take "
-                f"fewer grid bits ({parameter('grid_bits')}) or a larger epsilon."
-            )
-        return CalibratedLowRankOrbit(k, float(scale), _rate(share, query), _proved(query, loss))
+        scale = (query.bound if components == 1 else query.nuclear) / share
+        require_on_lattice(query, loss, scale, _MAX_SCALE)
+        return CalibratedLowRankOrbit(components, float(scale), _rate(share, query), _guarantee(query, loss))
 
 
 MECHANISMS: tuple[Mechanism, ...] = (Orbit(), LowRankOrbit())

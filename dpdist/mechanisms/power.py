@@ -35,14 +35,11 @@ moment, as is done in experiments, leaks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
-from dpdist._util.progress import Steps
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
@@ -57,6 +54,7 @@ from dpdist.mechanisms.base import (
     Option,
     Output,
     Statement,
+    proved,
     require_components,
 )
 from dpdist.mechanisms.noise_law import Noise
@@ -120,12 +118,7 @@ class CalibratedPower:
             drawn = direction * (gammas(entries, 1, entropy)[0] / np.linalg.norm(direction))
         return scale * drawn.reshape(self.size, self.count)
 
-    def answer(
-        self,
-        moment: ExactMoment,
-        entropy: Entropy,
-        progress: Steps | None = None,  # noqa: ARG002 - too fast for one
-    ) -> Answer:
+    def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
         """Run the rounds once; (k, d) orthonormal rows."""
         frame = haar(self.size, self.count, entropy)
         for _ in range(self.iterations):
@@ -147,11 +140,9 @@ def _sensitivity_squared(query: LatticeQuery, count: int) -> int:
     return query.bound**2 if count == 1 else query.frobenius_squared
 
 
-def _rounds(options: Mapping[str, Any]) -> int:
-    iterations: int = options["iterations"]
+def _require_rounds(iterations: int) -> None:
     if iterations < 1:
         raise UsageError("The power method needs at least one round.", parameter="options.iterations")
-    return iterations
 
 
 def _ceiling(value: float, unit: int) -> int:
@@ -176,7 +167,9 @@ class Power:
         options=(COMPONENTS, _ITERATIONS, ROUTE),
     )
 
-    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedPower:
+    def calibrate(
+        self, query: LatticeQuery, loss: PrivacyLoss, *, components: int, iterations: int, route: str
+    ) -> CalibratedPower:
         """Return the least noise that keeps the loss.
 
         Raises
@@ -184,16 +177,18 @@ class Power:
         UsageError
             If there are not so many components, or no round.
         """
-        count, rounds = require_components(query, options), _rounds(options)
-        squared = _sensitivity_squared(query, count)
+        del route  # however the products are computed, the law is the same
+        require_components(query, components)
+        _require_rounds(iterations)
+        squared = _sensitivity_squared(query, components)
         if loss.delta_atto:
-            shape, scale = "normal", math.sqrt(rounds * squared) * gaussian_sigma(loss) * _UP
-            mu_squared = Fraction(rounds * squared) / Fraction(scale) ** 2
+            shape, scale = "normal", math.sqrt(iterations * squared) * gaussian_sigma(loss) * _UP
+            mu_squared = Fraction(iterations * squared) / Fraction(scale) ** 2
         else:
-            shape, scale = "k-norm", rounds * math.sqrt(squared) / loss.epsilon * _UP
+            shape, scale = "k-norm", iterations * math.sqrt(squared) / loss.epsilon * _UP
             mu_squared = None
-        guarantee = Guarantee(query.neighbours, loss, mu_squared, Arithmetic.IDEAL_REAL, "dpdist.mechanisms.power")
-        return CalibratedPower(query.size, count, rounds, shape, scale, False, loss, guarantee)
+        guarantee = proved(query, loss, module=__name__, arithmetic=Arithmetic.IDEAL_REAL, mu_squared=mu_squared)
+        return CalibratedPower(query.size, components, iterations, shape, scale, False, loss, guarantee)
 
 
 class PublishedPower:
@@ -215,7 +210,9 @@ class PublishedPower:
         replacement="power",
     )
 
-    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]) -> CalibratedPower:
+    def calibrate(
+        self, query: LatticeQuery, loss: PrivacyLoss, *, components: int, iterations: int, route: str
+    ) -> CalibratedPower:
         """Return the noise as published, and what it proves for rows.
 
         Raises
@@ -223,25 +220,27 @@ class PublishedPower:
         UsageError
             If there are not so many components, or no round.
         """
-        count, rounds = require_components(query, options), _rounds(options)
-        squared = Fraction(_sensitivity_squared(query, count), query.bound**2)
+        del route  # however the products are computed, the law is the same
+        require_components(query, components)
+        _require_rounds(iterations)
+        squared = Fraction(_sensitivity_squared(query, components), query.bound**2)
         true, mu_squared = loss, None
         if loss.delta_atto:
-            chi = math.sqrt(4 * count * rounds * math.log(1 / loss.delta)) / loss.epsilon * _UP
+            chi = math.sqrt(4 * components * iterations * math.log(1 / loss.delta)) / loss.epsilon * _UP
             shape = "normal"
-            mu_squared = rounds * squared * query.size / Fraction(chi) ** 2
+            mu_squared = iterations * squared * query.size / Fraction(chi) ** 2
             delta = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared)
             if delta > loss.delta:
                 true = PrivacyLoss(loss.epsilon_micro, min(_ceiling(delta, ATTO), ATTO - 1))
         else:
-            chi = 10 * count * rounds * math.sqrt(query.size) / loss.epsilon * _UP
+            chi = 10 * components * iterations * math.sqrt(query.size) / loss.epsilon * _UP
             shape = "laplace"
-            share = math.sqrt(squared * query.size / count) / 10
+            share = math.sqrt(squared * query.size / components) / 10
             if share > 1:
                 true = PrivacyLoss(_ceiling(loss.epsilon * share, MICRO), 0)
-        guarantee = Guarantee(query.neighbours, true, mu_squared, Arithmetic.IDEAL_REAL, "dpdist.mechanisms.power")
+        guarantee = proved(query, true, module=__name__, arithmetic=Arithmetic.IDEAL_REAL, mu_squared=mu_squared)
         scale = chi * query.bound
-        return CalibratedPower(query.size, count, rounds, shape, scale, True, loss, guarantee)
+        return CalibratedPower(query.size, components, iterations, shape, scale, True, loss, guarantee)
 
 
 MECHANISMS: tuple[Mechanism, ...] = (Power(), PublishedPower())

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from dpdist.errors import RefusedError, UsageError
 from dpdist.mechanisms import (
     analyze_gauss,
@@ -21,7 +18,7 @@ from dpdist.mechanisms import (
     power,
     wishart,
 )
-from dpdist.mechanisms.base import Calibrated, Mechanism
+from dpdist.mechanisms.base import Calibrated, Mechanism, Options
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.guarantee import PrivacyLoss
 
@@ -61,9 +58,7 @@ def mechanism_named(name: str) -> Mechanism:
         raise UsageError(f"There is no mechanism {name!r}; choose one of {', '.join(MECHANISMS)}.") from None
 
 
-def calibrated(
-    name: str, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any] | None = None
-) -> Calibrated:
+def calibrated(name: str, query: LatticeQuery, loss: PrivacyLoss, options: Options | None = None) -> Calibrated:
     """Return a mechanism fixed for a query, a loss and its options; those left out take their defaults.
 
     Raises
@@ -82,7 +77,7 @@ def calibrated(
             parameter="mechanism",
         )
     mechanism.statement.require_delta_use(loss)
-    return mechanism.calibrate(query, loss, mechanism.statement.filled(options or {}))
+    return mechanism.calibrate(query, loss, **mechanism.statement.filled(options or {}))
 
 
 def recommended(delta_atto: int) -> str:

@@ -39,16 +39,11 @@ and ``W1 - W2`` is rounded to the lattice: half the time, but the proof is then 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from dpdist._util.progress import Steps
-from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
     Additive,
-    ClaimsWhatIsProved,
     DeltaUse,
     Kind,
     LogRatio,
@@ -56,11 +51,13 @@ from dpdist.mechanisms.base import (
     Mechanism,
     Option,
     Output,
+    Proved,
     Statement,
+    proved,
+    require_on_lattice,
 )
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.naming import parameter
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import normals
 from dpdist.noise.products import rounded_wishart
@@ -80,7 +77,7 @@ _MAX_SPREAD = 2**56
 
 
 @dataclass(frozen=True)
-class CalibratedTwoSidedWishart(ClaimsWhatIsProved, Additive):
+class CalibratedTwoSidedWishart(Proved, Additive):
     """The difference of two Wishart matrices of fixed integer scale (see the module for the law)."""
 
     size: int
@@ -99,7 +96,7 @@ class CalibratedTwoSidedWishart(ClaimsWhatIsProved, Additive):
             details={"columns": self.size + 1, "scale": self.scale},
         )
 
-    def draw(self, entropy: Entropy, progress: Steps | None = None) -> Triangle:  # noqa: ARG002 - too fast for one
+    def draw(self, entropy: Entropy) -> Triangle:
         """Draw E once; packed triangle, int64."""
         columns = self.size + 1
         if self.guarantee.arithmetic is Arithmetic.INTEGER_EXACT:
@@ -139,9 +136,7 @@ class TwoSidedWishart:
         units=True,
     )
 
-    def calibrate(
-        self, query: LatticeQuery, loss: PrivacyLoss, options: Mapping[str, Any]
-    ) -> CalibratedTwoSidedWishart:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, arithmetic: str) -> CalibratedTwoSidedWishart:
         """Return the smallest integer scale that keeps epsilon.
 
         Raises
@@ -150,18 +145,8 @@ class TwoSidedWishart:
             If the noise would exceed the 64-bit lattice.
         """
         scale = -(-query.nuclear * MICRO // (2 * loss.epsilon_micro))
-        if scale * query.size > _MAX_SPREAD:
-            raise UsageError(
-                f"At {loss}, {query.size} columns and a norm bound of {query.bound} lattice units the noise leaves the "
-                f"64-bit lattice: take fewer grid bits ({parameter('grid_bits')}) or a larger epsilon."
-            )
-        guarantee = Guarantee(
-            neighbours=query.neighbours,
-            loss=loss,
-            mu_squared=None,
-            arithmetic=Arithmetic(options["arithmetic"]),
-            proof="dpdist.mechanisms.wishart",
-        )
+        require_on_lattice(query, loss, scale * query.size, _MAX_SPREAD)
+        guarantee = proved(query, loss, module=__name__, arithmetic=Arithmetic(arithmetic))
         return CalibratedTwoSidedWishart(query.size, scale, guarantee)
 
 

@@ -24,7 +24,7 @@ from dpdist.errors import RefusedError, UsageError
 from dpdist.ledger.journal import written
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
-from dpdist.mechanisms.base import BandedMoment, Calibrated, IndependentEntries, Matrix
+from dpdist.mechanisms.base import BandedMoment, Calibrated, IndependentEntries, Matrix, released
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete
 from dpdist.naming import step
@@ -238,7 +238,7 @@ def _noisy(
     """Return a noisy subspace, or the noisy bands of the moment, each drawn when it is asked for."""
     if isinstance(calibrated, IndependentEntries):
         return _noisy_bands(calibrated, moment)
-    answer = calibrated.answer(moment, SYSTEM, progress)
+    answer = released(calibrated, moment, SYSTEM, progress)
     if answer.ndim == 1:
         return iter([(Band.whole(width), answer.astype(np.int64, copy=False))])
     return answer.astype(np.float64, copy=False)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.directions import precisions
+from dpdist.mechanisms.directions import Allocation, precisions
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import exponentials, gammas, normals
 from dpdist.privacy.accounting import gaussian_sigma
@@ -76,16 +76,16 @@ class IdentityQuery:
             If there is no such method.
         """
         m, n = self.columns, self.rows
-        directional = {"allocation": "binary", "informative": INFORMATIVE, "share": SHARE, "spectrum": ()}
-        options = directional if method.endswith("directional") else {"allocation": "uniform", "spectrum": ()}
+        directional = method.endswith("directional")
+        allocation = Allocation("binary", INFORMATIVE, SHARE) if directional else Allocation()
         if method.startswith("MVG"):
             # row covariance Sigma, column covariance I: |1/v|_2 sqrt(n) = phi², v the spectrum of Sigma
             squared = theorem_2((m, n), self.largest, self.frobenius, loss)
-            found: Floats = 1 / precisions(squared**2 / n, 2, m, options)
+            found: Floats = 1 / precisions(squared**2 / n, 2, m, allocation)
             return found
         if method.startswith("Gaussian, exact"):
             mu = 1 / gaussian_sigma(loss)
-            return np.asarray(1 / precisions(mu**2 / 4, 1, m, options))
+            return np.asarray(1 / precisions(mu**2 / 4, 1, m, allocation))
         if method == "Gaussian, classical":
             return np.full(m, 2 * math.log(1.25 / loss.delta) * (self.frobenius / loss.epsilon) ** 2)
         if method == "Laplace":
