@@ -13,7 +13,8 @@ from scipy import stats
 
 from dpdist import cli
 from dpdist.mechanisms import attack, registry
-from dpdist.mechanisms.base import Additive, Calibrated, DeltaUse
+from dpdist.mechanisms.base import Additive, Calibrated
+from dpdist.mechanisms.info import DeltaUse
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.audit import Count, Finding, Weighted, examine, examine_weighted, implied_delta, rejects
@@ -160,7 +161,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def calibrated(name: str, query: LatticeQuery, epsilon: str) -> tuple[Calibrated, PrivacyLoss]:
-    loss = PrivacyLoss.parse(epsilon, "0.01" if MECHANISMS[name].statement.delta is DeltaUse.REQUIRED else "0")
+    loss = PrivacyLoss.parse(epsilon, "0.01" if MECHANISMS[name].info.delta is DeltaUse.REQUIRED else "0")
     return registry.calibrated(name, query, loss, OPTIONS.get(name, {})), loss
 
 

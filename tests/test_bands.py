@@ -265,7 +265,7 @@ def test_which_mechanisms_are_drawn_by_bands() -> None:
     request = replace(REQUEST, name=None)
     found = set()
     for name, mechanism in MECHANISMS.items():
-        if not mechanism.statement.additive or any(option.default is None for option in mechanism.statement.options):
+        if not mechanism.info.additive or any(option.default is None for option in mechanism.info.options):
             continue
         for loss in ("0", "1e-6"):
             for reproduction in (False, True):

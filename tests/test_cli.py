@@ -266,7 +266,7 @@ def test_mechanisms_are_listed_in_words_with_claim_and_proof(call: Call, monkeyp
         assert max(map(len, said.out.splitlines())) <= width
         words = " ".join(said.out.split())
         for mechanism in MECHANISMS.values():
-            for text in (mechanism.statement.name, mechanism.statement.claimed, mechanism.statement.proved):
+            for text in (mechanism.info.name, mechanism.info.claimed, mechanism.info.proved):
                 assert " ".join(text.split()) in words
         names = [line.split()[0] for line in said.out.splitlines() if line[:1].strip()]
         assert sorted(names) == sorted(MECHANISMS)
@@ -308,7 +308,7 @@ def test_mechanisms_are_listed_in_json_with_every_field_of_the_design(call: Call
     listed = call("mechanisms", "--json").json["mechanisms"]
     for entry, mechanism in zip(listed, MECHANISMS.values(), strict=True):
         for field in ("name", "output", "claimed", "proved", "arithmetic", "cost", "delta"):
-            assert entry[field] == getattr(mechanism.statement, field)
+            assert entry[field] == getattr(mechanism.info, field)
 
 
 COMMANDS = {

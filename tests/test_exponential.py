@@ -207,7 +207,7 @@ def test_more_components_than_columns_and_a_delta_are_refused(name: str) -> None
     query = LatticeQuery(3, BOUND, REPLACE)
     with pytest.raises(UsageError, match="delta"):
         registry.calibrated(name, query, PrivacyLoss.parse("1", "1e-6"), {"components": 1})
-    assert not mechanism_named(name).statement.additive
+    assert not mechanism_named(name).info.additive
 
 
 @pytest.mark.parametrize("name", ["kapralov-talwar", "amin"])

@@ -312,11 +312,11 @@ def test_two_sided_wishart_noise_that_is_granted_leaves_64_bits_with_a_probabili
 def test_gaussian_and_wishart_noise_is_stated_to_be_additive() -> None:
     for name, loss in (("gaussian", ONE_MILLIONTH), ("two-sided-wishart", PrivacyLoss.parse("1"))):
         assert isinstance(calibrated(name, 3, Neighbours.REPLACE_ONE, loss), Additive)
-        assert mechanism_named(name).statement.additive
+        assert mechanism_named(name).info.additive
 
 
 def test_every_mechanism_is_found_by_its_name_and_an_unknown_one_is_refused() -> None:
-    assert all(mechanism_named(name).statement.name == name for name in MECHANISMS)
+    assert all(mechanism_named(name).info.name == name for name in MECHANISMS)
     assert recommended(0) == "two-sided-wishart"
     assert recommended(1) == "gaussian"
     with pytest.raises(UsageError, match="gaussian, two-sided-wishart"):

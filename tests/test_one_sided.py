@@ -216,8 +216,8 @@ def test_sn_leaks_a_row_with_the_probability_that_is_proved_and_a_twin_does_not(
 
 def test_noise_that_leaves_the_lattice_and_wrong_deltas_are_refused() -> None:
     for mechanism in MECHANISMS:
-        name = mechanism.statement.name
-        tiny = PrivacyLoss.parse("0.000001", "1e-6" if mechanism.statement.delta == "required" else "0")
+        name = mechanism.info.name
+        tiny = PrivacyLoss.parse("0.000001", "1e-6" if mechanism.info.delta == "required" else "0")
         with pytest.raises(UsageError, match="grid"):
             calibrated(name, 3, Neighbours.ADD_REMOVE, tiny, bound=4**24)
     for name in ("sn", "jiang-wishart"):

@@ -12,7 +12,7 @@ import pytest
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms import registry
-from dpdist.mechanisms.base import DeltaUse
+from dpdist.mechanisms.info import DeltaUse
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 
@@ -152,9 +152,9 @@ OPTIONS: dict[str, Any] = {"components": 1, "iterations": 2, "rows": 10, "sketch
 @pytest.mark.parametrize("name", sorted(registry.MECHANISMS))
 def test_with_one_column_replacing_a_row_takes_no_more_noise_than_removing_one(name: str) -> None:
     """Replaced or removed, the one number changes by at most S. Both relations have the same worst change."""
-    statement = registry.mechanism_named(name).statement
-    loss = PrivacyLoss.parse("1", "0" if statement.delta is DeltaUse.NONE else "1e-6")
-    options = {option.name: OPTIONS[option.name] for option in statement.options if option.name in OPTIONS}
+    info = registry.mechanism_named(name).info
+    loss = PrivacyLoss.parse("1", "0" if info.delta is DeltaUse.NONE else "1e-6")
+    options = {option.name: OPTIONS[option.name] for option in info.options if option.name in OPTIONS}
     options |= {"spectrum": (1.0,)} if name == "orbit" else {}
     replaced, removed = (registry.calibrated(name, LatticeQuery(1, 4**16, n), loss, options) for n in (REPLACE, ADD))
     if name not in {"bingham", "ppca"}:  # a subspace of one column says nothing, whatever its concentration

@@ -148,7 +148,7 @@ def test_noise_grows_with_the_rows_of_a_unit(name: str, delta: str) -> None:
 
 
 def test_mechanisms_without_a_proof_for_several_rows_are_refused() -> None:
-    proved = {name for name, mechanism in MECHANISMS.items() if mechanism.statement.units}
+    proved = {name for name, mechanism in MECHANISMS.items() if mechanism.info.units}
     assert proved == {"gaussian", "two-sided-wishart"}
     query = LatticeQuery(4, 4**16, Neighbours.REPLACE_ONE, 2)
     for name in set(MECHANISMS) - proved:

@@ -20,7 +20,8 @@ from typing import Any
 
 from dpdist.mechanisms import attack, registry
 from dpdist.mechanisms.attack import AuditTask
-from dpdist.mechanisms.base import Calibrated, DeltaUse
+from dpdist.mechanisms.base import Calibrated
+from dpdist.mechanisms.info import DeltaUse
 from dpdist.mechanisms.laplace import CalibratedLaplace
 from dpdist.mechanisms.one_sided import CalibratedWishart
 from dpdist.mechanisms.registry import MECHANISMS
@@ -39,9 +40,7 @@ Json = dict[str, Any]
 
 def options_for(name: str) -> Json:
     """Return the public parameters with which a mechanism is attacked."""
-    return {
-        option.name: OPTIONS[option.name] for option in MECHANISMS[name].statement.options if option.default is None
-    }
+    return {option.name: OPTIONS[option.name] for option in MECHANISMS[name].info.options if option.default is None}
 
 
 def kept_by_the_copy(name: str, copy: Calibrated, query: LatticeQuery, loss: PrivacyLoss) -> str:
@@ -68,7 +67,7 @@ def kept_by_the_copy(name: str, copy: Calibrated, query: LatticeQuery, loss: Pri
 
 def cell(name: str, columns: int, neighbours: Neighbours, epsilon: str, draws: int) -> Json:
     """Attack one mechanism and its copy."""
-    use = MECHANISMS[name].statement.delta
+    use = MECHANISMS[name].info.delta
     loss = PrivacyLoss.parse(epsilon, "0.01" if use is DeltaUse.REQUIRED else "0")
     query = LatticeQuery(columns, UNIT, neighbours)
     task = AuditTask(name, query, loss, options_for(name), draws)

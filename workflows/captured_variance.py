@@ -40,7 +40,7 @@ def options_for(name: str, components: int, rows: int) -> dict[str, Any]:
         "components": components, "iterations": ITERATIONS, "rows": rows, "sketch": SKETCH,
         "spectrum": (1.0,) * components,
     }  # fmt: skip
-    needed = {option.name for option in MECHANISMS[name].statement.options if option.default is None}
+    needed = {option.name for option in MECHANISMS[name].info.options if option.default is None}
     return {option: values[option] for option in needed}
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms import registry
-from dpdist.mechanisms.base import DeltaUse
+from dpdist.mechanisms.info import DeltaUse
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.moment.operator import MomentMatrix
@@ -41,9 +41,9 @@ OPTIONS: dict[str, Any] = {
 
 def timed(name: str, columns: int, grid_bits: int, repeats: int) -> dict[str, float | str]:
     """Return seconds of calibration and of one draw (the least of the repeats), and the peak memory so far in MiB."""
-    statement = MECHANISMS[name].statement
-    options = {option.name: OPTIONS[option.name] for option in statement.options if option.default is None}
-    loss = PrivacyLoss.parse("1", "0" if statement.delta is DeltaUse.NONE else "1e-6")
+    info = MECHANISMS[name].info
+    options = {option.name: OPTIONS[option.name] for option in info.options if option.default is None}
+    loss = PrivacyLoss.parse("1", "0" if info.delta is DeltaUse.NONE else "1e-6")
     unit = 4**grid_bits
     query = LatticeQuery(columns, unit, Neighbours.REPLACE_ONE)
     basis = haar(columns, columns, SYSTEM)

@@ -40,11 +40,11 @@ def mechanisms(name: str | None, every: bool, as_json: bool) -> None:
 
     With --all those of every published mechanism that is there, the recommended ones first. --json prints all of them.
     """
-    statements = [mechanism.statement for mechanism in MECHANISMS.values() if name in {None, mechanism.statement.name}]
+    statements = [mechanism.info for mechanism in MECHANISMS.values() if name in {None, mechanism.info.name}]
     if as_json:
         click.echo(json.dumps({"mechanisms": [asdict(s) for s in statements]}))
     elif name is None:
-        first = [MECHANISMS[each].statement for each in RECOMMENDED]
+        first = [MECHANISMS[each].info for each in RECOMMENDED]
         rest = [each for each in statements if each not in first]
         click.echo(text.comparison(first + rest if every else first, 0 if every else len(rest)))
     else:

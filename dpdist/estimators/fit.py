@@ -26,7 +26,7 @@ from dpdist.ingest.readers.base import numbered
 from dpdist.ledger.address import Place, place_of
 from dpdist.ledger.budget import Budget
 from dpdist.ledger.in_memory import REGISTER, Shape
-from dpdist.mechanisms.base import COMPONENTS, Output
+from dpdist.mechanisms.info import COMPONENTS, Output
 from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.operator import MomentMatrix
 from dpdist.naming import Python, step
@@ -111,8 +111,8 @@ def request_of(asked: Parameters, components: int | None = None) -> ReleaseReque
         raise UsageError("accept_large_delta is True or False.")
     options = dict(asked.options or {})
     mechanism = asked.mechanism or recommended(PrivacyLoss.parse(str(asked.epsilon), delta or "0").delta_atto)
-    statement = mechanism_named(mechanism).statement
-    if components is not None and COMPONENTS.name in {option.name for option in statement.options}:
+    info = mechanism_named(mechanism).info
+    if components is not None and COMPONENTS.name in {option.name for option in info.options}:
         options.setdefault(COMPONENTS.name, components)
     request = request_from(
         epsilon=str(asked.epsilon),
@@ -365,4 +365,4 @@ def facts_of(asked: Parameters) -> dict[str, object]:
 
 def releases_subspace(request: ReleaseRequest) -> bool:
     """Say whether a mechanism releases components and no matrix."""
-    return request.statement.output is Output.COMPONENTS
+    return request.mechanism_info.output is Output.COMPONENTS

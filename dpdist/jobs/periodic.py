@@ -99,7 +99,7 @@ def share_of(request: ReleaseRequest, columns: int, levels: int) -> PrivacyLoss:
     UsageError
         If releases of this mechanism cannot be added up, or so small a loss cannot be divided.
     """
-    if not request.statement.additive:
+    if not request.mechanism_info.additive:
         raise UsageError(
             f"{request.mechanism} cannot be added up over periods: take a mechanism that adds noise to the moment, "
             "gaussian or two-sided-wishart."

@@ -41,17 +41,15 @@ from fractions import Fraction
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
-    DeltaUse,
     IndependentEntries,
     LogRatio,
     Matrix,
     Mechanism,
-    Output,
-    Statement,
     proved,
     require_on_lattice,
     with_true_delta,
 )
+from dpdist.mechanisms.info import DeltaUse, MechanismInfo, Output
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.naming import parameter
@@ -127,7 +125,7 @@ class PublishedGaussian:
 
     Parameters
     ----------
-    statement
+    info
         What is said of it in public.
     scale
         Standard deviation on the diagonal for S = 1, of the number of columns and the loss.
@@ -135,7 +133,7 @@ class PublishedGaussian:
         Whether the noise is the symmetric part of d² independent entries, instead of a mirrored triangle.
     """
 
-    statement: Statement
+    info: MechanismInfo
     scale: Callable[[int, PrivacyLoss], float]
     symmetrised: bool
 
@@ -153,8 +151,8 @@ class PublishedGaussian:
         return CalibratedPublished(query.size, s, t, loss, _guarantee(query, loss, s))
 
 
-def _statement(*, name: str, law: str, sensitivity: str, claimed: str, proved: str, reference: str) -> Statement:
-    return Statement(
+def _info(*, name: str, law: str, sensitivity: str, claimed: str, proved: str, reference: str) -> MechanismInfo:
+    return MechanismInfo(
         name=name,
         output=Output.SECOND_MOMENT,
         additive=True,
@@ -172,7 +170,7 @@ def _statement(*, name: str, law: str, sensitivity: str, claimed: str, proved: s
 
 MECHANISMS: tuple[Mechanism, ...] = (
     PublishedGaussian(
-        _statement(
+        _info(
             name="analyze-gauss",
             law="independent rounded normals of one variance on and above the diagonal",
             sensitivity="l2 of the triangle as published, C²: tight add-remove, sqrt(2) too small replace-one",
@@ -185,7 +183,7 @@ MECHANISMS: tuple[Mechanism, ...] = (
         symmetrised=False,
     ),
     PublishedGaussian(
-        _statement(
+        _info(
             name="sulq",
             law="symmetric part of d² independent normals; rounded normals, variance s² on and s²/2 off the diagonal",
             sensitivity="Frobenius: about 2d ln(d/delta) C² in effect",
@@ -197,7 +195,7 @@ MECHANISMS: tuple[Mechanism, ...] = (
         symmetrised=True,
     ),
     PublishedGaussian(
-        _statement(
+        _info(
             name="mod-sulq",
             law="independent rounded normals of one variance on and above the diagonal",
             sensitivity="l2 of the triangle: (d+1) C² in effect",

@@ -1,4 +1,4 @@
-"""What a mechanism is: a public statement of what it does, and a calibration that yields guarantee and answer.
+"""What a mechanism is: public information on what it does, and a calibration that yields guarantee and answer.
 
 Most mechanisms here are additive on the integer lattice: given the exact integer moment M they release M + E, E an
 independent integer matrix. Others sample a matrix or a subspace whose law depends on M. Either way the exact moment is
@@ -7,19 +7,18 @@ handed to :meth:`Calibrated.answer`, once, at the trusted node, and only its ans
 
 from __future__ import annotations
 
-import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from typing import Any, Concatenate, Protocol
+from typing import Concatenate, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dpdist._util.progress import Steps
 from dpdist.errors import UsageError
+from dpdist.mechanisms.info import MechanismInfo
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.naming import parameter
@@ -32,193 +31,8 @@ Answer = Triangle | Matrix
 """A packed triangle of int64 (a second moment in lattice units) or, 2-D, (k, d) orthonormal rows (a subspace)."""
 
 
-Options = Mapping[str, Any]
-"""Public parameters of one mechanism by name, as they are given: JSON values, which :class:`Option` checks."""
-OptionValue = int | float | str | tuple[float, ...] | tuple[tuple[float, ...], ...]
-"""A checked value of an option; which of these, its :class:`Kind` says."""
-
 LogRatio = Callable[[Matrix], float]
 """A log-likelihood ratio as a function of a release: a (d, d) matrix, or the rows that were seen."""
-
-
-class Output(enum.StrEnum):
-    """What a mechanism releases."""
-
-    SECOND_MOMENT = "second moment"
-    COMPONENTS = "components"
-
-
-class DeltaUse(enum.StrEnum):
-    """Whether a mechanism takes a delta."""
-
-    REQUIRED = "required"
-    NONE = "none"
-    OPTIONAL = "optional"
-
-
-class Kind(enum.StrEnum):
-    """The kinds of values an option takes; all of them are public and JSON."""
-
-    INTEGER = "integer"
-    NUMBER = "number"
-    WORD = "word"
-    NUMBERS = "numbers"
-    """A tuple of finite floats."""
-    MATRIX = "matrix"
-    """A tuple of rows, each a tuple of finite floats, all of one length."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """A public parameter of one mechanism, beyond those all of them take.
-
-    Parameters
-    ----------
-    name, kind, meaning
-        What it is called, takes and means.
-    default
-        The value when it is left out; None if it must be given, or ``()`` where leaving it out means "none".
-    choices
-        The words allowed, for a word.
-    """
-
-    name: str
-    kind: Kind
-    meaning: str
-    default: OptionValue | None = None
-    choices: tuple[str, ...] = ()
-
-    def checked(self, value: Any) -> OptionValue:
-        """Return the value as its kind.
-
-        Raises
-        ------
-        UsageError
-            If it is of another kind.
-        """
-        try:
-            return self._as_kind(value)
-        except (TypeError, ValueError):
-            allowed = f"one of {', '.join(self.choices)}" if self.choices else f"of the kind {self.kind}"
-            raise UsageError(
-                f"The option {self.name} must be {allowed}: {self.meaning}.", parameter="options"
-            ) from None
-
-    def _as_kind(self, value: Any) -> OptionValue:
-        if isinstance(value, bool):
-            raise TypeError
-        match self.kind:
-            case Kind.INTEGER:
-                if int(value) != value:
-                    raise ValueError
-                return int(value)
-            case Kind.NUMBER:
-                return _finite(value)
-            case Kind.WORD:
-                if value not in self.choices:
-                    raise ValueError
-                return str(value)
-            case Kind.NUMBERS:
-                return tuple(_finite(v) for v in value)
-            case Kind.MATRIX:
-                rows = tuple(tuple(_finite(v) for v in row) for row in value)
-                if len({len(row) for row in rows}) > 1:
-                    raise ValueError
-                return rows
-
-
-def _finite(value: Any) -> float:
-    number = float(value)
-    if isinstance(value, str | bytes) or not np.isfinite(number):
-        raise ValueError
-    return number
-
-
-COMPONENTS = Option("components", Kind.INTEGER, "number k of components, between 1 and the number of columns")
-"""The option of every mechanism that releases a subspace."""
-
-
-@dataclass(frozen=True)
-class Statement:
-    """What is said of a mechanism in public, in words; ``dpdist mechanisms`` prints it.
-
-    Parameters
-    ----------
-    name
-        What people type.
-    output, additive
-        What is released, and whether it is the moment plus noise that does not depend on it.
-    law, sensitivity, arithmetic, cost, reference
-        How the answer is distributed, the sensitivity it is calibrated to, the arithmetic of the proof, what a draw
-        costs, and who published it.
-    claimed, proved
-        The guarantee as published, and what is proved.
-    delta
-        Whether it takes a delta.
-    options
-        Public parameters of its own.
-    replacement
-        What to take instead where the claim is not proved; empty where it is.
-    units
-        Whether the proof covers neighbours that differ in several rows, all those of one privacy unit.
-    """
-
-    name: str
-    output: Output
-    additive: bool
-    law: str
-    sensitivity: str
-    claimed: str
-    proved: str
-    arithmetic: Arithmetic
-    cost: str
-    reference: str
-    delta: DeltaUse
-    options: tuple[Option, ...] = ()
-    replacement: str = ""
-    units: bool = False
-
-    def filled(self, options: Options) -> dict[str, OptionValue]:
-        """Return a value for every option, checked.
-
-        Raises
-        ------
-        UsageError
-            If one is unknown, missing or of the wrong kind.
-        """
-        known = {option.name: option for option in self.options}
-        for name in options:
-            if name not in known:
-                listed = ", ".join(known) or "none"
-                raise UsageError(f"{self.name} has no option {name!r}; it has {listed}.", parameter="options")
-        values = {}
-        for name, option in known.items():
-            value = options.get(name, option.default)
-            if value is None:
-                raise UsageError(
-                    f"{self.name} needs the option {name}: {option.meaning} ({parameter(f'options.{name}')})."
-                )
-            values[name] = option.checked(value)
-        return values
-
-    def require_delta_use(self, loss: PrivacyLoss) -> None:
-        """Refuse a delta where none belongs, and none where one is needed.
-
-        Raises
-        ------
-        UsageError
-            Naming what to take instead.
-        """
-        if self.delta is DeltaUse.REQUIRED and not loss.delta_atto:
-            raise UsageError(
-                f"{self.name} needs a positive delta: pass {parameter('delta')}, or take "
-                f"{parameter('mechanism', 'two-sided-wishart')}, which is purely private."
-            )
-        if self.delta is DeltaUse.NONE and loss.delta_atto:
-            raise UsageError(
-                f"{self.name} takes no delta: leave {parameter('delta')} out, or take "
-                f"{parameter('mechanism', 'gaussian')}, which adds less noise when a delta is allowed."
-            )
 
 
 class ExactMoment(Protocol):
@@ -351,7 +165,7 @@ class Mechanism(Protocol):
     """A way to release a second moment or a subspace."""
 
     @property
-    def statement(self) -> Statement:
+    def info(self) -> MechanismInfo:
         """What is said of it in public."""
         ...
 
@@ -366,9 +180,9 @@ class Mechanism(Protocol):
         query
             What is protected.
         loss
-            Epsilon and delta; delta as the statement says.
+            Epsilon and delta; delta as the information says.
         **options
-            A checked value for every option of the statement, each a keyword of its own.
+            A checked value for every option of the information, each a keyword of its own.
 
         Raises
         ------

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpdist.mechanisms.base import DeltaUse, IndependentEntries, Matrix, Mechanism, Output, Statement
+from dpdist.mechanisms.base import IndependentEntries, Matrix, Mechanism
+from dpdist.mechanisms.info import DeltaUse, MechanismInfo, Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
@@ -42,7 +43,7 @@ class CalibratedNone(IndependentEntries):
 class NoPrivacy:
     """The exact second moment: evaluation only."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="none",
         output=Output.SECOND_MOMENT,
         additive=True,

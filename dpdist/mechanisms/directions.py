@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import Kind, Option
+from dpdist.mechanisms.info import Kind, Option
 from dpdist.naming import parameter
 
 Matrix = npt.NDArray[np.float64]

@@ -32,21 +32,18 @@ import numpy as np
 
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
-    COMPONENTS,
     Answer,
-    DeltaUse,
     ExactMoment,
     LogRatio,
     Matrix,
     Mechanism,
-    Output,
     Proved,
-    Statement,
     proved,
     require_components,
     require_on_lattice,
 )
 from dpdist.mechanisms.exponential import successive_concentration
+from dpdist.mechanisms.info import COMPONENTS, DeltaUse, MechanismInfo, Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.bingham import bingham, successive
@@ -126,7 +123,7 @@ def _calibrated(
 class KapralovTalwar:
     """Eigenpairs one after the other, each from what the released ones leave of the moment."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="kapralov-talwar",
         output=Output.SECOND_MOMENT,
         additive=False,
@@ -158,7 +155,7 @@ class KapralovTalwar:
 class Amin:
     """Noisy eigenvalues, and orthonormal vectors drawn one after the other."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="amin",
         output=Output.SECOND_MOMENT,
         additive=False,

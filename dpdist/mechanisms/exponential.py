@@ -45,21 +45,16 @@ import numpy as np
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
-    COMPONENTS,
     Answer,
-    DeltaUse,
     ExactMoment,
-    Kind,
     LogRatio,
     Matrix,
     Mechanism,
-    Option,
-    Output,
     Proved,
-    Statement,
     proved,
     require_components,
 )
+from dpdist.mechanisms.info import COMPONENTS, DeltaUse, Kind, MechanismInfo, Option, Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.bingham import gibbs, successive
@@ -106,7 +101,7 @@ class CalibratedBingham(Proved):
 class Bingham:
     """The exponential mechanism for one principal direction after the other, drawn exactly."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="bingham",
         output=Output.COMPONENTS,
         additive=False,
@@ -176,7 +171,7 @@ class CalibratedPpca:
 class Ppca:
     """The exponential mechanism for a subspace as a whole; by Gibbs sampling, as published, beyond one component."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="ppca",
         output=Output.COMPONENTS,
         additive=False,

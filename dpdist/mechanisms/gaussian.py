@@ -26,17 +26,15 @@ from fractions import Fraction
 
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
-    DeltaUse,
     IndependentEntries,
     LogRatio,
     Matrix,
     Mechanism,
-    Output,
     Proved,
-    Statement,
     proved,
     require_on_lattice,
 )
+from dpdist.mechanisms.info import DeltaUse, MechanismInfo, Output
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
@@ -80,7 +78,7 @@ class CalibratedGaussian(Proved, IndependentEntries):
 class Gaussian:
     """Symmetric, Frobenius-weighted, analytically calibrated Gaussian noise on the lattice."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="gaussian",
         output=Output.SECOND_MOMENT,
         additive=True,

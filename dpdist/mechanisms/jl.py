@@ -29,19 +29,15 @@ import numpy as np
 
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
-    DeltaUse,
     ExactMoment,
-    Kind,
     LogRatio,
     Matrix,
     Mechanism,
-    Option,
-    Output,
-    Statement,
     proved,
     require_on_lattice,
     with_true_delta,
 )
+from dpdist.mechanisms.info import DeltaUse, Kind, MechanismInfo, Option, Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.naming import parameter
@@ -112,7 +108,7 @@ def published_ridge(rule: str, loss: PrivacyLoss, sketch: int) -> float:
 class Projection:
     """Normal Johnson-Lindenstrauss projections of the rows, with a ridge."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="jl",
         output=Output.SECOND_MOMENT,
         additive=False,

@@ -42,18 +42,16 @@ from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
     Additive,
     Answer,
-    DeltaUse,
     ExactMoment,
     LogRatio,
     Matrix,
     Mechanism,
-    Output,
     Proved,
     ReportsProgress,
-    Statement,
     proved,
     require_on_lattice,
 )
+from dpdist.mechanisms.info import DeltaUse, MechanismInfo, Output
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
@@ -171,7 +169,7 @@ def _guarantee(query: LatticeQuery, loss: PrivacyLoss, scale: int) -> Guarantee:
 class Nuclear:
     """Pure epsilon-differential privacy by noise that falls exponentially in the nuclear norm."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="nuclear",
         output=Output.SECOND_MOMENT,
         additive=True,
@@ -201,7 +199,7 @@ class Nuclear:
 class Frobenius:
     """Pure epsilon-differential privacy by noise that falls exponentially in the Frobenius norm."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="frobenius",
         output=Output.SECOND_MOMENT,
         additive=True,

@@ -31,17 +31,15 @@ from dataclasses import dataclass
 
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
-    DeltaUse,
     IndependentEntries,
     LogRatio,
     Matrix,
     Mechanism,
-    Output,
     Proved,
-    Statement,
     proved,
     require_on_lattice,
 )
+from dpdist.mechanisms.info import DeltaUse, MechanismInfo, Output
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
@@ -98,7 +96,7 @@ def _calibrated(query: LatticeQuery, loss: PrivacyLoss, sensitivity: int) -> Cal
 class Laplace:
     """Discrete Laplace noise at the l1 sensitivity of the triangle."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="laplace",
         output=Output.SECOND_MOMENT,
         additive=True,
@@ -128,7 +126,7 @@ class Laplace:
 class LaplacePublished:
     """Laplace noise with the scale of Jiang, Xie & Zhang 2016, algorithm 1."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="laplace-published",
         output=Output.SECOND_MOMENT,
         additive=True,

@@ -43,18 +43,7 @@ import numpy as np
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
-from dpdist.mechanisms.base import (
-    Additive,
-    DeltaUse,
-    Kind,
-    LogRatio,
-    Mechanism,
-    Option,
-    Output,
-    Statement,
-    proved,
-    require_on_lattice,
-)
+from dpdist.mechanisms.base import Additive, LogRatio, Mechanism, proved, require_on_lattice
 from dpdist.mechanisms.directions import (
     ALLOCATION_OPTIONS,
     Allocation,
@@ -64,6 +53,7 @@ from dpdist.mechanisms.directions import (
     orthonormal,
     precisions,
 )
+from dpdist.mechanisms.info import DeltaUse, Kind, MechanismInfo, Option, Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
@@ -199,7 +189,7 @@ class Published:
 
     def __init__(self, *, two_sided: bool) -> None:
         self._two_sided = two_sided
-        self.statement = Statement(
+        self.info = MechanismInfo(
             name="mvg-psd" if two_sided else "mvg",
             output=Output.SECOND_MOMENT,
             additive=True,
@@ -254,7 +244,7 @@ class Published:
 class Exact:
     """Matrix-variate noise of a public shape, scaled to meet (epsilon, delta) exactly."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="mvg-exact",
         output=Output.SECOND_MOMENT,
         additive=True,

@@ -43,16 +43,14 @@ import numpy as np
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
     Additive,
-    DeltaUse,
     LogRatio,
     Matrix,
     Mechanism,
-    Output,
-    Statement,
     proved,
     require_on_lattice,
     with_true_delta,
 )
+from dpdist.mechanisms.info import DeltaUse, MechanismInfo, Output
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.mechanisms.wishart import ARITHMETIC
@@ -176,7 +174,7 @@ def _published(loss: PrivacyLoss, delta: float) -> PrivacyLoss | None:
 class Wishart:
     """Wishart noise calibrated to its exact profile."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="wishart",
         output=Output.SECOND_MOMENT,
         additive=True,
@@ -217,7 +215,7 @@ class PublishedWishart:
 
     def __init__(self, name: str, factor: int, share: str, reference: str) -> None:
         self.factor = factor
-        self.statement = Statement(
+        self.info = MechanismInfo(
             name=name,
             output=Output.SECOND_MOMENT,
             additive=True,
@@ -248,7 +246,7 @@ class PublishedWishart:
 class SheffetWishart:
     """Noise with so many degrees of freedom that (epsilon, delta) holds."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="sheffet-wishart",
         output=Output.SECOND_MOMENT,
         additive=True,

@@ -50,22 +50,17 @@ from dpdist._util.progress import Steps
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
-    COMPONENTS,
-    DeltaUse,
     ExactMoment,
-    Kind,
     LogRatio,
     Matrix,
     Mechanism,
-    Option,
-    Output,
     Proved,
     ReportsProgress,
-    Statement,
     proved,
     require_components,
     require_on_lattice,
 )
+from dpdist.mechanisms.info import COMPONENTS, DeltaUse, Kind, MechanismInfo, Option, Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.naming import parameter
@@ -220,7 +215,7 @@ SPECTRUM = Option(
 class Orbit:
     """The matrix of a public spectrum that is best aligned with the moment, privately."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="orbit",
         output=Output.SECOND_MOMENT,
         additive=False,
@@ -266,7 +261,7 @@ class Orbit:
 class LowRankOrbit:
     """A private approximation of rank k: eigenvalues by the Laplace mechanism, then their orbit."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="orbit-lowrank",
         output=Output.SECOND_MOMENT,
         additive=False,

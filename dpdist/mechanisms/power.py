@@ -43,20 +43,15 @@ import numpy as np
 from dpdist.errors import UsageError
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
-    COMPONENTS,
     Answer,
-    DeltaUse,
     ExactMoment,
-    Kind,
     LogRatio,
     Matrix,
     Mechanism,
-    Option,
-    Output,
-    Statement,
     proved,
     require_components,
 )
+from dpdist.mechanisms.info import COMPONENTS, DeltaUse, Kind, MechanismInfo, Option, Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
@@ -152,7 +147,7 @@ def _ceiling(value: float, unit: int) -> int:
 class Power:
     """The noisy power method, private for whole rows."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="power",
         output=Output.COMPONENTS,
         additive=False,
@@ -194,7 +189,7 @@ class Power:
 class PublishedPower:
     """The noisy power method as published, whose neighbours differ in one entry of the moment."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="power-published",
         output=Output.COMPONENTS,
         additive=False,

@@ -18,7 +18,8 @@ from dpdist.mechanisms import (
     power,
     wishart,
 )
-from dpdist.mechanisms.base import Calibrated, Mechanism, Options
+from dpdist.mechanisms.base import Calibrated, Mechanism
+from dpdist.mechanisms.info import Options
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.guarantee import PrivacyLoss
 
@@ -37,7 +38,7 @@ _FAMILIES: tuple[tuple[Mechanism, ...], ...] = (
     jl.MECHANISMS,
     knorm.MECHANISMS,
 )
-MECHANISMS: dict[str, Mechanism] = {mechanism.statement.name: mechanism for family in _FAMILIES for mechanism in family}
+MECHANISMS: dict[str, Mechanism] = {mechanism.info.name: mechanism for family in _FAMILIES for mechanism in family}
 
 
 RECOMMENDED = ("gaussian", "two-sided-wishart")
@@ -69,15 +70,15 @@ def calibrated(name: str, query: LatticeQuery, loss: PrivacyLoss, options: Optio
         If neighbours may differ in several rows and nothing is proved of that.
     """
     mechanism = mechanism_named(name)
-    if query.rows > 1 and not mechanism.statement.units:
-        proved = [known for known, other in MECHANISMS.items() if other.statement.units]
+    if query.rows > 1 and not mechanism.info.units:
+        proved = [known for known, other in MECHANISMS.items() if other.info.units]
         raise RefusedError(
             f"Somebody may own up to {query.rows} rows of this table, and of {name} nothing is proved for several rows "
             f"that change at once. Take {' or '.join(proved)}.",
             parameter="mechanism",
         )
-    mechanism.statement.require_delta_use(loss)
-    return mechanism.calibrate(query, loss, **mechanism.statement.filled(options or {}))
+    mechanism.info.require_delta_use(loss)
+    return mechanism.calibrate(query, loss, **mechanism.info.filled(options or {}))
 
 
 def recommended(delta_atto: int) -> str:

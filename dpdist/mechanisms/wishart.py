@@ -44,18 +44,14 @@ from dataclasses import dataclass
 from dpdist.mechanisms import ratios
 from dpdist.mechanisms.base import (
     Additive,
-    DeltaUse,
-    Kind,
     LogRatio,
     Matrix,
     Mechanism,
-    Option,
-    Output,
     Proved,
-    Statement,
     proved,
     require_on_lattice,
 )
+from dpdist.mechanisms.info import DeltaUse, Kind, MechanismInfo, Option, Output
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import Entropy
@@ -120,7 +116,7 @@ class CalibratedTwoSidedWishart(Proved, Additive):
 class TwoSidedWishart:
     """Pure epsilon-differential privacy by the difference of two Wishart matrices."""
 
-    statement = Statement(
+    info = MechanismInfo(
         name="two-sided-wishart",
         output=Output.SECOND_MOMENT,
         additive=True,

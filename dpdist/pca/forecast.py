@@ -16,7 +16,8 @@ from typing import Any
 from scipy.optimize import brentq
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import DeltaUse, is_private_as_claimed
+from dpdist.mechanisms.base import is_private_as_claimed
+from dpdist.mechanisms.info import DeltaUse
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.naming import step
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
@@ -197,11 +198,11 @@ def _alternatives(request: ReleaseRequest, columns: int, rows: int) -> tuple[tup
     """Return the mechanisms that are private at the loss, take no required option and have an edge, best first."""
     found = []
     for name, mechanism in MECHANISMS.items():
-        statement = mechanism.statement
-        if not statement.additive or statement.replacement or any(o.default is None for o in statement.options):
+        info = mechanism.info
+        if not info.additive or info.replacement or any(o.default is None for o in info.options):
             continue
-        pure = statement.delta is DeltaUse.NONE
-        if statement.delta is DeltaUse.REQUIRED and not request.loss.delta_atto:
+        pure = info.delta is DeltaUse.NONE
+        if info.delta is DeltaUse.REQUIRED and not request.loss.delta_atto:
             continue
         loss = PrivacyLoss(request.loss.epsilon_micro, 0 if pure else request.loss.delta_atto)
         other = ReleaseRequest(

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.base import Output
+from dpdist.mechanisms.info import Output
 from dpdist.naming import parameter, step
 from dpdist.pca.components import Components, components, highest_eigenvalues
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
@@ -176,7 +176,7 @@ def require_edge(request: ReleaseRequest, columns: int) -> None:
     UsageError
         If none is known.
     """
-    subspace = request.statement.output is Output.COMPONENTS
+    subspace = request.mechanism_info.output is Output.COMPONENTS
     if subspace or law_of(request.calibrated(columns).noise, columns) is None:
         raise UsageError(_no_edge(request.mechanism))
 

@@ -25,7 +25,7 @@ from dpdist._util.notebook import short, table
 from dpdist._util.text import exactly
 from dpdist._version import __version__
 from dpdist.errors import DataError, UsageError, quiet
-from dpdist.mechanisms.base import Output
+from dpdist.mechanisms.info import Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.naming import step
@@ -305,7 +305,7 @@ def open_release(place: AnyStore) -> Release:
     try:
         said = Attributes.of(info)
         bound = RowBound.from_json(dict(said.bound))
-        moment = mechanism_named(said.mechanism).statement.output is Output.SECOND_MOMENT
+        moment = mechanism_named(said.mechanism).info.output is Output.SECOND_MOMENT
         names = {"second_moment", "lattice"} | ({"row_sum"} if bound.constant else set()) if moment else {"components"}
         arrays = complete_arrays(store, names)
         stored = arrays["lattice" if moment else "components"]

@@ -16,7 +16,7 @@ import numpy as np
 
 from dpdist._util.paths import AnyPath, local, read_plain
 from dpdist.errors import DataError, UsageError
-from dpdist.mechanisms.base import Kind, Statement
+from dpdist.mechanisms.info import Kind, MechanismInfo
 from dpdist.mechanisms.quantile import require_quantile
 from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.norm_histogram import NormGrid
@@ -74,7 +74,7 @@ def request_from(
         grid_bits=grid_bits,
         period=period,
         name=name,
-        options=_typed_options(mechanism_named(chosen).statement, options or {}, folder),
+        options=_typed_options(mechanism_named(chosen).info, options or {}, folder),
         for_reproduction=for_reproduction,
         accept_large_delta=accept_large_delta,
         **shift,
@@ -179,9 +179,9 @@ def numbers_from(text: str, option: str) -> tuple[float, ...]:
         raise UsageError(f"{option} takes numbers separated by commas, such as 4,2,0.5.") from None
 
 
-def _typed_options(statement: Statement, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _typed_options(info: MechanismInfo, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Turn text into what the options take; a list of numbers or a matrix may stand in a public .npy file."""
-    kinds = {option.name: option.kind for option in statement.options}
+    kinds = {option.name: option.kind for option in info.options}
     return {
         name: _option_value(kinds.get(name, Kind.WORD), value, folder) if isinstance(value, str) else value
         for name, value in options.items()

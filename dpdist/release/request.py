@@ -16,7 +16,8 @@ from typing import Any
 
 from dpdist._util.text import canonical, has_control
 from dpdist.errors import RefusedError, UsageError
-from dpdist.mechanisms.base import Calibrated, Statement, is_private_as_claimed
+from dpdist.mechanisms.base import Calibrated, is_private_as_claimed
+from dpdist.mechanisms.info import MechanismInfo
 from dpdist.mechanisms.registry import calibrated, mechanism_named
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.naming import parameter
@@ -87,9 +88,9 @@ class ReleaseRequest:
     accept_large_delta: bool = False
 
     def __post_init__(self) -> None:
-        statement = self.statement
-        statement.require_delta_use(self.loss)
-        statement.filled(self.options)  # refuses what it does not know
+        info = self.mechanism_info
+        info.require_delta_use(self.loss)
+        info.filled(self.options)  # refuses what it does not know
         told = {f"id ({parameter('id')})": self.name, "period": self.period}
         if wrong := [what for what, text in told.items() if has_control(text or "")]:
             raise UsageError(f"The {wrong[0]} holds a control character: it is published, and shown on terminals.")
@@ -98,16 +99,16 @@ class ReleaseRequest:
                 "A release for reproduction takes no chosen id, because no ledger keeps ids apart: leave "
                 f"{parameter('id')} out."
             )
-        if self.centring is Centring.PRIVATE and not statement.additive:
+        if self.centring is Centring.PRIVATE and not info.additive:
             raise UsageError(
                 f"{self.mechanism} cannot release the mean as well ({parameter('centre', 'private')}): only mechanisms "
                 "that add noise to the moment can. Pass a public centre, or take gaussian or two-sided-wishart."
             )
 
     @property
-    def statement(self) -> Statement:
+    def mechanism_info(self) -> MechanismInfo:
         """What is said of the mechanism in public."""
-        return mechanism_named(self.mechanism).statement
+        return mechanism_named(self.mechanism).info
 
     @property
     def by_products(self) -> bool:
@@ -170,7 +171,7 @@ class ReleaseRequest:
             true = found.guarantee.loss
             said += f"; what is proved is epsilon {true.epsilon:g}, delta {true.delta:.4g}"
         return (
-            f"{said}. Take {parameter('mechanism', self.statement.replacement)} instead, or pass "
+            f"{said}. Take {parameter('mechanism', self.mechanism_info.replacement)} instead, or pass "
             f"{parameter('for_reproduction')}, of rows that were ingested without a budget: the release is then "
             "charged to no ledger and marked as not private as claimed."
         )
@@ -191,7 +192,7 @@ class ReleaseRequest:
             "centring": self.centring.value,
             "bound": self.bound(table.columns).to_json(),
             "period": self.period,
-            "options": self.statement.filled(self.options),
+            "options": self.mechanism_info.filled(self.options),
             **({"for_reproduction": True} if self.for_reproduction else {}),
             **({} if table.unit is None else {"unit": table.unit.to_json()}),
         }

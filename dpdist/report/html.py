@@ -123,7 +123,7 @@ def write(
         promise=None if release.guarantee is None else _promise(release.guarantee),
         balance=None if ledger is None else ledger.balance(),
         ledger_head=None if ledger is None else ledger.head,
-        statement=mechanism_named(release.mechanism).statement,
+        mechanism=mechanism_named(release.mechanism).info,
         noise=_noise(release),
         eigenvalues=None if found.eigenvalues is None else _eigenvalues(found, found.eigenvalues, seen),
         scree=None if seen is None else _scree(seen),

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist._util.text import counted, wrapped
-from dpdist.mechanisms.base import Statement
+from dpdist.mechanisms.info import MechanismInfo
 from dpdist.moment.cost import ClusterCost
 from dpdist.naming import parameter, step
 from dpdist.pca.forecast import GOOD, Forecast
@@ -31,7 +31,7 @@ SURE = (
 _DROWNED = "Drowned means that a component does not stand above the noise."
 
 
-def comparison(statements: Sequence[Statement], others: int = 0) -> str:
+def comparison(statements: Sequence[MechanismInfo], others: int = 0) -> str:
     """Return what each mechanism claims and what is proved, as wide as the terminal; and how many others there are."""
     lines = []
     for each in statements:
@@ -125,14 +125,14 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return [_row(row, widths) for row in rows]
 
 
-def details(statement: Statement) -> str:
+def details(info: MechanismInfo) -> str:
     """Return all that is said of one mechanism, its options included."""
-    about = [(field, getattr(statement, field)) for field in _FIELDS]
-    about.append(("delta", statement.delta))
-    if statement.replacement:
-        about.append(("instead", f"{statement.replacement}, where the claim is not proved"))
-    lines = [statement.name, *(wrapped(text, f"  {field:<12} ", " " * 15) for field, text in about)]
-    for option in statement.options:
+    about = [(field, getattr(info, field)) for field in _FIELDS]
+    about.append(("delta", info.delta))
+    if info.replacement:
+        about.append(("instead", f"{info.replacement}, where the claim is not proved"))
+    lines = [info.name, *(wrapped(text, f"  {field:<12} ", " " * 15) for field, text in about)]
+    for option in info.options:
         default = "required" if option.default is None else f"default {option.default or 'none'}"
         choices = f" ({', '.join(option.choices)})" if option.choices else ""
         text = f"{option.kind}{choices}, {default}: {option.meaning}"

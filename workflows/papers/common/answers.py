@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import RefusedError, UsageError
-from dpdist.mechanisms.base import Answer, DeltaUse
+from dpdist.mechanisms.base import Answer
+from dpdist.mechanisms.info import DeltaUse
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.moment.gram import GramSum
 from dpdist.moment.operator import MomentMatrix
@@ -106,12 +107,12 @@ def request_for(
     UsageError
         If the mechanism, its loss and its options do not go together.
     """
-    statement = mechanism_named(mechanism).statement
+    info = mechanism_named(mechanism).info
     epsilon, delta = loss
-    known = {option.name for option in statement.options}
+    known = {option.name for option in info.options}
     common: dict[str, Any] = {
         "mechanism": mechanism,
-        "loss": PrivacyLoss.parse(epsilon, "0" if statement.delta is DeltaUse.NONE else delta),
+        "loss": PrivacyLoss.parse(epsilon, "0" if info.delta is DeltaUse.NONE else delta),
         "clip_norm": bound.clip_norm,
         "grid_bits": bound.grid_bits,
         "neighbours": neighbours,
