@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from registered import least_options, loss_for
 from scipy import stats
 
 from dpdist import cli
 from dpdist.mechanisms import attack, registry
 from dpdist.mechanisms.base import Additive, Calibrated
-from dpdist.mechanisms.info import DeltaUse
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.audit import Count, Finding, Weighted, examine, examine_weighted, implied_delta, rejects
@@ -145,24 +144,10 @@ def test_tables_are_as_many_rows_apart_as_is_said(kind: dict[str, bool], neighbo
             assert np.linalg.eigvalsh(moment.matrix())[0] >= -1e-9 * np.trace(moment.matrix())
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "power": {"components": 1, "iterations": 1},
-    "power-published": {"components": 1, "iterations": 1},
-    "ppca": {"components": 1},
-    "bingham": {"components": 1},
-    "kapralov-talwar": {"components": 1},
-    "amin": {"components": 1},
-    "orbit": {"spectrum": (1.0, 0.0)},
-    "orbit-lowrank": {"components": 1},
-    "mvg": {"rows": 1},
-    "mvg-psd": {"rows": 1},
-    "jl": {"sketch": 16},
-}
-
-
 def calibrated(name: str, query: LatticeQuery, epsilon: str) -> tuple[Calibrated, PrivacyLoss]:
-    loss = PrivacyLoss.parse(epsilon, "0.01" if MECHANISMS[name].info.delta is DeltaUse.REQUIRED else "0")
-    return registry.calibrated(name, query, loss, OPTIONS.get(name, {})), loss
+    loss = loss_for(name, epsilon, "0.01")
+    options = {"sketch": 16} if name == "jl" else least_options(name)
+    return registry.calibrated(name, query, loss, options), loss
 
 
 @pytest.mark.parametrize("name", sorted(set(MECHANISMS) - {"none"}))

@@ -24,7 +24,6 @@ from dpdist.errors import DataError, DpdistError, UsageError
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
-from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.moment import layout as layouts
 from dpdist.moment.layout import PROCESS_BYTES, Layout, layout_of
 from dpdist.moment.operator import MomentBands, ProductTask, partition_product
@@ -258,26 +257,6 @@ def test_without_noise_a_release_in_bands_is_that_of_the_whole_moment(
     whole = release(table, request, "whole.zarr")
     assert np.array_equal(cut.lattice, whole.lattice)
     assert cut.lattice.any()
-
-
-def test_which_mechanisms_are_drawn_by_bands() -> None:
-    # a mechanism that is here by mistake would release entries that should depend on one another
-    request = replace(REQUEST, name=None)
-    found = set()
-    for name, mechanism in MECHANISMS.items():
-        if not mechanism.info.additive or any(option.default is None for option in mechanism.info.options):
-            continue
-        for loss in ("0", "1e-6"):
-            for reproduction in (False, True):
-                try:
-                    asked = replace(
-                        request, mechanism=name, loss=PrivacyLoss.parse("1", loss), for_reproduction=reproduction
-                    )
-                    if isinstance(asked.calibrated(COLUMNS), IndependentEntries):
-                        found.add(name)
-                except DpdistError:
-                    continue
-    assert found == {"gaussian", "analyze-gauss", "sulq", "mod-sulq", "laplace", "laplace-published", "none"}
 
 
 # --- once -------------------------------------------------------------------------------------------------------------

@@ -13,15 +13,13 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from dpdist.errors import UsageError
 from dpdist.mechanisms import knorm, registry
-from dpdist.mechanisms.base import is_private_as_claimed
 from dpdist.mechanisms.knorm import CalibratedFrobenius, CalibratedNuclear
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.nuclear import nuclear_spectra
-from dpdist.privacy.guarantee import Arithmetic, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.triangle import packed, unpacked
 
 FALSE_ALARM = 1e-6
@@ -68,16 +66,9 @@ def test_the_scale_is_sensitivity_over_epsilon_rounded_up(
 @pytest.mark.parametrize("neighbours", BOTH)
 def test_what_is_claimed_is_proved_and_pure(name: str, neighbours: Neighbours) -> None:
     mechanism = found(name, 5, neighbours)
-    assert is_private_as_claimed(mechanism)
     assert mechanism.claim == mechanism.guarantee.loss == ONE
-    assert mechanism.guarantee.neighbours is neighbours
     assert mechanism.guarantee.mu_squared is None
-    assert mechanism.guarantee.arithmetic is Arithmetic.IDEAL_REAL
     assert not mechanism.guarantee.bounded_ranges  # the loss of a symmetric law ranges over two epsilon
-    with pytest.raises(UsageError, match="gaussian"):
-        found(name, 5, neighbours, PrivacyLoss.parse("1", "1e-6"))
-    with pytest.raises(UsageError, match="grid"):
-        found(name, 5, neighbours, PrivacyLoss.parse("0.000001"), bits=24)
 
 
 class Pool:
@@ -195,17 +186,6 @@ def test_the_stated_variances_of_nuclear_noise_are_the_exact_ones(size: int, on:
     mechanism = found("nuclear", size)
     assert mechanism.noise["variance_diagonal"] == pytest.approx(on * mechanism.scale**2, rel=4e-4)
     assert mechanism.noise["variance_off_diagonal"] == pytest.approx(off * mechanism.scale**2, rel=4e-4)
-
-
-@pytest.mark.parametrize("name", ["nuclear", "frobenius"])
-def test_the_answer_is_the_moment_plus_a_fresh_draw(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mechanism = found(name, 3)
-    first, second = (mechanism.draw(SYSTEM) for _ in range(2))
-    assert first.dtype == np.int64
-    assert first.shape == (6,)
-    assert not np.array_equal(first, second)
-    monkeypatch.setattr(type(mechanism), "draw", lambda *_: first)
-    assert np.array_equal(mechanism.answer(SEVENS, SYSTEM), first + 7)
 
 
 def test_one_column_gets_laplace_noise() -> None:

@@ -144,12 +144,10 @@ def variance_passes(sample: npt.NDArray[np.float64], variance: float) -> bool:
     return bool(2 * tail > FALSE_ALARM)
 
 
-@pytest.mark.parametrize("neighbours", BOTH)
-def test_gaussian_noise_has_the_stated_variances_and_its_twin_fails(neighbours: Neighbours) -> None:
+def test_gaussian_noise_has_the_stated_variances_and_its_twin_fails() -> None:
     size = 40
-    mechanism = calibrated("gaussian", size, neighbours, ONE_MILLIONTH)
-    sensitivity = math.sqrt(2) if neighbours is Neighbours.REPLACE_ONE else 1.0
-    sigma = sensitivity * 4.224679 * 4**BITS
+    mechanism = calibrated("gaussian", size, Neighbours.REPLACE_ONE, ONE_MILLIONTH)
+    sigma = math.sqrt(2) * 4.224679 * 4**BITS
     sample: npt.NDArray[np.float64] = draws(mechanism, 800).astype(np.float64)
     on = np.zeros(sample.shape[1], dtype=bool)
     on[diagonal_positions(size)] = True
@@ -172,13 +170,10 @@ def mean_passes(sample: npt.NDArray[np.float64], mean: float) -> bool:
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
-@pytest.mark.parametrize("neighbours", BOTH)
-def test_two_sided_wishart_noise_has_the_stated_variances_and_its_twin_fails(
-    neighbours: Neighbours, arithmetic: str
-) -> None:
-    size = 12
-    mechanism = calibrated("two-sided-wishart", size, neighbours, PrivacyLoss.parse("1"), arithmetic=arithmetic)
-    s2 = 4**BITS * (1.0 if neighbours is Neighbours.REPLACE_ONE else 0.5)
+def test_two_sided_wishart_noise_has_the_stated_variances_and_its_twin_fails(arithmetic: str) -> None:
+    size, relation = 12, Neighbours.ADD_REMOVE
+    mechanism = calibrated("two-sided-wishart", size, relation, PrivacyLoss.parse("1"), arithmetic=arithmetic)
+    s2 = 4**BITS / 2
     sample = draws(mechanism, 4000).astype(np.float64) / s2
     on = np.zeros(sample.shape[1], dtype=bool)
     on[diagonal_positions(size)] = True
@@ -270,27 +265,6 @@ def test_the_ratio_of_two_sided_wishart_is_that_of_the_entry_that_changes(size: 
         assert ratio(seen) == pytest.approx(expected, abs=1e-5)
 
 
-def test_noise_is_fresh_at_every_draw() -> None:
-    for name, loss in (("gaussian", ONE_MILLIONTH), ("two-sided-wishart", PrivacyLoss.parse("1"))):
-        first, second = draws(calibrated(name, 6, Neighbours.REPLACE_ONE, loss), 2)
-        assert not np.array_equal(first, second)
-
-
-def test_a_delta_where_none_belongs_and_none_where_one_is_needed_are_refused() -> None:
-    with pytest.raises(UsageError, match="gaussian"):
-        calibrated("two-sided-wishart", 3, Neighbours.REPLACE_ONE, ONE_MILLIONTH)
-    with pytest.raises(UsageError, match="two-sided-wishart"):
-        calibrated("gaussian", 3, Neighbours.REPLACE_ONE, PrivacyLoss.parse("1"))
-
-
-def test_noise_that_leaves_the_lattice_is_refused() -> None:
-    tiny = PrivacyLoss.parse("0.000001", "1e-6")
-    with pytest.raises(UsageError, match="grid"):
-        calibrated("gaussian", 3, Neighbours.REPLACE_ONE, tiny, bits=24)
-    with pytest.raises(UsageError, match="grid"):
-        calibrated("two-sided-wishart", 3, Neighbours.REPLACE_ONE, PrivacyLoss.parse("0.000001"), bits=24)
-
-
 @pytest.mark.parametrize("size", [1, 2, 7, 100])
 def test_two_sided_wishart_noise_that_is_granted_leaves_64_bits_with_a_probability_below_one_in_10_to_the_18(
     size: int,
@@ -307,12 +281,6 @@ def test_two_sided_wishart_noise_that_is_granted_leaves_64_bits_with_a_probabili
     assert scale is not None
     # an entry of E lies between those on the diagonal of its two Wishart matrices, 2 d chi-squared variables
     assert 2 * size * stats.chi2.sf((2**63 - 1) / scale, size + 1) < 1e-18
-
-
-def test_gaussian_and_wishart_noise_is_stated_to_be_additive() -> None:
-    for name, loss in (("gaussian", ONE_MILLIONTH), ("two-sided-wishart", PrivacyLoss.parse("1"))):
-        assert isinstance(calibrated(name, 3, Neighbours.REPLACE_ONE, loss), Additive)
-        assert mechanism_named(name).info.additive
 
 
 def test_every_mechanism_is_found_by_its_name_and_an_unknown_one_is_refused() -> None:

@@ -196,20 +196,3 @@ def test_the_largest_eigenvalue_stays_on_the_lattice_whatever_the_data() -> None
 def test_a_spectrum_that_makes_no_sense_is_refused(spectrum: tuple[float, ...], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         orbit(3, spectrum)
-
-
-def test_other_senseless_requests_are_refused() -> None:
-    with pytest.raises(UsageError, match="between 1 and 3"):
-        low_rank(3, 4)
-    with pytest.raises(UsageError, match="between 1 and 3"):
-        low_rank(3, 0)
-    with pytest.raises(UsageError, match="grid"):
-        registry.calibrated(
-            "orbit-lowrank", LatticeQuery(3, 4**24, REPLACE), PrivacyLoss.parse("0.000001"), {"components": 1}
-        )
-    query = LatticeQuery(3, S, REPLACE)
-    for name, options in (("orbit", {"spectrum": (1.0,)}), ("orbit-lowrank", {"components": 1})):
-        with pytest.raises(UsageError, match="delta"):
-            registry.calibrated(name, query, PrivacyLoss.parse("1", "1e-6"), options)
-        with pytest.raises(UsageError, match="needs the option"):
-            registry.calibrated(name, query, PrivacyLoss.parse("1"))

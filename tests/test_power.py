@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from dpdist.errors import UsageError
 from dpdist.mechanisms import registry
 from dpdist.mechanisms.base import is_private_as_claimed
 from dpdist.mechanisms.power import CalibratedPower
@@ -104,7 +103,7 @@ def test_no_row_moves_a_product_further_than_the_sensitivity(count: int, relatio
 def test_noise_has_its_law_and_its_twin_fails(shape: str, delta: str) -> None:
     found = power("power", 4, PrivacyLoss.parse("1", delta), components=2, iterations=1)
     assert found.shape == shape
-    drawn = np.stack([found._noise(np.eye(4)[:, :2], SYSTEM) for _ in range(20_000)]) / found.scale
+    drawn = np.stack([found._noise(np.eye(4)[:, :2], SYSTEM) for _ in range(12_000)]) / found.scale
     norms = np.linalg.norm(drawn, axis=(1, 2))
     law = stats.chi(8) if shape == "normal" else stats.gamma(8)
     assert stats.kstest(norms, law.cdf).pvalue > FALSE_ALARM
@@ -142,16 +141,6 @@ def test_it_finds_the_leading_subspace_when_the_signal_is_strong() -> None:
         rows = np.asarray(found.answer(moment, SYSTEM), dtype=np.float64)
         assert np.allclose(rows @ rows.T, np.eye(3))
         assert np.linalg.norm(rows @ basis[:, :3]) ** 2 > 3 - 1e-2
-
-
-@pytest.mark.parametrize(
-    "options", [{"components": 0, "iterations": 1}, {"components": 5, "iterations": 1}, {"components": 1}]
-)
-def test_bad_parameters_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"components|iterations"):
-        power("power", 4, PrivacyLoss.parse("1"), **options)
-    with pytest.raises(UsageError, match="round"):
-        power("power", 4, PrivacyLoss.parse("1"), components=1, iterations=0)
 
 
 def test_the_claim_and_the_proof_are_kept_apart() -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from registered import NAMES, calibrated
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms import registry
-from dpdist.mechanisms.info import DeltaUse
 from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import Neighbours
 
 REPLACE, ADD = Neighbours.REPLACE_ONE, Neighbours.ADD_REMOVE
 UNIT = 4**20
@@ -145,18 +143,10 @@ def test_a_query_of_nothing_is_refused(wrong: dict[str, int]) -> None:
     assert LatticeQuery(4, 1, REPLACE).entries == 10
 
 
-OPTIONS: dict[str, Any] = {"components": 1, "iterations": 2, "rows": 10, "sketch": 10}
-"""Of whatever has such an option."""
-
-
-@pytest.mark.parametrize("name", sorted(registry.MECHANISMS))
+@pytest.mark.parametrize("name", NAMES)
 def test_with_one_column_replacing_a_row_takes_no_more_noise_than_removing_one(name: str) -> None:
     """Replaced or removed, the one number changes by at most S. Both relations have the same worst change."""
-    info = registry.mechanism_named(name).info
-    loss = PrivacyLoss.parse("1", "0" if info.delta is DeltaUse.NONE else "1e-6")
-    options = {option.name: OPTIONS[option.name] for option in info.options if option.name in OPTIONS}
-    options |= {"spectrum": (1.0,)} if name == "orbit" else {}
-    replaced, removed = (registry.calibrated(name, LatticeQuery(1, 4**16, n), loss, options) for n in (REPLACE, ADD))
+    replaced, removed = (calibrated(name, 1, neighbours=relation) for relation in (REPLACE, ADD))
     if name not in {"bingham", "ppca"}:  # a subspace of one column says nothing, whatever its concentration
         assert replaced.noise == removed.noise
     if replaced.guarantee is not None and removed.guarantee is not None:

@@ -18,7 +18,7 @@ from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest import table as ingesting
 from dpdist.ingest.table import ingest
 from dpdist.jobs import job_file, run, status
-from dpdist.mechanisms.registry import MECHANISMS, calibrated
+from dpdist.mechanisms.registry import calibrated
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.pipeline import budget
 from dpdist.pipeline.release import release_rows
@@ -145,18 +145,6 @@ def test_noise_grows_with_the_rows_of_a_unit(name: str, delta: str) -> None:
     assert ratio == pytest.approx(16, rel=1e-4)
     assert four.guarantee is not None
     assert four.guarantee.loss == loss
-
-
-def test_mechanisms_without_a_proof_for_several_rows_are_refused() -> None:
-    proved = {name for name, mechanism in MECHANISMS.items() if mechanism.info.units}
-    assert proved == {"gaussian", "two-sided-wishart"}
-    query = LatticeQuery(4, 4**16, Neighbours.REPLACE_ONE, 2)
-    for name in set(MECHANISMS) - proved:
-        with pytest.raises((RefusedError, UsageError)) as caught:
-            calibrated(name, query, PrivacyLoss.parse("1"))
-        assert "several rows" in str(caught.value) or isinstance(caught.value, UsageError)
-    with pytest.raises(RefusedError, match="nothing is proved for several rows"):
-        calibrated("laplace", query, PrivacyLoss.parse("1"))
 
 
 # --- ingest and release -----------------------------------------------------------------------------------------------

@@ -1,0 +1,32 @@
+"""The mechanisms of the registry as tests take them: with the least options, and a loss that they take."""
+
+from __future__ import annotations
+
+from dpdist.mechanisms import registry
+from dpdist.mechanisms.base import Calibrated
+from dpdist.mechanisms.info import DeltaUse, Kind, OptionValue
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+
+NAMES = sorted(registry.MECHANISMS)
+LEAST: dict[Kind, OptionValue] = {Kind.INTEGER: 1, Kind.NUMBERS: (1.0,)}
+"""One component, round, row, combination or eigenvalue: every table has it, so every mechanism takes it."""
+
+
+def least_options(name: str) -> dict[str, OptionValue]:
+    """Return the least value of each option that has to be given."""
+    return {o.name: LEAST[o.kind] for o in registry.MECHANISMS[name].info.options if o.default is None}
+
+
+def loss_for(name: str, epsilon: str = "1", delta: str = "1e-6") -> PrivacyLoss:
+    """Return a loss with the delta where one is needed."""
+    required = registry.MECHANISMS[name].info.delta is DeltaUse.REQUIRED
+    return PrivacyLoss.parse(epsilon, delta if required else "0")
+
+
+def calibrated(
+    name: str, size: int, bound: int = 4**16, neighbours: Neighbours = Neighbours.REPLACE_ONE, epsilon: str = "1"
+) -> Calibrated:
+    """Return a mechanism fixed for a small table."""
+    query = LatticeQuery(size, bound, neighbours)
+    return registry.calibrated(name, query, loss_for(name, epsilon), least_options(name))
