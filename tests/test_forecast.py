@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpdist.errors import RefusedError, UsageError
-from dpdist.mechanisms.attack import Held
+from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.forecast import GOOD, SHARES, forecast
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -31,7 +31,7 @@ def test_releases_show_what_was_forecast(mechanism: str, delta: str) -> None:
     exact = np.rint(np.diag([*SPECTRUM, *[0] * (D - 4)]) * rows / unit).astype(np.int64)
     cosines, entries, seen = [], [], []
     for _ in range(30):
-        answer = unpacked(calibrated.answer(Held(exact), SYSTEM).astype(np.int64), D) * unit / rows
+        answer = unpacked(calibrated.answer(KnownMoment(exact), SYSTEM).astype(np.int64), D) * unit / rows
         values, vectors = np.linalg.eigh(answer)
         cosines.append([vectors[i, -1 - i] ** 2 for i in range(4)])
         entries.append((answer - exact * unit / rows)[~np.eye(D, dtype=bool)])

@@ -22,7 +22,7 @@ from scripted import Scripted
 
 from dpdist.errors import RefusedError, UsageError
 from dpdist.mechanisms import registry
-from dpdist.mechanisms.attack import Held
+from dpdist.mechanisms.attack import KnownMoment
 from dpdist.mechanisms.base import Additive, Calibrated, IndependentEntries, ReportsProgress, is_private_as_claimed
 from dpdist.mechanisms.info import DeltaUse, Kind, Output
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
@@ -40,7 +40,7 @@ from dpdist.triangle import Band, diagonal_positions
 FALSE_ALARM = 1e-6
 """Probability with which each statistical test fails on correct code."""
 SIZE = 3
-MOMENT = Held(np.array([[9, 2, -1], [2, 7, 0], [-1, 0, 5]], dtype=np.int64) * 4**16)
+MOMENT = KnownMoment(np.array([[9, 2, -1], [2, 7, 0], [-1, 0, 5]], dtype=np.int64) * 4**16)
 BOTH = list(Neighbours)
 
 PROOFS = {

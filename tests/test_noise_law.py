@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from dpdist.cli import cli
 from dpdist.errors import DataError
-from dpdist.mechanisms.attack import Held, views
+from dpdist.mechanisms.attack import KnownMoment, views
 from dpdist.mechanisms.noise_law import EdgeKind, Noise, Part
 from dpdist.mechanisms.registry import calibrated
 from dpdist.mechanisms.sensitivity import LatticeQuery
@@ -100,7 +100,7 @@ def test_the_edge_of_a_sum_is_where_its_spectrum_ends(name: str) -> None:
     drawn = [calibrated(name, query, PrivacyLoss.parse(epsilon, delta)) for epsilon in ("1", "1.5", "1")]
     total = reduce(add, (one.noise for one in drawn))
     law = known_law(total, size)
-    zero = Held(np.zeros((size, size), dtype=np.int64))
+    zero = KnownMoment(np.zeros((size, size), dtype=np.int64))
     largest = []
     for _ in range(8):
         noise = -total.mean_diagonal * np.eye(size)

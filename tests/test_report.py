@@ -16,7 +16,7 @@ from releases import assemble
 from dpdist._util.text import exactly
 from dpdist.errors import UsageError
 from dpdist.ledger.ledger import Ledger
-from dpdist.mechanisms.attack import Held
+from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pipeline import budget
 from dpdist.pipeline.release import release_rows
@@ -42,7 +42,8 @@ def released(
     exact = np.diag([int(share * 5000 * clip**2 / bound.unit**2) for share in (0.6, 0.2, 0.1, 0.01)])
     return assemble(
         release_id="r-1", mechanism=mechanism, names=NAMES, neighbours=Neighbours.REPLACE_ONE, claim=found.claim,
-        guarantee=found.guarantee, bound=bound, noise=found.noise, rows=5000, answer=found.answer(Held(exact), SYSTEM),
+        guarantee=found.guarantee, bound=bound, noise=found.noise, rows=5000,
+        answer=found.answer(KnownMoment(exact), SYSTEM),
     )  # fmt: skip
 
 

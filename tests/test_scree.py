@@ -8,7 +8,7 @@ import pytest
 from releases import assemble
 
 from dpdist.errors import UsageError
-from dpdist.mechanisms.attack import Held
+from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.components import about_mean, components
 from dpdist.pca.eigen import top_eigenpairs
@@ -37,7 +37,7 @@ def released(mechanism: str = "gaussian", epsilon: str = "1", delta: str = "1e-6
     return assemble(
         release_id="x", mechanism=mechanism, names=tuple(map(str, range(D))), neighbours=Neighbours.REPLACE_ONE,
         claim=calibrated.claim, guarantee=calibrated.guarantee, bound=bound, noise=calibrated.noise, rows=N,
-        answer=calibrated.answer(Held(lattice), SYSTEM),
+        answer=calibrated.answer(KnownMoment(lattice), SYSTEM),
     )  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def diagonal(size: int, count: int, epsilon: str) -> Release:
     return assemble(
         release_id="x", mechanism="gaussian", names=tuple(map(str, range(size))), neighbours=Neighbours.REPLACE_ONE,
         claim=calibrated.claim, guarantee=calibrated.guarantee, bound=bound, noise=calibrated.noise, rows=N,
-        answer=calibrated.answer(Held(lattice), SYSTEM),
+        answer=calibrated.answer(KnownMoment(lattice), SYSTEM),
     )  # fmt: skip
 
 
@@ -193,7 +193,7 @@ def test_private_centring_keeps_the_edge() -> None:
     release = assemble(
         release_id="x", mechanism="gaussian", names=tuple(map(str, range(D))), neighbours=Neighbours.REPLACE_ONE,
         claim=calibrated.claim, guarantee=calibrated.guarantee, bound=bound, noise=calibrated.noise, rows=N,
-        answer=calibrated.answer(Held(lattice), SYSTEM),
+        answer=calibrated.answer(KnownMoment(lattice), SYSTEM),
     )  # fmt: skip
     law = noise_law(release)
     assert law is not None
@@ -218,7 +218,7 @@ def test_the_noise_of_a_large_private_mean_is_no_component(
         release = assemble(
             release_id="x", mechanism="gaussian", names=tuple(map(str, range(d))), neighbours=neighbours,
             claim=calibrated.claim, guarantee=calibrated.guarantee, bound=bound, noise=calibrated.noise, rows=rows,
-            answer=calibrated.answer(Held(exact), SYSTEM),
+            answer=calibrated.answer(KnownMoment(exact), SYSTEM),
         )  # fmt: skip
         values, _ = top_eigenpairs(matrix_of(release), d)
         found = scree(release, values)

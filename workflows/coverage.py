@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.mechanisms.attack import Held
+from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.components import about_mean
 from dpdist.pca.eigen import top_eigenpairs
@@ -178,7 +178,7 @@ def _release(
     rows = random.normal(size=(_N, _D)) * np.array([2.0, 0.5, *[0.1] * (_D - 2)])  # a third of them is shortened
     bounded = bound.apply(rows, np.empty((_N, bound.width))).astype(np.int64)
     moment = bounded.T @ bounded
-    answer = unpacked(np.asarray(calibrated.answer(Held(moment), SYSTEM), dtype=np.int64), bound.width)
+    answer = unpacked(np.asarray(calibrated.answer(KnownMoment(moment), SYSTEM), dtype=np.int64), bound.width)
     release = Release(
         release_id=f"r-{number}", mechanism=mechanism, names=tuple(map(str, range(_D))),
         neighbours=Neighbours.REPLACE_ONE,

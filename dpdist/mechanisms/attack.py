@@ -22,13 +22,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dpdist.mechanisms import registry
 from dpdist.mechanisms.base import Additive, Calibrated, LogRatio, Matrix
+from dpdist.mechanisms.info import Options
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM, Entropy
 from dpdist.privacy import audit
@@ -55,7 +55,7 @@ _NO_MORE = 700.0
 
 
 @dataclass(frozen=True)
-class Held:
+class KnownMoment:
     """An exact moment that is known to the auditor: synthetic, not private."""
 
     values: npt.NDArray[np.int64]
@@ -73,11 +73,11 @@ class Held:
         return self.matrix() @ vectors
 
 
-class _Watched(Held):
+class _Watched(KnownMoment):
     """A moment that remembers the frames it was multiplied with, as the workers see them."""
 
-    def __init__(self, held: Held) -> None:
-        super().__init__(held.values)
+    def __init__(self, moment: KnownMoment) -> None:
+        super().__init__(moment.values)
         object.__setattr__(self, "frames", [])
 
     frames: list[Matrix]
@@ -101,10 +101,10 @@ class Scene:
         None: releases of either are drawn and counted. Else the moment from which releases are drawn, to be weighted.
     """
 
-    first: Held
-    second: Held
+    first: KnownMoment
+    second: KnownMoment
     apart: int = 1
-    drawn: Held | None = None
+    drawn: KnownMoment | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class AuditTask:
     mechanism: str
     query: LatticeQuery
     loss: PrivacyLoss
-    options: dict[str, Any]
+    options: Options
     draws: int
     scene: Scene | None = None
 
@@ -211,21 +211,21 @@ def scenes(query: LatticeQuery, epsilon: float, *, additive: bool, iterated: boo
         if apart > 1 and apart * epsilon > _FARTHEST:
             continue
         more, less = _rows(query, plus, apart), empty if minus is None else _rows(query, minus, apart)
-        first, second = Held(base + more), Held(base + less)
+        first, second = KnownMoment(base + more), KnownMoment(base + less)
         if not weighted:
             yield Scene(first, second, apart)
             continue
         yield Scene(first, second, drawn=first)
         for change, tilt in product([more] if sampled else [more - less, less - more], _TILTS):
-            yield Scene(first, second, drawn=Held(first.values + tilt * change))
+            yield Scene(first, second, drawn=KnownMoment(first.values + tilt * change))
         if sampled:
             # the columns in reverse, so v and w exchanged: a table of the same eigenvalues and other directions
             mirrored = first.values[::-1, ::-1]
-            yield Scene(first, second, drawn=Held(mirrored))
-            yield Scene(first, second, drawn=Held((first.values + mirrored) // 2))
+            yield Scene(first, second, drawn=KnownMoment(mirrored))
+            yield Scene(first, second, drawn=KnownMoment((first.values + mirrored) // 2))
 
 
-def statistic(calibrated: Calibrated, first: Held, second: Held) -> LogRatio:
+def statistic(calibrated: Calibrated, first: KnownMoment, second: KnownMoment) -> LogRatio:
     """Return the attacker's number; large values speak for the first table."""
     a, b = first.matrix(), second.matrix()
     ratio = calibrated.log_ratio(a, b)
@@ -241,7 +241,7 @@ def statistic(calibrated: Calibrated, first: Held, second: Held) -> LogRatio:
 
 
 def views(
-    calibrated: Calibrated, moment: Held, draws: int, entropy: Entropy, noises: Sequence[Triangle] = ()
+    calibrated: Calibrated, moment: KnownMoment, draws: int, entropy: Entropy, noises: Sequence[Triangle] = ()
 ) -> Iterator[Matrix]:
     """Draw so often and yield what the attacker sees: the matrix, or the rows of every frame in their order.
 
@@ -274,7 +274,7 @@ def attack(
         number = statistic(calibrated, scene.first, scene.second)
         moments = (scene.first, scene.second)
         return np.array(
-            [[number(seen) for seen in views(calibrated, each, draws, entropy, noises)] for each in moments]
+            [[number(seen) for seen in views(calibrated, moment, draws, entropy, noises)] for moment in moments]
         )
     first, second = (statistic(calibrated, moment, scene.drawn) for moment in (scene.first, scene.second))
     return np.array([[first(seen), second(seen)] for seen in views(calibrated, scene.drawn, draws, entropy, noises)]).T
@@ -308,16 +308,16 @@ def choose(
     """Return the scene that promises most for so many draws and this probability of error."""
     pilot = 2 * PILOT if weighted else PILOT  # of one table, or of each of two
     noises = list(calibrated.draws(pilot, entropy)) if isinstance(calibrated, Additive) else []
-    watched = _Watched(Held(_rows(query, np.eye(query.size)[0], 1)))
+    watched = _Watched(KnownMoment(_rows(query, np.eye(query.size)[0], 1)))
     calibrated.answer(watched, entropy)
     shape = {"additive": bool(noises), "iterated": bool(watched.frames), "weighted": weighted}
     best: tuple[float, Scene] | None = None
     for scene in scenes(query, loss.epsilon, **shape):
         if loss.delta_atto and scene.apart > 1:
             continue
-        found = promise(attack(calibrated, scene, pilot, entropy, noises), scene, loss, draws // 2, error)
-        if best is None or found > best[0]:
-            best = found, scene
+        promised = promise(attack(calibrated, scene, pilot, entropy, noises), scene, loss, draws // 2, error)
+        if best is None or promised > best[0]:
+            best = promised, scene
     if best is None:
         raise AssertionError("some table is always tried")
     return best[1]
@@ -330,7 +330,7 @@ def weakened(calibrated: Calibrated, factor: float) -> Calibrated:
     """
     smaller = {"scale", "sigma_diagonal", "sigma_off_diagonal", "ridge", "eigenvalues"}
     larger = {"concentration", "rate"}
-    values: dict[str, Any] = {}
+    values: dict[str, float | Matrix] = {}
     for field in fields(calibrated):  # type: ignore[arg-type]  # all of them are dataclasses
         value = getattr(calibrated, field.name)
         if field.name in larger:

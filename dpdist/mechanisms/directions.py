@@ -17,7 +17,7 @@ from dpdist.mechanisms.info import Kind, Option
 from dpdist.naming import parameter
 
 Matrix = npt.NDArray[np.float64]
-Rows = tuple[tuple[float, ...], ...]
+OptionMatrix = tuple[tuple[float, ...], ...]
 """A matrix as an option gives it; empty where it is left out."""
 
 ALLOCATION_OPTIONS = (
@@ -63,7 +63,7 @@ _LEAST = 2.0**-20
 """Least precision under water-filling, relative to the greatest: noise must be finite where no water stands."""
 
 
-def orthonormal(rows: Rows, size: int) -> Matrix | None:
+def orthonormal(rows: OptionMatrix, size: int) -> Matrix | None:
     """Return the directions as orthonormal columns, (d, d), or None for the coordinate axes.
 
     What is off by rounding is replaced by the nearest orthogonal matrix, orthonormal to float64.
@@ -88,7 +88,7 @@ def orthonormal(rows: Rows, size: int) -> Matrix | None:
     return mended
 
 
-def covariance_spectrum(rows: Rows, size: int) -> tuple[Matrix, Matrix | None]:
+def covariance_spectrum(rows: OptionMatrix, size: int) -> tuple[Matrix, Matrix | None]:
     """Return eigenvalues (d,), ascending, and eigenvectors (d, d) of a public covariance; without one, the identity's.
 
     Raises

@@ -48,7 +48,7 @@ from dpdist.mechanisms.directions import (
     ALLOCATION_OPTIONS,
     Allocation,
     Matrix,
-    Rows,
+    OptionMatrix,
     covariance_spectrum,
     orthonormal,
     precisions,
@@ -217,7 +217,7 @@ class Published:
         allocation: str,
         informative: int,
         share: float,
-        directions: Rows,
+        directions: OptionMatrix,
         spectrum: tuple[float, ...],
     ) -> CalibratedMatrixGaussian:
         """Return the noise that meets the published condition with equality, spread as the options say.
@@ -261,7 +261,7 @@ class Exact:
         options=(Option("sigma", Kind.MATRIX, "d x d, public, symmetric, positive definite; left out: identity", ()),),
     )
 
-    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, sigma: Rows) -> CalibratedMatrixGaussian:
+    def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, sigma: OptionMatrix) -> CalibratedMatrixGaussian:
         """Return the least multiple of Sigma that keeps (epsilon, delta).
 
         Raises

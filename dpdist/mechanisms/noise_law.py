@@ -103,7 +103,7 @@ class Part:
         return self.kind.semicircle or self.degrees > 0
 
     @property
-    def _likeness(self) -> tuple[Any, ...]:
+    def _likeness(self) -> tuple[EdgeKind, bool, float]:
         """What must agree for two parts to be told as one."""
         return (self.kind, self.adds_up, self.scale if self.adds_up else self.variance)
 
@@ -122,16 +122,16 @@ class Part:
             If it is something else.
         """
         kind = EdgeKind(value["edge"])
-        found = cls(
+        part = cls(
             kind,
             _size(value["variance_off_diagonal"]),
             _count(value["terms"]),
             _count(value["degrees"]) if "degrees" in value else 0,
             _size(value["scale"]) if "degrees" in value else 0.0,
         )
-        if kind in {EdgeKind.NONE, EdgeKind.SUM} or (found.degrees and not kind.wishart):
+        if kind in {EdgeKind.NONE, EdgeKind.SUM} or (part.degrees and not kind.wishart):
             raise ValueError(kind)
-        return found
+        return part
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +184,7 @@ class Noise(Mapping[str, Any]):
             If it is no description of noise: a variance below zero, a kind that does not exist.
         """
         own = {"law", "edge", "parts", *_MOMENTS}
-        found = cls(
+        noise = cls(
             law=str(value["law"]),
             edge=EdgeKind(value.get("edge", EdgeKind.NONE)),
             variance_diagonal=_size(value["variance_diagonal"]) if "variance_diagonal" in value else None,
@@ -194,10 +194,10 @@ class Noise(Mapping[str, Any]):
             parts=tuple(Part.from_json(part) for part in value.get("parts", ())),
         )
         if "edge" not in value:
-            found = found._as_stored_by_old_versions()
-        if found.edge is not _kind_of(found.summands):
-            raise ValueError(found.edge)
-        return found
+            noise = noise._as_stored_by_old_versions()
+        if noise.edge is not _kind_of(noise.summands):
+            raise ValueError(noise.edge)
+        return noise
 
     def _as_stored_by_old_versions(self) -> Noise:
         """Return the noise with what its law's name tells, or for a sum the names of what was added up."""
@@ -254,10 +254,10 @@ class Noise(Mapping[str, Any]):
 
 def _joined(parts: list[Part]) -> tuple[Part, ...]:
     """Add up the parts that have a law together, in an order that does not depend on theirs."""
-    found: dict[tuple[Any, ...], Part] = {}
+    joined: dict[tuple[EdgeKind, bool, float], Part] = {}
     for part in parts:
         key = part._likeness  # noqa: SLF001 - of this module
-        known = found.get(key)
+        known = joined.get(key)
         if known is not None:
             part = replace(  # noqa: PLW2901 - the two as one
                 known,
@@ -265,8 +265,8 @@ def _joined(parts: list[Part]) -> tuple[Part, ...]:
                 terms=known.terms + part.terms,
                 degrees=known.degrees + part.degrees,
             )
-        found[key] = part
-    return tuple(sorted(found.values(), key=lambda part: (part.kind.value, part.scale, part.variance)))
+        joined[key] = part
+    return tuple(sorted(joined.values(), key=lambda part: (part.kind.value, part.scale, part.variance)))
 
 
 def _kind_of(parts: tuple[Part, ...]) -> EdgeKind:
@@ -286,10 +286,10 @@ def _finite(value: Any) -> float:
 
 
 def _size(value: Any) -> float:
-    found = _finite(value)
-    if found and not _LEAST <= found <= _MOST:
+    number = _finite(value)
+    if number and not _LEAST <= number <= _MOST:
         raise ValueError(value)
-    return found
+    return number
 
 
 def _count(value: Any) -> int:

@@ -258,16 +258,16 @@ def quantile_of(
         tail -= noisy[edge]
         # where n is public, a part of what the noise added to all counts is taken back
         tails.append(tail - (0 if rows is None else kinds[edge].w * (total - rows)))
-    over = [each - (1 - quantile) * (total if rows is None else rows) for each in tails]
-    found = next((edge for edge in edges if over[edge] <= 0), None)
-    place = edges[-1] if found is None else found
+    over = [estimate - (1 - quantile) * (total if rows is None else rows) for estimate in tails]
+    first = next((edge for edge in edges if over[edge] <= 0), None)
+    shown = edges[-1] if first is None else first
     size, share, error = total if rows is None else rows, None, None
     if size > 0:
-        share = float(min(Fraction(1), max(Fraction(0), Fraction(tails[place]) / size)))
-        kind = kinds[place] if rows is not None else replace(kinds[place], w=Fraction(share))
+        share = float(min(Fraction(1), max(Fraction(0), Fraction(tails[shown]) / size)))
+        kind = kinds[shown] if rows is not None else replace(kinds[shown], w=Fraction(share))
         error = kind.standard_deviation(noise) / size
     return QuantileFound(
-        edge=found,
+        edge=first,
         above_edge=max((edge for edge in edges if over[edge] > bounds[edge]), default=None),
         up_to_edge=next((edge for edge in edges if over[edge] <= -bounds[edge]), None),
         rows=max(bounds),

@@ -203,8 +203,8 @@ def clipped_pair(here: Matrix, there: Matrix, scale: float, direction: Callable[
 
 def top_vector(here: Matrix, there: Matrix, concentration: float) -> Callable[[Matrix, float], float]:
     """Return the ratio of the one Bingham vector whose projector a release is a multiple of."""
-    found = successive_bingham(here, there, concentration)
-    return lambda y, _: found(np.linalg.eigh(y)[1][:, -1:].T)
+    ratio = successive_bingham(here, there, concentration)
+    return lambda y, _: ratio(np.linalg.eigh(y)[1][:, -1:].T)
 
 
 def orbit(here: Matrix, there: Matrix, spectrum: Matrix, rate: float) -> Callable[[Matrix], float]:

@@ -1,4 +1,23 @@
-"""Every mechanism by name."""
+"""Every mechanism by name.
+
+To add one, open four files:
+
+1. A module of its own here, or that of its family. Its docstring has the law, the theorem and the proof. A class says
+   in :class:`~dpdist.mechanisms.info.MechanismInfo` what is said in public, and its ``calibrate`` takes each option as
+   a keyword and returns a :class:`~dpdist.mechanisms.base.Calibrated`. :mod:`dpdist.mechanisms.base` has the parts
+   that are the same for many: ``proved``, ``require_on_lattice``, ``Proved``, ``Additive``, ``IndependentEntries`` and
+   ``ReportsProgress``. :mod:`dpdist.mechanisms.gaussian` is the example to read. The module never moves: ledgers and
+   releases name it.
+2. This file: its ``MECHANISMS``, in the list below.
+3. ``tests/test_mechanism_contract.py``: where its proof stands. It is done when the contract passes. It must take 1 for
+   a whole number that has to be given, and (1.0,) for numbers.
+4. ``tests/test_<family>.py``: that its draws have its law, and its constants are those of its theorem.
+
+The audit attacks it as it is (``tests/test_audit.py``); fields of the calibrated class that the noise grows with are
+called ``scale``, ``sigma_diagonal``, ``sigma_off_diagonal``, ``ridge`` or ``eigenvalues``, and those that it shrinks
+with ``concentration`` or ``rate``. Noise whose spectrum is of a new kind needs two files more, for its edge:
+:mod:`dpdist.mechanisms.noise_law` and :mod:`dpdist.pca.noise_edge`; until then it says ``EdgeKind.NONE``.
+"""
 
 from __future__ import annotations
 

@@ -59,13 +59,13 @@ def _floor(scale: int, fraction: Bits, plus: int) -> int:
         fraction.extend()
 
 
-def _on_lattice(found: Reals, scale: int, plus: int) -> Integers:
+def _on_lattice(reals: Reals, scale: int, plus: int) -> Integers:
     """Return ``floor(scale Y + plus / 2^64)`` with the signs of the draws."""
-    high, low = product(scale, found.fraction[0], plus)
-    values: Integers = scale * found.whole + high.view(np.int64)
+    high, low = product(scale, reals.fraction[0], plus)
+    values: Integers = scale * reals.whole + high.view(np.int64)
     for index in np.flatnonzero(low > np.uint64(2**64 - scale)).tolist():
-        values[index] = scale * int(found.whole[index]) + _floor(scale, found.bits_of(index), plus)
-    values *= 1 - 2 * found.negative.astype(np.int64)
+        values[index] = scale * int(reals.whole[index]) + _floor(scale, reals.bits_of(index), plus)
+    values *= 1 - 2 * reals.negative.astype(np.int64)
     return values
 
 
@@ -93,8 +93,8 @@ def rounded_normal(sigma: int, size: int, entropy: Entropy) -> Integers:
     if not 1 <= sigma <= MAX_SCALE:
         raise ValueError(f"sigma must lie between 1 and {MAX_SCALE}")
     out = np.empty(size, dtype=np.int64)
-    for place, found in draws(NORMAL, size, entropy):
-        out[place] = _on_lattice(found, sigma, HALF)
+    for batch, reals in draws(NORMAL, size, entropy):
+        out[batch] = _on_lattice(reals, sigma, HALF)
     return out
 
 
@@ -124,9 +124,9 @@ def discrete_laplace(scale: int, size: int, entropy: Entropy) -> Integers:
     out = np.empty(size, dtype=np.int64)
     filled = 0
     while filled < size:
-        for _, found in draws(EXPONENTIAL, size - filled, entropy):
-            values = _on_lattice(found, scale, 0)
-            kept = values[(values != 0) | ~found.negative]
+        for _, reals in draws(EXPONENTIAL, size - filled, entropy):
+            values = _on_lattice(reals, scale, 0)
+            kept = values[(values != 0) | ~reals.negative]
             out[filled : filled + kept.size] = kept
             filled += kept.size
     return out

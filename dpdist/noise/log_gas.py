@@ -177,8 +177,8 @@ def _inverted(grid: _Grid, others: Floats, u: Floats) -> Floats:
         change = np.abs(moved - x)
         x = moved
         if (change <= _CLOSE * np.minimum(half, x - left)).all():
-            found: Floats = x
-            return found
+            root: Floats = x
+            return root
     raise ArithmeticError("a quantile of a conditional law was not found")
 
 

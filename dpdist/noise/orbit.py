@@ -70,9 +70,9 @@ def hermitian(spectrum: Floats, levels: Floats, entropy: Entropy, *, progress: S
             return line(levels, entropy)
         if ones == size - 1:  # what is left out is a line, aligned to the opposite
             return np.eye(size) - line(-levels[::-1], entropy)[::-1, ::-1]
-        found = subspace(levels, ones, ATTEMPTS, entropy)
-        if found is not None:
-            return found
+        projector = subspace(levels, ones, ATTEMPTS, entropy)
+        if projector is not None:
+            return projector
     return matrix_of(next(patterns(spectrum, levels, entropy, progress=progress)), entropy)
 
 

@@ -286,17 +286,17 @@ def draws(law: Law, size: int, entropy: Entropy) -> Iterator[tuple[slice, Reals]
     start = 0
     while start < size:
         missing = size - start
-        found = _candidates(law, min(_BATCH, missing + missing // 64 + 8), entropy, missing)
-        yield slice(start, start + found.whole.size), found
-        start += found.whole.size
+        reals = _candidates(law, min(_BATCH, missing + missing // 64 + 8), entropy, missing)
+        yield slice(start, start + reals.whole.size), reals
+        start += reals.whole.size
 
 
 def exact_normals(size: int, entropy: Entropy) -> Reals:
     """Draw standard normals: 128 fractional bits at once, further ones when asked for; 25 bytes of memory a draw."""
     out = Reals(np.empty(size, bool), np.empty(size, np.int64), np.empty((2, size), np.uint64), entropy)
-    for place, found in draws(NORMAL, size, entropy):
-        out.negative[place], out.whole[place], out.fraction[0, place] = found.negative, found.whole, found.fraction
-        out.known.update({place.start + index: bits for index, bits in found.known.items()})
+    for batch, reals in draws(NORMAL, size, entropy):
+        out.negative[batch], out.whole[batch], out.fraction[0, batch] = reals.negative, reals.whole, reals.fraction
+        out.known.update({batch.start + index: bits for index, bits in reals.known.items()})
     out.fraction[1] = entropy.words(size)
     for position, bits in out.known.items():
         out.fraction[1, position] = (bits.numerator >> (bits.bits - 128)) & (2**64 - 1)

@@ -126,11 +126,11 @@ def share(loss: PrivacyLoss, count: int, *, gaussian: bool) -> PrivacyLoss:
     while high - low > 1:  # the epsilon at which a release of this mu² has just this delta
         middle = (low + high) // 2
         low, high = (middle, high) if gaussian_delta(Fraction(middle, MICRO), square) >= loss.delta else (low, middle)
-    found = PrivacyLoss(low, delta)
-    together = count / Fraction(gaussian_sigma(found)) ** 2
+    share = PrivacyLoss(low, delta)
+    together = count / Fraction(gaussian_sigma(share)) ** 2
     if gaussian_delta(Fraction(loss.epsilon_micro, MICRO), together) > loss.delta:
         raise UsageError(f"{loss} cannot be divided into {count} Gaussian shares: ask for more of it.")
-    return found
+    return share
 
 
 @dataclass(frozen=True)
@@ -193,8 +193,8 @@ class CapSet:
 def widest(budget: PrivacyLoss, epsilon_micro: int, delta_atto: int) -> CapSet:
     """Return (E, M, D) with the largest M that keeps the budget; where that is 0, E can as well be all of epsilon."""
     rest = Fraction(budget.delta_atto - delta_atto, ATTO)
-    found = largest_mu_squared(Fraction(epsilon_micro, MICRO), rest, Fraction(budget.epsilon_micro, MICRO))
-    return CapSet(epsilon_micro if found else budget.epsilon_micro, found, delta_atto)
+    mu_squared = largest_mu_squared(Fraction(epsilon_micro, MICRO), rest, Fraction(budget.epsilon_micro, MICRO))
+    return CapSet(epsilon_micro if mu_squared else budget.epsilon_micro, mu_squared, delta_atto)
 
 
 def caps_for(budget: PrivacyLoss, first: Guarantee | None = None) -> tuple[CapSet, ...]:
@@ -233,10 +233,10 @@ def caps_for(budget: PrivacyLoss, first: Guarantee | None = None) -> tuple[CapSe
 def certified(caps: Iterable[CapSet], budget: PrivacyLoss) -> bool:
     """Say whether caps keep the budget: the deltas of all sets, at its epsilon, are at most its delta together."""
     sets = list(caps)
-    if any(each.epsilon_micro > budget.epsilon_micro for each in sets):
+    if any(one.epsilon_micro > budget.epsilon_micro for one in sets):
         return False
     epsilon = Fraction(budget.epsilon_micro, MICRO)
-    return sum((each.delta(epsilon) for each in sets), Fraction(0)) <= Fraction(budget.delta_atto, ATTO)
+    return sum((one.delta(epsilon) for one in sets), Fraction(0)) <= Fraction(budget.delta_atto, ATTO)
 
 
 def prices(guarantee: Guarantee) -> Iterator[CapSet]:
@@ -246,7 +246,7 @@ def prices(guarantee: Guarantee) -> Iterator[CapSet]:
         yield CapSet(mu_squared=guarantee.mu_squared)
     yield CapSet(loss.epsilon_micro, delta_atto=loss.delta_atto)
     if guarantee.mu_squared is None and guarantee.bounded_ranges:
-        yield CapSet(mu_squared=sum((mu_of_pure(each / 2) for each in guarantee.bounded_ranges), Fraction(0)))
+        yield CapSet(mu_squared=sum((mu_of_pure(length / 2) for length in guarantee.bounded_ranges), Fraction(0)))
     elif guarantee.mu_squared is None:
         yield CapSet(mu_squared=mu_of_pure(Fraction(loss.epsilon_micro, MICRO)), delta_atto=loss.delta_atto)
 
@@ -429,12 +429,12 @@ def _gaussian_micro(mu_squared: Fraction, budget: PrivacyLoss) -> int:
     """Return the largest epsilon, in millionths, of a Gaussian release at the budget's delta whose mu² is left."""
     if not mu_squared or not budget.delta_atto:
         return 0
-    found = _largest(
+    largest = _largest(
         lambda micro: gaussian_delta(Fraction(micro, MICRO), mu_squared) >= budget.delta, budget.epsilon_micro
     )
-    while found and 1 / Fraction(gaussian_sigma(PrivacyLoss(found, budget.delta_atto))) ** 2 > mu_squared:
-        found -= 1
-    return found
+    while largest and 1 / Fraction(gaussian_sigma(PrivacyLoss(largest, budget.delta_atto))) ** 2 > mu_squared:
+        largest -= 1
+    return largest
 
 
 @lru_cache(maxsize=1024)
@@ -494,12 +494,12 @@ def least_epsilon_micro(guarantees: Iterable[Guarantee], delta_atto: int) -> int
 
 def _likely_epsilon_micro(guarantees: list[Guarantee], delta_atto: int) -> int:
     """Return what epsilon releases need together where all are charged to mu, or where all are pure and add up."""
-    epsilons = max(1, sum(each.loss.epsilon_micro for each in guarantees))
+    epsilons = max(1, sum(guarantee.loss.epsilon_micro for guarantee in guarantees))
     if not delta_atto:
         return epsilons
-    squares = (min(p.mu_squared for p in prices(each) if not p.epsilon_micro) for each in guarantees)
-    found = max(1, _least_of_caps(CapSet(mu_squared=sum(squares, Fraction(0))), Fraction(delta_atto, ATTO)))
-    return found if any(each.loss.delta_atto for each in guarantees) else min(found, epsilons)
+    squares = (min(p.mu_squared for p in prices(one) if not p.epsilon_micro) for one in guarantees)
+    by_mu = max(1, _least_of_caps(CapSet(mu_squared=sum(squares, Fraction(0))), Fraction(delta_atto, ATTO)))
+    return by_mu if any(guarantee.loss.delta_atto for guarantee in guarantees) else min(by_mu, epsilons)
 
 
 def composed(guarantees: Iterable[Guarantee]) -> CapSet:
@@ -542,14 +542,14 @@ def _least_of_caps(total: CapSet, delta: Fraction) -> int:
     low = total.epsilon_micro
     if keeps(low):
         return low
-    below, found = low, max(2 * low, MICRO)
-    while not nearly(found):
-        if found > 2**60:
+    below, above = low, max(2 * low, MICRO)
+    while not nearly(above):
+        if above > 2**60:
             raise UsageError("These releases do not keep to so small a delta at any epsilon.")
-        found *= 2
-    while found - below > 1:
-        middle = (below + found) // 2
-        below, found = (below, middle) if nearly(middle) else (middle, found)
-    while not keeps(found):  # the search was in digits; the intervals decide
-        found += 1
-    return found
+        above *= 2
+    while above - below > 1:
+        middle = (below + above) // 2
+        below, above = (below, middle) if nearly(middle) else (middle, above)
+    while not keeps(above):  # the search was in digits; the intervals decide
+        above += 1
+    return above

@@ -242,7 +242,7 @@ class Guarantee:
             "mu_squared": None if squared is None else [str(squared.numerator), str(squared.denominator)],
             "arithmetic": self.arithmetic.value,
             "proof": self.proof,
-            "bounded_ranges": [[str(each.numerator), str(each.denominator)] for each in self.bounded_ranges],
+            "bounded_ranges": [[str(length.numerator), str(length.denominator)] for length in self.bounded_ranges],
         }
 
     @classmethod

@@ -61,6 +61,7 @@ Rogers, Roth, Ullman & Vadhan 2016 (privacy filters); Kairouz, Oh & Viswanath 20
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -68,6 +69,9 @@ from typing import Any
 from mpmath.ctx_iv import MPIntervalContext
 from mpmath.ctx_mp import MPContext
 
+_Number = Any
+"""A number or an interval of mpmath, which has no types."""
+_Function = Callable[[_Number], _Number]
 _DIGITS = MPContext()  # a private context: mpmath's global precision belongs to the caller
 _DIGITS.dps = 60
 _INTERVALS = MPIntervalContext()
@@ -79,21 +83,21 @@ _SERIES = 6
 _TERMS = 200
 
 
-def _exact(value: Any) -> Fraction:
+def _exact(value: _Number) -> Fraction:
     """Return a binary floating-point number of mpmath as the fraction that it is."""
     sign, mantissa, exponent, _ = value._mpf_
     return Fraction(-int(mantissa) if sign else int(mantissa)) * Fraction(2) ** int(exponent)
 
 
-def _interval(value: Fraction) -> Any:
+def _interval(value: Fraction) -> _Number:
     return _INTERVALS.mpf(value.numerator) / value.denominator
 
 
-def _ends(interval: Any) -> tuple[Fraction, Fraction]:
+def _ends(interval: _Number) -> tuple[Fraction, Fraction]:
     return _exact(_DIGITS.make_mpf(interval._mpi_[0])), _exact(_DIGITS.make_mpf(interval._mpi_[1]))
 
 
-def _tail(x: Any) -> Any:
+def _tail(x: _Number) -> _Number:
     """Return an interval around ``1 - Phi(x)`` for an interval x >= 0.
 
     Up to 6, ``Phi(x) - 1/2 = phi(x) (x + x³/3 + x^5/(3 5) + ...)``, whose terms are positive; once their ratio is below
@@ -116,7 +120,7 @@ def _tail(x: Any) -> Any:
     return density / tail
 
 
-def _phi(x: Any) -> Any:
+def _phi(x: _Number) -> _Number:
     """Return an interval around Phi(x) for an interval x."""
     if x.a >= 0:
         return 1 - _tail(x)
@@ -125,11 +129,11 @@ def _phi(x: Any) -> Any:
     return _INTERVALS.mpf([_tail(_INTERVALS.mpf([0, (-x).b])).a, (1 - _tail(_INTERVALS.mpf([0, x.b]))).b])
 
 
-def _gaussian(phi: Any, exp: Any, mu: Any, x: Any) -> Any:
+def _gaussian(phi: _Function, exp: _Function, mu: _Number, x: _Number) -> _Number:
     return phi(mu / 2 - x / mu) - exp(x) * phi(-mu / 2 - x / mu)
 
 
-def _joint(phi: Any, exp: Any, mu: Any, pure: Any, epsilon: Any) -> Any:
+def _joint(phi: _Function, exp: _Function, mu: _Number, pure: _Number, epsilon: _Number) -> _Number:
     """Return H(epsilon), for numbers or intervals; mu is positive."""
     odds = exp(pure)
     near, far = _gaussian(phi, exp, mu, epsilon - pure), _gaussian(phi, exp, mu, epsilon + pure)
@@ -170,7 +174,7 @@ def near_profile(pure: Fraction, mu_squared: Fraction, epsilon: Fraction) -> Fra
     return _exact(_joint(digits.ncdf, digits.exp, digits.sqrt(square), e, x))
 
 
-def _kept(value: Any, *, up: bool) -> Fraction:
+def _kept(value: _Number, *, up: bool) -> Fraction:
     """Return a positive number to :data:`_MANTISSA` bits, rounded one way."""
     exact = _exact(value)
     shift = _MANTISSA - (exact.numerator.bit_length() - exact.denominator.bit_length())
@@ -203,7 +207,7 @@ def largest_mu_squared(pure: Fraction, delta: Fraction, epsilon: Fraction) -> Fr
     digits = _DIGITS
     e, x, goal = (digits.mpf(v.numerator) / v.denominator for v in (pure, epsilon, delta))
 
-    def within(mu: Any) -> bool:
+    def within(mu: _Number) -> bool:
         return bool(_joint(digits.ncdf, digits.exp, mu, e, x) <= goal)
 
     low = high = digits.mpf(1)
@@ -214,11 +218,11 @@ def largest_mu_squared(pure: Fraction, delta: Fraction, epsilon: Fraction) -> Fr
     while high - low > low * digits.mpf(2) ** -(_MANTISSA + 8):
         middle = (low + high) / 2
         low, high = (middle, high) if within(middle) else (low, middle)
-    found = _kept(low * low, up=False)
+    largest = _kept(low * low, up=False)
     for _ in range(8):
-        if profile(pure, found, epsilon) <= delta:
-            return found
-        found *= 1 - Fraction(1, 1 << (_MANTISSA - 12))
+        if profile(pure, largest, epsilon) <= delta:
+            return largest
+        largest *= 1 - Fraction(1, 1 << (_MANTISSA - 12))
     raise AssertionError("60 digits and the intervals agree")
 
 

@@ -84,7 +84,7 @@ def attacked(cell: Json, _: Any) -> Json:
     row[0, 0] = query.bound
     counts = {}
     for name, moment in (("with the row", row), ("without the row", np.zeros_like(row))):
-        draws = list(attack.views(mechanism, attack.Held(moment), cell["draws"], SYSTEM))
+        draws = list(attack.views(mechanism, attack.KnownMoment(moment), cell["draws"], SYSTEM))
         # rounding to the lattice moves an eigenvalue by less than SIZE
         counts[name] = sum(bool(np.linalg.eigvalsh(y - row)[0] < -SIZE) for y in draws)
     return counts
