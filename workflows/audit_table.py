@@ -40,7 +40,9 @@ Json = dict[str, Any]
 
 def options_for(name: str) -> Json:
     """Return the public parameters with which a mechanism is attacked."""
-    return {option.name: OPTIONS[option.name] for option in MECHANISMS[name].info.options if option.default is None}
+    return {
+        option.name: OPTIONS.get(option.name, 1) for option in MECHANISMS[name].info.options if option.default is None
+    }
 
 
 def kept_by_the_copy(name: str, copy: Calibrated, query: LatticeQuery, loss: PrivacyLoss) -> str:

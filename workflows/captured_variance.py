@@ -41,7 +41,7 @@ def options_for(name: str, components: int, rows: int) -> dict[str, Any]:
         "spectrum": (1.0,) * components,
     }  # fmt: skip
     needed = {option.name for option in MECHANISMS[name].info.options if option.default is None}
-    return {option: values[option] for option in needed}
+    return {option: values.get(option, 1) for option in needed}
 
 
 def score(draw: tuple[ReleaseRequest, int], moment: PublicMoment) -> float:

@@ -42,7 +42,7 @@ OPTIONS: dict[str, Any] = {
 def timed(name: str, columns: int, grid_bits: int, repeats: int) -> dict[str, float | str]:
     """Return seconds of calibration and of one draw (the least of the repeats), and the peak memory so far in MiB."""
     info = MECHANISMS[name].info
-    options = {option.name: OPTIONS[option.name] for option in info.options if option.default is None}
+    options = {option.name: OPTIONS.get(option.name, 1) for option in info.options if option.default is None}
     loss = PrivacyLoss.parse("1", "0" if info.delta is DeltaUse.NONE else "1e-6")
     unit = 4**grid_bits
     query = LatticeQuery(columns, unit, Neighbours.REPLACE_ONE)
