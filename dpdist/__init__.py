@@ -1,4 +1,9 @@
-"""Differentially private second-moment matrices and PCA of large tables, on Dask and Zarr."""
+"""Differentially private second-moment matrices and PCA of large tables, on Dask and Zarr.
+
+Whatever is listed in ``__all__`` is public: the steps of a job as functions, what they take and give, the estimators,
+and the errors. Everything else may change with any version. What a release, a model, scores and a ledger hold is a
+format, and stays readable.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +13,121 @@ from typing import TYPE_CHECKING, Any
 from dpdist._version import __version__
 
 if TYPE_CHECKING:
+    from dpdist.errors import (
+        DataError,
+        DpdistError,
+        DrownedWarning,
+        NoWitnessWarning,
+        PrivacyLeakWarning,
+        RefusedError,
+        ResumableError,
+        ShortenedRowsWarning,
+        UsageError,
+        WeakGuaranteeWarning,
+    )
     from dpdist.estimators import PrivateCovariance, PrivatePCA
     from dpdist.ledger.budget import Budget
+    from dpdist.ledger.ledger import Ledger
+    from dpdist.mechanisms.registry import list_mechanisms
+    from dpdist.moment.norm_histogram import NormGrid
+    from dpdist.pca.components import Components
+    from dpdist.pca.forecast import forecast_release
+    from dpdist.pca.model import open_model
+    from dpdist.pipeline.audit import audit_mechanism
+    from dpdist.pipeline.budget import create_ledger, ingest_rows
+    from dpdist.pipeline.clip_norm import choose_clip_norm
+    from dpdist.pipeline.combine import combine_releases
+    from dpdist.pipeline.components import fit_components
+    from dpdist.pipeline.inspect import inspect_path
+    from dpdist.pipeline.release import release_rows
+    from dpdist.pipeline.scores import project_rows
+    from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
+    from dpdist.release.artefact import Release, open_release
+    from dpdist.release.norm_histogram import NormsRequest
+    from dpdist.release.request import Centring, ReleaseRequest
+    from dpdist.rows.bounding import RowBound
+    from dpdist.rows.dataset import open_rows
+    from dpdist.runtime.cluster import Cluster
+    from dpdist.runtime.tls import Certificates
 
-__all__ = ["Budget", "PrivateCovariance", "PrivatePCA", "__version__"]
-_HOMES = {
-    "Budget": "dpdist.ledger.budget",
-    "PrivateCovariance": "dpdist.estimators",
-    "PrivatePCA": "dpdist.estimators",
-}
+__all__ = [
+    "Budget",
+    "Centring",
+    "Certificates",
+    "Cluster",
+    "Components",
+    "DataError",
+    "DpdistError",
+    "DrownedWarning",
+    "Guarantee",
+    "Ledger",
+    "Neighbours",
+    "NoWitnessWarning",
+    "NormGrid",
+    "NormsRequest",
+    "PrivacyLeakWarning",
+    "PrivacyLoss",
+    "PrivateCovariance",
+    "PrivatePCA",
+    "RefusedError",
+    "Release",
+    "ReleaseRequest",
+    "ResumableError",
+    "RowBound",
+    "ShortenedRowsWarning",
+    "UsageError",
+    "WeakGuaranteeWarning",
+    "__version__",
+    "audit_mechanism",
+    "choose_clip_norm",
+    "combine_releases",
+    "create_ledger",
+    "fit_components",
+    "forecast_release",
+    "ingest_rows",
+    "inspect_path",
+    "list_mechanisms",
+    "open_model",
+    "open_release",
+    "open_rows",
+    "project_rows",
+    "release_rows",
+]
+_NAMES = {
+    "errors": (
+        "DataError", "DpdistError", "DrownedWarning", "NoWitnessWarning", "PrivacyLeakWarning", "RefusedError",
+        "ResumableError", "ShortenedRowsWarning", "UsageError", "WeakGuaranteeWarning",
+    ),
+    "estimators": ("PrivateCovariance", "PrivatePCA"),
+    "ledger.budget": ("Budget",),
+    "ledger.ledger": ("Ledger",),
+    "mechanisms.registry": ("list_mechanisms",),
+    "moment.norm_histogram": ("NormGrid",),
+    "pca.components": ("Components",),
+    "pca.forecast": ("forecast_release",),
+    "pca.model": ("open_model",),
+    "pipeline.audit": ("audit_mechanism",),
+    "pipeline.budget": ("create_ledger", "ingest_rows"),
+    "pipeline.clip_norm": ("choose_clip_norm",),
+    "pipeline.combine": ("combine_releases",),
+    "pipeline.components": ("fit_components",),
+    "pipeline.inspect": ("inspect_path",),
+    "pipeline.release": ("release_rows",),
+    "pipeline.scores": ("project_rows",),
+    "privacy.guarantee": ("Guarantee", "Neighbours", "PrivacyLoss"),
+    "release.artefact": ("Release", "open_release"),
+    "release.norm_histogram": ("NormsRequest",),
+    "release.request": ("Centring", "ReleaseRequest"),
+    "rows.bounding": ("RowBound",),
+    "rows.dataset": ("open_rows",),
+    "runtime.cluster": ("Cluster",),
+    "runtime.tls": ("Certificates",),
+}  # fmt: skip
+_HOMES = {name: f"dpdist.{module}" for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is: the command line does without the estimators and scikit-learn."""
+    """Import what is asked for when it is: whoever needs a request does without the estimators and scikit-learn."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,10 +31,15 @@ class DpdistError(Exception):
 
     Parameters
     ----------
-    message
+    message : str, default ""
         One paragraph.
-    parameter
-        The parameter whose value is at fault, as of :func:`dpdist.naming.parameter`; it is named at the end.
+    parameter : str, default None
+        The parameter whose value is at fault, as of :func:`dpdist.naming.parameter`; it is named at the end. None: none
+        is.
+
+    See Also
+    --------
+    UsageError, RefusedError, DataError, ResumableError : The kinds that a user meets.
 
     Examples
     --------
@@ -52,19 +57,56 @@ class DpdistError(Exception):
 
 
 class UsageError(DpdistError):
-    """The request makes no sense whatever the data are: an unknown name, a missing option, a bad combination."""
+    """The request makes no sense whatever the data are: an unknown name, a missing option, a bad combination.
+
+    See Also
+    --------
+    DataError : A number or a file that cannot be used.
+
+    Examples
+    --------
+    >>> import dpdist
+    >>> dpdist.PrivacyLoss.parse("one")
+    Traceback (most recent call last):
+    dpdist.errors.UsageError: Epsilon must be a number, not 'one'.
+    """
 
     exit_code = 2
 
 
 class RefusedError(DpdistError):
-    """The request is understood and refused: over budget, a false guarantee, an unsafe option."""
+    """The request is understood and refused: over budget, a false guarantee, an unsafe option.
+
+    See Also
+    --------
+    Ledger, Budget : What may still be asked for.
+
+    Examples
+    --------
+    >>> import dpdist
+    >>> request = dpdist.ReleaseRequest("sn", dpdist.PrivacyLoss.parse(1), clip_norm=1)
+    >>> dpdist.forecast_release(request, columns=4, rows=1000)  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    dpdist.errors.RefusedError: sn was published as epsilon 1, delta 0; what is proved is ...
+    """
 
     exit_code = 3
 
 
 class DataError(DpdistError):
-    """The rows, a file, a folder, the cluster, or the value of a number cannot be used as they are."""
+    """The rows, a file, a folder, the cluster, or the value of a number cannot be used as they are.
+
+    See Also
+    --------
+    UsageError : What makes no sense whatever the data are.
+
+    Examples
+    --------
+    >>> import dpdist
+    >>> dpdist.PrivacyLoss.parse(-1)
+    Traceback (most recent call last):
+    dpdist.errors.DataError: Epsilon must be a number that is not negative, and of reasonable size, not -1.
+    """
 
     exit_code = 4
 
@@ -75,6 +117,17 @@ class PrivacyLeakWarning(UserWarning):
     It names the parameter, and is raised where such a computation stands (in published experiments, repeated on public
     data) and where an estimator sees that a parameter it was given can only be of its rows. No command takes one from
     them.
+
+    See Also
+    --------
+    PrivatePCA, PrivateCovariance : Give it, of a clip norm or a mean that was taken from X.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> import dpdist
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", dpdist.PrivacyLeakWarning)  # in this block
     """
 
 
@@ -82,23 +135,89 @@ class WeakGuaranteeWarning(UserWarning):
     """A guarantee was asked for that is proved and hardly protects anybody: a large epsilon, or a large delta.
 
     The command line says the same in its own words.
+
+    See Also
+    --------
+    release_rows, choose_clip_norm, PrivatePCA, PrivateCovariance : Give it.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> import dpdist
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", dpdist.WeakGuaranteeWarning)  # in this block
     """
 
 
 class ShortenedRowsWarning(UserWarning):
-    """A release tells that nearly every row was shortened to the clip norm: its values are those of shortened rows."""
+    """A release tells that nearly every row was shortened to the clip norm: its values are those of shortened rows.
+
+    See Also
+    --------
+    PrivatePCA, PrivateCovariance : Give it.
+    choose_clip_norm : Chooses a clip norm that most rows are within.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> import dpdist
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", dpdist.ShortenedRowsWarning)  # in this block
+    """
 
 
 class NoWitnessWarning(UserWarning):
-    """A ledger was used before witnesses were kept: it says once that copies used until then cannot be seen."""
+    """A ledger was used before witnesses were kept: it says once that copies used until then cannot be seen.
+
+    See Also
+    --------
+    Ledger : Gives it.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> import dpdist
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", dpdist.NoWitnessWarning)  # in this block
+    """
 
 
 class DrownedWarning(UserWarning):
-    """Components were taken that do not stand above the noise of their release: they may point anywhere."""
+    """Components were taken that do not stand above the noise of their release: they may point anywhere.
+
+    See Also
+    --------
+    PrivatePCA : Gives it.
+    forecast_release : Says beforehand which components will stand above the noise.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> import dpdist
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", dpdist.DrownedWarning)  # in this block
+    """
 
 
 class ResumableError(DpdistError):
-    """Work stopped half-way; nothing is lost and the same command resumes it."""
+    """Work stopped half-way; nothing is lost, and the same command or call resumes it.
+
+    See Also
+    --------
+    DpdistError : The base of all errors.
+
+    Examples
+    --------
+    Whoever runs a job unattended asks again:
+
+    >>> import dpdist
+    >>> def released(rows, release, request):
+    ...     while True:
+    ...         try:
+    ...             return dpdist.release_rows(rows, release, request)
+    ...         except dpdist.ResumableError:
+    ...             print("interrupted; going on")
+    """
 
     exit_code = 5
 

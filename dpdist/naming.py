@@ -32,7 +32,25 @@ class Face(Protocol):
 class Python:
     """Parameters and functions, as a script calls them."""
 
-    renamed: ClassVar[Mapping[str, str]] = {}
+    renamed: ClassVar[Mapping[str, str]] = {
+        "budget_epsilon": "budget",
+        "budget_delta": "delta",  # this and the next two: of PrivacyLoss.declared
+        "budget_pure": "pure",
+        "budget_delta_reserve": "reserve",
+        "clip": "clip_norm",
+        "id": "name",
+        "n": "rows",
+        "d": "columns",
+        "tls_ca": "authority",  # these: of Certificates
+        "tls_cert": "certificate",
+        "tls_key": "key",
+    }
+    spelled: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {
+        ("centre", "none"): ("centring", "'none'"),
+        ("centre", "private"): ("centring", "'private'"),
+        ("trusted", "worker"): ("trusted_worker", "True"),
+    }
+    """Values that have another name here."""
     functions: ClassVar = {
         "ingest": "ingest_rows",
         "ledger create": "create_ledger",
@@ -52,6 +70,8 @@ class Python:
         """Write ``name`` or ``name='value'``."""
         if name.startswith(_OPTION):
             return f"options={{{name.removeprefix(_OPTION)!r}: {'...' if value is None else value}}}"
+        if value is not None and (name, value) in self.spelled:
+            return "=".join(self.spelled[name, value])
         name = self.renamed.get(name, name)
         return name if value is None else f"{name}={_written(value)}"
 
@@ -59,7 +79,13 @@ class Python:
         """Write the function's call, or the command where there is no function."""
         if name not in self.functions:
             return COMMAND_LINE.step(name, operands, parameters)
-        given = [*map(_written, operands), *(f"{key}={_written(value)}" for key, value in parameters.items())]
+        parameters = {key: _written(value) for key, value in parameters.items()}
+        loss = [parameters.pop(part) for part in ("budget_epsilon", "budget_delta") if part in parameters]
+        if loss:
+            parameters["budget"] = f"dpdist.PrivacyLoss.parse({', '.join(loss)})"
+        if name == "release" and parameters:
+            parameters = {"request": "dpdist.ReleaseRequest(...)"}
+        given = [*map(_written, operands), *(f"{key}={value}" for key, value in parameters.items())]
         return f"dpdist.{self.functions[name]}" + (f"({', '.join(given)})" if given else "")
 
 
@@ -142,7 +168,7 @@ def step(name: str, *operands: object, **parameters: object) -> str:
     Examples
     --------
     >>> step("ingest", "SOURCE", "rows.zarr", budget_epsilon="E")
-    "dpdist.ingest_rows(SOURCE, 'rows.zarr', budget_epsilon=E)"
+    "dpdist.ingest_rows(SOURCE, 'rows.zarr', budget=dpdist.PrivacyLoss.parse(E))"
     >>> with naming(COMMAND_LINE):
     ...     step("ingest", "SOURCE", "rows.zarr", budget_epsilon="E")
     'dpdist ingest SOURCE rows.zarr --budget-epsilon E'

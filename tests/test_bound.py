@@ -229,7 +229,7 @@ def test_a_release_is_the_exact_histogram_plus_one_draw_of_the_noise(
 ) -> None:
     fine = NormsRequest(PrivacyLoss.parse("0.1"), NormGrid(0.01, 640, 64), neighbours)
     monkeypatch.setattr(worth, "forecast", lambda *_: "")  # of six hundred rows it would tell nothing
-    choice = clip_norm.choose_clip(table.path, fine, Fraction(1, 100))
+    choice = clip_norm.choose_clip_norm(table.path, fine, Fraction(1, 100))
     noise = np.array(choice.histogram.counts) - counted(norms(some_rows()), choice.histogram.edges)
     assert noise.size > 1000
     assert not alarms(noise, scale)
@@ -255,7 +255,7 @@ def test_the_scale_is_the_least_that_keeps_epsilon(
 def test_the_rows_of_one_unit_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "connected", crash_driver.inline)
     made = table_of(tmp_path / "rows.zarr", some_rows(), unit=Unit("person", 3))
-    choice = clip_norm.choose_clip(made.path, REQUEST, HALF)
+    choice = clip_norm.choose_clip_norm(made.path, REQUEST, HALF)
     assert choice.histogram.noise == DiscreteLaplace(6)
     assert REQUEST.release_id(made) != REQUEST.release_id(replace(made, unit=None))
 
@@ -371,7 +371,7 @@ def test_where_the_noise_exceeds_the_rows_nothing_is_claimed() -> None:
 @pytest.mark.parametrize("quantile", [Fraction(0), Fraction(1), Fraction(-1, 2), Fraction(3)])
 def test_what_is_no_quantile_is_refused(quantile: Fraction, table: RowsTable) -> None:
     with pytest.raises(UsageError, match=r"\(quantile\)"):
-        clip_norm.choose_clip(table.path, REQUEST, quantile)
+        clip_norm.choose_clip_norm(table.path, REQUEST, quantile)
     assert ledger_of(table).charges == []
 
 
@@ -388,16 +388,16 @@ def no_row_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_same_again_is_the_same_answer_from_the_ledger_and_so_is_another_quantile(
     table: RowsTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = clip_norm.choose_clip(table.path, REQUEST, HALF)
+    first = clip_norm.choose_clip_norm(table.path, REQUEST, HALF)
     assert first.fresh
     (record,) = ledger_of(table).records
     assert record.state is State.PUBLISHED
     assert record.release_id == first.histogram.release_id == REQUEST.release_id(table)
     assert losses(ledger_of(table)) == [PrivacyLoss(10**6)]
     no_row_is_read(monkeypatch)
-    again = clip_norm.choose_clip(table.path, REQUEST, HALF)
+    again = clip_norm.choose_clip_norm(table.path, REQUEST, HALF)
     assert again == replace(first, fresh=False)
-    other = clip_norm.choose_clip(table.path, REQUEST, Fraction("0.9"))
+    other = clip_norm.choose_clip_norm(table.path, REQUEST, Fraction("0.9"))
     assert other.histogram == first.histogram
     assert other.clip is not None
     assert first.clip is not None
@@ -427,7 +427,7 @@ def test_the_id_follows_from_every_parameter_and_not_from_the_rows(
 def test_over_budget_nothing_is_read(table: RowsTable, monkeypatch: pytest.MonkeyPatch) -> None:
     no_row_is_read(monkeypatch)
     with pytest.raises(RefusedError, match="the budget of"):
-        clip_norm.choose_clip(table.path, replace(REQUEST, loss=PrivacyLoss.parse("3.000001")), HALF)
+        clip_norm.choose_clip_norm(table.path, replace(REQUEST, loss=PrivacyLoss.parse("3.000001")), HALF)
     assert ledger_of(table).charges == []
 
 
@@ -436,22 +436,22 @@ def test_an_answer_that_would_be_worth_nothing_is_refused_before_anything_is_spe
     with pytest.raises(
         RefusedError, match=r"would be worth nothing\. Nothing was read or spent\. Take epsilon="
     ) as told:
-        clip_norm.choose_clip(table.path, request, quantile)
+        clip_norm.choose_clip_norm(table.path, request, quantile)
     assert ledger_of(table).records == []
-    enough = replace(request, loss=PrivacyLoss.parse(str(told.value).partition("--epsilon ")[2].partition(" ")[0]))
+    enough = replace(request, loss=PrivacyLoss.parse(str(told.value).partition("epsilon=")[2].partition(" ")[0]))
     assert worth_of(enough, table, quantile).useful
     assert "which is rough" not in forecast(enough, table, quantile)
     # where n is private, nothing may be told of it
     hidden = replace(request, neighbours=Neighbours.ADD_REMOVE)
     said: list[str] = []
-    assert clip_norm.choose_clip(table.path, hidden, quantile, say=said.append).clip is None
+    assert clip_norm.choose_clip_norm(table.path, hidden, quantile, say=said.append).clip is None
     assert "Forecast: the noise moves ranks by up to" in said[0]
     assert "600" not in said[0]
 
 
 def test_what_the_answer_is_worth_is_said_before_with_the_same_number_as_after(table: RowsTable) -> None:
     said: list[str] = []
-    choice = clip_norm.choose_clip(table.path, REQUEST, HALF, say=said.append)
+    choice = clip_norm.choose_clip_norm(table.path, REQUEST, HALF, say=said.append)
     (before,) = said
     number = f"the noise moves ranks by up to {choice.found.rows:.0f} rows (confidence 0.95) of 600"
     assert number in before
@@ -459,13 +459,13 @@ def test_what_the_answer_is_worth_is_said_before_with_the_same_number_as_after(t
     assert choice.to_json()["error_rows"] == worth_of(REQUEST, table, HALF).error
     assert worth_of(REQUEST, table, HALF).ends() in before
     assert worth_of(REQUEST, table, HALF).ends() in choice.words()
-    clip_norm.choose_clip(table.path, REQUEST, HALF, say=said.append)
+    clip_norm.choose_clip_norm(table.path, REQUEST, HALF, say=said.append)
     assert said == [before]  # the second answer is there already: there is nothing to foretell
 
 
 def test_a_rough_answer_says_so_before_and_after_and_what_would_be_useful(table: RowsTable) -> None:
     request, quantile, said = replace(REQUEST, loss=PrivacyLoss.parse("0.3")), Fraction("0.85"), list[str]()
-    choice = clip_norm.choose_clip(table.path, request, quantile, say=said.append)
+    choice = clip_norm.choose_clip_norm(table.path, request, quantile, say=said.append)
     enough = useful_epsilon(request, table, quantile)
     assert enough is not None
     assert enough == choice.enough_micro
@@ -479,7 +479,7 @@ def test_a_rough_answer_says_so_before_and_after_and_what_would_be_useful(table:
 def test_a_table_that_is_too_small_is_told_so(table: RowsTable) -> None:
     request, quantile = replace(REQUEST, loss=PrivacyLoss.parse("0.1")), Fraction("0.99")
     with pytest.raises(RefusedError, match=r"too small .* epsilon more than 10, and the budget has 3 left for it"):
-        clip_norm.choose_clip(table.path, request, quantile)
+        clip_norm.choose_clip_norm(table.path, request, quantile)
     with pytest.raises(RefusedError, match=r"too small .* take epsilon 2, and the budget has 1\.5 left for it"):
         forecast(request, table, Fraction("0.95"), 1_500_000)
     assert ledger_of(table).records == []
@@ -489,7 +489,7 @@ def test_what_is_reserved_is_finished_whatever_it_is_worth(table: RowsTable) -> 
     """It is charged already, by an older version say: refusing it would throw the charge away."""
     request = replace(REQUEST, loss=PrivacyLoss.parse("0.01"))
     NormsTransaction(request, table, budget.default_ledger(table.path).absolute()).reserve()
-    assert clip_norm.choose_clip(table.path, request, Fraction("0.9")).fresh
+    assert clip_norm.choose_clip_norm(table.path, request, Fraction("0.9")).fresh
 
 
 @pytest.mark.parametrize(("law", "quantile"), [("0", "0.5"), ("1e-6", "0.7")])
@@ -517,24 +517,24 @@ def test_a_damaged_chunk_is_refunded(table: RowsTable) -> None:
     content = chunk.read_bytes()
     chunk.write_bytes(content[:-9] + bytes(9))
     with pytest.raises(DataError, match="Chunk 2"):
-        clip_norm.choose_clip(table.path, REQUEST, HALF)
+        clip_norm.choose_clip_norm(table.path, REQUEST, HALF)
     assert ledger_of(table).charges == []
     chunk.write_bytes(content)
-    assert clip_norm.choose_clip(table.path, REQUEST, HALF).fresh
+    assert clip_norm.choose_clip_norm(table.path, REQUEST, HALF).fresh
 
 
 def test_altered_bytes_are_not_given_out(table: RowsTable) -> None:
-    clip_norm.choose_clip(table.path, REQUEST, HALF)
+    clip_norm.choose_clip_norm(table.path, REQUEST, HALF)
     (blob,) = (budget.default_ledger(table.path) / "blobs").iterdir()
     blob.chmod(0o600)
     blob.write_bytes(blob.read_bytes().replace(b"[", b"[1,", 1))
     with pytest.raises(DataError, match="altered"):
-        clip_norm.choose_clip(table.path, REQUEST, HALF)
+        clip_norm.choose_clip_norm(table.path, REQUEST, HALF)
 
 
 def test_under_add_remove_the_number_of_rows_is_nowhere_and_exact_counts_never_are(table: RowsTable) -> None:
     request = NormsRequest(PrivacyLoss.parse("0.01"), NormGrid(1e-3, 1e9, 8), Neighbours.ADD_REMOVE)
-    choice = clip_norm.choose_clip(table.path, request, HALF)
+    choice = clip_norm.choose_clip_norm(table.path, request, HALF)
     assert choice.histogram.rows is None
     exact = counted(norms(some_rows()), choice.histogram.edges).tolist()
     assert NormHistogram.from_json(choice.histogram.to_json()) == choice.histogram
@@ -550,7 +550,7 @@ def test_a_table_without_a_ledger_is_refused(tmp_path: Path) -> None:
     with created(tmp_path / "rows.zarr", rows=600, dtype="float64", names=("a", "b", "c", "d"), budget=None) as writer:
         writer.append(some_rows())
     with pytest.raises(RefusedError, match="No budget is declared"):
-        clip_norm.choose_clip(tmp_path / "rows.zarr", REQUEST, HALF, cluster=Cluster(workers=1))
+        clip_norm.choose_clip_norm(tmp_path / "rows.zarr", REQUEST, HALF, cluster=Cluster(workers=1))
 
 
 def test_an_answer_from_a_ledger_that_is_not_of_these_rows_is_not_taken(
@@ -564,31 +564,31 @@ def test_an_answer_from_a_ledger_that_is_not_of_these_rows_is_not_taken(
     other.reserve(transaction.release_id, dataset_id=table.dataset_id, parameters=asked, guarantee=guarantee)
     assert other.commit(transaction.release_id, other.begin(transaction.release_id) or 0, [b"{}"])
     with pytest.raises(RefusedError, match="is not the ledger of"):
-        clip_norm.choose_clip(table.path, REQUEST, HALF, ledger=tmp_path / "other.ledger")
+        clip_norm.choose_clip_norm(table.path, REQUEST, HALF, ledger=tmp_path / "other.ledger")
 
 
 def test_rows_in_periods_are_refused_with_the_reason(tmp_path: Path) -> None:
     create_periods(tmp_path / "visits", BUDGET)
     with pytest.raises(RefusedError, match="come in periods"):
-        clip_norm.choose_clip(tmp_path / "visits", REQUEST, HALF)
+        clip_norm.choose_clip_norm(tmp_path / "visits", REQUEST, HALF)
     with created(
         tmp_path / "visits" / "d1.zarr", rows=600, dtype="float64", names=("a", "b", "c", "d"), budget=None, period="d1"
     ) as writer:
         writer.append(some_rows())
     with pytest.raises(RefusedError, match="come in periods"):
-        clip_norm.choose_clip(tmp_path / "visits" / "d1.zarr", REQUEST, HALF)
+        clip_norm.choose_clip_norm(tmp_path / "visits" / "d1.zarr", REQUEST, HALF)
 
 
 def test_the_trusted_worker_holds_ledger_and_noise(table: RowsTable) -> None:
     where = Cluster(trusted_worker=True)
-    first = clip_norm.choose_clip(table.path, REQUEST, HALF, cluster=where)
+    first = clip_norm.choose_clip_norm(table.path, REQUEST, HALF, cluster=where)
     assert first.fresh
-    assert clip_norm.choose_clip(table.path, REQUEST, HALF, cluster=where) == replace(first, fresh=False)
+    assert clip_norm.choose_clip_norm(table.path, REQUEST, HALF, cluster=where) == replace(first, fresh=False)
 
 
 def test_on_a_cluster(table: RowsTable, scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    choice = clip_norm.choose_clip(table.path, REQUEST, HALF, cluster=Cluster(scheduler))
+    choice = clip_norm.choose_clip_norm(table.path, REQUEST, HALF, cluster=Cluster(scheduler))
     difference = np.array(choice.histogram.counts) - counted(norms(some_rows()), GRID.edges)
     assert np.abs(difference).max() < 2 * math.log(GRID.per_octave * 1000 / FALSE_ALARM)
 
@@ -636,7 +636,7 @@ def test_killed_at_any_moment_it_is_charged_once_and_answered_once(
     assert losses(ledger_of(table)) == [PrivacyLoss(10**6)]
     assert [path.name for path in (budget.default_ledger(table.path) / "blobs").iterdir()] == [record.blob]
     ledger_of(table).verify()
-    answered = clip_norm.choose_clip(table.path, REQUEST, HALF)
+    answered = clip_norm.choose_clip_norm(table.path, REQUEST, HALF)
     assert answered.clip is not None
     assert f"Clip norm {exactly(answered.clip)}." in (tmp_path / "words").read_text()
 
@@ -680,7 +680,7 @@ def test_a_quantile_beyond_the_grid_is_not_claimed_and_what_would_help_is_said(t
 def test_noise_that_hides_whether_the_grid_is_long_enough_is_cured_by_less_noise_or_another_quantile(
     table: RowsTable,
 ) -> None:
-    choice = clip_norm.choose_clip(table.path, REQUEST, HALF)
+    choice = clip_norm.choose_clip_norm(table.path, REQUEST, HALF)
     found = quantile_of(choice.histogram.counts, choice.histogram.noise, Fraction("0.98"), rows=600)
     hidden = replace(choice, quantile=Fraction("0.98"), found=found, enough_micro=7_000_000)
     assert hidden.clip is None
@@ -688,8 +688,8 @@ def test_noise_that_hides_whether_the_grid_is_long_enough_is_cured_by_less_noise
     free = hidden.smaller_quantile()
     assert free is not None
     assert f"Or take quantile={free:g} of this histogram, at no cost." in hidden.words()
-    assert clip_norm.choose_clip(table.path, REQUEST, Fraction(str(free))).clip is not None
-    assert clip_norm.choose_clip(table.path, REQUEST, Fraction(str(free)) + Fraction(1, 100)).clip is None
+    assert clip_norm.choose_clip_norm(table.path, REQUEST, Fraction(str(free))).clip is not None
+    assert clip_norm.choose_clip_norm(table.path, REQUEST, Fraction(str(free)) + Fraction(1, 100)).clip is None
 
 
 def test_the_clip_norm_that_is_said_is_the_one_that_is_used(table: RowsTable, tmp_path: Path) -> None:
@@ -699,7 +699,9 @@ def test_the_clip_norm_that_is_said_is_the_one_that_is_used(table: RowsTable, tm
     assert said.exit_code == 0
     clip = json.loads(call(*asked, "--json").stdout)["clip"]
     assert float(said.stderr.partition("Clip norm ")[2].partition(". ")[0]) == clip
-    long = replace(clip_norm.choose_clip(table.path, replace(REQUEST, grid=NormGrid.parse("1234567:9999999:1")), HALF))
+    long = replace(
+        clip_norm.choose_clip_norm(table.path, replace(REQUEST, grid=NormGrid.parse("1234567:9999999:1")), HALF)
+    )
     assert (long.clip, "Clip norm 1234567. " in long.words()) == (1234567, True)
     assert "--clip 1234567 " in f"{next_command(tmp_path, long, 'none')} "
 

@@ -82,7 +82,7 @@ def transaction_of(request: NormsRequest, table: RowsTable) -> NormsTransaction:
 
 
 def chosen(table: RowsTable, request: NormsRequest = PURE, *, budget_delta: bool = True) -> clip_norm.ClipChoice:
-    return clip_norm.choose_clip(table.path, request, HALF, budget_delta=budget_delta)
+    return clip_norm.choose_clip_norm(table.path, request, HALF, budget_delta=budget_delta)
 
 
 def test_a_release_is_the_exact_histogram_plus_one_draw_of_the_noise(
@@ -90,7 +90,7 @@ def test_a_release_is_the_exact_histogram_plus_one_draw_of_the_noise(
 ) -> None:
     monkeypatch.setattr(worth, "forecast", lambda *_: "")  # of six hundred rows it would tell nothing
     fine = NormsRequest(PrivacyLoss.parse("0.5"), NormGrid(0.01, 640, 60))
-    choice = clip_norm.choose_clip(table.path, fine, Fraction(1, 100), budget_delta=True)
+    choice = clip_norm.choose_clip_norm(table.path, fine, Fraction(1, 100), budget_delta=True)
     exact = counted(norms_of(some_rows(), RowBound(4, 1.0), np.empty((600, 4))), choice.histogram.edges)
     noise = np.array(choice.histogram.counts) - exact
     expected = calibrated(PrivacyLoss.parse("0.5", "1e-6"), Neighbours.REPLACE_ONE)
@@ -106,7 +106,7 @@ def test_a_release_is_the_exact_histogram_plus_one_draw_of_the_noise(
 def test_the_rows_of_one_unit_count_together(tmp_path: Path) -> None:
     made = table_of(tmp_path / "rows.zarr", PrivacyLoss.parse("9", "1e-6"), Unit("person", 3))
     request = replace(PURE, loss=PrivacyLoss.parse("3"))
-    noise = clip_norm.choose_clip(made.path, request, HALF, budget_delta=True).histogram.noise
+    noise = clip_norm.choose_clip_norm(made.path, request, HALF, budget_delta=True).histogram.noise
     assert noise == calibrated(PrivacyLoss.parse("3", "1e-6"), Neighbours.REPLACE_ONE, 3).noise
 
 
@@ -200,7 +200,7 @@ def test_over_budget_nothing_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_trusted_worker_settles_the_delta(table: RowsTable) -> None:
     where = Cluster(trusted_worker=True)
-    first = clip_norm.choose_clip(table.path, PURE, HALF, cluster=where, budget_delta=True)
+    first = clip_norm.choose_clip_norm(table.path, PURE, HALF, cluster=where, budget_delta=True)
     assert first.histogram.release_id == GAUSSIAN.release_id(table)
     assert chosen(table) == replace(first, fresh=False)
 
@@ -209,7 +209,7 @@ def test_a_table_without_a_ledger_is_refused(tmp_path: Path) -> None:
     with created(tmp_path / "rows.zarr", rows=600, dtype="float64", names=tuple("abcd"), budget=None) as writer:
         writer.append(some_rows())
     with pytest.raises(RefusedError, match="No budget is declared"):
-        clip_norm.choose_clip(tmp_path / "rows.zarr", PURE, HALF, budget_delta=True)
+        clip_norm.choose_clip_norm(tmp_path / "rows.zarr", PURE, HALF, budget_delta=True)
 
 
 @pytest.mark.parametrize("delta", ["0", "1e-6"])
@@ -232,9 +232,9 @@ def test_it_is_the_noise_that_will_be_drawn_which_is_asked_whether_it_hides_the_
     assert errors[0] + 2 < errors[1] < 300
     quantile = 1 - Fraction(round(errors[0]) + 1, 600)
     with pytest.raises(RefusedError, match="would be worth nothing"):
-        clip_norm.choose_clip(table.path, request, quantile, budget_delta=True)
+        clip_norm.choose_clip_norm(table.path, request, quantile, budget_delta=True)
     assert ledger_of(table).records == []
-    assert clip_norm.choose_clip(table.path, request, quantile).fresh
+    assert clip_norm.choose_clip_norm(table.path, request, quantile).fresh
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------

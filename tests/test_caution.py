@@ -28,7 +28,6 @@ from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.report.html import write
 from dpdist.rows.dataset import open_rows
-from dpdist.rows.units import Unit
 from dpdist.runtime import engine
 
 pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
@@ -122,7 +121,7 @@ def test_n_is_the_number_of_rows_of_whatever_unit(tmp_path: Path, monkeypatch: p
     np.save(tmp_path / "table.npy", np.column_stack([people, np.random.default_rng(1).normal(size=(ROWS, 2))]))
     rows = tmp_path / "rows.zarr"
     budget = PrivacyLoss.parse("10", "0.5")
-    ingest_rows(tmp_path / "table.npy", rows, budget=budget, unit=Unit("c0", 5))
+    ingest_rows(tmp_path / "table.npy", rows, budget=budget, privacy_unit="c0", max_rows=5)
     assert isinstance(release(rows).exception, RefusedError)  # 100 people, 500 rows: 1/500 is the safe one of the two
     assert release(rows, delta="0.0019").exit_code == 0
 

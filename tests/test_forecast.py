@@ -8,7 +8,7 @@ import pytest
 from dpdist.errors import RefusedError, UsageError
 from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
-from dpdist.pca.forecast import GOOD, SHARES, forecast
+from dpdist.pca.forecast import GOOD, SHARES, forecast_release
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.triangle import unpacked
@@ -26,7 +26,7 @@ def test_releases_show_what_was_forecast(mechanism: str, delta: str) -> None:
     """Mean squared cosines of 30 releases agree to 0.06; entries spread as stated, to 5 %."""
     rows = 4000
     asked = request(mechanism, delta=delta)
-    found = forecast(asked, D, rows, SPECTRUM)
+    found = forecast_release(asked, D, rows, SPECTRUM)
     calibrated, unit = asked.calibrated(D), asked.bound(D).unit ** 2
     exact = np.rint(np.diag([*SPECTRUM, *[0] * (D - 4)]) * rows / unit).astype(np.int64)
     cosines, entries, seen = [], [], []
@@ -46,43 +46,45 @@ def test_releases_show_what_was_forecast(mechanism: str, delta: str) -> None:
 
 
 def test_rows_for_a_good_component_are_just_enough() -> None:
-    first = forecast(request(), D, 1000, SPECTRUM)
+    first = forecast_release(request(), D, 1000, SPECTRUM)
     for i, one in enumerate(first.expected):
-        assert forecast(request(), D, one.rows_for_good, SPECTRUM).expected[i].squared_cosine >= GOOD
-        assert forecast(request(), D, int(0.99 * one.rows_for_good), SPECTRUM).expected[i].squared_cosine < GOOD
-        assert forecast(request(), D, one.rows_to_see, SPECTRUM).expected[i].squared_cosine > 0
-        assert forecast(request(), D, one.rows_to_see - 1, SPECTRUM).expected[i].squared_cosine == pytest.approx(0)
+        assert forecast_release(request(), D, one.rows_for_good, SPECTRUM).expected[i].squared_cosine >= GOOD
+        assert forecast_release(request(), D, int(0.99 * one.rows_for_good), SPECTRUM).expected[i].squared_cosine < GOOD
+        assert forecast_release(request(), D, one.rows_to_see, SPECTRUM).expected[i].squared_cosine > 0
+        assert forecast_release(request(), D, one.rows_to_see - 1, SPECTRUM).expected[
+            i
+        ].squared_cosine == pytest.approx(0)
 
 
 def test_without_a_guess_it_speaks_of_shares_of_the_clip_norm() -> None:
-    found = forecast(request(), D, 5000)
+    found = forecast_release(request(), D, 5000)
     assert [e.variance for e in found.expected] == [s * C**2 for s in SHARES]
     assert found.to_json()["components_seen"] is None
 
 
 def test_the_best_mechanism_comes_first_and_all_are_private_as_claimed() -> None:
-    found = forecast(request(), D, 5000)
+    found = forecast_release(request(), D, 5000)
     names = [name for name, _ in found.alternatives]
     thresholds = [value for _, value in found.alternatives]
     assert names[0] == "gaussian"
     assert thresholds == sorted(thresholds)
     assert not {"sn", "none", "analyze-gauss", "jiang-wishart"} & set(names)
-    pure = [name for name, _ in forecast(request("two-sided-wishart", delta="0"), D, 5000).alternatives]
+    pure = [name for name, _ in forecast_release(request("two-sided-wishart", delta="0"), D, 5000).alternatives]
     assert "gaussian" not in pure
     assert pure[0] in {"nuclear", "two-sided-wishart"}
 
 
 @pytest.mark.parametrize(
     ("rows", "spectrum", "said"),
-    [(0, (), "--n"), (10, (60.0, 50.0), "100"), (10, (1.0, -1.0), "positive"), (10, (0.1,) * 61, "60")],
+    [(0, (), r"\(rows\)"), (10, (60.0, 50.0), "100"), (10, (1.0, -1.0), "positive"), (10, (0.1,) * 61, "60")],
 )
 def test_the_impossible_is_refused(rows: int, spectrum: tuple[float, ...], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        forecast(request(), D, rows, spectrum)
+        forecast_release(request(), D, rows, spectrum)
 
 
 def test_what_has_no_edge_or_no_proof_is_refused() -> None:
     with pytest.raises(UsageError, match="no forecast"):
-        forecast(ReleaseRequest("bingham", PrivacyLoss.parse("1"), C, options={"components": 2}), D, 100)
+        forecast_release(ReleaseRequest("bingham", PrivacyLoss.parse("1"), C, options={"components": 2}), D, 100)
     with pytest.raises(RefusedError, match="sn was published"):
-        forecast(request("sn", delta="0"), D, 100)
+        forecast_release(request("sn", delta="0"), D, 100)

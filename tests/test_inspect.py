@@ -86,7 +86,7 @@ def test_rows_are_described_and_no_value_of_them_is_told(rows: RowsTable) -> Non
         "rows.ledger: budget epsilon 2, delta 1e-05; charged 0 releases; left: one gaussian",
     ):  # fmt: skip
         assert part in " ".join(words.split())
-    facts = inspect.inspected(rows.path)
+    facts = inspect.inspect_path(rows.path)
     assert facts["bytes"] == sum(p.stat().st_size for p in (rows.path / "c").rglob("*") if p.is_file())
     assert facts["columns"] == list(NAMES)
     assert facts["damaged"] is None  # nobody looked
@@ -94,7 +94,7 @@ def test_rows_are_described_and_no_value_of_them_is_told(rows: RowsTable) -> Non
 
 def test_a_sound_table_verifies_and_every_chunk_was_read(rows: RowsTable) -> None:
     seen: list[tuple[str, int, int]] = []
-    assert inspect.inspected(rows.path, verify=True, progress=lambda *at: seen.append(at))["damaged"] == []
+    assert inspect.inspect_path(rows.path, verify=True, progress=lambda *at: seen.append(at))["damaged"] == []
     assert seen == [("Checking chunks", i, 8) for i in range(9)]
     code, words = inspected(rows.path, "--verify")
     assert (code, "nothing is damaged" in words) == (0, True)
@@ -109,7 +109,7 @@ def test_every_damaged_chunk_is_named(rows: RowsTable) -> None:
     named = [line.split()[2] for line in words.splitlines() if line.startswith("DAMAGED")]
     assert named == ["1", "4", "7"]
     # without reading, what is missing is seen all the same, and what was altered is not
-    facts = inspect.inspected(rows.path)
+    facts = inspect.inspect_path(rows.path)
     assert [each.split()[1] for each in facts["damaged"]] == ["4"]
     assert inspected(rows.path)[0] == 4
 
@@ -120,7 +120,7 @@ def test_damage_is_found_in_every_chunk(rows: RowsTable, damage: Callable[[Path]
         chunk = rows.path / chunk_key(index)
         content = chunk.read_bytes()
         damage(chunk)
-        (wrong,) = inspect.inspected(rows.path, verify=True)["damaged"]
+        (wrong,) = inspect.inspect_path(rows.path, verify=True)["damaged"]
         assert wrong.lower().startswith(f"chunk {index} ")
         chunk.write_bytes(content)
     assert CHECKSUM_BYTES == 4
@@ -168,7 +168,7 @@ def test_releases_models_and_scores_say_what_they_are(rows: RowsTable, tmp_path:
         assert part in words
     altered(scores / "c" / "2" / "0")
     (scores / "c" / "5" / "0").unlink()
-    damaged = inspect.inspected(scores, verify=True)["damaged"]
+    damaged = inspect.inspect_path(scores, verify=True)["damaged"]
     assert [each.split()[1] for each in damaged] == ["2", "5"]
     assert inspected(scores, "--verify")[0] == 4
     assert step == sentinel.CHUNK_ROWS
@@ -206,7 +206,7 @@ def test_a_folder_of_periods_is_described_and_verified_against_its_seals(
     budget.default_ledger(folder).rename(tmp_path / "away")
     assert "is not there" in inspected(folder)[1]
     with pytest.raises(RefusedError, match="seals of the periods"):
-        inspect.inspected(folder, verify=True)
+        inspect.inspect_path(folder, verify=True)
 
 
 def nightly_folder(tmp_path: Path) -> Path:
@@ -236,9 +236,9 @@ def test_anything_else_is_told_apart(tmp_path: Path) -> None:
         "later.zarr": "dpdist-rows/9", "broken.zarr": "damaged", "ragged.zarr": "no usable rows",
     }.items():  # fmt: skip
         with pytest.raises(DataError, match=said):
-            inspect.inspected(tmp_path / name)
+            inspect.inspect_path(tmp_path / name)
 
 
 def test_a_ledger_is_pointed_to_its_own_command(rows: RowsTable) -> None:
     with pytest.raises(DataError, match="dpdist ledger show"):
-        inspect.inspected(budget.default_ledger(rows.path))
+        inspect.inspect_path(budget.default_ledger(rows.path))

@@ -298,7 +298,7 @@ def test_a_refusal_names_the_declaration_that_would_have_avoided_it(place: Place
     with pytest.raises(RefusedError, match=r"if budget_pure=1 had been declared .* before the first release"):
         reserve(ledger, "p", 1)
     point = replace(pure(1), loss=PrivacyLoss.parse("1", "1e-7"))
-    with pytest.raises(RefusedError, match=r"if budget_pure=1 and budget_delta_reserve=1e-07 had been declared"):
+    with pytest.raises(RefusedError, match=r"if pure=1 and reserve=1e-07 had been declared"):
         ledger.reserve("w", dataset_id=DATASET, parameters={}, guarantee=point)
     with pytest.raises(RefusedError, match="Ask for a smaller loss, or repeat"):
         reserve(ledger, "p", 2)  # no declaration helps
@@ -306,7 +306,7 @@ def test_a_refusal_names_the_declaration_that_would_have_avoided_it(place: Place
 
 
 def test_a_budget_without_a_delta_says_so_when_one_is_asked_for(ledger: Ledger) -> None:
-    with pytest.raises(RefusedError, match=r"The delta of this budget is 0.*budget_delta=D"):
+    with pytest.raises(RefusedError, match=r"The delta of this budget is 0.*delta=D"):
         ledger.reserve("g", dataset_id=DATASET, parameters={}, guarantee=gaussian("1", "1e-6"))
 
 

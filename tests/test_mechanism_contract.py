@@ -30,7 +30,7 @@ from dpdist.mechanisms.quantile import calibrated as histogram
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
-from dpdist.pca.forecast import forecast
+from dpdist.pca.forecast import forecast_release
 from dpdist.pca.noise_edge import law_of
 from dpdist.privacy.accounting import gaussian_delta
 from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
@@ -255,9 +255,9 @@ def test_its_noise_can_be_forecast_or_the_forecast_says_why_not(name: str) -> No
     request = ReleaseRequest(name, loss_for(name), 1.0, options=least_options(name), for_reproduction=not private)
     if law_of(request.calibrated(SIZE).noise, SIZE) is None:
         with pytest.raises(UsageError, match=rf"^{name} does not add noise with a known edge .* Take gaussian"):
-            forecast(request, SIZE, 1000)
+            forecast_release(request, SIZE, 1000)
     else:
-        told = forecast(request, SIZE, 1000, (0.5, 0.1))
+        told = forecast_release(request, SIZE, 1000, (0.5, 0.1))
         assert 0 < told.threshold < math.inf
         assert told.error > 0
 

@@ -20,7 +20,7 @@ from dpdist.jobs import job_file, run, status
 from dpdist.ledger.ledger import Ledger
 from dpdist.pca.model import open_model
 from dpdist.pipeline import budget, inspect
-from dpdist.pipeline.clip_norm import choose_clip
+from dpdist.pipeline.clip_norm import choose_clip_norm
 from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.release import release_rows
 from dpdist.pipeline.scores import project_rows
@@ -63,13 +63,13 @@ def _everything(folder: Path, form: Callable[[Path], AnyPath]) -> list[Any]:
     project_rows(at("rows.zarr"), at("m.zarr"), at("s.zarr"))
     html.write(release, at("r.html"))
     norms = norms_request_from(epsilon="1", delta=None, grid="1:16:2", neighbours="replace-one", centre="none")
-    choose_clip(at("rows.zarr"), norms, Fraction(1, 2), ledger=at("rows.ledger"))
+    choose_clip_norm(at("rows.zarr"), norms, Fraction(1, 2), ledger=at("rows.ledger"))
     return [
         open_rows(at("rows.zarr")).dataset_id == table.dataset_id,
         budget.complete_ingest(at("rows.zarr")).dataset_id == table.dataset_id,
         budget.verify_ledger(at("rows.ledger"), [at("r.zarr")]).head == Ledger(at("rows.ledger")).head,
         open_model(at("m.zarr")).release_id == release.release_id,
-        inspect.inspected(at("r.zarr"), ledger=at("rows.ledger"))["kind"],
+        inspect.inspect_path(at("r.zarr"), ledger=at("rows.ledger"))["kind"],
         job_file.read_job(at("job.toml")).rows == folder / "rows.zarr",
         PrivatePCA.from_release(at("r.zarr"), 2).transform(at("rows.zarr")).shape,
         sorted(path.name for path in folder.iterdir()),
@@ -88,7 +88,7 @@ def test_every_public_function_takes_a_path_in_any_form(tmp_path: Path, monkeypa
     assert found[0][:4] == [True] * 4
 
 
-@pytest.mark.parametrize("function", [open_rows, open_release, open_model, job_file.read_job, inspect.inspected])
+@pytest.mark.parametrize("function", [open_rows, open_release, open_model, job_file.read_job, inspect.inspect_path])
 def test_an_address_is_refused_by_what_reads_on_this_machine(function: Callable[[str], Any]) -> None:
     with pytest.raises(UsageError, match=r"s3://bucket/x\.zarr is an address.*copy it here"):
         function("s3://bucket/x.zarr")

@@ -18,7 +18,7 @@ from dpdist.moment.total import complete, partition_moment, plan
 from dpdist.pca.projection import scores_in_memory
 from dpdist.pipeline.budget import create_ledger, default_ledger, periodic_table
 from dpdist.pipeline.components import fit_components
-from dpdist.pipeline.inspect import inspected
+from dpdist.pipeline.inspect import inspect_path
 from dpdist.pipeline.release import release_rows
 from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -189,7 +189,7 @@ def test_from_rows_to_scores(bucket: Store, source: Path, tmp_path: Path, monkey
     assert project_rows(rows, model, scores) == (50, True)
     assert project_rows(rows, model, scores) == (50, False)
     for place, kind in ((rows, "rows"), (model, "model"), (scores, "scores")):
-        facts = inspected(place, ledger=ledger, verify=True)
+        facts = inspect_path(place, ledger=ledger, verify=True)
         assert (facts["kind"], facts["damaged"]) == (kind, [])
     assert scores_in_memory(table, found.components).shape == (50, 2)
 

@@ -230,6 +230,7 @@ def test_a_worker_with_a_certificate_of_another_ca_cannot_join(
             assert len(client.scheduler_info(n_workers=-1)["workers"]) == 1
 
 
+@pytest.mark.usefixtures("typed")
 @pytest.mark.parametrize("broken", ["--tls-ca", "--tls-cert", "--tls-key"])
 @pytest.mark.parametrize("content", [b"", b"sentinel-73519", None], ids=["empty", "garbage", "folder"])
 def test_a_broken_file_is_named_and_not_quoted(
@@ -326,7 +327,7 @@ def test_workers_must_be_encrypted_or_on_this_machine_too() -> None:
 
 
 def test_address_and_certificates_must_go_together(folder: Path) -> None:
-    with pytest.raises(UsageError, match="tls_ca"):
+    with pytest.raises(UsageError, match="authority"):
         require_safe("tls://192.0.2.1:8786", None, insecure=True)
     with pytest.raises(UsageError, match="tls://"):
         require_safe("tcp://127.0.0.1:8786", certificates(folder / "right"), insecure=True)

@@ -274,7 +274,7 @@ def test_units_that_make_no_sense_are_refused(tmp_path: Path) -> None:
 def test_a_release_says_whose_rows_it_protects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "connected", crash_driver.inline)
     rows = tmp_path / "rows.zarr"
-    budget.ingest_rows(table(tmp_path, [1, 1, 1, 2]), rows, budget=BUDGET, unit=Unit("person", 2))
+    budget.ingest_rows(table(tmp_path, [1, 1, 1, 2]), rows, budget=BUDGET, privacy_unit="person", max_rows=2)
     request = ReleaseRequest(mechanism="gaussian", loss=PrivacyLoss.parse("1", "1e-6"), clip_norm=4.0)
     outcome = release_rows(rows, tmp_path / "r.zarr", request)
     release = open_release(tmp_path / "r.zarr")

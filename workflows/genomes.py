@@ -25,7 +25,7 @@ from sklearn.neighbors import NearestNeighbors
 from dpdist import cli
 from dpdist.errors import DataError
 from dpdist.pca.eigen import top_eigenpairs
-from dpdist.pca.forecast import forecast
+from dpdist.pca.forecast import forecast_release
 from dpdist.pca.noise_edge import law_of
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.rows.bounding import RowBound
@@ -305,8 +305,8 @@ def forecasts(cohorts: Cohorts, routes: dict[str, Route], epsilons: tuple[str, .
     for name, (bound, values) in spectra.items():
         top = [float(value) for value in values[: 2 * COMPONENTS] if value > 0]
         for epsilon in epsilons:
-            told = forecast(request_for("gaussian", (epsilon, DELTA), bound, {}), bound.columns, rows, top)
-            here = forecast(told.request, bound.columns, len(cohorts.private), top)
+            told = forecast_release(request_for("gaussian", (epsilon, DELTA), bound, {}), bound.columns, rows, top)
+            here = forecast_release(told.request, bound.columns, len(cohorts.private), top)
             made.append(
                 {
                     "route": name,

@@ -18,12 +18,10 @@ from dpdist.cli.options import (
     neighbours_option,
     options_of,
 )
-from dpdist.mechanisms.attack import AuditTask
 from dpdist.mechanisms.base import IndependentEntries
-from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED
-from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
 from dpdist.moment import cost
-from dpdist.pca.forecast import forecast
+from dpdist.pca.forecast import forecast_release
 from dpdist.release.parse import numbers_from, request_from
 from dpdist.report import text
 from dpdist.report.figures import draw_forecast
@@ -40,7 +38,7 @@ def mechanisms(name: str | None, every: bool, as_json: bool) -> None:
 
     With --all those of every published mechanism that is there, the recommended ones first. --json prints all of them.
     """
-    statements = [mechanism.info for mechanism in MECHANISMS.values() if name in {None, mechanism.info.name}]
+    statements = [info for info in list_mechanisms() if name in {None, info.name}]
     if as_json:
         click.echo(json.dumps({"mechanisms": [asdict(s) for s in statements]}))
     elif name is None:
@@ -82,7 +80,7 @@ def forecast_command(
         epsilon=epsilon, delta=delta, clip=clip, mechanism=mechanism, neighbours=neighbours, centre=centre,
         grid_bits=16, period="", name=None, folder=Path(), options=options_of(options, arithmetic),
     )  # fmt: skip
-    found = forecast(request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else ())
+    found = forecast_release(request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else ())
     if plot is not None:
         draw_forecast(found, plot)
     value, words = found.to_json(), text.forecast(found)
@@ -120,10 +118,10 @@ def audit_command(
         epsilon=epsilon, delta=delta, clip=1.0, mechanism=mechanism, neighbours=neighbours, centre="none",
         grid_bits=16, period="", name=None, folder=Path(), options=options_of(options, arithmetic),
     )  # fmt: skip
-    bound = request.bound(columns)
-    query = LatticeQuery(bound.width, bound.norm_bound, request.neighbours)
-    task = AuditTask(mechanism, query, request.loss, dict(request.options), draws)
-    result = audit.run(task, 1 - confidence, cluster)
+    result = audit.audit_mechanism(
+        mechanism, request.loss, columns=columns, draws=draws, confidence=confidence, neighbours=request.neighbours,
+        options=request.options, cluster=cluster,
+    )  # fmt: skip
     if plot is not None:
         audit_report.plot(result, plot)
     answer(as_json, {**result.to_json(), "plot": plot and str(plot)}, result.words())

@@ -30,27 +30,26 @@ from dpdist.cli.options import (
 )
 from dpdist.cli.progress import BARS
 from dpdist.errors import DataError
-from dpdist.ingest.sources import Choices
 from dpdist.ingest.sources import Place as SourcePlace
 from dpdist.jobs import run as job_runs
 from dpdist.ledger.address import Place
 from dpdist.ledger.ledger import Ledger
+from dpdist.moment.norm_histogram import NormGrid
 from dpdist.pca.scree import require_scree, scree
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline import clip_norm
 from dpdist.pipeline.budget import default_ledger, ingest_rows
+from dpdist.pipeline.combine import combine_releases
 from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.release import release_rows
 from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.caution import in_words
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release.artefact import Release, open_release
-from dpdist.release.combine import combined, write_sum
-from dpdist.release.parse import columns_from, norms_request_from, quantile_from, request_from
+from dpdist.release.artefact import Release
+from dpdist.release.parse import columns_from, norms_request_from, request_from
 from dpdist.release.request import Centring
 from dpdist.report import text
 from dpdist.report.figures import draw_scree
-from dpdist.rows.units import unit_from
 from dpdist.runtime.cluster import Cluster
 
 
@@ -91,13 +90,11 @@ def ingest(
     .fam, .vcf and .vcf.gz. Of genotypes the rows are the samples. Rows that were ingested from the same files are left
     alone, others never replaced.
     """
-    choices = Choices(variable, missing, header)
     names = None if columns is None else columns_from(columns)
-    unit = unit_from(privacy_unit, max_rows)
     fresh = not rows.exists()
     table = ingest_rows(
-        source, rows, budget=budget, columns=names, compress=compress, progress=BARS, unit=unit, choices=choices,
-        say=say,
+        source, rows, budget=budget, columns=names, privacy_unit=privacy_unit, max_rows=max_rows, variable=variable,
+        missing=missing, header=header, compress=compress, progress=BARS, say=say,
     )  # fmt: skip
     place = default_ledger(rows)
     kept = f" in {place}" if Ledger.stands_at(place) else ""
@@ -234,8 +231,8 @@ def project(rows: Path, model: Path, scores: Path, cluster: Cluster, as_json: bo
 @json_option
 def combine(target: Path, releases: tuple[Path, ...], disjoint: bool, as_json: bool) -> None:
     """Write SUM, the sum of RELEASES of disjoint rows, with their joint guarantee. Free post-processing."""
-    made = combined([open_release(path) for path in releases], disjoint=disjoint)
-    fresh = write_sum(made, target)
+    outcome = combine_releases(releases, target, disjoint=disjoint)
+    made, fresh = outcome.release, outcome.fresh
     before = "" if fresh else ", written before and left alone"
     value = {"release": str(target), "fresh": fresh, **made.attributes(), "cautions": list(made.cautions)}
     answer(
@@ -253,9 +250,6 @@ def _condition(made: Release, *, disjoint: bool) -> str:
     if not disjoint or len({extent.dataset for extent in made.extents}) == 1:
         return ""
     return f", provided that, as you say, no {made.unit.column if made.unit else 'row'} is in two of the tables"
-
-
-_GRID = "0.0009765625:1048576:2"
 
 
 @click.command()
@@ -276,7 +270,7 @@ _GRID = "0.0009765625:1048576:2"
 )
 @click.option(
     "--grid",
-    default=_GRID,
+    default=str(NormGrid()),
     metavar="LOW:HIGH:PER_OCTAVE",
     help="Public norms to choose from, PER_OCTAVE of them from one to its double; never taken from the data. A shorter "
     "grid costs less noise. [default: 1/1024 to 2^20, 2 per octave]",
@@ -303,14 +297,13 @@ def bound(
     The noisy histogram of the norms is charged to the ledger, once: the same command again, or with another
     --quantile, costs nothing. Exit code 4 if the quantile may lie beyond the grid.
     """
-    share = quantile_from(quantile)
     request = norms_request_from(
         epsilon=epsilon, delta=delta, grid=grid, neighbours=neighbours, centre=centre,
         accept_large_delta=accept_large_delta,
     )  # fmt: skip
     where = replace(cluster, trusted_worker=trusted == "worker")
-    choice = clip_norm.choose_clip(
-        rows, request, share, ledger=ledger, cluster=where, budget_delta=delta is None, say=say
+    choice = clip_norm.choose_clip_norm(
+        rows, request, quantile, ledger=ledger, cluster=where, budget_delta=delta is None, say=say
     )
     following = next_command(rows, choice, centre)
     words = choice.words()

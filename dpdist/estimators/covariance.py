@@ -17,6 +17,7 @@ from dpdist.estimators.fit import (
     ESTIMATORS,
     facts_of,
     parameters_of,
+    proved,
     released,
     releases_subspace,
     require_private,
@@ -26,7 +27,7 @@ from dpdist.ledger.budget import Budget
 from dpdist.naming import naming
 from dpdist.pca.components import about_mean
 from dpdist.pca.scree import entry_errors
-from dpdist.privacy.guarantee import Guarantee, Neighbours
+from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.runtime.cluster import Cluster
@@ -39,28 +40,58 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
 
     Parameters
     ----------
-    epsilon, clip, delta, mechanism, neighbours, ledger, release, budget_epsilon, budget_delta, budget
-        As of :class:`dpdist.PrivatePCA`.
-    accept_large_delta, grid_bits, options, cluster
-        As of :class:`dpdist.PrivatePCA`.
-    centre
+    epsilon : str, int, float or Decimal
+        What the release may cost, of whole millionths. Required.
+    clip : float
+        The clip norm C > 0, in the units of X after the public centre and scale; public. Required.
+    delta : str, int, float or Decimal, default None
+        Likewise, below 1; None for pure differential privacy.
+    mechanism : str, default None
+        Its name; None takes ``gaussian`` where a delta is given and ``two-sided-wishart`` where none is.
+    neighbours : {"replace-one", "add-remove"}, default "replace-one"
+        One row exchanged, and the number of rows public; or one row more or fewer, and it is private.
+    centre : str, path-like, sequence of float or mapping, default "private"
         ``"private"``: mean and covariance are released together for the one price. Otherwise the covariance is the
         second moment about what is public: zero (``"none"``), or the centre given.
+    ledger, release : str or path-like, default None
+        The place of the ledger, and where to publish the release, as of :class:`dpdist.PrivatePCA`.
+    budget_epsilon, budget_delta : str, int, float or Decimal, default None
+        What all fits that share a row may cost, as of :class:`dpdist.PrivatePCA`.
+    budget : Budget, default None
+        The budget this fit is charged to, as of :class:`dpdist.PrivatePCA`.
+    accept_large_delta : bool, default False
+        Whether a delta of 1/n or more is meant.
+    grid_bits : int, default 16
+        The clip norm is ``2**grid_bits`` steps of the integer grid.
+    options : mapping of str, default None
+        Public parameters of the mechanism, by name.
+    cluster : Cluster, default None
+        For the path of a rows.zarr: where to compute.
 
     Attributes
     ----------
-    covariance_
+    covariance_ : ndarray
         (d, d) float64, symmetric, in squared units of X: of n rows, shortened to ``clip``, divided by n. Noise may
         leave it with negative eigenvalues; :mod:`dpdist.pca.postprocess` removes them, at no cost.
-    location_
+    location_ : ndarray
         (d,) float64, in units of X: the mean of rows shortened to ``clip``, or what is public instead.
-    errors_
+    errors_ : ndarray or None
         (d, d) float64: standard deviation of the noise on each entry of ``covariance_``; that of the mean, of lower
         order, is left out. None where the mechanism states no variance.
-    guarantee_, release_
+    guarantee_, release_ : Guarantee, Release
         As of :class:`dpdist.PrivatePCA`.
-    n_features_in_, feature_names_in_
+    n_features_in_, feature_names_in_ : int, ndarray of str
         d and, where the columns have names, these.
+
+    See Also
+    --------
+    PrivatePCA : Components instead; its notes hold here too.
+    Budget : What all fits on the same people may cost.
+
+    References
+    ----------
+    Dwork, Talwar, Thakurta & Zhang 2014; Balle & Wang 2018. What is proved of each mechanism stands in its module
+    (:mod:`dpdist.mechanisms`).
 
     Examples
     --------
@@ -172,7 +203,7 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         return facts_of(self)
 
     def _learn(self, release: Release) -> None:
-        self.guarantee_: Guarantee | None = release.guarantee
+        self.guarantee_ = proved(release)
         if not release.in_memory:
             raise DataError("The release is too large for memory: read release_ in parts (moment_rows).")
         about = about_mean(release)

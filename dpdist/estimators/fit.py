@@ -34,7 +34,7 @@ from dpdist.pca.shortened import shortened
 from dpdist.pipeline.budget import default_ledger
 from dpdist.pipeline.release import release_table
 from dpdist.privacy import caution
-from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.release import archive, trusted
 from dpdist.release.artefact import Release
 from dpdist.release.parse import request_from
@@ -76,9 +76,14 @@ class Estimators(Python):
     """As Python, with the names that scikit-learn has for parameters."""
 
     renamed: ClassVar[Mapping[str, str]] = {
+        **{
+            name: Python.renamed[name]
+            for name in ("budget_pure", "budget_delta_reserve", "tls_ca", "tls_cert", "tls_key")
+        },
         "components": "n_components",
         "for_reproduction": "for_reproduction to dpdist.ReleaseRequest",
     }
+    spelled: ClassVar[Mapping[tuple[str, str], tuple[str, str]]] = {}
 
 
 ESTIMATORS = Estimators()
@@ -229,8 +234,8 @@ def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Rele
     if asked.ledger is not None:
         raise RefusedError(
             "A ledger keeps the budget of a table that has an identity, and rows in memory have none: ingest them "
-            f"({step('ingest', 'SOURCE', 'ROWS', budget='BUDGET')}), and fit the path of the rows.zarr. Without a "
-            "ledger, what they cost is remembered by this process only."
+            f"({step('ingest', 'SOURCE', 'ROWS', budget_epsilon='E', budget_delta='D')}), and fit the path of the "
+            "rows.zarr. Without a ledger, what they cost is remembered by this process only."
         )
     if asked.cluster is not None:
         raise UsageError(
@@ -321,6 +326,13 @@ def require_private(release: Release) -> None:
             f"{release.release_id} is not private as claimed, and no estimator vouches for it: look at it "
             f"with {step('pca')}."
         )
+
+
+def proved(release: Release) -> Guarantee:
+    """Return what is proved of a release that a fit made, or :func:`require_private` let pass: neither lacks it."""
+    if release.guarantee is None:
+        raise AssertionError("no estimator holds a release of which nothing is proved")
+    return release.guarantee
 
 
 def parameters_of(release: Release) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from dpdist.estimators.fit import (
     ESTIMATORS,
     facts_of,
     parameters_of,
+    proved,
     release_path,
     released,
     request_of,
@@ -34,7 +35,6 @@ from dpdist.pca.components import Components, components, total_variance
 from dpdist.pca.projection import Projector, scores_in_memory
 from dpdist.pca.scree import Scree, above_noise, require_edge, scree
 from dpdist.pipeline.components import components_of
-from dpdist.privacy.guarantee import Guarantee
 from dpdist.release.artefact import Release
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import open_rows
@@ -53,76 +53,76 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     Parameters
     ----------
-    n_components
+    n_components : int or "auto", default "auto"
         Number of components k, or ``"auto"``: those that stand above the noise of the release, at confidence 0.95.
-    epsilon
+    epsilon : str, int, float or Decimal
         What the release may cost: a number, or decimal text, of whole millionths. Required.
-    delta
+    delta : str, int, float or Decimal, default None
         Likewise, below 1; None for pure differential privacy.
-    clip
+    clip : float
         The clip norm C, in the units of X after the public centre and scale: longer rows are shortened to it, and all
         that is fitted is of rows so shortened; a release that tells that nearly all were comes with a
-        :class:`dpdist.errors.ShortenedRowsWarning`. Required, and to be chosen from what is publicly known, never from
+        :class:`dpdist.ShortenedRowsWarning`. Required, and to be chosen from what is publicly known, never from
         X: that would be a leak.
-    mechanism
+    mechanism : str, default None
         Its name; None takes ``gaussian`` where a delta is given and ``two-sided-wishart`` where none is.
-    neighbours
+    neighbours : {"replace-one", "add-remove"}, default "replace-one"
         ``replace-one``: one row exchanged, and the number of rows public; ``add-remove``: it is private.
-    centre
+    centre : str, path-like, sequence of float or mapping, default "none"
         ``"none"``: components of the second moment about zero. ``"private"``: mean and covariance are released
         together for the one price. Or a public centre: one number per column, a mapping with ``centre`` and
         ``scale``, or a ``.npy``, ``.npz`` or ``.json`` file of these.
-    ledger
+    ledger : str or path-like, default None
         For the path of a rows.zarr: the place of its ledger, if it is not beside it. Refused for rows in memory.
-    release
+    release : str or path-like, default None
         Where to publish the release.zarr. None: for a rows.zarr beside it under the release id; for rows in memory
         nowhere.
-    budget_epsilon, budget_delta
+    budget_epsilon, budget_delta : str, int, float or Decimal, default None
         For rows in memory: what this release may cost together with all earlier ones of this process that share a row
         with it. None: no more than this release alone, so that a second fit is refused. It holds also for fits that
         were chosen from earlier answers if all of them name the same; a larger one, named after an answer, was no limit
         on that answer.
-    budget
+    budget : Budget, default None
         For rows in memory: a :class:`dpdist.Budget` that this fit is charged to, whatever its rows are. Then it decides
         about rows that were released before, if they were charged to it too. None: there is none.
-    accept_large_delta
+    accept_large_delta : bool, default False
         Whether a delta of 1/n or more is meant, which lets a random row be published as it is; where n is public it is
         refused otherwise.
-    grid_bits
+    grid_bits : int, default 16
         The clip norm is ``2**grid_bits`` steps of the integer grid.
-    options
-        Public options of the mechanism, by name; ``components`` is filled from ``n_components``.
-    cluster
-        For the path of a rows.zarr: a :class:`dpdist.runtime.cluster.Cluster`. None: one worker process per core.
+    options : mapping of str, default None
+        Public parameters of the mechanism, by name; ``components`` is filled from ``n_components``.
+    cluster : Cluster, default None
+        For the path of a rows.zarr: where to compute. None: on one worker process per core of this machine.
 
     Attributes
     ----------
-    components_
+    components_ : ndarray
         (k, d) float64, orthonormal rows, by descending eigenvalue; the entry of largest magnitude of each is positive.
-    mean_, scale_
+    mean_, scale_ : ndarray
         (d,) float64: what ``transform`` subtracts, and divides by. The mean is zero with ``centre="none"``.
-    explained_variance_
+    explained_variance_ : ndarray or None
         (k,) float64: the eigenvalues, per row, as released, of rows shortened to ``clip``. None where n is
         private and no mean was released, or where the mechanism releases no eigenvalues.
-    explained_variance_ratio_
+    explained_variance_ratio_ : ndarray or None
         (k,) float64, from 0 to 1, with a sum of at most 1: each eigenvalue without what the noise adds to it, over
         the trace of the released matrix, which is repaired where noise made it smaller than their sum. 0 where the
         eigenvalue is not beyond the edge of the noise; where no edge is known, eigenvalues as released. None where
         no matrix was released.
-    n_above_noise_
+    n_above_noise_ : int or None
         How many of the k components stand above the noise of the release, at confidence 0.95. If these are not all, a
-        :class:`dpdist.errors.DrownedWarning` says so. None where the edge of the noise is not known.
-    squared_cosines_
+        :class:`dpdist.DrownedWarning` says so. None where the edge of the noise is not known.
+    squared_cosines_ : ndarray or None
         (k,) float64: the expected squared cosine of each component with the true one, if no other is about as strong;
         0 where its eigenvalue is not beyond the edge of the noise. None where the edge is not known.
-    squared_cosine_intervals_
+    squared_cosine_intervals_ : ndarray or None
         (k, 2) float64: the squared cosine of each lies between these in at least 95 of 100 releases, under the same
         condition, however strong the component is; from 0 for one that may be noise. None where the edge is not known.
-    guarantee_
-        The :class:`dpdist.privacy.guarantee.Guarantee` of this release.
-    release_
-        The :class:`dpdist.release.artefact.Release`; there also if what came after it failed.
-    n_components_, n_features_in_, feature_names_in_
+    guarantee_ : Guarantee
+        What is proved of this release.
+    release_ : Release
+        The release; there also if what came after it failed.
+    n_components_, n_features_in_, feature_names_in_ : int, int, ndarray of str
         k, d and, where the columns have names, these.
 
     Notes
@@ -136,7 +136,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     a ``StandardScaler`` fitted on them, is not covered; give a public centre and scale instead. Choosing parameters by
     cross-validation fits again and again, and every fit costs.
 
-    **A guarantee that promises little** comes with a :class:`dpdist.errors.WeakGuaranteeWarning`: an epsilon above 10,
+    **A guarantee that promises little** comes with a :class:`dpdist.WeakGuaranteeWarning`: an epsilon above 10,
     or where n is private a delta from 1e-4 on.
 
     **What follows in a pipeline is not private.** A classifier that is fitted to the scores learns from private rows;
@@ -150,6 +150,18 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     and fit the path: its ledger is durable, and the same fit again is the same release at no cost.
 
     NaN and infinity are refused before anything is charged, but for a rows.zarr, where such a row counts as zero.
+
+    See Also
+    --------
+    PrivateCovariance : Mean and covariance instead.
+    release_rows, fit_components, project_rows : The same steps, of a rows.zarr and as functions.
+    Budget : What all fits on the same people may cost.
+
+    References
+    ----------
+    Dwork, Talwar, Thakurta & Zhang 2014; Balle & Wang 2018; Benaych-Georges & Nadakuditi 2011 (which components stand
+    above the noise: :mod:`dpdist.pca.noise_edge`). What is proved of each mechanism stands in its module
+    (:mod:`dpdist.mechanisms`).
 
     Examples
     --------
@@ -367,7 +379,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         return components_of(release_path(self, path, request_of(self, count)), count, cluster=self.cluster)
 
     def _learn(self, release: Release, found: Components) -> None:
-        self.guarantee_: Guarantee | None = release.guarantee
+        self.guarantee_ = proved(release)
         self.components_ = found.components
         self.n_components_ = int(found.components.shape[0])
         self.mean_, self.scale_ = found.mean, found.scale

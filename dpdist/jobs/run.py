@@ -127,15 +127,19 @@ def run(job: Job, *, say: Callable[[str], None], progress: Progress | None = Non
 
 
 def _ingest(job: Job, source: Place, say: Callable[[str], None]) -> None:
+    unit, choices = job.unit, job.choices
     table = budget.ingest_rows(
         source,
         job.rows,
         budget=job.budget,
         ledger=job.ledger,
         columns=job.columns,
+        privacy_unit=None if unit is None else unit.column,
+        max_rows=None if unit is None else unit.max_rows,
+        variable=choices.variable,
+        missing=choices.missing,
+        header=choices.header,
         progress=job.cluster.progress,
-        unit=job.unit,
-        choices=job.choices,
         say=say,
     )
     say(f"{job.rows}: ingested, {counted(table.columns, 'column')}.")  # how many rows may be private

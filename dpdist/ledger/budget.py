@@ -45,14 +45,14 @@ class Budget:
 
     Parameters
     ----------
-    epsilon
-        A number or decimal text, of whole millionths.
-    delta
+    epsilon : str, int, float or Decimal
+        A number of whole millionths. A float is read as it is printed: 0.1 is one tenth.
+    delta : str, int, float or Decimal, default 0
         Likewise, below 1, of whole units of 1e-18. 0: pure releases only.
-    pure
+    pure : str, int, float or Decimal, default 0
         The part of epsilon that is set apart for releases without Gaussian noise, beside Gaussian ones. 0: as the first
         fit needs it. Refused where delta is 0, since then all of it is pure.
-    delta_reserve
+    delta_reserve : str, int, float or Decimal, default 0
         Likewise the part of delta that is set apart for releases of positive delta without Gaussian noise, such as
         ``wishart``.
 
@@ -73,6 +73,11 @@ class Budget:
 
     A charge stays whatever happens to the fit after it. The loss of all fits has to be about the same neighbours, those
     of the first one.
+
+    See Also
+    --------
+    PrivatePCA, PrivateCovariance : Take it.
+    Ledger : A durable budget, of a rows.zarr.
 
     References
     ----------

@@ -58,12 +58,58 @@ _POLL_SECONDS = 0.05
 
 
 class Ledger(Witnessed):
-    """The ledger at a place: state machine and balance, folded from its journal whenever it is asked.
+    """The durable budget of one table, and every release that was charged to it.
+
+    It is folded from its journal whenever it is asked. :func:`dpdist.create_ledger` makes one, and
+    :func:`dpdist.release_rows` charges it.
+
+    Parameters
+    ----------
+    place : str or path-like
+        A folder, or ``postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME``.
+
+    Attributes
+    ----------
+    budget : PrivacyLoss
+        What all releases together may cost.
+    records : list of Record
+        The releases, in the order in which they were charged.
+    dataset_id, ledger_id : str
+        Identities of the table and of the ledger.
+    periods : dict of str to str
+        The closed periods in order, each with its digest; none also where rows do not come in periods.
+    head : str
+        Digest of the last entry of the journal, 64 hexadecimal digits.
 
     Raises
     ------
+    UsageError
+        If the address makes no sense, or what a database needs is not installed.
     DataError
         If there is no ledger, or its journal is damaged.
+
+    See Also
+    --------
+    create_ledger : Makes one.
+    Budget : A budget in memory, for estimators.
+
+    References
+    ----------
+    Rogers, Roth, Ullman & Vadhan 2016 (privacy filters); the theorem is in :mod:`dpdist.privacy.profile`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import dpdist
+    >>> here = tempfile.TemporaryDirectory()
+    >>> np.save(f"{here.name}/table.npy", np.arange(12.0).reshape(4, 3))
+    >>> budget = dpdist.PrivacyLoss.parse(2)
+    >>> table = dpdist.ingest_rows(f"{here.name}/table.npy", f"{here.name}/rows.zarr", budget=budget)
+    >>> ledger = dpdist.Ledger(f"{here.name}/rows.ledger")
+    >>> ledger.records, str(ledger.balance())
+    ([], 'charged 0 releases; left: one pure release of epsilon 2')
+    >>> here.cleanup()
     """
 
     def __init__(self, place: PlaceGiven) -> None:
@@ -73,6 +119,9 @@ class Ledger(Witnessed):
                 f"There is no ledger at {place}. If it was moved, pass {parameter('ledger')}; if it is lost, restore "
                 "it from a copy: what was spent is known nowhere else."
             )
+
+    def __repr__(self) -> str:
+        return f"Ledger({str(self._storage)!r})"
 
     @classmethod
     def create(cls, place: PlaceGiven, *, dataset_id: str, budget: PrivacyLoss, periodic: bool = False) -> Ledger:

@@ -38,7 +38,7 @@ from dpdist.mechanisms import (
     wishart,
 )
 from dpdist.mechanisms.base import Calibrated, Mechanism
-from dpdist.mechanisms.info import Options
+from dpdist.mechanisms.info import MechanismInfo, Options
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.guarantee import PrivacyLoss
 
@@ -62,6 +62,38 @@ MECHANISMS: dict[str, Mechanism] = {mechanism.info.name: mechanism for family in
 
 RECOMMENDED = ("gaussian", "two-sided-wishart")
 """What to take where a delta is allowed, and where none is."""
+
+
+def list_mechanisms() -> tuple[MechanismInfo, ...]:
+    """Return what is said in public of every mechanism: what it claims, and what is really proved.
+
+    Returns
+    -------
+    tuple of MechanismInfo
+        One for each mechanism: ``name``, ``output``, ``law``, ``claimed``, ``proved``, ``delta`` (whether it takes
+        one), ``options`` (its own parameters), ``replacement`` (what to take where the claim is not proved; empty where
+        it is), ``reference`` and more.
+
+    See Also
+    --------
+    ReleaseRequest : Names one.
+    audit_mechanism : Attacks one.
+
+    References
+    ----------
+    Each statement has its own, in ``reference``; the proofs stand in the modules of :mod:`dpdist.mechanisms`.
+
+    Examples
+    --------
+    >>> import dpdist
+    >>> found = {info.name: info for info in dpdist.list_mechanisms()}
+    >>> found["gaussian"].proved
+    '(epsilon, delta), exactly mu-GDP'
+    >>> found["sn"].claimed, found["sn"].proved, found["sn"].replacement  # doctest: +NORMALIZE_WHITESPACE
+    ('epsilon (pure), replace-one', 'not pure: delta = 1 - exp(-epsilon), at any larger epsilon too',
+    'two-sided-wishart')
+    """
+    return tuple(mechanism.info for mechanism in MECHANISMS.values())
 
 
 def mechanism_named(name: str) -> Mechanism:

@@ -83,9 +83,11 @@ class NormGrid:
 
     Parameters
     ----------
-    low, high
-        The first edge, and what the last one reaches at least.
-    per_octave
+    low : float, default 2**-10
+        The first edge, in units of the shifted and scaled rows.
+    high : float, default 2**20
+        What the last edge reaches at least.
+    per_octave : int, default 2
         Edges from one norm to its double, 1 to 64.
 
     Raises
@@ -93,9 +95,15 @@ class NormGrid:
     UsageError
         If these make no grid, or one of more than 1024 edges.
 
+    See Also
+    --------
+    NormsRequest : Takes it.
+    choose_clip_norm : Chooses one of its edges.
+
     Examples
     --------
-    >>> NormGrid(1, 4, 2).edges
+    >>> import dpdist
+    >>> dpdist.NormGrid(1, 4).edges
     (1.0, 1.414, 2.0, 2.828, 4.0)
     >>> NormGrid(1, 16384, 2).edges[-3:]
     (8192.0, 11590.0, 16384.0)
@@ -103,11 +111,13 @@ class NormGrid:
     '1:1000:2'
     """
 
-    low: float
-    high: float
-    per_octave: int
+    low: float = 2.0**-10
+    high: float = 2.0**20
+    per_octave: int = 2
 
     def __post_init__(self) -> None:
+        for name in ("low", "high"):  # a whole number is hashed into the id as the float that it is
+            object.__setattr__(self, name, float(getattr(self, name)))
         if not 2.0**-400 <= self.low < self.high <= 2.0**400:
             raise UsageError(
                 "The grid of norms goes from a positive norm to a larger one, such as 1:1000:4.", parameter="grid"

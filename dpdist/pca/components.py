@@ -34,18 +34,31 @@ class Components:
 
     Attributes
     ----------
-    components
-        (k, d), orthonormal rows, in the shifted and scaled coordinates in which rows were clipped.
-    eigenvalues
-        (k,), descending, in squared units of those coordinates; per row when ``per_row``, else of the sum. None
+    components : ndarray
+        (k, d) float64, orthonormal rows, in the shifted and scaled coordinates in which rows were clipped. The entry of
+        largest magnitude of each is positive.
+    eigenvalues : ndarray or None
+        (k,) float64, descending, in squared units of those coordinates; per row when `per_row`, else of the sum. None
         where the mechanism released a subspace and nothing about eigenvalues.
-    per_row
+    per_row : bool
         Whether the matrix was divided by the number of rows (public, or privately estimated).
-    mean
-        (d,), in the input's units: what is subtracted from a row before it is projected. The public centre (0
+    mean : ndarray
+        (d,) float64, in the input's units: what is subtracted from a row before it is projected. The public centre (0
         without one), plus the private mean times the scale when that was released.
-    scale
-        (d,), in the input's units: what the difference is divided by (1 without a public scale).
+    scale : ndarray
+        (d,) float64, in the input's units: what the difference is divided by (1 without a public scale).
+
+    See Also
+    --------
+    fit_components, open_model : Give it, as ``model.components``.
+    PrivatePCA : The same as an estimator.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import dpdist
+    >>> dpdist.Components(np.eye(4)[:2], None, per_row=True, mean=np.zeros(4), scale=np.ones(4))
+    Components(k=2, d=4)
     """
 
     components: Matrix

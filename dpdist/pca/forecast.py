@@ -86,6 +86,10 @@ class Forecast:
     law: NoiseLaw
     alternatives: tuple[tuple[str, float], ...]
 
+    def __repr__(self) -> str:
+        seen = f"{self.seen} of {len(self.expected)} components seen" if self.guessed else f"edge {self.edge:.4g}"
+        return f"Forecast({self.request.mechanism}, d={self.columns}, n={self.rows}, {seen})"
+
     @property
     def largest(self) -> float:
         """C²: rows hold no more."""
@@ -122,17 +126,28 @@ class Forecast:
         }
 
 
-def forecast(request: ReleaseRequest, columns: int, rows: int, spectrum: Sequence[float] = ()) -> Forecast:
-    """Forecast a release of a table of so many rows and columns.
+def forecast_release(request: ReleaseRequest, columns: int, rows: int, spectrum: Sequence[float] = ()) -> Forecast:
+    """Say what a release would show, before anything is spent: its noise, and which components stand above it.
+
+    It follows from public numbers alone, so it costs nothing.
 
     Parameters
     ----------
-    request
+    request : ReleaseRequest
         The release; its clip norm bounds what rows can hold.
-    columns, rows
-        d and n, or a public guess of n.
-    spectrum
-        Guessed eigenvalues of the second moment per row, in squared units of the bounded rows, largest first. Public.
+    columns : int
+        Columns d of the table.
+    rows : int
+        Rows n of the table, or a public guess.
+    spectrum : sequence of float, default ()
+        Guessed eigenvalues of the second moment per row, in squared units of the bounded rows, largest first. It must
+        be public: taken from the rows, it would be a leak. Empty: shares of the squared clip norm are looked at.
+
+    Returns
+    -------
+    Forecast
+        ``error``, ``edge`` and ``threshold`` of the noise (float, per row, in squared units of the bounded rows),
+        ``expected`` (one for each guessed eigenvalue), ``seen`` and ``alternatives``.
 
     Raises
     ------
@@ -140,6 +155,22 @@ def forecast(request: ReleaseRequest, columns: int, rows: int, spectrum: Sequenc
         If there are no rows, the spectrum is impossible, or the mechanism does not add noise with a known edge.
     RefusedError
         If the mechanism is not private as claimed.
+
+    See Also
+    --------
+    release_rows : Spends it.
+    fit_components : Says the same of a release.
+
+    References
+    ----------
+    Benaych-Georges & Nadakuditi 2011, theorems 2.1 and 2.2 (:mod:`dpdist.pca.noise_edge`).
+
+    Examples
+    --------
+    >>> import dpdist
+    >>> request = dpdist.ReleaseRequest("gaussian", dpdist.PrivacyLoss.parse(1, 1e-6), clip_norm=2500)
+    >>> dpdist.forecast_release(request, columns=784, rows=60000, spectrum=[5e5, 2e5, 5e4, 1e4])
+    Forecast(gaussian, d=784, n=60000, 3 of 4 components seen)
     """
     if rows < 1:
         raise UsageError("A forecast needs at least one row.", parameter="n")

@@ -95,15 +95,46 @@ def save(model: Model, release: Release, target: AnyStore) -> None:
 
 
 @quiet()
-def open_model(place: AnyStore) -> Model:
-    """Read a model.zarr.
+def open_model(path: AnyStore) -> Model:
+    """Read and verify a model.zarr.
+
+    Parameters
+    ----------
+    path : str or path-like
+        Its folder.
+
+    Returns
+    -------
+    Model
+        ``components`` (a :class:`dpdist.Components`), ``names`` (column names, length d) and ``release_id``.
 
     Raises
     ------
+    UsageError
+        If the path is an address.
     DataError
         If there is none or it is damaged.
+
+    See Also
+    --------
+    fit_components : Makes it.
+    project_rows : Uses it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import dpdist
+    >>> here = tempfile.TemporaryDirectory()
+    >>> release, model = f"{here.name}/release.zarr", f"{here.name}/model.zarr"
+    >>> rows = np.random.default_rng(1).normal(size=(1000, 5))
+    >>> fitted = dpdist.PrivateCovariance(epsilon=1, delta=1e-6, clip=4, release=release).fit(rows)
+    >>> made = dpdist.fit_components(release, model, 2)
+    >>> dpdist.open_model(model).components
+    Components(k=2, d=5, with eigenvalues)
+    >>> here.cleanup()
     """
-    store = store_at(place)
+    store = store_at(path)
     otherwise = f"There is no usable model at {store}. Make one with: {step('pca', 'RELEASE', store, components='K')}"
     info = require_format(store, FORMAT, otherwise)
     try:

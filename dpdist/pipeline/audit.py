@@ -5,7 +5,7 @@ The tables are synthetic, so nothing here is private and no ledger is touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +17,10 @@ from dpdist.errors import UsageError
 from dpdist.mechanisms import attack
 from dpdist.mechanisms.attack import AuditTask, Scene
 from dpdist.mechanisms.base import Calibrated
+from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy import audit
-from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
+from dpdist.rows.bounding import RowBound
 from dpdist.runtime.cluster import Cluster
 
 _TASKS = 16
@@ -51,6 +53,11 @@ class Audit:
     counted: audit.Finding
     weighted: audit.Finding | None
     sample: npt.NDArray[np.float64]
+
+    def __repr__(self) -> str:
+        facts = self.to_json()
+        verdict = "rejected" if facts["claim_rejected"] else "not rejected"
+        return f"Audit({self.task.mechanism}, epsilon at least {facts['epsilon_lower']:.4g}, claim {verdict})"
 
     @property
     def finding(self) -> audit.Finding:
@@ -101,33 +108,82 @@ class Audit:
         return words
 
 
-def run(task: AuditTask, error: float, cluster: Cluster) -> Audit:
-    """Draw on the cluster and examine what was drawn.
+def audit_mechanism(
+    mechanism: str,
+    loss: PrivacyLoss,
+    *,
+    columns: int = 3,
+    draws: int = 20_000,
+    confidence: float = 0.999,
+    neighbours: Neighbours | str = Neighbours.REPLACE_ONE,
+    options: Mapping[str, Any] | None = None,
+    cluster: Cluster | None = None,
+) -> Audit:
+    """Attack a mechanism on synthetic tables, and bound its epsilon and delta from below. No ledger is touched.
 
     Parameters
     ----------
-    task
-        What to attack, with all the draws.
-    error
-        Probability with which a bound of the finding is wrong.
-    cluster
-        Where to draw.
+    mechanism : str
+        Its name, one of those that :func:`dpdist.list_mechanisms` lists.
+    loss : PrivacyLoss
+        The epsilon, at most 100, and the delta that are claimed.
+    columns : int, default 3
+        Columns d of the tables.
+    draws : int, default 20000
+        Draws from each of the two tables, at least 32.
+    confidence : float, default 0.999
+        Of the bounds together, between 0.5 and 1.
+    neighbours : Neighbours or str, default Neighbours.REPLACE_ONE
+        The relation between the two tables.
+    options : mapping of str, default None
+        The mechanism's own parameters, by name. None: their defaults.
+    cluster : Cluster, default None
+        Where to draw. None: on one worker process per core of this machine.
+
+    Returns
+    -------
+    Audit
+        ``finding`` (the best event), ``sample`` ((2, draws) float64: the attacker's numbers), ``to_json()`` and
+        ``words()``.
 
     Raises
     ------
     UsageError
         If there are too few draws, the mechanism does not know an option, or its claim is about no epsilon.
+    RefusedError
+        If nothing is proved of it for such neighbours.
     DataError
         If the cluster cannot be used.
+
+    See Also
+    --------
+    list_mechanisms : What is claimed and what is proved of each.
+
+    References
+    ----------
+    Clopper & Pearson 1934 and Hoeffding 1963, theorem 1, for the bounds (:mod:`dpdist.privacy.audit`).
+
+    Examples
+    --------
+    It starts worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
+
+    >>> import dpdist
+    >>> found = dpdist.audit_mechanism("two-sided-wishart", dpdist.PrivacyLoss.parse(1))  # doctest: +SKIP
+    >>> found.to_json()["claim_rejected"]  # doctest: +SKIP
+    False
     """
-    if task.draws < 2 * _TASKS or not 0 < error < 0.5:
+    error, where = 1 - confidence, cluster or Cluster()
+    if draws < 2 * _TASKS or not 0 < error < 0.5:
         raise UsageError(f"An audit needs at least {2 * _TASKS} draws and a confidence between 0.5 and 1.")
-    if task.loss.epsilon > _LARGEST_EPSILON:
+    if loss.epsilon > _LARGEST_EPSILON:
         raise UsageError(
             f"No number of draws says anything about an epsilon above {_LARGEST_EPSILON}.", parameter="epsilon"
         )
+    bound = RowBound(columns, 1.0)
+    query = LatticeQuery(bound.width, bound.norm_bound, neighbours_of(neighbours))
+    task = AuditTask(mechanism, query, loss, dict(options or {}), draws)
     calibrated = task.calibrated()
-    with cluster.connected() as found:
+    with where.connected() as found:
 
         def drawn(scene: Scene) -> npt.NDArray[np.float64]:
             part = replace(task, draws=-(-task.draws // _TASKS), scene=scene)

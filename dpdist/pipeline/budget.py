@@ -28,7 +28,7 @@ from dpdist.release.artefact import open_release
 from dpdist.release.reproduction import reproduced, require_unreproduced
 from dpdist.rows.dataset import RowsTable, bind_ledger, open_rows
 from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
-from dpdist.rows.units import Unit
+from dpdist.rows.units import unit_from
 from dpdist.storage.atomic import make_once, require_new
 from dpdist.storage.store import AnyStore, Store, store_at
 
@@ -59,25 +59,86 @@ def ingest_rows(
     budget: PrivacyLoss | None = None,
     ledger: PlaceGiven | None = None,
     columns: Sequence[str] | None = None,
+    privacy_unit: str | None = None,
+    max_rows: int | None = None,
+    variable: str | None = None,
+    missing: int | None = None,
+    header: str | None = None,
     compress: bool = False,
     progress: Progress | None = None,
-    unit: Unit | None = None,
-    choices: Choices = Choices(),  # noqa: B008 - frozen
     say: Callable[[str], None] | None = None,
 ) -> RowsTable:
-    """Write rows.zarr from files and, with a budget, its ledger.
+    """Write a rows.zarr from files and, with a budget, create its ledger.
 
-    Rows that were ingested from the same files, as they are now, with the same options are left alone, and so is their
-    ledger; if it was not created yet, it is.
+    Rows that were ingested before from the same files with the same options are left alone, and so is their ledger.
+    If the ledger was not created yet, it is.
+
+    Parameters
+    ----------
+    source : str or path-like
+        A file, a folder of files, or the address of one (``s3://``, ``gs://``, ``https://``). Read are .npy, .npz,
+        .csv, .csv.gz, .parquet, .h5ad, .nc, .zarr, .bed, .vcf and .vcf.gz.
+    rows : str or path-like
+        The folder to write: n x d private rows, of the dtype of the source.
+    budget : PrivacyLoss, default None
+        What all releases of these rows together may cost. None: no budget is declared, so that nothing can be released
+        before :func:`dpdist.create_ledger` declares one.
+    ledger : str or path-like, default None
+        Where the budget is kept: a folder, or ``postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME``. None: beside the
+        rows, ``.ledger`` in place of ``.zarr``.
+    columns : sequence of str, default None
+        The columns to keep, in this order. None: all of them.
+    privacy_unit : str, default None
+        The column that says whose row it is, a whole number; it is not stored. None: every row counts alone.
+    max_rows : int, default None
+        How many rows of each privacy unit are kept at most, the first ones. Given with `privacy_unit`, and only then.
+    variable : str, default None
+        The array of rows, where a .nc, .zarr or .h5ad file holds several.
+    missing : {0, 1, 2}, default None
+        The number of alleles to put where a genotype is missing. None: such a file is refused.
+    header : {"yes", "no"}, default None
+        Whether the first line of a .csv names the columns or is a row. None: refused where that is in doubt.
+    compress : bool, default False
+        Whether to compress the chunks, for slow disks. Reading costs more processor time.
+    progress : callable, default None
+        Called with what is under way (str), how many parts of it are done (int) and how many there are (int). None:
+        nobody is told.
+    say : callable, default None
+        Called with sentences (str) about how a file was understood. None: nobody is told.
+
+    Returns
+    -------
+    RowsTable
+        The table: ``path``, ``rows`` (n), ``columns`` (d), ``dtype``, ``names``, ``budget``, ``dataset_id``.
 
     Raises
     ------
     UsageError
-        If the rows are there and declare another budget, or none.
+        If an option makes no sense, or the rows are there and declare another budget, or none.
+    RefusedError
+        If the rows, or a copy of them, have another ledger already, or were released for reproduction.
     DataError
         If the source is unusable, or other rows or a ledger exist already.
+
+    See Also
+    --------
+    create_ledger : Declare the budget later.
+    open_rows : Open rows that were ingested before.
+    choose_clip_norm, release_rows : What comes next.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import dpdist
+    >>> here = tempfile.TemporaryDirectory()
+    >>> np.save(f"{here.name}/table.npy", np.arange(12.0).reshape(4, 3))
+    >>> dpdist.ingest_rows(f"{here.name}/table.npy", f"{here.name}/rows.zarr")
+    RowsTable('rows.zarr', 4 x 3, float64, no budget)
+    >>> here.cleanup()
     """
     rows = store_at(rows)
+    unit, choices = unit_from(privacy_unit, max_rows), Choices(variable, missing, header)
     source = source if isinstance(source, Remote) else location_of(os.fspath(source))
     place = place_given(ledger or default_ledger(rows))
     if rows.exists():
@@ -125,12 +186,17 @@ def create_ledger(ledger: PlaceGiven, rows: AnyStore, budget: PrivacyLoss | None
 
     Parameters
     ----------
-    ledger
-        The folder, or the name in a database, to create it at.
-    rows
-        The table it shall be charged for.
-    budget
-        The budget, or None to take the one that is declared already.
+    ledger : str or path-like
+        Where to create it: a folder, or ``postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME``.
+    rows : str or path-like
+        The rows.zarr whose budget it is.
+    budget : PrivacyLoss, default None
+        What all releases of these rows together may cost. None: what was declared when they were ingested.
+
+    Returns
+    -------
+    Ledger
+        The opened ledger.
 
     Raises
     ------
@@ -140,6 +206,30 @@ def create_ledger(ledger: PlaceGiven, rows: AnyStore, budget: PrivacyLoss | None
         If the rows, or a copy of them, have another ledger already, or were released for reproduction.
     DataError
         If another ledger stands there, or it or the rows cannot be written.
+
+    See Also
+    --------
+    ingest_rows : Declare the budget where the rows are made.
+    Ledger : Open a ledger that is there already.
+
+    References
+    ----------
+    Rogers, Roth, Ullman & Vadhan 2016, Privacy odometers and filters: pay-as-you-go composition. The theorem that the
+    ledger relies on is in :mod:`dpdist.privacy.profile`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import dpdist
+    >>> here = tempfile.TemporaryDirectory()
+    >>> np.save(f"{here.name}/table.npy", np.arange(12.0).reshape(4, 3))
+    >>> table = dpdist.ingest_rows(f"{here.name}/table.npy", f"{here.name}/rows.zarr")
+    >>> budget = dpdist.PrivacyLoss.parse(2, 1e-6)
+    >>> ledger = dpdist.create_ledger(f"{here.name}/rows.ledger", table.path, budget)
+    >>> str(ledger.budget), ledger.balance().charged
+    ('epsilon 2, delta 1e-06', 0)
+    >>> here.cleanup()
     """
     rows = store_at(rows)
     with rows.locked():

@@ -28,6 +28,7 @@ from dpdist.privacy import caution
 from dpdist.privacy.guarantee import MICRO
 from dpdist.release import norm_histogram, worth
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
+from dpdist.release.parse import quantile_from
 from dpdist.release.worth import Worth
 from dpdist.rows.dataset import RowsTable, open_rows
 from dpdist.rows.periods import is_periodic
@@ -62,6 +63,10 @@ class ClipChoice:
     found: QuantileFound
     fresh: bool
     enough_micro: int | None = None
+
+    def __repr__(self) -> str:
+        clip, how = "none" if self.clip is None else exactly(self.clip), "charged now" if self.fresh else "drawn before"
+        return f"ClipChoice(clip={clip}, quantile={float(self.quantile):g}, {how})"
 
     @property
     def worth(self) -> Worth:
@@ -186,38 +191,46 @@ class ClipChoice:
         return low / 100 if low >= 50 else None
 
 
-def choose_clip(
+def choose_clip_norm(
     rows: AnyStore,
     request: NormsRequest,
-    quantile: Fraction,
+    quantile: str | float | Fraction = 0.95,
     *,
     ledger: PlaceGiven | None = None,
     cluster: Cluster | None = None,
     budget_delta: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> ClipChoice:
-    """Choose the clip norm of a table as a quantile of its norms; the same request again costs nothing.
+    """Choose the clip norm of a table privately, as a quantile of the norms of its rows.
 
-    The budget is reserved before any row is read. If a chunk turns out to be unusable, the reservation is refunded,
-    because no noise was drawn; if anything dies, it is kept and the same call resumes.
+    A noisy histogram of the norms is released and charged to the ledger, once. The same request again costs nothing,
+    nor does another quantile of the same histogram. The budget is reserved before any row is read. If a chunk turns out
+    to be unusable, the reservation is refunded, because no noise was drawn; if anything dies, it is kept and the same
+    call resumes.
 
     Parameters
     ----------
-    rows
-        The table.
-    request
-        What to spend, on which grid.
-    quantile
-        Which share of the rows shall be at most as long as the clip norm, between 0 and 1.
-    ledger
-        Where its budget is kept, if not beside it.
-    cluster
-        Where to compute.
-    budget_delta
+    rows : str or path-like
+        The rows.zarr.
+    request : NormsRequest
+        What to spend, and the public grid of norms to choose from.
+    quantile : str, float or Fraction, default 0.95
+        The share of the rows that shall be at most as long as the clip norm, between 0 and 1.
+    ledger : str or path-like, default None
+        Where the budget is kept. None: beside the rows, ``.ledger`` in place of ``.zarr``.
+    cluster : Cluster, default None
+        Where to compute. None: on one worker process per core of this machine.
+    budget_delta : bool, default False
         Whether a request without a delta takes that of the budget, where it has one. If this very histogram was
         released with either before, that one is given again.
-    say
-        Told what the answer will be worth, before anything is charged or read.
+    say : callable, default None
+        Called with what the answer will be worth (str), before anything is charged or read. None: nobody is told.
+
+    Returns
+    -------
+    ClipChoice
+        ``clip`` (float, in the units of the shifted and scaled rows; None where the quantile may lie beyond the grid),
+        ``worth``, ``histogram`` and ``fresh``; all of it public.
 
     Raises
     ------
@@ -229,7 +242,28 @@ def choose_clip(
         If rows or cluster cannot be used.
     ResumableError
         If the cluster was lost half-way.
+
+    See Also
+    --------
+    NormsRequest : What to ask for.
+    release_rows : Takes the clip norm, as part of a :class:`dpdist.ReleaseRequest`.
+
+    References
+    ----------
+    Dwork, McSherry, Nissim & Smith 2006 (histograms); Balle & Wang 2018 (the Gaussian mechanism). Proof and error are
+    in :mod:`dpdist.mechanisms.quantile`.
+
+    Examples
+    --------
+    It starts worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
+
+    >>> import dpdist
+    >>> request = dpdist.NormsRequest(dpdist.PrivacyLoss.parse(0.1))
+    >>> choice = dpdist.choose_clip_norm("rows.zarr", request)  # doctest: +SKIP
+    >>> choice.clip  # doctest: +SKIP
+    90.51
     """
+    quantile = quantile if isinstance(quantile, Fraction) else quantile_from(str(quantile))
     require_quantile(quantile)
     table, where = _table_at(store_at(rows)), cluster or Cluster()
     bound = request.bound(table.columns)

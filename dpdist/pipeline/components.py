@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpdist._util.text import listed
 from dpdist.errors import DataError
@@ -22,38 +22,96 @@ from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
 
 
+class FittedModel(NamedTuple):
+    """A model that was written, and where it is from.
+
+    Attributes
+    ----------
+    model : Model
+        The components, with the release's id and column names.
+    release : Release
+        The release they were taken from.
+    fresh : bool
+        Whether it was written now; False: as many components of the same release stood there already.
+    """
+
+    model: models.Model
+    release: Release
+    fresh: bool
+
+
 def fit_components(
-    release: AnyStore, target: AnyStore, count: int | None, *, cluster: Cluster | None = None
-) -> tuple[models.Model, Release, bool]:
-    """Write model.zarr with the top components of a release; None takes those that stand above its noise.
+    release: AnyStore, model: AnyStore, components: int | None = None, *, cluster: Cluster | None = None
+) -> FittedModel:
+    """Write a model.zarr with the top principal components of a release: free post-processing.
 
-    Return the model, the release it was taken from, and whether it was written now: as many components of the same
-    release that stand there already are left alone.
+    As many components of the same release that stand there already are left alone; nothing else is replaced. A release
+    that is too large for memory is multiplied from the disk: on the cluster if a scheduler or a number of workers is
+    named, else in this process.
 
-    A release that is too large for memory is multiplied from the disk: on the cluster if a scheduler or a number of
-    workers is named, else in this process.
+    Parameters
+    ----------
+    release : str or path-like
+        The release.zarr.
+    model : str or path-like
+        The folder to write.
+    components : int, default None
+        How many, from 1 to the number of columns. None: those that stand above the noise, at confidence 0.95.
+    cluster : Cluster, default None
+        Where to multiply a release that is too large for memory. None: in this process.
+
+    Returns
+    -------
+    FittedModel
+        The model, the release it was taken from, and whether it was written now. ``model.components`` is a
+        :class:`dpdist.Components`.
 
     Raises
     ------
-    DataError
-        If there is no release, something else stands at the target, or it cannot be written, or the cluster cannot be
-        used.
     UsageError
         If there are not so many components, the release is drowned in noise, or none stands above it.
+    DataError
+        If there is no release, something else stands at the target, it cannot be written, or the cluster cannot be
+        used.
+
+    See Also
+    --------
+    open_model : Read it again.
+    project_rows : Rows in the coordinates of the components.
+    PrivatePCA.from_release : The same as an estimator, without a file.
+
+    References
+    ----------
+    Dwork, Talwar, Thakurta & Zhang 2014 (components of a noisy second moment); Benaych-Georges & Nadakuditi 2011 (which
+    of them stand above the noise: :mod:`dpdist.pca.noise_edge`).
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import dpdist
+    >>> here = tempfile.TemporaryDirectory()
+    >>> release = f"{here.name}/release.zarr"
+    >>> rows = np.random.default_rng(2).normal(size=(2000, 6))
+    >>> fitted = dpdist.PrivateCovariance(epsilon=1, delta=1e-6, clip=4, release=release).fit(rows)
+    >>> found = dpdist.fit_components(release, f"{here.name}/model.zarr", 3)
+    >>> found.model.components, found.fresh
+    (Components(k=3, d=6, with eigenvalues), True)
+    >>> here.cleanup()
     """
-    release, target = store_at(release), store_at(target)
+    release, target = store_at(release), store_at(model)
     opened = open_release(release)
     made = {"format": models.FORMAT, "release_id": opened.release_id}
-    if not made_from(target, "model", **made, **({} if count is None else {"k": count})):
+    if not made_from(target, "model", **made, **({} if components is None else {"k": components})):
         target.require_new("model")  # before there is any work
-    elif count is not None:
-        return models.open_model(target), opened, False
-    taken = _components_of(opened, release, count, cluster)
+    elif components is not None:
+        return FittedModel(models.open_model(target), opened, fresh=False)
+    taken = _components_of(opened, release, components, cluster)
     found = models.Model(opened.release_id, opened.names, taken)
     there = partial(made_from, target, "model", **made, k=len(taken.components))
     if make_once(there, partial(models.save, found, opened, target)):
-        return found, opened, True
-    return models.open_model(target), opened, False
+        return FittedModel(found, opened, fresh=True)
+    return FittedModel(models.open_model(target), opened, fresh=False)
 
 
 def components_of(

@@ -36,33 +36,59 @@ _CHECKING = "Checking chunks"
 
 
 @quiet()
-def inspected(
-    place: AnyStore, *, ledger: PlaceGiven | None = None, verify: bool = False, progress: Progress | None = None
+def inspect_path(
+    path: AnyStore, *, ledger: PlaceGiven | None = None, verify: bool = False, progress: Progress | None = None
 ) -> Facts:
-    """Return what is declared about a folder, as JSON values.
+    """Return what is declared about a folder: rows, a folder of periods, a release, a model or scores.
+
+    No value of a row and no statistic of the rows is computed, let alone told.
 
     Parameters
     ----------
-    place
-        Where it is: a path, as text or a path object.
-    ledger
-        Where the budget of rows is kept, if not beside them.
-    verify
+    path : str or path-like
+        The folder.
+    ledger : str or path-like, default None
+        Where the budget of rows is kept. None: beside them, ``.ledger`` in place of ``.zarr``.
+    verify : bool, default False
         Whether to read every chunk of rows or scores and check it. A release and a model are always read and checked.
-    progress
-        Told after every chunk that was checked.
+    progress : callable, default None
+        Called with what is under way (str), how many chunks are checked (int) and how many there are (int). None:
+        nobody is told.
 
     Returns
     -------
     dict
-        ``kind`` and ``private``; the rest depends on the kind. After verifying ``damaged`` lists what is wrong.
+        JSON values by name: ``kind`` (str), ``private`` (bool) and ``path`` (str); the rest depends on the kind. After
+        verifying ``damaged`` (list of str) says what is wrong, and is empty if nothing is.
 
     Raises
     ------
+    UsageError
+        If the path is an address.
+    RefusedError
+        If the seals of periods are to be verified, and their ledger is not at its place.
     DataError
         If it is nothing of dpdist's, or too damaged to say what it is, or the ledger is.
+
+    See Also
+    --------
+    open_rows, open_release, open_model : What is there, as objects.
+    Ledger : The budget.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import dpdist
+    >>> here = tempfile.TemporaryDirectory()
+    >>> np.save(f"{here.name}/table.npy", np.arange(12.0).reshape(4, 3))
+    >>> table = dpdist.ingest_rows(f"{here.name}/table.npy", f"{here.name}/rows.zarr")
+    >>> facts = dpdist.inspect_path(table.path, verify=True)
+    >>> facts["kind"], facts["private"], facts["n"], facts["d"], facts["damaged"]
+    ('rows', True, 4, 3, [])
+    >>> here.cleanup()
     """
-    store, ledger = store_at(place), None if ledger is None else place_given(ledger)
+    store, ledger = store_at(path), None if ledger is None else place_given(ledger)
     kinds: dict[str, Callable[[], Facts]] = {
         dataset.FORMAT: lambda: _rows(open_rows(store, whole=False), ledger, verify=verify, progress=progress),
         artefact.FORMAT: lambda: _release(store),

@@ -45,7 +45,17 @@ from dpdist.storage.arrays import ROOT
 
 @dataclass(frozen=True)
 class Outcome:
-    """A published release, and whether it was computed now or had been committed before."""
+    """A published release, and whether it was made now.
+
+    Attributes
+    ----------
+    release : Release
+        The release, as it stands there.
+    path : Path
+        Where.
+    fresh : bool
+        Whether it was made now; False: it had been before, and is the same.
+    """
 
     release: Release
     path: Path
@@ -83,16 +93,34 @@ class Outcome:
 
 def release_rows(
     rows: AnyPath,
-    target: AnyPath,
+    release: AnyPath,
     request: ReleaseRequest,
     *,
     ledger: PlaceGiven | None = None,
     cluster: Cluster | None = None,
 ) -> Outcome:
-    """Publish one private second moment; the same request again publishes the same bytes at no cost.
+    """Publish a release.zarr: one private second moment; the same request again is the same bytes at no cost.
 
     The budget is reserved before any row is read. If a chunk turns out to be unusable, the reservation is
     refunded, because no noise was drawn; if anything dies, it is kept and the same call resumes.
+
+    Parameters
+    ----------
+    rows : str or path-like
+        The rows.zarr.
+    release : str or path-like
+        The folder to publish. A release that stands there already is never replaced by another one.
+    request : ReleaseRequest
+        What to release, and at what loss.
+    ledger : str or path-like, default None
+        Where the budget is kept. None: beside the rows, ``.ledger`` in place of ``.zarr``.
+    cluster : Cluster, default None
+        Where to compute. None: on one worker process per core of this machine.
+
+    Returns
+    -------
+    Outcome
+        ``release`` (a :class:`dpdist.Release`), ``path``, and ``fresh``: whether it was drawn now.
 
     Raises
     ------
@@ -104,8 +132,29 @@ def release_rows(
         If rows, cluster or target cannot be used.
     ResumableError
         If the cluster was lost half-way.
+
+    See Also
+    --------
+    choose_clip_norm : Where the clip norm does not follow from what is publicly known.
+    forecast_release : What a release will show, before anything is spent.
+    fit_components, open_release : What comes next.
+    PrivatePCA, PrivateCovariance : The same of rows in memory.
+
+    References
+    ----------
+    Dwork, Talwar, Thakurta & Zhang 2014; Balle & Wang 2018. What is proved of each mechanism stands in its module
+    (:mod:`dpdist.mechanisms`).
+
+    Examples
+    --------
+    It starts worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
+
+    >>> import dpdist
+    >>> request = dpdist.ReleaseRequest("gaussian", dpdist.PrivacyLoss.parse(1, 1e-6), clip_norm=100)
+    >>> dpdist.release_rows("rows.zarr", "release.zarr", request)  # doctest: +SKIP
+    Outcome('release.zarr', released now)
     """
-    return release_table(open_rows(rows), target, request, ledger=ledger, cluster=cluster)
+    return release_table(open_rows(rows), release, request, ledger=ledger, cluster=cluster)
 
 
 def release_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 from dpdist.pca import model as models
 from dpdist.pca import projection
@@ -14,21 +15,64 @@ from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
 
 
-def project_rows(
-    rows: AnyStore, model: AnyStore, target: AnyStore, *, cluster: Cluster | None = None
-) -> tuple[int, bool]:
-    """Write scores.zarr, (n, k) float64, or float32 of float32 rows; they are private.
+class ProjectedRows(NamedTuple):
+    """What was projected.
 
-    Return n, and whether they were written now: scores of the same rows, release and number of components that stand
-    there already are left alone.
+    Attributes
+    ----------
+    rows : int
+        n, which under add-remove is private.
+    fresh : bool
+        Whether the scores were written now; False: the same ones stood there already.
+    """
+
+    rows: int
+    fresh: bool
+
+
+def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: Cluster | None = None) -> ProjectedRows:
+    """Write a scores.zarr: the rows, projected on the components of a model. They are private.
+
+    Scores of the same rows, release and number of components that stand there already are left alone.
+
+    Parameters
+    ----------
+    rows : str or path-like
+        The rows.zarr: n x d.
+    model : str or path-like
+        The model.zarr: k components of d columns.
+    scores : str or path-like
+        The folder to write: (n, k) float64, or float32 of float32 rows. They are as private as the rows.
+    cluster : Cluster, default None
+        Where to compute. None: on one worker process per core of this machine.
+
+    Returns
+    -------
+    ProjectedRows
+        n, and whether the scores were written now.
 
     Raises
     ------
     DataError
         If something else stands at the target, or rows, model, cluster or target cannot be used.
+    ResumableError
+        If the cluster was lost half-way.
+
+    See Also
+    --------
+    fit_components : Makes the model.
+    PrivatePCA.transform : The same of rows in memory.
+
+    Examples
+    --------
+    It starts worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
+
+    >>> import dpdist
+    >>> dpdist.project_rows("rows.zarr", "model.zarr", "scores.zarr")  # doctest: +SKIP
+    ProjectedRows(rows=1797, fresh=True)
     """
     where = cluster or Cluster()
-    model, target = store_at(model), store_at(target)
+    model, target = store_at(model), store_at(scores)
     table, found = open_rows(rows), models.open_model(model)
     there = partial(
         made_from,
@@ -42,7 +86,7 @@ def project_rows(
     fresh = make_once(there, partial(_project, table, found, model, target, where))
     if not fresh:
         projection.require_whole(target, table)
-    return table.rows, fresh
+    return ProjectedRows(table.rows, fresh)
 
 
 def _project(table: RowsTable, found: models.Model, model: Store, target: Store, where: Cluster) -> None:

@@ -22,13 +22,54 @@ ATTO = 10**18
 """Units of delta in one."""
 
 
+Number = str | int | float | Decimal
+"""How a loss may be written: a float by its shortest decimal text."""
+
+
 class Neighbours(enum.StrEnum):
-    """Which two tables the guarantee cannot tell apart."""
+    """Which two tables a guarantee does not let anybody tell apart.
+
+    Attributes
+    ----------
+    REPLACE_ONE : str
+        ``"replace-one"``: one row exchanged for any other; the number of rows n is public.
+    ADD_REMOVE : str
+        ``"add-remove"``: one row more or fewer; n is private.
+
+    See Also
+    --------
+    ReleaseRequest, NormsRequest : Take it.
+    Guarantee : Names it.
+
+    References
+    ----------
+    Dwork, McSherry, Nissim & Smith 2006; Kifer & Machanavajjhala 2011 call them bounded and unbounded.
+
+    Examples
+    --------
+    >>> import dpdist
+    >>> [str(relation) for relation in dpdist.Neighbours]
+    ['replace-one', 'add-remove']
+    """
 
     REPLACE_ONE = "replace-one"
     """One row exchanged for any other; the number of rows n is public (the papers' relation, the default)."""
     ADD_REMOVE = "add-remove"
     """One row more or fewer; n is private."""
+
+
+def neighbours_of(given: str) -> Neighbours:
+    """Return the relation that a word stands for.
+
+    Raises
+    ------
+    UsageError
+        If it is no such word.
+    """
+    try:
+        return Neighbours(given)
+    except ValueError:
+        raise UsageError(f"{parameter('neighbours')} must be one of {', '.join(Neighbours)}, not {given!r}.") from None
 
 
 class Arithmetic(enum.StrEnum):
@@ -40,7 +81,8 @@ class Arithmetic(enum.StrEnum):
     """The proof is about real numbers; the machine approximates them."""
 
 
-def _counted(text: str | Decimal, unit: int, name: str, counted_in: str) -> int:
+def _counted(number: Number, unit: int, name: str, counted_in: str) -> int:
+    text = str(number)  # of a float the digits with which it was written, and not the binary fraction beside them
     try:
         value = Decimal(text)
     except InvalidOperation:
@@ -60,21 +102,32 @@ class PrivacyLoss:
 
     Parameters
     ----------
-    epsilon_micro
-        Epsilon in millionths, at least 1.
-    delta_atto
-        Delta in units of 1e-18, at least 0 (pure differential privacy) and below 1.
+    epsilon_micro : int
+        Epsilon in millionths, from 1 to 10**12.
+    delta_atto : int, default 0
+        Delta in units of 1e-18, at least 0 (pure differential privacy) and below 10**18.
 
     Raises
     ------
     DataError
         If either is out of range.
 
+    See Also
+    --------
+    PrivacyLoss.parse : Make one from numbers.
+    PrivacyLoss.declared : Make a budget of which parts are set apart.
+    Budget : A budget that fits in memory share.
+
+    References
+    ----------
+    Dwork, McSherry, Nissim & Smith 2006; Dwork, Kenthapadi, McSherry, Mironov & Naor 2006.
+
     Examples
     --------
-    >>> PrivacyLoss.parse("0.5", "1e-6")
+    >>> import dpdist
+    >>> dpdist.PrivacyLoss.parse(0.5, 1e-6)
     PrivacyLoss(epsilon_micro=500000, delta_atto=1000000000000)
-    >>> str(PrivacyLoss.parse("1"))
+    >>> str(dpdist.PrivacyLoss.parse("1"))
     'epsilon 1, delta 0'
     """
 
@@ -90,18 +143,58 @@ class PrivacyLoss:
             raise DataError("Delta must be at least 0 (pure differential privacy) and below 1.")
 
     @classmethod
-    def parse(cls, epsilon: str | Decimal, delta: str | Decimal = "0") -> PrivacyLoss:
-        """Read decimal text exactly; a value finer than the units is refused, not rounded."""
+    def parse(cls, epsilon: Number, delta: Number = 0) -> PrivacyLoss:
+        """Read numbers exactly; a value finer than the units is refused, not rounded.
+
+        Parameters
+        ----------
+        epsilon : str, int, float or Decimal
+            A number of whole millionths. A float is read as it is printed: 0.1 is one tenth.
+        delta : str, int, float or Decimal, default 0
+            Likewise, of whole units of 1e-18, below 1. 0: pure differential privacy.
+
+        Returns
+        -------
+        PrivacyLoss
+            In exact units.
+
+        Raises
+        ------
+        UsageError
+            If one is no number.
+        DataError
+            If one is out of range, or finer than the units.
+        """
         return cls(
             _counted(epsilon, MICRO, "Epsilon", "millionths"),
             _counted(delta, ATTO, "Delta", "units of 1e-18"),
         )
 
     @classmethod
-    def declared(
-        cls, epsilon: str | Decimal, delta: str | Decimal = "0", pure: str | Decimal = "0", reserve: str | Decimal = "0"
-    ) -> PrivacyLoss:
-        """Read a budget as it is declared: epsilon, delta, and the parts of a :class:`MixedBudget`, if any."""
+    def declared(cls, epsilon: Number, delta: Number = 0, pure: Number = 0, reserve: Number = 0) -> PrivacyLoss:
+        """Read a budget of which parts may be set apart for releases that are not Gaussian.
+
+        Parameters
+        ----------
+        epsilon, delta : str, int, float or Decimal
+            The whole budget, as of :meth:`parse`.
+        pure : str, int, float or Decimal, default 0
+            The part of epsilon for releases without Gaussian noise, beside Gaussian ones.
+        reserve : str, int, float or Decimal, default 0
+            The part of delta for releases of positive delta without Gaussian noise.
+
+        Returns
+        -------
+        PrivacyLoss
+            In exact units.
+
+        Raises
+        ------
+        UsageError
+            If one is no number, or a part is larger than the whole.
+        DataError
+            If epsilon or delta is out of range, or finer than the units.
+        """
         try:
             parts = (_counted(pure, MICRO, parameter("budget_pure"), "millionths"),
                      _counted(reserve, ATTO, parameter("budget_delta_reserve"), "units of 1e-18"))  # fmt: skip
@@ -195,24 +288,42 @@ class MixedBudget(PrivacyLoss):
 
 @dataclass(frozen=True)
 class Guarantee:
-    """A proved statement about one release.
+    """What is proved of one release.
 
     Parameters
     ----------
-    neighbours
+    neighbours : Neighbours
         The neighbouring relation.
-    loss
+    loss : PrivacyLoss
         (epsilon, delta) of the release on its own.
-    mu_squared
-        Square of the Gaussian differential privacy parameter, exact, when the release is Gaussian
-        (Dong, Roth & Su 2022); None otherwise. It composes by addition.
-    arithmetic
-        The arithmetic the proof is about.
-    proof
-        Where the proof stands.
-    bounded_ranges
+    mu_squared : Fraction or None
+        Square of the parameter mu of Gaussian differential privacy, exact; None where the release is not Gaussian. It
+        composes by addition.
+    arithmetic : Arithmetic
+        Whether the proof is about the machine's integers (``integer-exact``) or real numbers (``ideal-real``).
+    proof : str
+        The module that the proof stands in.
+    bounded_ranges : tuple of Fraction, default ()
         Lengths of the intervals over which the privacy losses of its steps range, one a step, exact, where each step is
-        an exponential mechanism, given those before (Dong, Durfee & Rogers 2020); empty otherwise.
+        an exponential mechanism, given those before. Empty otherwise.
+
+    See Also
+    --------
+    Release : Carries one.
+    PrivatePCA : Holds one, as ``guarantee_``.
+
+    References
+    ----------
+    Dong, Roth & Su 2022 (Gaussian differential privacy); Dong, Durfee & Rogers 2020 (bounded ranges).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import dpdist
+    >>> rows = np.random.default_rng(3).normal(size=(300, 3))
+    >>> fitted = dpdist.PrivateCovariance(epsilon=1, delta=1e-6, clip=4).fit(rows)
+    >>> fitted.guarantee_, fitted.guarantee_.proof
+    (Guarantee(epsilon=1, delta=1e-06, replace-one), 'dpdist.mechanisms.gaussian')
     """
 
     neighbours: Neighbours

@@ -154,13 +154,70 @@ class Heading:
 
 @dataclass(frozen=True, kw_only=True)
 class Release(Heading):
-    """A private second moment, or subspace.
+    """A private second moment, or subspace, and all that is publicly known about it.
+
+    :func:`dpdist.open_release` and the estimators make it; everything in it is public.
 
     Attributes
     ----------
-    answer
+    second_moment : ndarray
+        ``sum x x^T`` plus noise, (d, d) float64, symmetric, in squared units of the bounded rows. Made when asked for.
+    row_sum : ndarray or None
+        ``sum x`` plus noise, (d,) float64, in units of the bounded rows; None without private centring.
+    row_count : float or None
+        Number of rows where n is public, its private estimate where the mean was released, else None.
+    subspace : ndarray or None
+        The released components, (k, d) float64, orthonormal rows; None where a second moment was released.
+    status : str
+        ``"private"``, or ``"not private as claimed"``.
+    cautions : tuple of str
+        What should be known of a guarantee that promises little; empty for most.
+    release_id : str
+        Its id.
+    mechanism : str
+        The name of its mechanism.
+    names : tuple of str
+        Column names, length d.
+    neighbours : Neighbours
+        The neighbouring relation.
+    claim : PrivacyLoss or None
+        The (epsilon, delta) its authors claim; None for a mechanism that is not private at all.
+    guarantee : Guarantee or None
+        What is proved. It falls short of the claim only in a release made for reproduction.
+    bound : RowBound
+        How rows were bounded.
+    noise : Noise
+        What is known of the noise, in lattice units: one is ``bound.unit**2``.
+    rows : int or None
+        n under replace-one, None under add-remove.
+    ledger_head : str or None
+        Where the journal of its ledger ended before the noise was drawn: 64 hexadecimal digits. None in a release made
+        for reproduction or in memory, and in a sum of releases.
+    extents : tuple of Extent
+        Of which rows it is; disjoint.
+    releases : tuple of str
+        Ids of the releases it is the sum of; none in a release that was drawn itself.
+    unit : Unit or None
+        Whose rows change together between neighbours, and how many at most; None: one row.
+    condition : str or None
+        What a person stated of the ledger's past, on which the guarantee rests; None: it rests on nothing.
+    answer : ndarray or Array
         The released integers, (w, w) int64, w = d or d + 1, one unit is ``bound.unit**2``; or the released subspace,
         (k, d) float64, orthonormal rows. What is large is an array on the disk, of which parts can be read.
+
+    See Also
+    --------
+    open_release : Reads it.
+    PrivatePCA.from_release, PrivateCovariance.from_release : What follows from it, at no cost.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import dpdist
+    >>> rows = np.random.default_rng(4).normal(size=(400, 4))
+    >>> release = dpdist.PrivateCovariance(epsilon=1, delta=1e-6, clip=4).fit(rows).release_
+    >>> release.second_moment.shape, release.rows, release.status
+    ((4, 4), 400, 'private')
     """
 
     answer: npt.NDArray[np.int64] | Matrix | Array
@@ -291,10 +348,40 @@ def _tile_is_sound(answer: Any, moment: Array, place: tuple[slice, slice], relea
 def open_release(place: AnyStore) -> Release:
     """Read and verify a release.zarr.
 
+    Parameters
+    ----------
+    path : str or path-like
+        Its folder.
+
+    Returns
+    -------
+    Release
+        The release. A matrix of more than 256 MiB stays on the disk until parts of it are asked for.
+
     Raises
     ------
+    UsageError
+        If the path is an address.
     DataError
         If there is none, or its parts are damaged or contradict one another.
+
+    See Also
+    --------
+    release_rows : Makes it.
+    inspect_path : Says in plain values what stands at a path.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import dpdist
+    >>> here = tempfile.TemporaryDirectory()
+    >>> path = f"{here.name}/release.zarr"
+    >>> rows = np.random.default_rng(5).normal(size=(500, 3))
+    >>> fitted = dpdist.PrivateCovariance(epsilon=1, delta=1e-6, clip=4, release=path).fit(rows)
+    >>> dpdist.open_release(path).guarantee
+    Guarantee(epsilon=1, delta=1e-06, replace-one)
+    >>> here.cleanup()
     """
     store = store_at(place)
     info = require_format(

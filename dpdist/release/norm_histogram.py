@@ -27,7 +27,7 @@ from dpdist.moment.norm_histogram import NormGrid
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.caution import cautions
-from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.release.transaction import Transaction
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.table import Table
@@ -38,28 +38,50 @@ FORMATS = {DiscreteLaplace.law: "dpdist-norms/1", RoundedNormal.law: "dpdist-nor
 
 @dataclass(frozen=True)
 class NormsRequest:
-    """A request for one private histogram of the norms of rows.
+    """What to spend on the choice of a clip norm: a private histogram of the norms of the rows.
 
     Parameters
     ----------
-    loss
-        What it may cost: Gaussian noise with a delta, discrete Laplace noise without one.
-    grid
-        The public grid.
-    neighbours
+    loss : PrivacyLoss
+        What it may cost, a small part of the budget: Gaussian noise with a delta, discrete Laplace noise without one.
+    grid : NormGrid, default NormGrid()
+        The public norms to choose from.
+    neighbours : Neighbours or str, default Neighbours.REPLACE_ONE
         The neighbouring relation.
-    centre, scale
-        Public shift and divisor per column, as of the release whose clip norm is chosen, or None.
-    accept_large_delta
-        As of :class:`dpdist.release.request.ReleaseRequest`.
+    centre : tuple of float, default None
+        Public shift, one number for each of the d columns, as of the release whose clip norm is chosen. None: no shift.
+    scale : tuple of float, default None
+        Public divisor, likewise.
+    accept_large_delta : bool, default False
+        Whether a delta of 1/n or more is meant, where n is public.
+
+    Raises
+    ------
+    UsageError
+        If there is no such neighbouring relation.
+
+    See Also
+    --------
+    choose_clip_norm : Takes it.
+    ReleaseRequest : What the clip norm is for.
+
+    Examples
+    --------
+    >>> import dpdist
+    >>> request = dpdist.NormsRequest(dpdist.PrivacyLoss.parse(0.1), dpdist.NormGrid(1, 1000))
+    >>> str(request.loss), request.grid.edges[:3]
+    ('epsilon 0.1, delta 0', (1.0, 1.414, 2.0))
     """
 
     loss: PrivacyLoss
-    grid: NormGrid
+    grid: NormGrid = NormGrid()  # noqa: RUF009 - frozen
     neighbours: Neighbours = Neighbours.REPLACE_ONE
     centre: tuple[float, ...] | None = None
     scale: tuple[float, ...] | None = None
     accept_large_delta: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "neighbours", neighbours_of(self.neighbours))
 
     def bound(self, columns: int) -> RowBound:
         """Return the public shift and scale of rows of so many columns.

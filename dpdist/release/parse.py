@@ -21,7 +21,7 @@ from dpdist.mechanisms.quantile import require_quantile
 from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.norm_histogram import NormGrid
 from dpdist.naming import parameter
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import PrivacyLoss, neighbours_of
 from dpdist.release.norm_histogram import NormsRequest
 from dpdist.release.request import Centring, ReleaseRequest
 
@@ -59,8 +59,6 @@ def request_from(
     loss = PrivacyLoss.parse(epsilon, delta or "0")
     if delta is not None and not loss.delta_atto:
         raise DataError("Delta must lie between 0 and 1, both excluded; for pure privacy leave it out.")
-    if neighbours not in {n.value for n in Neighbours}:
-        raise UsageError(f"{parameter('neighbours')} must be one of {', '.join(Neighbours)}, not {neighbours!r}.")
     shift: dict[str, tuple[float, ...] | None] = {}
     if centre not in {Centring.NONE, Centring.PRIVATE}:
         shift = read_public_centre(folder / centre)
@@ -69,7 +67,7 @@ def request_from(
         mechanism=chosen,
         loss=loss,
         clip_norm=clip,
-        neighbours=Neighbours(neighbours),
+        neighbours=neighbours_of(neighbours),
         centring=Centring.PRIVATE if centre == Centring.PRIVATE else Centring.NONE,
         grid_bits=grid_bits,
         period=period,
@@ -110,7 +108,7 @@ def norms_request_from(
     return NormsRequest(
         PrivacyLoss.parse(epsilon, delta or "0"),
         NormGrid.parse(grid),
-        Neighbours(neighbours),
+        neighbours_of(neighbours),
         accept_large_delta=accept_large_delta,
         **shift,
     )

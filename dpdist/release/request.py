@@ -21,13 +21,33 @@ from dpdist.mechanisms.info import MechanismInfo
 from dpdist.mechanisms.registry import calibrated, mechanism_named
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.naming import parameter
-from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.table import Table
 
 
 class Centring(enum.StrEnum):
-    """How the mean is dealt with."""
+    """Whether a release tells the mean as well.
+
+    Attributes
+    ----------
+    NONE : str
+        ``"none"``: the second moment about zero, or about a public centre.
+    PRIVATE : str
+        ``"private"``: each row x gets one more entry, half the clip norm, and one release gives the second moment and
+        the sum of the rows.
+
+    See Also
+    --------
+    ReleaseRequest : Takes it.
+
+    Examples
+    --------
+    >>> import dpdist
+    >>> loss = dpdist.PrivacyLoss.parse(1, 1e-6)
+    >>> dpdist.ReleaseRequest("gaussian", loss, 100, centring=dpdist.Centring.PRIVATE).bound(columns=4).width
+    5
+    """
 
     NONE = "none"
     """Second moment about zero, or about a public centre."""
@@ -35,42 +55,73 @@ class Centring(enum.StrEnum):
     """Rows are augmented to [x; C/2]; one release gives second moment and sum of the rows."""
 
 
+def _centring_of(given: str) -> Centring:
+    """Return what a word stands for.
+
+    Raises
+    ------
+    UsageError
+        If it is no such word.
+    """
+    try:
+        return Centring(given)
+    except ValueError:
+        raise UsageError(f"centring must be one of {', '.join(Centring)}, not {given!r}.") from None
+
+
 @dataclass(frozen=True)
 class ReleaseRequest:
-    """A request for one release.
+    """What to release: one private second moment, completely described by public parameters.
 
     Parameters
     ----------
-    mechanism
-        Name of a mechanism.
-    loss
+    mechanism : str
+        Name of a mechanism, one of those that :func:`dpdist.list_mechanisms` lists. ``gaussian`` is recommended where a
+        delta is allowed, ``two-sided-wishart`` where none is.
+    loss : PrivacyLoss
         The (epsilon, delta) it may cost.
-    clip_norm
-        Public clip norm C, in units of the shifted and scaled rows.
-    neighbours
+    clip_norm : float
+        Public clip norm C > 0, in units of the shifted and scaled rows: longer rows are shortened to it. Never computed
+        from the rows, unless by :func:`dpdist.choose_clip_norm`.
+    neighbours : Neighbours or str, default Neighbours.REPLACE_ONE
         The neighbouring relation.
-    centring
-        Whether the mean is released too.
-    centre, scale
-        Public shift and divisor per column, or None.
-    grid_bits
-        b; the clip norm is ``2**b`` grid steps.
-    period
+    centring : Centring or str, default Centring.NONE
+        Whether the mean is released too, for the one price.
+    centre : tuple of float, default None
+        Public shift, one number for each of the d columns. None: no shift.
+    scale : tuple of float, default None
+        Public divisor, one positive number for each of the d columns. None: no divisor.
+    grid_bits : int, default 16
+        b, from 2 to 24: the clip norm is ``2**b`` grid steps.
+    period : str, default ""
         Names one of several releases with the same parameters; empty for the only one.
-    name
-        An id chosen by the caller instead of the derived one, or None.
-    options
-        Public parameters of the mechanism; those left out take their defaults.
-    for_reproduction
+    name : str, default None
+        The release id: 1 to 64 letters, digits, hyphens or underscores. None: it follows from the parameters.
+    options : mapping of str, default {}
+        Public parameters of the mechanism, by name; those left out take their defaults.
+    for_reproduction : bool, default False
         Whether a mechanism whose claim is not proved is meant. Its release is charged to no ledger, says that it is
         not private as claimed, and is made only of rows that never had a budget.
-    accept_large_delta
+    accept_large_delta : bool, default False
         Whether a delta of 1/n or more is meant, where n is public. It is no part of the id: the release is the same.
 
     Raises
     ------
     UsageError
-        If mechanism, delta, centring and options do not go together.
+        If mechanism, delta, neighbours, centring and options do not go together, or there is no such mechanism.
+
+    See Also
+    --------
+    release_rows : Takes it.
+    forecast_release : Says what it will show.
+    choose_clip_norm : Chooses its clip norm.
+
+    Examples
+    --------
+    >>> import dpdist
+    >>> request = dpdist.ReleaseRequest("gaussian", dpdist.PrivacyLoss.parse(1, 1e-6), clip_norm=100)
+    >>> str(request.loss), str(request.neighbours), request.clip_norm
+    ('epsilon 1, delta 1e-06', 'replace-one', 100.0)
     """
 
     mechanism: str
@@ -88,6 +139,10 @@ class ReleaseRequest:
     accept_large_delta: bool = False
 
     def __post_init__(self) -> None:
+        # what a caller may write as a word or a whole number is compared, and hashed into the id, as what it stands for
+        object.__setattr__(self, "neighbours", neighbours_of(self.neighbours))
+        object.__setattr__(self, "centring", _centring_of(self.centring))
+        object.__setattr__(self, "clip_norm", float(self.clip_norm))
         info = self.mechanism_info
         info.require_delta_use(self.loss)
         info.filled(self.options)  # refuses what it does not know

@@ -44,21 +44,26 @@ def compiled_kernel() -> Callable[..., int] | None:
 
 @dataclass(frozen=True)
 class RowBound:
-    """The public description of how a row is bounded.
+    """How every row is bounded before it is summed, in public numbers.
+
+    A row x becomes ``(x - centre) / scale``, is shortened to norm C if it is longer, and is rounded towards zero to a
+    grid of integers.
 
     Parameters
     ----------
-    columns
+    columns : int
         Number of columns d of the table.
-    clip_norm
+    clip_norm : float
         Clip norm C > 0, in the units of the shifted and scaled rows; public, never computed from the data.
-    grid_bits
-        b: the clip norm is ``2**b`` grid steps, ``2 <= b <= 24``.
-    centre, scale
-        Public shift and divisor per column, or None. A row x becomes ``(x - centre) / scale`` before clipping.
-    constant
-        Last entry appended to every row, in grid steps, for private centring (0: none). At most ``2**b``, where the
-        sensitivity formulas are tight.
+    grid_bits : int, default 16
+        b, from 2 to 24: the clip norm is ``2**b`` grid steps.
+    centre : tuple of float, default None
+        Public shift, one number for each of the d columns. None: no shift.
+    scale : tuple of float, default None
+        Public divisor, one positive number for each of the d columns. None: no divisor.
+    constant : int, default 0
+        Last entry appended to every row, in grid steps, for private centring; at most ``2**b``, where the sensitivity
+        formulas are tight. 0: none.
 
     Raises
     ------
@@ -66,6 +71,18 @@ class RowBound:
         If the clip norm is out of range.
     UsageError
         If another parameter is out of range, or the norm of a row of this width would not fit the integer arithmetic.
+
+    See Also
+    --------
+    ReleaseRequest : Describes a whole release.
+    Release : Says how its rows were bounded.
+
+    Examples
+    --------
+    >>> import dpdist
+    >>> bound = dpdist.RowBound(columns=784, clip_norm=2500.0)
+    >>> bound.unit, bound.norm_bound  # of a grid step, and the largest squared norm of an integer row
+    (0.03814697265625, 4294967296)
     """
 
     columns: int

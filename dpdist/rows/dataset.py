@@ -80,6 +80,11 @@ class RowsTable(Shape):
     def __str__(self) -> str:
         return str(self.store)
 
+    def __repr__(self) -> str:
+        name = str(self.store).rpartition("/")[2]
+        budget = "no budget" if self.budget is None else f"budget {self.budget}"
+        return f"{type(self).__name__}({name!r}, {self.rows} x {self.columns}, {self.dtype}, {budget})"
+
     @property
     def path(self) -> Path:
         """Its folder on this machine; UsageError where it lies elsewhere."""
@@ -265,22 +270,47 @@ def mark_reproduced(table: RowsTable) -> None:
 
 
 @quiet()
-def open_rows(place: AnyStore, *, whole: bool = True) -> RowsTable:
+def open_rows(path: AnyStore, *, whole: bool = True) -> RowsTable:
     """Open and validate a rows.zarr, the presence and size of every chunk included.
 
     Parameters
     ----------
-    place
-        Where it is: a path, as text or a path object.
-    whole
-        Whether every chunk must be there; else see :func:`incomplete`.
+    path : str or path-like
+        Its folder.
+    whole : bool, default True
+        Whether every chunk must be there. False: what is missing is not looked for.
+
+    Returns
+    -------
+    RowsTable
+        ``path``, ``rows`` (n), ``columns`` (d), ``dtype``, ``names``, ``budget``, ``dataset_id`` and more. No row is
+        read.
 
     Raises
     ------
+    UsageError
+        If the path is an address.
     DataError
-        If there is none, it was not made by ``dpdist ingest``, or a chunk is missing or has the wrong size.
+        If there is none, it was not made by an ingest, or a chunk is missing or has the wrong size.
+
+    See Also
+    --------
+    ingest_rows : Makes them.
+    inspect_path : Says in plain values what stands at a path, and checks the chunks.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import dpdist
+    >>> here = tempfile.TemporaryDirectory()
+    >>> np.save(f"{here.name}/table.npy", np.arange(12.0).reshape(4, 3))
+    >>> made = dpdist.ingest_rows(f"{here.name}/table.npy", f"{here.name}/rows.zarr")
+    >>> dpdist.open_rows(f"{here.name}/rows.zarr").names
+    ('c0', 'c1', 'c2')
+    >>> here.cleanup()
     """
-    store = store_at(place)
+    store = store_at(path)
     otherwise = f"There are no usable rows at {store}. Make them with: {step('ingest', 'SOURCE', store)}"
     info = require_format(store, FORMAT, otherwise)
     try:

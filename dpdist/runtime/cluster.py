@@ -18,23 +18,24 @@ from dpdist.storage.atomic import scratch
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where to compute.
+    """Where to compute: on an existing Dask cluster, or on worker processes of this machine.
 
     Parameters
     ----------
-    scheduler
-        Address of an existing Dask scheduler, or None for worker processes on this machine.
-    workers
-        Number of local worker processes, or None for one per core.
-    trusted_worker
+    scheduler : str, default None
+        Address of an existing Dask scheduler, such as ``tls://10.0.0.1:8786``. None: worker processes on this machine,
+        which listen on the loopback interface only.
+    workers : int, default None
+        Number of local worker processes. None: one per core.
+    trusted_worker : bool, default False
         Whether ledger and noise live on the worker that offers the resource ``trusted`` instead of in this process.
-    certificates
+    certificates : Certificates, default None
         What to show to a scheduler that speaks TLS, and to know it by.
-    insecure
+    insecure : bool, default False
         Whether to use a scheduler on the network that is not encrypted.
-    progress
+    progress : callable, default None
         Called with what is under way (str), how many parts of it are done (int) and how many there are (int), in this
-        process; None tells nobody. It is no part of what makes two clusters equal.
+        process. None: nobody is told. It is no part of what makes two clusters equal.
 
     Raises
     ------
@@ -43,6 +44,22 @@ class Cluster:
         scheduler's address do not go together.
     RefusedError
         If the scheduler is on the network, not encrypted, and that is not explicitly wanted.
+
+    See Also
+    --------
+    release_rows, choose_clip_norm, project_rows, audit_mechanism : Take it.
+    Certificates : For a scheduler that speaks TLS.
+
+    Examples
+    --------
+    Nothing is started or connected to before it is needed.
+
+    >>> import dpdist
+    >>> dpdist.Cluster(workers=4)
+    Cluster(scheduler=None, workers=4, trusted_worker=False, certificates=None, insecure=False)
+    >>> dpdist.Cluster("tcp://10.0.0.1:8786")  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    dpdist.errors.RefusedError: ...
     """
 
     scheduler: str | None = None

@@ -27,7 +27,33 @@ _MOST = 16 << 20
 
 @dataclass(frozen=True)
 class Certificates:
-    """The files with which this process shows a cluster who it is, and knows the cluster: PEM, the key unencrypted."""
+    """The files with which this process shows a cluster who it is, and knows the cluster: PEM, the key unencrypted.
+
+    Parameters
+    ----------
+    authority : str or path-like
+        Certificate of the cluster's CA.
+    certificate : str or path-like
+        The certificate of this process, of that CA.
+    key : str or path-like
+        The certificate's key.
+
+    Raises
+    ------
+    UsageError
+        If one is an address. The files are read, and checked, when a cluster is connected to.
+
+    See Also
+    --------
+    Cluster : Takes them.
+
+    Examples
+    --------
+    >>> import dpdist
+    >>> keys = dpdist.Certificates("ca.pem", "cert.pem", "key.pem")
+    >>> dpdist.Cluster("tls://10.0.0.1:8786", certificates=keys).scheduler
+    'tls://10.0.0.1:8786'
+    """
 
     authority: Path
     certificate: Path
