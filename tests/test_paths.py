@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +11,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from dpdist import PrivatePCA
+import dpdist
 from dpdist._util.paths import AnyPath
 from dpdist.cli import cli
 from dpdist.errors import DataError, UsageError
 from dpdist.jobs import job_file, run, status
-from dpdist.ledger.ledger import Ledger
-from dpdist.pca.model import open_model
-from dpdist.pipeline import budget, inspect
-from dpdist.pipeline.clip_norm import choose_clip_norm
-from dpdist.pipeline.components import fit_components
-from dpdist.pipeline.release import release_rows
-from dpdist.pipeline.scores import project_rows
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.artefact import open_release
-from dpdist.release.combine import combined, write_sum
-from dpdist.release.parse import norms_request_from
-from dpdist.release.request import ReleaseRequest
+from dpdist.pipeline import budget
 from dpdist.report import html
-from dpdist.rows.dataset import open_rows
 from dpdist.runtime import engine
 
-REQUEST = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), 8.0)
+REQUEST = dpdist.ReleaseRequest("gaussian", dpdist.PrivacyLoss.parse(1, 1e-6), 8.0)
 
 
 class Named:
@@ -54,24 +41,24 @@ def _everything(folder: Path, form: Callable[[Path], AnyPath]) -> list[Any]:
 
     np.save(folder / "table.npy", np.random.default_rng(1).normal(size=(300, 3)) * [3, 2, 1])
     (folder / "job.toml").write_text("[rows]\npath = 'rows.zarr'\n[release]\npath = 'r.zarr'\nepsilon = 1\nclip = 8\n")
-    table = budget.ingest_rows(at("table.npy"), at("rows.zarr"), columns=["c0", "c1", "c2"])
-    budget.create_ledger(at("rows.ledger"), at("rows.zarr"), PrivacyLoss.parse("9", "1e-5"))
-    release_rows(at("rows.zarr"), at("r.zarr"), REQUEST, ledger=at("rows.ledger"))
-    release = open_release(at("r.zarr"))
-    write_sum(combined([release]), at("sum.zarr"))
-    fit_components(at("r.zarr"), at("m.zarr"), 2)
-    project_rows(at("rows.zarr"), at("m.zarr"), at("s.zarr"))
+    table = dpdist.ingest_rows(at("table.npy"), at("rows.zarr"), columns=["c0", "c1", "c2"])
+    dpdist.create_ledger(at("rows.ledger"), at("rows.zarr"), dpdist.PrivacyLoss.parse(9, 1e-5))
+    dpdist.release_rows(at("rows.zarr"), at("r.zarr"), REQUEST, ledger=at("rows.ledger"))
+    release = dpdist.open_release(at("r.zarr"))
+    dpdist.combine_releases([at("r.zarr")], at("sum.zarr"))
+    dpdist.fit_components(at("r.zarr"), at("m.zarr"), 2)
+    dpdist.project_rows(at("rows.zarr"), at("m.zarr"), at("s.zarr"))
     html.write(release, at("r.html"))
-    norms = norms_request_from(epsilon="1", delta=None, grid="1:16:2", neighbours="replace-one", centre="none")
-    choose_clip_norm(at("rows.zarr"), norms, Fraction(1, 2), ledger=at("rows.ledger"))
+    norms = dpdist.NormsRequest(dpdist.PrivacyLoss.parse(1), dpdist.NormGrid(1, 16))
+    dpdist.choose_clip_norm(at("rows.zarr"), norms, 0.5, ledger=at("rows.ledger"))
     return [
-        open_rows(at("rows.zarr")).dataset_id == table.dataset_id,
+        dpdist.open_rows(at("rows.zarr")).dataset_id == table.dataset_id,
         budget.complete_ingest(at("rows.zarr")).dataset_id == table.dataset_id,
-        budget.verify_ledger(at("rows.ledger"), [at("r.zarr")]).head == Ledger(at("rows.ledger")).head,
-        open_model(at("m.zarr")).release_id == release.release_id,
-        inspect.inspect_path(at("r.zarr"), ledger=at("rows.ledger"))["kind"],
+        budget.verify_ledger(at("rows.ledger"), [at("r.zarr")]).head == dpdist.Ledger(at("rows.ledger")).head,
+        dpdist.open_model(at("m.zarr")).release_id == release.release_id,
+        dpdist.inspect_path(at("r.zarr"), ledger=at("rows.ledger"))["kind"],
         job_file.read_job(at("job.toml")).rows == folder / "rows.zarr",
-        PrivatePCA.from_release(at("r.zarr"), 2).transform(at("rows.zarr")).shape,
+        dpdist.PrivatePCA.from_release(at("r.zarr"), 2).transform(at("rows.zarr")).shape,
         sorted(path.name for path in folder.iterdir()),
     ]
 
@@ -88,7 +75,9 @@ def test_every_public_function_takes_a_path_in_any_form(tmp_path: Path, monkeypa
     assert found[0][:4] == [True] * 4
 
 
-@pytest.mark.parametrize("function", [open_rows, open_release, open_model, job_file.read_job, inspect.inspect_path])
+@pytest.mark.parametrize(
+    "function", [dpdist.open_rows, dpdist.open_release, dpdist.open_model, job_file.read_job, dpdist.inspect_path]
+)
 def test_an_address_is_refused_by_what_reads_on_this_machine(function: Callable[[str], Any]) -> None:
     with pytest.raises(UsageError, match=r"s3://bucket/x\.zarr is an address.*copy it here"):
         function("s3://bucket/x.zarr")

@@ -180,16 +180,27 @@ def main(source: str) -> list[float]:
 """
 
 
-def checked(script: Path) -> subprocess.CompletedProcess[str]:
+def examples() -> list[str]:
+    """Return what README shows of Python."""
+    return re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+
+
+def checked(*scripts: Path) -> subprocess.CompletedProcess[str]:
     """Check types as the project does; where it did before, what it knows of the package is taken from its cache."""
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "pyproject.toml", str(script)]
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "pyproject.toml", *map(str, scripts)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_type_checkers_know_what_is_public(tmp_path: Path) -> None:
     sound, wrong = tmp_path / "sound.py", tmp_path / "wrong.py"
     sound.write_text(SCRIPT)
-    found = checked(sound)
+    shown = [tmp_path / f"readme{number}.py" for number in range(len(examples()))]
+    for path, text in zip(shown, examples(), strict=True):
+        path.write_text(text)
+    assert shown
+    found = checked(sound, *shown)
     assert found.returncode == 0, found.stdout
     wrong.write_text(SCRIPT.replace('dpdist.Ledger("rows.ledger")', "dpdist.Ledger(3)"))
     assert 'Argument 1 to "Ledger" has incompatible type' in checked(wrong).stdout

@@ -30,8 +30,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm
 
+from dpdist import Guarantee, Neighbours, PrivacyLoss
 from dpdist.privacy.accounting import Filter, caps_for, gaussian_delta, gaussian_sigma
-from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import MICRO, Arithmetic
 
 Values = npt.NDArray[np.float64]
 _BUDGETS = (("1", "1e-6"), ("3", "1e-6"), ("3", "1e-9"), ("1.1", "1e-6"), ("2", "1e-5"))

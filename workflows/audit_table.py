@@ -18,6 +18,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from dpdist import Neighbours, PrivacyLoss
 from dpdist.mechanisms import attack, registry
 from dpdist.mechanisms.attack import AuditTask
 from dpdist.mechanisms.base import Calibrated
@@ -28,7 +29,7 @@ from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.pipeline.audit import Audit, attacked
 from dpdist.privacy.accounting import gaussian_delta
-from dpdist.privacy.guarantee import ATTO, MICRO, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import ATTO, MICRO
 from dpdist.privacy.wishart_profile import add_remove_delta, replace_one_delta
 
 UNIT = 4**16

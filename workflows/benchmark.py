@@ -44,12 +44,12 @@ import numpy as np  # noqa: E402 - OpenBLAS reads the environment when it is loa
 import numpy.typing as npt  # noqa: E402
 import threadpoolctl  # noqa: E402
 
+from dpdist import RowBound, open_rows  # noqa: E402
 from dpdist.moment.layout import PROCESS_BYTES, Layout  # noqa: E402
 from dpdist.moment.total import add_partials, complete, partition_moment, plan  # noqa: E402
 from dpdist.rows import bounding  # noqa: E402
-from dpdist.rows.bounding import RowBound  # noqa: E402
 from dpdist.rows.chunks import ChunkReader  # noqa: E402
-from dpdist.rows.dataset import RowsTable, created, open_rows  # noqa: E402
+from dpdist.rows.dataset import RowsTable, created  # noqa: E402
 from dpdist.runtime.engine import Engine, connected  # noqa: E402
 from dpdist.triangle import Band  # noqa: E402
 

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpdist import RowBound, open_rows
 from dpdist.moment.total import partition_moment, plan
 from dpdist.rows import bounding
-from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import created, open_rows
+from dpdist.rows.dataset import created
 
 COLUMNS = (8, 100, 784)
 BLOCK, PARTITION = 1000, 8_000_000

@@ -20,13 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from dpdist.errors import UsageError
+from dpdist import Neighbours, PrivacyLoss, ReleaseRequest, UsageError, open_rows
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.moment.total import add_partials, complete, partition_moment, plan
 from dpdist.pca.components import captured_variance
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release.request import ReleaseRequest
-from dpdist.rows.dataset import RowsTable, open_rows
+from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.engine import Engine, connected
 from workflows.papers.common.answers import NOTICE, PublicMoment, private_components, request_for
 

@@ -32,17 +32,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpdist import Centring, Neighbours, PrivacyLoss, Release, ReleaseRequest
 from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.components import about_mean
 from dpdist.pca.eigen import top_eigenpairs
 from dpdist.pca.noise_edge import QUANTILES, NoiseLaw, law_of
 from dpdist.pca.scree import require_scree
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release.artefact import Release
 from dpdist.release.combine import combined
 from dpdist.release.coverage import Extent
-from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.triangle import unpacked
 from workflows.edge_table import draws, noise_named
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dpdist.errors import UsageError
+from dpdist import Neighbours, PrivacyLoss, UsageError
 from dpdist.mechanisms import registry
 from dpdist.mechanisms.info import DeltaUse
 from dpdist.mechanisms.registry import MECHANISMS
@@ -27,7 +27,6 @@ from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import haar
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.triangle import rounded
 
 ROWS = 60_000

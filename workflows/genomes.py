@@ -22,14 +22,9 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.neighbors import NearestNeighbors
 
-from dpdist import cli
-from dpdist.errors import DataError
+from dpdist import Cluster, DataError, Neighbours, RowBound, cli, forecast_release
 from dpdist.pca.eigen import top_eigenpairs
-from dpdist.pca.forecast import forecast_release
 from dpdist.pca.noise_edge import law_of
-from dpdist.privacy.guarantee import Neighbours
-from dpdist.rows.bounding import RowBound
-from dpdist.runtime.cluster import Cluster
 from workflows.papers.common import data as sets
 from workflows.papers.common import pictures, runs
 from workflows.papers.common.answers import NOTICE, PublicMoment, moment_of, private_moment, request_for

@@ -16,9 +16,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpdist import RowBound
 from dpdist.moment.layout import layout_of
 from dpdist.moment.total import PER_WORKER
-from dpdist.rows.bounding import RowBound
 from dpdist.rows.table import Shape
 from dpdist.runtime.engine import Engine, connected
 

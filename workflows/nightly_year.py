@@ -34,14 +34,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.errors import DpdistError
+from dpdist import DpdistError, Ledger, open_release
 from dpdist.jobs import job_file
 from dpdist.jobs import run as job_runs
-from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.lattice import rounded_normal
-from dpdist.release.artefact import open_release
 from dpdist.release.continual import ended, levels_for, variance_factor
 from dpdist.runtime import engine
 

@@ -24,17 +24,20 @@ from workflows.benchmark import CASES, CORES, machine, seconds_of, summary, writ
 
 import numpy as np
 
+from dpdist import (
+    Cluster,
+    PrivacyLoss,
+    ReleaseRequest,
+    create_ledger,
+    fit_components,
+    open_model,
+    project_rows,
+    release_rows,
+)
 from dpdist._util.paths import local
-from dpdist.pca.model import open_model
 from dpdist.pca.projection import ProjectionTask, scores_dtype, scores_of
-from dpdist.pipeline import budget, release
-from dpdist.pipeline.components import fit_components
-from dpdist.pipeline.scores import project_rows
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.request import ReleaseRequest
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import chunk_key
-from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import ChunkWriter
 from dpdist.storage.atomic import sync_tree
 
@@ -78,11 +81,11 @@ def measured(name: str, folder: Path, repeats: int) -> dict[str, Any]:
     """Measure one case of the benchmark, by as many workers as there are cores."""
     case = CASES[name]
     table = write_rows(case, folder / "rows.zarr")
-    budget.create_ledger(budget.default_ledger(table.path), table.path, PrivacyLoss.parse("1"))
-    request = ReleaseRequest(mechanism="two-sided-wishart", loss=PrivacyLoss.parse("1"), clip_norm=case.clip)
+    create_ledger(table.path.with_suffix(".ledger"), table.path, PrivacyLoss.parse(1))
+    request = ReleaseRequest(mechanism="two-sided-wishart", loss=PrivacyLoss.parse(1), clip_norm=case.clip)
     model, target = folder / "model.zarr", folder / "scores.zarr"
     with Cluster(workers=CORES).kept() as cluster, cluster.connected() as found:
-        release.release_rows(table.path, folder / "release.zarr", request, cluster=cluster)
+        release_rows(table.path, folder / "release.zarr", request, cluster=cluster)
         fit_components(folder / "release.zarr", model, COMPONENTS)
         with scores_of(table, open_model(model), model, folder / "others.zarr", 8 * CORES) as tasks:
 

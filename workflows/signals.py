@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpdist.ledger.ledger import Ledger
+from dpdist import Ledger
 
 MOMENTS = 10
 _PATIENCE = 300.0

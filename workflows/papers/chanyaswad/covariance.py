@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from dpdist import PrivacyLoss, ReleaseRequest
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import haar
 from dpdist.pca.eigen import top_eigenpairs
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.request import ReleaseRequest
 from workflows.papers.chanyaswad.regression import COARSE, REFERENCES, SKETCH, loss_of, text_of
 from workflows.papers.common.answers import (
     PublicMoment,

@@ -22,12 +22,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpdist.errors import UsageError
+from dpdist import PrivacyLoss, UsageError
 from dpdist.mechanisms.directions import Allocation, precisions
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import exponentials, gammas, normals
 from dpdist.privacy.accounting import gaussian_sigma
-from dpdist.privacy.guarantee import PrivacyLoss
 from workflows.papers.common.data import Floats
 
 INFORMATIVE = 2

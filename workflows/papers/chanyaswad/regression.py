@@ -12,7 +12,8 @@ import math
 
 import numpy as np
 
-from dpdist.privacy.guarantee import ATTO, MICRO, PrivacyLoss
+from dpdist import PrivacyLoss
+from dpdist.privacy.guarantee import ATTO, MICRO
 from workflows.papers.chanyaswad.identity import METHODS as IDENTITY
 from workflows.papers.chanyaswad.identity import IdentityQuery
 from workflows.papers.common.answers import moment_of, private_moment, request_for

@@ -17,8 +17,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from dpdist import cli
-from dpdist.runtime.cluster import Cluster
+from dpdist import Cluster, cli
 from workflows.papers.chanyaswad import covariance, regression
 from workflows.papers.common import data as sets
 from workflows.papers.common import pictures, runs

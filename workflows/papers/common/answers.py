@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.errors import RefusedError, UsageError
+from dpdist import Neighbours, PrivacyLoss, RefusedError, ReleaseRequest, RowBound, UsageError
 from dpdist.mechanisms.base import Answer
 from dpdist.mechanisms.info import DeltaUse
 from dpdist.mechanisms.registry import mechanism_named
@@ -22,9 +22,6 @@ from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.components import captured_variance
 from dpdist.pca.eigen import top_eigenpairs
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release.request import ReleaseRequest
-from dpdist.rows.bounding import RowBound
 from dpdist.triangle import Band, Triangle, unpacked
 
 Floats = npt.NDArray[np.float64]

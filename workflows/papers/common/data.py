@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.errors import DataError, PrivacyLeakWarning
+from dpdist import DataError, PrivacyLeakWarning
 
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]

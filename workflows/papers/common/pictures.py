@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpdist.errors import UsageError
+from dpdist import UsageError
 from dpdist.storage.atomic import replace_file
 
 if TYPE_CHECKING:

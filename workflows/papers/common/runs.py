@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from dpdist.errors import DataError, UsageError
+from dpdist import DataError, UsageError
 from dpdist.runtime.engine import Engine
 from dpdist.storage.atomic import replace_file
 

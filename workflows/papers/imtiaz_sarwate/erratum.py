@@ -21,16 +21,15 @@ from typing import Any
 import click
 import numpy as np
 
-from dpdist import cli
+from dpdist import Cluster, Neighbours, PrivacyLoss, cli
 from dpdist.mechanisms import attack, registry
 from dpdist.mechanisms.base import Calibrated
 from dpdist.mechanisms.one_sided import CalibratedWishart
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.audit import Count, Finding, implied_delta
-from dpdist.privacy.guarantee import Arithmetic, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import Arithmetic
 from dpdist.privacy.wishart_profile import joining_delta, leaving_delta, replace_one_delta
-from dpdist.runtime.cluster import Cluster
 from workflows.papers.common import pictures, runs
 from workflows.papers.common.command import begin, experiment
 from workflows.papers.common.runs import Json

@@ -17,8 +17,7 @@ from typing import Any
 import click
 import numpy as np
 
-from dpdist import cli
-from dpdist.runtime.cluster import Cluster
+from dpdist import Cluster, cli
 from workflows.papers.common import data as sets
 from workflows.papers.common import pictures, runs
 from workflows.papers.common.answers import NOTICE, captured_energy, moment_of

@@ -24,8 +24,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
-from dpdist import cli
-from dpdist.runtime.cluster import Cluster
+from dpdist import Cluster, cli
 from workflows.papers.common import data as sets
 from workflows.papers.common import pictures, runs
 from workflows.papers.common.answers import NOTICE, moment_of

@@ -17,9 +17,7 @@ from typing import Any
 import click
 import numpy as np
 
-from dpdist import cli
-from dpdist.rows.bounding import RowBound
-from dpdist.runtime.cluster import Cluster
+from dpdist import Cluster, RowBound, cli
 from dpdist.triangle import Triangle
 from workflows.papers.common import pictures, runs
 from workflows.papers.common.answers import PublicMoment, private_moment, request_for

@@ -20,10 +20,8 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from dpdist import cli
+from dpdist import Cluster, RowBound, cli
 from dpdist.pca.eigen import top_eigenpairs
-from dpdist.rows.bounding import RowBound
-from dpdist.runtime.cluster import Cluster
 from dpdist.triangle import Triangle, rounded
 from workflows.papers.common import pictures, runs
 from workflows.papers.common.answers import PublicMoment, private_components, private_moment, request_for

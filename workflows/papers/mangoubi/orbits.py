@@ -20,15 +20,12 @@ from typing import Any
 import click
 import numpy as np
 
-from dpdist import cli
-from dpdist.errors import UsageError
+from dpdist import Cluster, RowBound, UsageError, cli
 from dpdist.mechanisms.orbit import CalibratedLowRankOrbit, CalibratedOrbit
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import exponentials
 from dpdist.noise.orbit import hermitian
 from dpdist.pca.eigen import top_eigenpairs
-from dpdist.rows.bounding import RowBound
-from dpdist.runtime.cluster import Cluster
 from dpdist.triangle import packed
 from workflows.papers.common import pictures, runs
 from workflows.papers.common.answers import NOTICE, PublicMoment, private_moment, request_for
