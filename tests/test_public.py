@@ -229,6 +229,14 @@ def test_a_whole_number_is_the_same_request_as_the_float(tmp_path: Path) -> None
     assert len({dpdist.NormsRequest(loss, grid).release_id(table) for grid in grids}) == 1
 
 
+def test_a_table_without_columns_is_refused() -> None:
+    loss = dpdist.PrivacyLoss.parse(1, 1e-6)
+    with pytest.raises(dpdist.UsageError, match="at least one column"):
+        dpdist.forecast_release(dpdist.ReleaseRequest("gaussian", loss, 8.0), columns=0, rows=100)
+    with pytest.raises(dpdist.UsageError, match="at least one column"):
+        dpdist.audit_mechanism("gaussian", loss, columns=0)
+
+
 def test_a_loss_is_read_exactly_however_it_is_written() -> None:
     assert dpdist.PrivacyLoss.parse(0.1, 1e-6) == dpdist.PrivacyLoss.parse("0.1", "0.000001")
     with pytest.raises(dpdist.DataError, match="not a whole number"):

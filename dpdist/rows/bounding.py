@@ -93,6 +93,8 @@ class RowBound:
     constant: int = 0
 
     def __post_init__(self) -> None:
+        if self.columns < 1:
+            raise UsageError("A table has at least one column.", parameter="columns")
         if not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
             raise DataError("The clip norm must be a positive finite number.", parameter="clip")
         if not 2.0**-500 < self.clip_norm < 2.0**500:
