@@ -41,6 +41,7 @@ from dpdist.rows.dataset import RowsTable, created, open_rows
 from dpdist.rows.table import Shape
 from dpdist.runtime import engine
 from dpdist.runtime.cluster import Cluster
+from dpdist.storage.store import store_at
 from dpdist.triangle import Band, packed, unpacked
 
 Lattice = npt.NDArray[np.int64]
@@ -432,7 +433,9 @@ def test_the_trusted_node_holds_one_band_at_a_time(tmp_path: Path, monkeypatch: 
     wide = replace(table, columns=WIDE, names=tuple(f"c{i}" for i in range(WIDE)))
     bands = [Band(0, 300, WIDE), Band(300, 700, WIDE), Band(700, WIDE, WIDE)]  # about as many entries each
     request = replace(REQUEST, mechanism="none", for_reproduction=True, name=None)  # draws nothing, so it is quick
-    transaction = trusted.MomentTransaction(request, wide, default_ledger(table.path), tmp_path / "release.zarr")
+    transaction = trusted.MomentTransaction(
+        request, wide, default_ledger(table.path), store_at(tmp_path / "release.zarr")
+    )
 
     held: list[weakref.ref[npt.NDArray[np.int64]]] = []
     left: list[bool] = []
@@ -452,7 +455,7 @@ def test_the_trusted_node_holds_one_band_at_a_time(tmp_path: Path, monkeypatch: 
     assert peak <= promised
     assert left
     assert not any(left)  # nobody holds an exact band when the next one comes
-    kept = replace(transaction, target=tmp_path / "kept.zarr")
+    kept = replace(transaction, target=store_at(tmp_path / "kept.zarr"))
     twin = peak_of(lambda: trusted.conclude(kept, MomentBands(lambda: iter(list(sums())))))
     assert twin > promised  # the twin that must fail: of bands that are all there from the beginning
 

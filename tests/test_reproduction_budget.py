@@ -27,6 +27,7 @@ from dpdist.release import reproduction, trusted
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import created, open_rows
 from dpdist.runtime import engine
+from dpdist.storage.store import store_at
 
 BUDGET = PrivacyLoss.parse("2", "1e-5")
 EXACT = ReleaseRequest("none", PrivacyLoss.parse("1"), 20.0, for_reproduction=True)
@@ -117,7 +118,7 @@ def test_rows_for_which_a_budget_was_ever_declared_are_not_reproduced_from(
     assert (rows / "zarr.json").read_bytes() == before
     with pytest.raises(RefusedError):  # and by the function that the command calls
         release.release_rows(rows, target, EXACT)
-    transaction = trusted.MomentTransaction(EXACT, open_rows(rows), budget.default_ledger(rows), target)
+    transaction = trusted.MomentTransaction(EXACT, open_rows(rows), budget.default_ledger(rows), store_at(target))
     with pytest.raises(RefusedError):  # and where the noise would have been drawn, whatever came before
         trusted.conclude(transaction, MomentMatrix(np.zeros(6, dtype=np.int64), 3))
     assert not target.exists()

@@ -16,7 +16,7 @@ from dpdist.ingest.periods import take_in
 from dpdist.ingest.table import ingest
 from dpdist.moment.total import complete, partition_moment, plan
 from dpdist.pca.projection import scores_in_memory
-from dpdist.pipeline.budget import create_ledger, default_ledger, periodic_table
+from dpdist.pipeline.budget import create_ledger, default_ledger, periodic_table, verify_ledger
 from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.inspect import inspect_path
 from dpdist.pipeline.release import release_rows
@@ -178,17 +178,20 @@ def test_a_damaged_chunk_is_an_error(bucket: Store, source: Path) -> None:
 
 def test_from_rows_to_scores(bucket: Store, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "connected", crash_driver.inline)
-    rows, model, scores = (str(bucket.within(f"{name}.zarr")) for name in ("rows", "model", "scores"))
+    kinds = ("rows", "release", "model", "scores")
+    rows, release, model, scores = places = [str(bucket.within(f"{name}.zarr")) for name in kinds]
     table, ledger = ingest(source, store_at(rows), budget=BUDGET), tmp_path / "rows.ledger"
     create_ledger(ledger, rows)
     assert open_rows(rows).ledger_id is not None
-    first, again = (release_rows(rows, tmp_path / "release.zarr", REQUEST, ledger=ledger) for _ in range(2))
+    first, again = (release_rows(rows, release, REQUEST, ledger=ledger) for _ in range(2))
     assert (first.fresh, again.fresh) == (True, False)
-    found, _, fresh = fit_components(tmp_path / "release.zarr", model, 2)
+    assert str(again.path) == release
+    verify_ledger(ledger, [release])
+    found, _, fresh = fit_components(release, model, 2)
     assert fresh
     assert project_rows(rows, model, scores) == (50, True)
     assert project_rows(rows, model, scores) == (50, False)
-    for place, kind in ((rows, "rows"), (model, "model"), (scores, "scores")):
+    for place, kind in zip(places, kinds, strict=True):
         facts = inspect_path(place, ledger=ledger, verify=True)
         assert (facts["kind"], facts["damaged"]) == (kind, [])
     assert scores_in_memory(table, found.components).shape == (50, 2)

@@ -34,6 +34,7 @@ from trusted_scene import (
     published,
     rows_of,
     table,
+    target_of,
     transaction,
     tree,
     values,
@@ -54,6 +55,7 @@ from dpdist.release.trusted import MomentTransaction
 from dpdist.rows import chunks
 from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
 from dpdist.runtime import engine
+from dpdist.storage.store import store_at
 from dpdist.triangle import unpacked
 
 __all__ = ["table", "transaction", "values"]
@@ -78,8 +80,8 @@ def test_a_release_is_the_exact_moment_plus_one_draw_of_the_noise(
     recording = Recording()
     monkeypatch.setattr(trusted, "SYSTEM", recording)
     drawn = io.BytesIO(b"".join(trusted._drawn(transaction, moment_of(transaction))))
-    archive.publish(drawn, transaction.target)
-    release = open_release(transaction.target)
+    archive.publish(drawn, target_of(transaction))
+    release = open_release(target_of(transaction))
     replaying = Replaying(recording.drawn)
     calibrated = transaction.request.calibrated(len(NAMES))
     assert isinstance(calibrated, Additive)
@@ -105,7 +107,7 @@ def test_finalise_is_idempotent(transaction: MomentTransaction) -> None:
 def test_two_releases_carry_different_noise(transaction: MomentTransaction) -> None:
     one = published(transaction).lattice
     other = published(
-        replace(asking(transaction, name="other"), target=transaction.target.with_name("other.zarr"))
+        replace(asking(transaction, name="other"), target=store_at(target_of(transaction).with_name("other.zarr")))
     ).lattice
     assert (one != other).all()  # one partial noise in common would reveal a difference of rows
 
@@ -113,7 +115,7 @@ def test_two_releases_carry_different_noise(transaction: MomentTransaction) -> N
 @pytest.mark.parametrize("period", ["", "may"])
 def test_the_id_follows_from_the_request_alone(transaction: MomentTransaction, period: str) -> None:
     asked = asking(transaction, name=None, period=period)
-    assert asked.release_id == replace(asked, target=Path("elsewhere"), ledger=Path("other")).release_id
+    assert asked.release_id == replace(asked, target=store_at("elsewhere"), ledger=Path("other")).release_id
     assert asked.release_id != asking(asked, period="june").release_id
     longer = replace(rows_of(asked), rows=ROWS + 1)
     assert asked.release_id == replace(asked, table=longer).release_id  # a hash of n would reveal n
@@ -155,7 +157,7 @@ def test_partials_that_do_not_cover_the_table_once_are_never_released(
     assert list((books(transaction) / "blobs").iterdir()) == []
     with pytest.raises(DpdistError):
         trusted.publish(transaction)
-    assert not transaction.target.exists()
+    assert not target_of(transaction).exists()
     trusted.finalise(transaction, *partials)
     trusted.publish(transaction)
     assert losses(ledger_of(transaction)) == [PrivacyLoss.parse("1")]
@@ -174,18 +176,18 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_charged(
     before = sorted(tmp_path.iterdir())
     for place in places:
         with pytest.raises(DataError):
-            replace(transaction, target=tmp_path / place).reserve()
+            replace(transaction, target=store_at(tmp_path / place)).reserve()
     assert ledger_of(transaction).records == []
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_place_taken_by_another_release_is_refused_before_anything_is_charged(transaction: MomentTransaction) -> None:
     published(transaction)
-    before = tree(transaction.target)
+    before = tree(target_of(transaction))
     with pytest.raises(DataError):
         asking(transaction, name="other").reserve()
     assert [record.release_id for record in ledger_of(transaction).records] == ["census"]
-    assert tree(transaction.target) == before
+    assert tree(target_of(transaction)) == before
 
 
 def test_without_a_ledger_nothing_is_released(transaction: MomentTransaction, tmp_path: Path) -> None:
@@ -222,9 +224,9 @@ def test_a_release_costs_what_its_mechanism_guarantees(transaction: MomentTransa
 def test_a_release_for_reproduction_is_written_where_only_its_owner_can_enter(table: RowsTable, tmp_path: Path) -> None:
     rows = open_rows(shutil.copytree(table.path, tmp_path / "rows.zarr"))  # of which nothing else is released any more
     request = replace(REQUEST, mechanism="none", name=None, for_reproduction=True)
-    transaction = MomentTransaction(request, rows, tmp_path / "none.ledger", tmp_path / "release.zarr")
+    transaction = MomentTransaction(request, rows, tmp_path / "none.ledger", store_at(tmp_path / "release.zarr"))
     trusted.finalise(transaction, *partials_of(transaction))
-    assert stat.S_IMODE(transaction.target.stat().st_mode) == 0o700
+    assert stat.S_IMODE(target_of(transaction).stat().st_mode) == 0o700
     assert not (tmp_path / "none.ledger").exists()
 
 
@@ -264,12 +266,12 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def released(transaction: MomentTransaction, **changes: Any) -> Outcome:
     request = replace(transaction.request, **changes)
-    return release_rows(rows_of(transaction).path, transaction.target, request, ledger=transaction.ledger)
+    return release_rows(rows_of(transaction).path, target_of(transaction), request, ledger=transaction.ledger)
 
 
 @pytest.mark.usefixtures("inline")
 def test_an_unusable_chunk_is_refunded_and_the_release_can_be_had_later(transaction: MomentTransaction) -> None:
-    table, target = rows_of(transaction), transaction.target
+    table, target = rows_of(transaction), target_of(transaction)
     path = table.path / chunk_key(3)
     sound = path.read_bytes()
     flipped(path)
@@ -345,7 +347,7 @@ def test_a_release_carries_the_head_of_the_ledger_after_it_was_reserved_and_befo
     assert len(digests) == 7  # created, capped, reserved, begun, committed, witnessed, published
     assert reserved == digests[2]
     assert release.ledger_head == digests[3]
-    assert budget.verify_ledger(books(transaction), [transaction.target]).head == digests[6]
+    assert budget.verify_ledger(books(transaction), [target_of(transaction)]).head == digests[6]
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3, 4])
@@ -354,7 +356,7 @@ def test_a_ledger_that_forgot_a_release_is_refused_and_draws_nothing(
 ) -> None:
     published(transaction)
     monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "another machine"))  # no witness: the release itself tells
-    before = tree(transaction.target)
+    before = tree(target_of(transaction))
     with closing(sqlite3.connect(books(transaction) / "ledger.sqlite")) as connection:
         connection.execute("DELETE FROM journal WHERE sequence > ?", (kept,))
         connection.commit()
@@ -363,12 +365,12 @@ def test_a_ledger_that_forgot_a_release_is_refused_and_draws_nothing(
     records = ledger.records
     for use in (
         transaction.reserve,
-        lambda: budget.verify_ledger(books(transaction), [transaction.target]),
+        lambda: budget.verify_ledger(books(transaction), [target_of(transaction)]),
     ):
         with pytest.raises(RefusedError, match="older copy"):
             use()
     assert ledger_of(transaction).records == records
-    assert tree(transaction.target) == before
+    assert tree(target_of(transaction)) == before
 
 
 def test_a_restored_ledger_is_behind_its_witness_and_goes_on_when_it_has_adopted(
@@ -377,7 +379,7 @@ def test_a_restored_ledger_is_behind_its_witness_and_goes_on_when_it_has_adopted
     copy = books(transaction).with_name("backup")
     shutil.copytree(books(transaction), copy)
     published(transaction)
-    forgotten = transaction.target.rename(tmp_path / "seen.zarr")  # published elsewhere
+    forgotten = target_of(transaction).rename(tmp_path / "seen.zarr")  # published elsewhere
     shutil.rmtree(books(transaction))
     copy.rename(books(transaction))
     with pytest.raises(RefusedError, match=r"committed elsewhere: census\. Nothing was drawn"):
@@ -389,13 +391,13 @@ def test_a_restored_ledger_is_behind_its_witness_and_goes_on_when_it_has_adopted
     for step in (trusted.publish, lambda asked: trusted.finalise(asked, *partials_of(asked))):
         with pytest.raises(RefusedError, match="another copy"):
             step(transaction)
-    assert not transaction.target.exists()
+    assert not target_of(transaction).exists()
     before = tree(forgotten)
-    forgotten.rename(transaction.target)  # as the message says
+    forgotten.rename(target_of(transaction))  # as the message says
     assert transaction.reserve() is State.ADOPTED
     trusted.publish(transaction)
-    assert tree(transaction.target) == before
-    budget.verify_ledger(books(transaction), [transaction.target])  # known by its id
+    assert tree(target_of(transaction)) == before
+    budget.verify_ledger(books(transaction), [target_of(transaction)])  # known by its id
 
 
 def test_a_ledger_restored_and_used_again_is_found_out_by_the_release_it_forgot(
@@ -405,23 +407,23 @@ def test_a_ledger_restored_and_used_again_is_found_out_by_the_release_it_forgot(
     copy = books(transaction).with_name("backup")
     shutil.copytree(books(transaction), copy)
     published(transaction)
-    forgotten = transaction.target.rename(transaction.target.with_name("seen.zarr"))  # published elsewhere
+    forgotten = target_of(transaction).rename(target_of(transaction).with_name("seen.zarr"))  # published elsewhere
     shutil.rmtree(books(transaction))
     copy.rename(books(transaction))
     monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "another machine"))  # which has seen nothing of it
     second = published(transaction)
     assert second.release_id == open_release(forgotten).release_id
-    budget.verify_ledger(books(transaction), [transaction.target])
+    budget.verify_ledger(books(transaction), [target_of(transaction)])
     with pytest.raises(RefusedError, match="older copy"):
-        budget.verify_ledger(books(transaction), [transaction.target, forgotten])
+        budget.verify_ledger(books(transaction), [target_of(transaction), forgotten])
 
 
 def test_a_release_that_was_altered_does_not_verify(transaction: MomentTransaction) -> None:
     published(transaction)
-    metadata = transaction.target / "zarr.json"
+    metadata = target_of(transaction) / "zarr.json"
     content = metadata.read_text()
     assert content.count("dpdist 0.1.0") == 1
     metadata.write_text(content.replace("dpdist 0.1.0", "dpdist 0.1.1"))
-    open_release(transaction.target)
+    open_release(target_of(transaction))
     with pytest.raises(DataError, match="not what was committed"):
-        budget.verify_ledger(books(transaction), [transaction.target])
+        budget.verify_ledger(books(transaction), [target_of(transaction)])

@@ -20,6 +20,7 @@ from dpdist.release.artefact import Release
 from dpdist.release.request import Centring
 from dpdist.release.trusted import MomentTransaction
 from dpdist.rows.dataset import RowsTable
+from dpdist.storage.store import store_at
 from dpdist.triangle import unpacked
 
 __all__ = ["table", "values"]
@@ -28,7 +29,7 @@ DATASETS = ("f" * 32,)
 
 def asked(table: RowsTable, **changes: Any) -> MomentTransaction:
     """Return a transaction of which only the rows and the request are looked at."""
-    return MomentTransaction(replace(REQUEST, name=None, **changes), table, Path("none"), Path("none"))
+    return MomentTransaction(replace(REQUEST, name=None, **changes), table, Path("none"), store_at("none"))
 
 
 def drawn(transaction: MomentTransaction) -> Release:

@@ -30,6 +30,7 @@ from trusted_scene import (
     published,
     rows_of,
     table,
+    target_of,
     transaction,
     tree,
     values,
@@ -44,6 +45,7 @@ from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring
 from dpdist.release.trusted import MomentTransaction
 from dpdist.rows.dataset import RowsTable
+from dpdist.storage.store import store_at
 
 __all__ = ["table", "transaction", "values"]
 
@@ -53,12 +55,12 @@ __all__ = ["table", "transaction", "values"]
 
 def test_publication_is_idempotent_and_the_same_everywhere(transaction: MomentTransaction, tmp_path: Path) -> None:
     published(transaction)
-    before = tree(transaction.target)
+    before = tree(target_of(transaction))
     trusted.publish(transaction)
-    assert tree(transaction.target) == before  # the very files: they were left alone
-    elsewhere = replace(transaction, target=tmp_path / "copy.zarr")
+    assert tree(target_of(transaction)) == before  # the very files: they were left alone
+    elsewhere = replace(transaction, target=store_at(tmp_path / "copy.zarr"))
     trusted.publish(elsewhere)
-    assert {n: c for n, (c, _) in tree(elsewhere.target).items()} == {n: c for n, (c, _) in before.items()}
+    assert {n: c for n, (c, _) in tree(target_of(elsewhere)).items()} == {n: c for n, (c, _) in before.items()}
     record = ledger_of(transaction).record("census")
     assert record is not None
     assert record.state is State.PUBLISHED
@@ -68,7 +70,7 @@ def test_publication_is_idempotent_and_the_same_everywhere(transaction: MomentTr
 def test_publication_never_overwrites_something_else(transaction: MomentTransaction, obstacle: str) -> None:
     transaction.reserve()
     trusted.finalise(transaction, *partials_of(transaction))
-    target = transaction.target
+    target = target_of(transaction)
     if obstacle == "file":
         target.write_text("mine")
     elif obstacle.endswith("folder"):
@@ -91,9 +93,9 @@ def test_publication_never_overwrites_something_else(transaction: MomentTransact
     assert record is not None
     assert record.state is State.COMMITTED
     assert [path.name for path in target.parent.iterdir() if path.name.endswith(".partial")] == []
-    elsewhere = replace(transaction, target=target.with_name("elsewhere.zarr"))
+    elsewhere = replace(transaction, target=store_at(target.with_name("elsewhere.zarr")))
     trusted.publish(elsewhere)
-    open_release(elsewhere.target)
+    open_release(target_of(elsewhere))
 
 
 def test_a_publication_that_loses_the_race_to_the_same_bytes_is_content(
@@ -115,8 +117,8 @@ def test_a_publication_that_loses_the_race_to_the_same_bytes_is_content(
     trusted.publish(transaction)
     assert looked[0] is False
     assert looked[-1] is True
-    assert [path.name for path in transaction.target.parent.iterdir() if path.name.endswith(".partial")] == []
-    open_release(transaction.target)
+    assert [path.name for path in target_of(transaction).parent.iterdir() if path.name.endswith(".partial")] == []
+    open_release(target_of(transaction))
 
 
 def test_a_release_is_flushed_before_its_publication_is_recorded(
@@ -124,7 +126,7 @@ def test_a_release_is_flushed_before_its_publication_is_recorded(
 ) -> None:
     transaction.reserve()
     trusted.finalise(transaction, *partials_of(transaction))
-    target = transaction.target
+    target = target_of(transaction)
     flushed: set[str] = set()
     fsync, recorded = os.fsync, Ledger.published
 
@@ -153,7 +155,7 @@ def test_altered_bytes_are_not_published(transaction: MomentTransaction) -> None
     assert blob.read_bytes() != content
     with pytest.raises(DataError):
         trusted.publish(transaction)
-    assert not transaction.target.exists()
+    assert not target_of(transaction).exists()
 
 
 # --- what a release says ----------------------------------------------------------------------------------------------
@@ -173,7 +175,7 @@ def with_delta(transaction: MomentTransaction, tmp_path: Path) -> MomentTransact
 
 
 def everything_published(transaction: MomentTransaction) -> list[bytes]:
-    return [content for content, _ in tree(transaction.target).values()]
+    return [content for content, _ in tree(target_of(transaction)).values()]
 
 
 @BOTH_MECHANISMS
@@ -218,7 +220,7 @@ def test_under_replace_one_the_number_of_rows_is_exact(
     assert release.rows == ROWS
     assert release.attributes()["n"] == ROWS
     assert release.row_count == ROWS
-    assert str(ROWS).encode() in (transaction.target / "zarr.json").read_bytes()
+    assert str(ROWS).encode() in (target_of(transaction) / "zarr.json").read_bytes()
     if centring is Centring.PRIVATE:
         constant = release.bound.constant
         assert constant == 2 ** (BITS - 1)
@@ -264,7 +266,9 @@ def test_a_published_release_says_what_it_is(
 
     import zarr
 
-    arrays = {name: np.asarray(array[...]) for name, array in zarr.open_group(transaction.target, mode="r").arrays()}
+    arrays = {
+        name: np.asarray(array[...]) for name, array in zarr.open_group(target_of(transaction), mode="r").arrays()
+    }
     assert set(arrays) == {"lattice", "second_moment", "row_sum"}
     unit = CLIP / 2**BITS
     np.testing.assert_array_equal(arrays["lattice"], release.lattice)
@@ -307,7 +311,7 @@ def sound_release(table: RowsTable, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("release")
     books = Ledger.create(folder / "books.ledger", dataset_id=table.dataset_id, budget=PrivacyLoss.parse("1"))
     request, table = replace(REQUEST, centring=Centring.PRIVATE), replace(table, ledger_id=books.ledger_id)
-    published(MomentTransaction(request, table, folder / "books.ledger", folder / "release.zarr"))
+    published(MomentTransaction(request, table, folder / "books.ledger", store_at(folder / "release.zarr")))
     return folder / "release.zarr"
 
 

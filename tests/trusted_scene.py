@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 from releases import content_of
 
+from dpdist._util.paths import local
 from dpdist.ledger.ledger import Ledger
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete, partition_moment, plan
@@ -23,6 +24,7 @@ from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.release.trusted import MomentTransaction
 from dpdist.rows import dataset
 from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.storage.store import store_at
 
 ROWS = 7919
 """Appears nowhere else by chance: neither in a scale of the noise nor in a name."""
@@ -56,13 +58,18 @@ def transaction(table: RowsTable, tmp_path: Path, state: Path) -> MomentTransact
     ledger, rows = tmp_path / "books.ledger", tmp_path / "rows.zarr"
     shutil.copytree(table.path, rows)
     budget.create_ledger(ledger, rows, PrivacyLoss.parse("4"))
-    return MomentTransaction(REQUEST, open_rows(rows), ledger, tmp_path / "release.zarr")
+    return MomentTransaction(REQUEST, open_rows(rows), ledger, store_at(tmp_path / "release.zarr"))
 
 
 def rows_of(transaction: MomentTransaction) -> RowsTable:
     """Return the rows of a transaction, which were ingested at once."""
     assert isinstance(transaction.table, RowsTable)
     return transaction.table
+
+
+def target_of(transaction: MomentTransaction) -> Path:
+    """Return the folder where a transaction publishes."""
+    return local(str(transaction.target))
 
 
 def asking(transaction: MomentTransaction, **changes: Any) -> MomentTransaction:
@@ -110,7 +117,7 @@ def published(transaction: MomentTransaction) -> Release:
     transaction.reserve()
     trusted.finalise(transaction, *partials_of(transaction))
     trusted.publish(transaction)
-    return open_release(transaction.target)
+    return open_release(target_of(transaction))
 
 
 def tree(root: Path) -> dict[str, tuple[bytes, int]]:

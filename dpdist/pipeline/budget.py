@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from dpdist._util.paths import AnyPath, local
+from dpdist._util.paths import AnyPath
 from dpdist._util.progress import Progress, steps
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest.origin import origin_of, require_same_origin
@@ -419,7 +419,7 @@ def _lacks_ledger(table: RowsTable) -> bool:
     return table.budget is not None and table.ledger_id is None
 
 
-def verify_ledger(ledger: PlaceGiven, releases: Sequence[AnyPath] = ()) -> Ledger:
+def verify_ledger(ledger: PlaceGiven, releases: Sequence[AnyStore] = ()) -> Ledger:
     """Check a ledger from its first entry, and that it knows of these releases; return it.
 
     One that was adopted is known by its id alone: its bytes were committed to another copy, and are compared there.
@@ -433,7 +433,7 @@ def verify_ledger(ledger: PlaceGiven, releases: Sequence[AnyPath] = ()) -> Ledge
     """
     opened = Ledger(ledger)
     opened.verify()
-    for path in map(local, releases):
+    for path in map(store_at, releases):
         trusted.require_remembered(opened, path)
         release_id = open_release(path).release_id
         record = opened.record(release_id)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from dpdist._util.notebook import table
-from dpdist._util.paths import AnyPath, local
+from dpdist._util.paths import AnyPath
 from dpdist._util.progress import steps
 from dpdist.errors import DataError, UsageError
 from dpdist.ledger.address import PlaceGiven, place_given
@@ -41,6 +41,7 @@ from dpdist.rows.table import Table
 from dpdist.runtime import engine
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import ROOT
+from dpdist.storage.store import AnyStore, store_at
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,11 @@ class Outcome:
     """
 
     release: Release
-    path: Path
+    path: AnyPath
     fresh: bool
 
     def __repr__(self) -> str:
-        return f"Outcome({self.path.name!r}, {'released now' if self.fresh else 'released before'})"
+        return f"Outcome({PurePath(self.path).name!r}, {'released now' if self.fresh else 'released before'})"
 
     def _repr_html_(self) -> str:
         return table("Outcome", {"release": self.path, "released now": self.fresh}) + self.release._repr_html_()
@@ -92,8 +93,8 @@ class Outcome:
 
 
 def release_rows(
-    rows: AnyPath,
-    release: AnyPath,
+    rows: AnyStore,
+    release: AnyStore,
     request: ReleaseRequest,
     *,
     ledger: PlaceGiven | None = None,
@@ -159,7 +160,7 @@ def release_rows(
 
 def release_table(
     table: Table,
-    target: AnyPath,
+    target: AnyStore,
     request: ReleaseRequest,
     *,
     ledger: PlaceGiven | None = None,
@@ -169,10 +170,10 @@ def release_table(
     where = cluster or Cluster()
     calibrated = request.calibrated(table.columns, table.max_rows)  # refuses what makes no sense, before anything else
     require_summable(table, request.bound(table.columns))
-    target = local(target)
+    store = store_at(target)
     place = place_given(ledger or default_ledger(table.store))
     account = place.absolute() if isinstance(place, Path) else place
-    transaction = trusted.MomentTransaction(request, table, account, target.absolute())
+    transaction = trusted.MomentTransaction(request, table, account, store.absolute())
     if request.by_products and where.trusted_worker:
         raise UsageError(
             f"Products are multiplied round by round from this process: leave {parameter('trusted', 'worker')} out."
@@ -185,7 +186,7 @@ def release_table(
     if not where.trusted_worker and transaction.state() in committed:
         transaction.reserve()  # refuses when the id stands for other parameters
         trusted.publish(transaction)
-        return Outcome(open_release(target), target, fresh=False)
+        return Outcome(open_release(store), store.address(), fresh=False)
     with where.connected(trusted_worker=where.trusted_worker) as cluster_engine:
         cluster_engine.require_visible(table.probe, ROOT)
         layout = _layout(cluster_engine, transaction, where)  # refuses what has no room before anything is charged
@@ -194,7 +195,7 @@ def release_table(
         if fresh:
             _compute(cluster_engine, transaction, where, layout)
         cluster_engine.trusted(trusted.publish, transaction)
-    return Outcome(open_release(target), target, fresh)
+    return Outcome(open_release(store), store.address(), fresh)
 
 
 def _reproduced(transaction: trusted.MomentTransaction, where: Cluster, ledger: PlaceGiven | None) -> Outcome:
@@ -208,7 +209,7 @@ def _reproduced(transaction: trusted.MomentTransaction, where: Cluster, ledger: 
             cluster_engine.require_visible(transaction.table.probe, ROOT)
             cluster_engine.trusted(admit, transaction.table)  # before a row is read
             _compute(cluster_engine, transaction, where, _layout(cluster_engine, transaction, where))
-    return Outcome(open_release(transaction.target), transaction.target, fresh=not there)
+    return Outcome(open_release(transaction.target), transaction.target.address(), fresh=not there)
 
 
 def _layout(cluster_engine: engine.Engine, transaction: trusted.MomentTransaction, where: Cluster) -> Layout | None:

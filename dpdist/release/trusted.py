@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -37,7 +36,7 @@ from dpdist.release.reproduction import admit
 from dpdist.release.request import ReleaseRequest
 from dpdist.release.transaction import Transaction
 from dpdist.storage.arrays import attributes_of
-from dpdist.storage.store import store_at
+from dpdist.storage.store import AnyStore, Store
 from dpdist.triangle import Band, Triangle, unpacked
 
 
@@ -45,7 +44,7 @@ from dpdist.triangle import Band, Triangle, unpacked
 class MomentTransaction(Transaction[ReleaseRequest]):
     """The release of a second moment, and where it is published."""
 
-    target: Path
+    target: Store
 
     def reserve(self) -> State:
         """Charge the release, as any, once its place is known to be free or its own.
@@ -67,7 +66,7 @@ class MomentTransaction(Transaction[ReleaseRequest]):
         return super().reserve()
 
 
-def require_remembered(ledger: Ledger, target: Path) -> None:
+def require_remembered(ledger: Ledger, target: AnyStore) -> None:
     """Refuse a ledger that has forgotten a release: it would pay for a second draw of the same noise-free sum.
 
     Raises
@@ -96,10 +95,9 @@ def require_place(transaction: MomentTransaction) -> bool:
     DataError
         If something else does, or the place cannot be written.
     """
-    store = store_at(transaction.target)
-    if (attributes_of(store) or {}).get("release_id") == transaction.release_id:
+    if (attributes_of(transaction.target) or {}).get("release_id") == transaction.release_id:
         return True
-    store.require_new("release")
+    transaction.target.require_new("release")
     return False
 
 
