@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import tracemalloc
 from pathlib import Path
 
 import crash_driver
@@ -219,3 +220,14 @@ def test_a_ledger_cannot_stand_beside_what_is_no_folder(monkeypatch: pytest.Monk
 def test_an_address_that_nobody_reads_in_place_is_refused() -> None:
     with pytest.raises(UsageError, match="is an address"):
         store_at("s3://bucket/rows.zarr")
+
+
+def test_a_small_object_is_read_in_little_memory(bucket: Store) -> None:
+    store = bucket.within("a.zarr")
+    with store.staged("rows") as aside:
+        aside.put("x", b"small")
+    tracemalloc.start()
+    assert store.get("x") == b"small"
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20  # however much it might have been

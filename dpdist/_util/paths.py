@@ -11,6 +11,7 @@ from pathlib import Path
 from dpdist.errors import DataError, UsageError
 
 AnyPath = str | os.PathLike[str]
+_PIECE = 1 << 16
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -90,8 +91,9 @@ def read_plain(path: Path, most: int) -> bytes:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
             raise OSError(errno.EINVAL, "it is no file")
-        # asked for no more than there is, because memory for all that is asked for is set aside first
-        content = file.read(min(about.st_size, most) + 1)
+        content = file.read(min(about.st_size, most) + 1)  # as much memory as there is to read, and not as may be
+        while len(content) <= most and (more := file.read(_PIECE)):  # it has grown since
+            content += more
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it is of more than {most >> 20} MiB")
     return content
