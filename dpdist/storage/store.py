@@ -12,6 +12,9 @@ To add a place where rows live, open four files:
 4. ``tests/test_store.py``: its name in the list of the stores that the contract is tested with. It is done when these
    tests pass.
 
+Every function of the library then takes its addresses. Commands and job files take paths only, of whatever place: the
+kinds of arguments in ``cli/options.py``, and ``jobs/job_file.py``, are to be opened once, for the first such place.
+
 **A place that cannot rename a folder** publishes by its pointer. :meth:`Store.staged` then gives a prefix that nobody
 else writes to; what is put there is found by no reader. At the end of the block it creates the object that names it,
 if that is absent, last. The loser of a race is told by that and raises as :meth:`Store.require_new` does. What a dead
