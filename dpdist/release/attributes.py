@@ -75,7 +75,7 @@ class Attributes(Struct, frozen=True):
 
         Raises
         ------
-        ValueError
+        msgspec.ValidationError
             If one is missing or of another type.
         """
         return msgspec.convert(info, cls)
