@@ -1,14 +1,16 @@
-"""What the pages say: their links lead somewhere, their commands and options exist, their numbers are right."""
+"""What the pages say: links lead somewhere, files, commands and options exist, numbers and floors are right."""
 
 from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from dpdist.cli import cli
 
@@ -30,10 +32,70 @@ def commands(text: str) -> Iterator[list[str]]:
             yield found[1].split()
 
 
+def anchors(page: Path) -> set[str]:
+    """Return what links to the headings of a page end in, as GitHub and Forgejo make it of their words."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
-    assert [t for t in targets if "://" not in t and not (page.parent / t).exists()] == []
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text())
+    for target, anchor in links:
+        if "://" not in target:
+            file = page.parent / target if target else page
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """Python files, and whatever is in folders of ours; NAME is yet to be written, and secrets are an operator's."""
+    named = re.findall(r"`([\w./-]+)`", page.read_text())
+    ours = ("cluster/", "dpdist/", "tests/", "workflows/")
+    files = [name for name in named if name.endswith(".py") or name.startswith(ours)]
+    places = (ROOT, ROOT / "dpdist", ROOT / "workflows", page.parent)
+    lost = [file for file in files if not any((place / file).exists() for place in places)]
+    assert [file for file in lost if "NAME" not in file and "/secrets/" not in file] == []
+
+
+def test_the_floors_that_are_drawn_are_those_of_the_contract() -> None:
+    (block,) = re.findall(r"^```text\n(.*?)^```", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE | re.DOTALL)
+    drawn: list[set[str]] = []
+    numbers = []
+    for line in block.splitlines():
+        number, room = line[:2].strip(), line[4:].split()[0]
+        if number:
+            numbers.append(int(number))
+            drawn.append(set())
+        drawn[-1].add(room)
+    assert numbers == list(range(len(numbers), 0, -1))
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    assert drawn == [set(layer.split(" | ")) for layer in layers]
+
+
+def test_the_page_names_all_who_take_randomness_for_noise() -> None:
+    about = (ROOT / "ARCHITECTURE.md").read_text()
+    takers = {
+        str(path.relative_to(ROOT / "dpdist"))
+        for path in (ROOT / "dpdist").rglob("*.py")
+        if path.parent.name != "noise" and re.search(r"\bSYSTEM\b|\bSystemEntropy\b", path.read_text())
+    }
+    assert takers == {"release/trusted.py", "release/norm_histogram.py", "mechanisms/attack.py", "moment/cost.py"}
+    assert all(f"`{taker}`" in about for taker in takers)
+
+
+def test_the_citation_has_what_its_format_requires() -> None:
+    """The required keys of CFF 1.2.0, and of an author who is an entity."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)
+    assert cited["cff-version"] == "1.2.0"
+    assert cited["type"] == "software"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert cited["authors"] == project["authors"] == [{"name": "The dpdist developers"}]
+    assert cited["license"] == project["license"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
