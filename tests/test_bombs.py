@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import pytest
 import xarray
 import zarr
-from test_ingest import refused, stored
+from ingest_scene import refused, stored
 
 from dpdist.ingest.table import ingest
 

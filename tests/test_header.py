@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from cli_scene import Call, call
-from test_ingest import refused, stored
+from ingest_scene import refused, stored
 
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.sources import Choices

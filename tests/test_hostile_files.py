@@ -22,15 +22,12 @@ from typing import Any
 import anndata
 import h5py
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import xarray
 import zarr
 from cli_scene import Call, call, start
+from ingest_scene import GENES, LAYOUTS, counts, refused, stored, write_h5ad
 from scipy import sparse
-from test_ingest import refused, stored
-from test_readers import GENES, LAYOUTS, counts, write_h5ad
 
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers import apart
@@ -430,13 +427,9 @@ def test_the_folders_of_nightly_releases_can_only_be_changed_by_their_owner(tmp_
 
 @pytest.mark.parametrize("letter", ["\x1b", "\x01", "\x9b", "\u202e", "\n"])
 def test_a_control_character_in_a_name_is_refused(tmp_path: Path, letter: str) -> None:
-    names = ["a", f"b{letter}[2J"]
-    np.savez(tmp_path / "t.npz", X=counts()[:, :2], feature_names=names)
-    pq.write_table(pa.table({name: [1.0, 2.0] for name in names}), tmp_path / "t.parquet")
-    xarray.Dataset({"v": (("t", "x"), counts()[:, :2])}, {"x": names}).to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
-    for name in ("t.npz", "t.parquet", "t.nc"):
-        message = refused(tmp_path / name, name, "column 2 (counting from 1) holds a control character")
-        assert letter not in message
+    np.savez(tmp_path / "t.npz", X=counts()[:, :2], feature_names=["a", f"b{letter}[2J"])
+    message = refused(tmp_path / "t.npz", "t.npz", "column 2 (counting from 1) holds a control character")
+    assert letter not in message
 
 
 def test_a_control_character_in_an_option_is_refused(tmp_path: Path) -> None:
@@ -480,7 +473,7 @@ def test_a_crash_of_a_library_and_its_appetite_are_told_in_a_sentence(
     def hunger(*_: object) -> None:
         bytearray(5 << 30)
 
-    for fault, needle in ((crash, "its library ends by a crash"), (hunger, "does not fit into the memory")):
+    for fault, needle in ((crash, "the library that reads it crashes"), (hunger, "does not fit into the memory")):
         with monkeypatch.context() as patch:
             patch.setattr("dpdist.ingest.readers.anndata.contained", fault)
             refused(tmp_path / "t.h5ad", "t.h5ad", needle)

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import gzip
-import os
-import pickle
-import shutil
-import subprocess
-import sys
-import textwrap
 import zipfile
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ingest_scene import (
+    NAMES,
+    SECRET,
+    WRITERS,
+    Table,
+    refused,
+    stored,
+    table,
+    write_csv,
+    write_npy,
+    write_npz,
+    write_parquet,
+)
 
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers import npy, parquet, text
@@ -31,78 +35,13 @@ from dpdist.ingest.table import ingest
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import DTYPES, chunk_key, chunk_rows_for
 
-Table = npt.NDArray[Any]
-SECRET = 73519.25
-NAMES = ("alpha", "beta", "gamma")
 ARROW = (pa.float32(), pa.uint8(), pa.int16())
-
-
-def table(dtype: npt.DTypeLike = np.float64, rows: int = 7) -> Table:
-    """Return numbers from 0 to 3 * rows, as that type."""
-    return np.arange(3 * rows).reshape(rows, 3).astype(dtype)
-
-
-def write_npy(path: Path, rows: Table) -> None:
-    np.save(path, rows)
-
-
-def write_npz(path: Path, rows: Table) -> None:
-    np.savez_compressed(path, y=np.arange(len(rows)), X=rows, feature_names=np.array(NAMES))
-
-
-def write_csv(path: Path, rows: Table) -> None:
-    text = "\n".join([",".join(NAMES), *(",".join(str(v) for v in row) for row in rows.tolist())]) + "\n"
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix.lower() == ".gz" else text.encode())
-
-
-def write_parquet(path: Path, rows: Table) -> None:
-    columns = {name: pa.array(rows[:, place]) for place, name in enumerate(NAMES)}
-    pq.write_table(pa.table(columns), path, row_group_size=3)
-
-
-WRITERS: dict[str, Callable[[Path, Table], None]] = {
-    "t.npy": write_npy,
-    "t.npz": write_npz,
-    "t.csv": write_csv,
-    "T.CSV.GZ": write_csv,
-    "t.parquet": write_parquet,
-}
-
-
-def stored(target: Path) -> Table:
-    """Read the rows with Zarr, as a stranger would."""
-    array = zarr.open(target, mode="r")
-    assert isinstance(array, zarr.Array)
-    return np.asarray(array[:])
 
 
 def pieces_of(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Make the readers read in small pieces, in bytes."""
     for reader in (npy, parquet):
         monkeypatch.setattr(reader, "PIECE", size)
-
-
-def refused(
-    source: Path,
-    *needles: str,
-    columns: list[str] | None = None,
-    never: tuple[str, ...] = (),
-    choices: Choices = Choices(),  # noqa: B008 - frozen
-) -> str:
-    """Ingest what must be refused; check the message, that no value is in it or behind it, and that nothing is left."""
-    target = source.parent / "rows.zarr"
-    before = sorted(source.parent.rglob("*"))
-    with pytest.raises(DataError) as caught:
-        ingest(source, target, columns=columns, choices=choices)
-    message = str(caught.value)
-    for needle in needles:
-        assert needle in message
-    for value in ("73519", "secretword", *never):
-        assert value not in message
-    assert caught.value.__context__ is None
-    assert caught.value.__cause__ is None
-    assert sorted(source.parent.rglob("*")) == before
-    return message
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -123,15 +62,6 @@ def test_each_kind_of_file_gives_the_same_rows(tmp_path: Path, name: str) -> Non
     assert calls == sorted(calls)
     assert np.array_equal(stored(tmp_path / "rows.zarr"), rows)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "rows.zarr"])
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_columns_are_kept_in_the_order_asked_for(tmp_path: Path, name: str) -> None:
-    WRITERS[name](tmp_path / name, table())
-    columns = ["c2", "c0"] if name == "t.npy" else ["gamma", "alpha"]
-    opened = ingest(tmp_path / name, tmp_path / "rows.zarr", columns=columns)
-    assert opened.names == tuple(columns)
-    assert np.array_equal(stored(tmp_path / "rows.zarr"), table()[:, [2, 0]])
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -364,25 +294,6 @@ def test_the_search_for_a_bad_line_reads_numbers_as_arrow_does() -> None:
     check()
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["t.npy", "t.npz", "t.parquet"])
-def test_a_number_that_is_not_finite_is_refused_by_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: float, order: Any
-) -> None:
-    pieces_of(monkeypatch, 3 * 24)
-    rows = np.full((20, 3), SECRET, order=order)
-    rows[17, 2] = rows[18, 0] = value
-    WRITERS[name](tmp_path / name, rows)
-    refused(
-        tmp_path / name,
-        name,
-        "row 17 (counting from 0)",
-        "'c2'" if name == "t.npy" else "'gamma'",
-        never=("nan", "inf"),
-    )
-
-
 @pytest.mark.parametrize("name", ["t.npy", "t.npz"])
 @pytest.mark.parametrize("shape", [(5,), (5, 3, 2), (0, 4), (5, 1), (5, 0), ()])
 def test_an_array_that_is_no_table_is_refused_by_shape(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
@@ -468,34 +379,6 @@ def test_a_parquet_file_without_rows_or_with_repeated_names_is_refused(tmp_path:
     refused(tmp_path / "t.parquet", "t.parquet", "1 column")
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_damaged_files_are_refused(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    WRITERS[name](path, np.random.default_rng(0).normal(size=(2000, 3)) + 73519)
-    whole = path.read_bytes()
-    damaged = [b"", b"secretword" * 50, pickle.dumps([SECRET, "secretword"]), whole[:5]]
-    if name != "t.csv":  # a CSV cut short is another CSV
-        damaged += [whole[: len(whole) // 2], whole[:-1]]
-    for content in damaged:
-        path.write_bytes(content)
-        refused(path, name)
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_flipped_bytes_never_raise_anything_else(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    WRITERS[name](path, table("float32") + 73519)
-    whole = path.read_bytes()
-    rng = np.random.default_rng(1)
-    for number in range(60):
-        content = bytearray(whole)
-        content[rng.integers(min(len(whole), 200) if number % 2 else len(whole))] = rng.integers(256)
-        path.write_bytes(content)
-        with suppress(DataError):
-            ingest(path, tmp_path / f"{number}.zarr")
-    assert not list(tmp_path.glob(".*"))
-
-
 @pytest.mark.parametrize("name", ["t.npy", "t.npz"])
 def test_a_truncated_array_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -565,13 +448,10 @@ def test_a_bad_last_file_leaves_nothing(tmp_path: Path) -> None:
     refused(folder, "3.npz", "row 2 (counting from 0)", "'beta'")
 
 
-def test_a_source_that_is_missing_unreadable_or_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_a_source_that_is_missing_or_of_another_kind_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "none.csv", "none.csv", "does not exist")
     (tmp_path / "t.xlsx").write_text("secretword")
     refused(tmp_path / "t.xlsx", "t.xlsx", ".npy, .npz, .csv, .csv.gz, .parquet")
-    for name in ("t.npy", "t.npz", "t.csv", "t.parquet"):
-        (tmp_path / name).symlink_to("/proc/self/mem")  # a file that nobody can read from its beginning, not even root
-        refused(tmp_path / name, name, "cannot be read")
 
 
 def test_an_existing_target_is_refused_before_the_source_is_read(tmp_path: Path) -> None:
@@ -625,54 +505,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ingest(tmp_path / "t.npz", tmp_path / "rows.zarr")
     assert seen == [7]
     assert [each.name for each in tmp_path.iterdir()] == ["t.npz"]
-
-
-MEMORY = """
-    import re, sys
-    from pathlib import Path
-    from dpdist.ingest.table import ingest
-    def peak():  # not ru_maxrss, which a process inherits from the one that started it
-        return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
-    ingest(Path(sys.argv[2]), Path(sys.argv[3]))  # whatever is imported or started late
-    before = peak()
-    ingest(Path(sys.argv[1]), Path(sys.argv[4]))
-    print(peak() - before)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the peak of one process, as Linux gives it")
-@pytest.mark.parametrize(
-    ("kind", "rows", "columns", "bound"),
-    [
-        ("npz", 240_000, 80, 70),
-        ("npy", 240_000, 80, 70),
-        ("csv.gz", 600_000, 80, 170),
-        ("parquet", 600_000, 80, 170),
-        ("parquet", 6_000_000, 8, 170),
-    ],
-)
-def test_memory_stays_at_a_few_pieces(tmp_path: Path, kind: str, rows: int, columns: int, bound: int) -> None:
-    big, small = tmp_path / f"big.{kind}", tmp_path / f"small.{kind}"
-    for path, n in ((big, rows), (small, 5)):
-        if kind == "csv.gz":
-            names, row = (",".join(each) + "\n" for each in ([f"c{i}" for i in range(columns)], ["0.5"] * columns))
-            path.write_bytes(gzip.compress((names + row * n).encode(), 1))
-        elif kind == "parquet":
-            wide = pa.table({f"c{i}": np.zeros(n) for i in range(columns)})
-            pq.write_table(wide, path, row_group_size=10**7, use_dictionary=False, compression="none")
-        else:
-            (np.savez_compressed if kind == "npz" else np.save)(path, np.zeros((n, columns), order="F"))
-    arguments = [big, small, tmp_path / "small.zarr", tmp_path / "big.zarr"]
-    ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(MEMORY), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "16"},  # Arrow's threads: the bound holds on a larger machine too
-    )
-    shutil.rmtree(tmp_path / "big.zarr")  # pytest would keep it for three more runs
-    big.unlink()
-    assert int(ran.stdout) < bound < rows * columns * 8 / 2**20 / 2  # less than half of the table, in MiB
 
 
 @pytest.mark.parametrize("compress", [False, True])

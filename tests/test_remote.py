@@ -16,9 +16,19 @@ import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
+from ingest_scene import (
+    GENES,
+    NAMES,
+    WRITERS,
+    counts,
+    genotypes,
+    stored,
+    table,
+    write_bed,
+    write_h5ad,
+    write_vcf,
+)
 from moto.server import ThreadedMotoServer
-from test_ingest import NAMES, WRITERS, stored, table
-from test_readers import GENES, counts, genotypes, write_bed, write_h5ad, write_vcf
 
 from dpdist.cli import cli as command
 from dpdist.errors import DataError, UsageError

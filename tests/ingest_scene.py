@@ -1,0 +1,153 @@
+"""Files for the tests of ingest, as independent writers make them, and what is checked of every refusal."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anndata
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+from bed_reader import to_bed
+from scipy import sparse
+
+from dpdist.errors import DataError
+from dpdist.ingest.sources import Choices
+from dpdist.ingest.table import ingest
+
+Table = npt.NDArray[Any]
+SECRET = 73519.25
+"""A cell that no message may repeat; nor may one repeat ``secretword``."""
+NAMES = ("alpha", "beta", "gamma")
+GENES = ("BRCA1", "TP53", "ÅGENE", "with, comma", "five")
+SAMPLES, VARIANTS = 23, 11
+
+
+def table(dtype: npt.DTypeLike = np.float64, rows: int = 7) -> Table:
+    """Return numbers from 0 to 3 * rows, as that type."""
+    return np.arange(3 * rows).reshape(rows, 3).astype(dtype)
+
+
+def write_npy(path: Path, rows: Table) -> None:
+    np.save(path, rows)
+
+
+def write_npz(path: Path, rows: Table) -> None:
+    np.savez_compressed(path, y=np.arange(len(rows)), X=rows, feature_names=np.array(NAMES))
+
+
+def write_csv(path: Path, rows: Table) -> None:
+    text = "\n".join([",".join(NAMES), *(",".join(str(v) for v in row) for row in rows.tolist())]) + "\n"
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix.lower() == ".gz" else text.encode())
+
+
+def write_parquet(path: Path, rows: Table) -> None:
+    columns = {name: pa.array(rows[:, place]) for place, name in enumerate(NAMES)}
+    pq.write_table(pa.table(columns), path, row_group_size=3)
+
+
+WRITERS: dict[str, Callable[[Path, Table], None]] = {
+    "t.npy": write_npy,
+    "t.npz": write_npz,
+    "t.csv": write_csv,
+    "T.CSV.GZ": write_csv,
+    "t.parquet": write_parquet,
+}
+
+
+def stored(target: Path) -> Table:
+    """Read the rows with Zarr, as a stranger would."""
+    array = zarr.open(target, mode="r")
+    assert isinstance(array, zarr.Array)
+    return np.asarray(array[:])
+
+
+def refused(
+    source: Path,
+    *needles: str,
+    columns: list[str] | None = None,
+    never: tuple[str, ...] = (),
+    choices: Choices = Choices(),  # noqa: B008 - frozen
+) -> str:
+    """Ingest what must be refused; check the message, that no value is in it or behind it, and that nothing is left."""
+    target = source.parent / "rows.zarr"
+    before = sorted(source.parent.rglob("*"))
+    with pytest.raises(DataError) as caught:
+        ingest(source, target, columns=columns, choices=choices)
+    message = str(caught.value)
+    for needle in needles:
+        assert needle in message
+    for value in ("73519", "secretword", *never):
+        assert value not in message
+    assert caught.value.__context__ is None
+    assert caught.value.__cause__ is None
+    assert sorted(source.parent.rglob("*")) == before
+    return message
+
+
+def counts(rows: int = 40, seed: int = 0) -> Table:
+    """Return a table of which most cells are zero, as single-cell counts are."""
+    rng = np.random.default_rng(seed)
+    found: Table = rng.poisson(0.4, (rows, len(GENES))).astype(np.float32)
+    return found
+
+
+def write_h5ad(path: Path, x: Any, **others: Any) -> None:
+    """Write a .h5ad file with the library that defines it."""
+    made = anndata.AnnData(x, **others)
+    made.var_names = list(GENES)
+    made.write_h5ad(path)
+
+
+LAYOUTS: dict[str, Callable[[Table], Any]] = {
+    "dense": np.asarray,
+    "csr": sparse.csr_matrix,
+    "csc": sparse.csc_matrix,
+    "csr-array": sparse.csr_array,
+}
+
+
+def genotypes(seed: int = 3) -> Table:
+    """Return 0, 1 or 2 alleles of every sample and variant."""
+    found: Table = np.random.default_rng(seed).integers(0, 3, (SAMPLES, VARIANTS)).astype(np.uint8)
+    return found
+
+
+def write_bed(path: Path, values: Table, **others: Any) -> None:
+    """Write PLINK files with bed-reader; 127 is missing."""
+    samples, variants = values.shape
+    facts = {"sid": [f"rs{i}" for i in range(variants)], "iid": [f"s{i}" for i in range(samples)]} | others
+    signed = values.astype(np.int8)
+    to_bed(path, np.where(values == 127, -127, signed), properties=facts, num_threads=1)
+
+
+def write_vcf(
+    path: Path,
+    values: Table,
+    phased: bool = False,
+    extra: str = "",
+    names: list[str] | None = None,
+    samples: list[str] | None = None,
+) -> None:
+    """Write VCF text by hand; 127 is missing."""
+    mark = "|" if phased else "/"
+    pairs = {0: ("0", "0"), 1: ("0", "1"), 2: ("1", "1"), 127: (".", ".")}
+    people = samples or [f"s{i}" for i in range(values.shape[0])]
+    fixed = ["#CHROM", "POS", "ID", "REF", "ALT", "QUAL", "FILTER", "INFO", "FORMAT"]
+    lines = ["##fileformat=VCFv4.3", "\t".join(fixed + people)]
+    for place, column in enumerate(values.T.tolist()):
+        name = names[place] if names else f"rs{place}"
+        cells = [mark.join(pairs[v][:: -1 if phased and i % 2 else 1]) + extra for i, v in enumerate(column)]
+        form = "GT" + (":DP" if extra else "")
+        lines.append("\t".join(["7", str(100 + place), name, "A", "G", ".", "PASS", ".", form, *cells]))
+    text = ("\n".join(lines) + "\n").encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+
+
+GENOTYPES: dict[str, Callable[..., None]] = {"t.bed": write_bed, "t.vcf": write_vcf, "t.vcf.gz": write_vcf}
