@@ -105,7 +105,7 @@ REFUSED: list[tuple[int, str, tuple[str, ...]]] = [
     (2, "takes no delta", ("--mechanism", "two-sided-wishart")),
     (2, "--workers", ("--workers", "0")),
     (2, "--workers", ("--workers", "-3")),
-    (2, "unset variable", ("--scheduler", "")),
+    (2, "a variable that is not set", ("--scheduler", "")),
     (2, "not both", ("--workers", "1", "--scheduler", "tcp://127.0.0.1:1")),
     (2, "--id", ("--id", "")),
     (2, "--id", ("--id", "week.47")),

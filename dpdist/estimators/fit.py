@@ -233,9 +233,9 @@ def _from_table(asked: Parameters, path: Path, request: ReleaseRequest) -> Relea
 def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Release:
     if asked.ledger is not None:
         raise RefusedError(
-            "A ledger keeps the budget of a table that has an identity, and rows in memory have none: ingest them "
+            "Rows in memory have no identity, so no ledger can keep their budget. Ingest them "
             f"({step('ingest', 'SOURCE', 'ROWS', budget_epsilon='E', budget_delta='D')}), and fit the path of the "
-            "rows.zarr. Without a ledger, what they cost is remembered by this process only."
+            "rows.zarr. Without a ledger, only this process remembers what was charged."
         )
     if asked.cluster is not None:
         raise UsageError(

@@ -109,14 +109,14 @@ def _shape(period: str) -> str:
 def _require_name(entry: Path, period: str, suffix: str, closed: Sequence[str]) -> None:
     if not re.fullmatch(PERIOD_PATTERN, period) or not (suffix or entry.is_dir()):
         raise RefusedError(
-            f"{entry} names no period: an entry is a folder or {', '.join(KINDS)}, named with letters and digits "
-            "and single dots, hyphens or underscores between, so that names sort in time, such as 2026-01-05.csv. "
-            "Rename it, or take it away."
+            f"{entry} names no period. An entry is a folder, or a file of a kind that can be read "
+            f"({', '.join(KINDS)}). Its name has letters and digits, with single dots, hyphens or underscores between, "
+            "and names sort in time, such as 2026-01-05.csv. Rename it, or take it away."
         )
     if closed and _shape(period) != _shape(closed[0]):
         raise RefusedError(
-            f"{entry} is not named like the periods that are closed, such as {closed[0]}: letters, digits and marks "
-            "stand at other places. Rename it, or take it away."
+            f"{entry} is not named like the periods that are closed, such as {closed[0]}: its letters, digits and "
+            "marks are at other positions. Rename it, or take it away."
         )
 
 

@@ -204,8 +204,8 @@ def _require_no_index(source: Source, keep: tuple[int, ...], names: tuple[str, .
             row += values.size
     others = [names[other] for other in keep if other != place]
     raise AskError(
-        f"{source.path}: a column without a name counts the rows, from {first} on: an index tells nobody's value, and "
-        "its squares would be summed like the others'.",
+        f"{source.path}: a column without a name counts the rows, from {first} on. It looks like an index, and would "
+        "be summed like a measurement.",
         [
             only_columns(others, "leaves it out"),
             only_columns([names[other] for other in keep], f"keeps it, as {names[place]}"),

@@ -255,8 +255,8 @@ def _require_same_job(target: Path, release_id: str) -> None:
     if found != release_id:
         raise RefusedError(
             f"{target} was released with other parameters than the job has now. A job with periods keeps its "
-            "parameters, or every row would be charged for both: undo the change, or name another folder ([release] "
-            "path), if the budget suffices."
+            "parameters: otherwise each row would be charged for both. Undo the change. If the budget suffices, you "
+            "can name another folder instead ([release] path)."
         )
 
 

@@ -37,8 +37,8 @@ def closed_as_read(view: View, periods: Mapping[str, str], place: str) -> tuple[
     for name, digest in periods.items():
         if closed.get(name) != digest:
             raise RefusedError(
-                f"The period {name} is not closed with these rows in {place}: they were altered since, or "
-                "the ledger is an older copy. Restore what was altered; nothing was spent."
+                f"The period {name} is not closed with these rows in {place}. They were altered since, or the ledger "
+                "is an older copy. Nothing was spent. Restore what was altered."
             )
     return tuple(sorted(periods))
 
@@ -51,8 +51,8 @@ def require_apart(view: View, periods: tuple[str, ...], place: str) -> None:
         if others:
             raise RefusedError(
                 f"The rows of the period {name} are those of {listed(others)}, which another copy of the ledger "
-                f"{place} closed: released again, each would be charged and counted twice. Nothing was "
-                "drawn. What was released of them can be published again; nothing more can be released of them."
+                f"{place} closed. A further release would charge and count each row twice. Nothing was drawn. What was "
+                "released of these rows can be published again; nothing more can be released."
             )
 
 
@@ -84,6 +84,6 @@ def require_kept(view: View, budget: PrivacyLoss, place: str) -> None:
     capped = view.accounts is None or certified(view.accounts.caps, budget)
     if view.exceeded is not None or not capped:
         raise DataError(
-            f"The releases charged to {place} exceed its budget: it was tampered with, or copies of it "
-            "released without a common witness. Nothing more can be charged to it."
+            f"The releases charged to {place} exceed its budget. The ledger was altered, or copies of it were used "
+            "without a common witness. Nothing more can be charged to it."
         )

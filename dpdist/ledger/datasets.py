@@ -55,14 +55,14 @@ class Seen:
         """
         if self.reproduced:
             raise RefusedError(
-                f"The data set of the ledger {place} was released for reproduction, from these rows or from a copy of "
-                "them, perhaps without any noise: no budget of it can promise anything. Nothing was drawn."
+                f"The rows of the ledger {place}, or a copy of them, were released for reproduction, perhaps without "
+                "any noise. No budget of theirs can promise anything any more. Nothing was drawn."
             )
         if self.ledger_id not in {None, ledger_id}:
             raise RefusedError(
-                f"The data set of the ledger {place} is charged to another ledger, {self.place}: it was created for "
-                f"these rows, or for a copy of them, and two ledgers would be two budgets. Nothing was drawn. "
-                f"{_cure()} What this ledger has given out can be published again."
+                f"The rows of the ledger {place} have another ledger, {self.place}, created for them or for a copy of "
+                f"them, and two ledgers would be two budgets. Nothing was drawn. {_cure()} What this ledger has given "
+                "out can be published again."
             )
 
 

@@ -153,14 +153,14 @@ def _require_affordable(before: list[Guarantee], guarantee: Guarantee, budget: P
     if needed is not None:
         cost = _written(needed)
         cure = (
-            " A larger budget_epsilon that is named after an answer is no limit on that answer: all of these keep "
-            "their joint cost only if no request followed from an answer. If so, say it with "
+            " A larger budget_epsilon does not limit an answer that was seen before: the releases keep their joint "
+            "cost only if no request followed from an answer. If none did, say it with "
             f"budget_epsilon={needed.epsilon_micro / MICRO!r}, budget_delta={needed.delta_atto / ATTO!r}."
         )
     raise RefusedError(
         f"These rows, or some of them, were released {_times(len(before))} before in this process. With this release "
         f"they would need a budget of {cost}; it is {_written(budget)}. Nothing was drawn. To use what is released "
-        "already costs nothing (from_release(fitted.release_)). Who plans several fits charges all of them to one "
+        "already costs nothing (from_release(fitted.release_)). If you plan several fits, charge all of them to one "
         f"budget, from the first on: budget=dpdist.Budget(epsilon, delta).{cure}"
     )
 

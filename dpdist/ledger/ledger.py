@@ -516,8 +516,8 @@ class Ledger(Witnessed):
 
     def _adopted(self, record: Record) -> RefusedError:
         return RefusedError(
-            f"The release {record.release_id} was committed to another copy of the ledger {self._storage}, and is "
-            f"charged here. A second draw would undo the noise of both. Publish it from that copy (its committed bytes "
+            f"The release {record.release_id} was committed to another copy of the ledger {self._storage}; here it is "
+            f"only charged. A second draw would undo the noise of both. Publish it from that copy (its committed bytes "
             f"have SHA-256 {str(record.digest)[:16]}...), or copy the published release to its place."
         )
 

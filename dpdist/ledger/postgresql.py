@@ -106,10 +106,10 @@ def _require_encrypted(address: Address) -> None:
     elsewhere = [host for host in hosts if host and not _on_this_machine(host)]
     if (elsewhere or "PGSERVICE" in os.environ) and given.get("sslmode") not in _ENCRYPTED:
         raise RefusedError(
-            f"The server of the ledger {address} is not on this machine, and its address does not insist on "
-            "encryption: whoever listens on the way reads the ledger, and could speak in the server's place. Add "
-            "&sslmode=verify-full (and &sslrootcert=FILE for a CA of your own); or, where nobody can be between, "
-            "&sslmode=require, which encrypts and does not ask who answers."
+            f"The server of the ledger {address} is not on this machine, and the address does not require encryption. "
+            "Whoever is between could read the ledger, or answer in the server's place. Add &sslmode=verify-full (with "
+            "&sslrootcert=FILE for a CA of your own). Where nobody can be between, &sslmode=require suffices: it "
+            "encrypts, and does not check who answers."
         )
 
 

@@ -70,23 +70,23 @@ class Witnessed(Standing):
         if seen is None:
             if view.witnessed:
                 raise RefusedError(
-                    f"The ledger {self._storage} had a witness, and there is none at {place}. Without it nobody can "
-                    "tell what another copy has released. Bring the file back: mount the volume it lies on and name "
-                    f"it in {VARIABLE}. If it is lost, {step('ledger adopt', self._storage)} goes on without it, at "
-                    "the price of the whole budget."
+                    f"The witness of the ledger {self._storage} is missing: there is none at {place}. Without it "
+                    "nobody can tell what another copy of the ledger has released. Bring the file back: mount the "
+                    f"volume with it, and name its folder in {VARIABLE}. If it is lost, "
+                    f"{step('ledger adopt', self._storage)} goes on without it, and charges the whole budget."
                 )
             return
         if seen.exhausts(view):
             raise RefusedError(
-                f"The ledger {self._storage} is behind its witness {place}: an earlier witness was lost, and the whole "
-                "budget was charged to another copy of this ledger, because nobody can tell what was released. "
-                f"Nothing was drawn. Charge it to this one with: {step('ledger adopt', self._storage)}"
+                f"The ledger {self._storage} is behind its witness {place}. An earlier witness was lost, and another "
+                "copy of this ledger was therefore charged the whole budget. Nothing was drawn. Charge it to this copy "
+                f"with: {step('ledger adopt', self._storage)}"
             )
         missing = seen.unknown_to(view)
         if missing:
             raise RefusedError(
-                f"The ledger {self._storage} is behind its witness {place}: it is a copy, or was restored from a "
-                f"backup, and does not know of {counted(len(missing), 'release')} committed elsewhere: "
+                f"The ledger {self._storage} is behind its witness {place}. It is a copy, or was restored from a "
+                f"backup, and lacks {counted(len(missing), 'release')} committed elsewhere: "
                 f"{listed(entry['id'] for entry in missing)}. Nothing was drawn. Use the ledger that has them, or "
                 f"charge them to this one with: {step('ledger adopt', self._storage)}"
             )

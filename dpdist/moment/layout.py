@@ -152,10 +152,10 @@ def layout_of(table: Sizes, bound: RowBound, workers: int, memory: int, *, divis
             return whole
         raise UsageError(
             f"The second moment of {size} columns takes a process {_gib(least)}, and each may use {_gib(memory)}. This "
-            "mechanism needs all of it at once; the noise of others has independent entries and is added to one band "
-            f"after the other: take {parameter('mechanism', 'gaussian')}, or laplace where no delta is allowed. For a "
+            "mechanism needs the whole moment at once. Give the processes more memory, or take a mechanism whose noise "
+            f"is added band by band: {parameter('mechanism', 'gaussian')}, or laplace where no delta is allowed. For a "
             f"few components, {parameter('mechanism', 'power')} {parameter('options.route', 'products')} never forms "
-            "the moment. Or give the processes more memory."
+            "the moment."
         )
     # sharing is at most that of two bands, and fewer sums of a band meet at the trusted node when there are more
     sharing = -(-workers // 2)

@@ -336,8 +336,8 @@ def _ledger_to_name(place: Place, rows: Store, dataset_id: str, budget: PrivacyL
         raise RefusedError(
             f"{rows} is a copy of rows that have a ledger, {found.place}; a second one would spend their budget again. "
             f"Name that one: {step('ledger create', found.place, rows=rows)}, or {parameter('ledger', found.place)}. "
-            "If it was moved, name its place; if it is lost, restore it from a copy, and charge what the copy misses "
-            f"with: {step('ledger adopt', 'LEDGER')}."
+            "If it was moved, name its new place. If it is lost, restore it from a copy, and charge what the copy "
+            f"lacks with: {step('ledger adopt', 'LEDGER')}."
         )
     opened = Ledger(place)
     if budget not in {None, opened.budget}:

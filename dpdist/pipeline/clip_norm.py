@@ -348,8 +348,8 @@ def _table_at(rows: Store) -> RowsTable:
     table = None if is_periodic(rows) else open_rows(rows)
     if table is None or table.period is not None:
         raise RefusedError(
-            f"The rows of {rows} come in periods, and one clip norm holds for all of them, those to come included: a "
-            "quantile of the periods so far would be paid for by their rows and say nothing of later ones. Choose it "
-            "from what is publicly known, or from a table of its own, such as an earlier year's."
+            f"The rows of {rows} come in periods, and one clip norm holds for all periods, also for those to come. A "
+            "quantile of the periods so far would say nothing of later ones. Choose the clip norm from what is "
+            "publicly known, or from another table, such as that of an earlier year."
         )
     return table

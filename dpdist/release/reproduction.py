@@ -76,8 +76,8 @@ def require_unreproduced(table: RowsTable) -> None:
 def reproduced(rows: Store) -> RefusedError:
     """Return what is said where rows, or a copy of them, were released for reproduction and shall have a budget."""
     return RefusedError(
-        f"A release for reproduction was made of {rows}, or of a copy of it, perhaps without any noise: whoever has it "
-        "takes the noise off any release of these rows, and no budget can promise anything. Nothing was written. If "
-        "nobody has it, delete it and these rows, and ingest the source again with a budget: "
+        f"A release for reproduction was made of {rows}, or of a copy of it, perhaps without any noise. Whoever has "
+        "that release can remove the noise from any other release of these rows, so no budget can promise anything. "
+        "Nothing was written. If nobody has it, delete it and these rows, and ingest the source again with a budget: "
         f"{step('ingest', 'SOURCE', 'ROWS', budget_epsilon='E')}."
     )

@@ -80,10 +80,10 @@ def require_remembered(ledger: Ledger, target: AnyStore) -> None:
     found = open_release(target)
     if found.ledger_head is None or not ledger.remembers(found.release_id, found.ledger_head):
         raise RefusedError(
-            f"{target} holds the release {found.release_id}, and the ledger does not know of it: the ledger was cut "
-            "short or restored from an older copy, or the release was charged to another one. Restore a copy of the "
-            f"ledger at least as new as the release, or charge it to this one with {step('ledger adopt')}, if a "
-            "witness saw it; drawing again would undo the noise of both."
+            f"{target} holds the release {found.release_id}, and the ledger does not know of it. The ledger was cut "
+            "short or restored from an older copy, or the release was charged to another ledger. A second draw would "
+            "undo the noise of both. Restore a copy of the ledger that is at least as new as the release. If a witness "
+            f"saw the release, {step('ledger adopt')} charges it to this ledger."
         )
 
 

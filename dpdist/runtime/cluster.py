@@ -77,7 +77,7 @@ class Cluster:
         if self.scheduler is not None:
             if not self.scheduler.strip():
                 raise UsageError(
-                    "The address of the scheduler is empty, perhaps an unset variable: name one, such as "
+                    "The address of the scheduler is empty. Is it a variable that is not set? Name an address, such as "
                     f"tls://10.0.0.1:8786, or leave {parameter('scheduler')} out to compute on this machine."
                 )
             require_safe(self.scheduler, self.certificates, insecure=self.insecure)

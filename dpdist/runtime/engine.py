@@ -318,10 +318,11 @@ class Engine:
     def _completed(
         self, futures: Sequence[Future], placed: AbstractSet[str] = frozenset(), *, trusted: bool = False
     ) -> Iterator[Future]:
-        """Yield futures as they end; a scheduler whose workers, or whose trusted one, are gone would never tell.
+        """Yield futures as they end; raise if they cannot end any more.
 
-        Nor would it if those that the work was placed on are all gone and others came: Dask runs a task elsewhere when
-        its worker dies, but once there was no worker at all, the task waits for the old one.
+        A scheduler says nothing when all workers are gone, or the trusted one. It says nothing either when all workers
+        that had the work are gone and others joined later. Dask moves a task when its worker dies; but if for a moment
+        there was no worker at all, the task waits for the old one for ever.
         """
         ended, idle_since = as_completed(futures, loop=self._client.loop), None
         while not ended.is_empty():
@@ -333,10 +334,11 @@ class Engine:
                 alive = there and not (placed and placed.isdisjoint(known))
                 idle_since = None if alive else idle_since or time.monotonic()
                 if idle_since is not None and time.monotonic() - idle_since > LOST_SECONDS:
-                    who = "The trusted worker is" if trusted and not there else "All workers that began the work are"
+                    lost = trusted and not there
+                    who = "The trusted worker has" if lost else "All workers that began the work have"
                     raise ResumableError(
-                        f"{who} gone for {LOST_SECONDS} seconds. See that the cluster's workers run, the trusted one "
-                        "among them if there is one, and run the same command again: it resumes at no further cost."
+                        f"{who} been gone for {LOST_SECONDS} seconds. Start {'it' if lost else 'workers'} and run the "
+                        "same command again: it resumes at no further cost."
                     )
                 continue
             idle_since = None
@@ -455,8 +457,8 @@ def _current_client() -> Client | None:
     except RuntimeError:  # what Dask says of such a client, in words about its own functions
         pass
     raise UsageError(
-        "The current Dask client is asynchronous, or dask.config asks for a client and there is none, and a fit waits "
-        "for its result: make one with Client(address), or call it in a thread of its own with "
+        "The current Dask client is asynchronous, or dask.config asks for a client and there is none. A fit waits for "
+        "its result, which needs a synchronous client. Make one with Client(address), or run the fit in a thread: "
         "`await asyncio.to_thread(estimator.fit, X)`."
     )
 
@@ -472,8 +474,9 @@ def _translated() -> Iterator[None]:
         yield
     except KilledWorker:
         raise ResumableError(
-            "Workers died again and again while they summed the rows, most likely for want of memory. Give them more, "
-            "or use fewer workers per machine, and run the same command again: it resumes at no further cost."
+            "Workers died again and again while they summed the rows; most likely they ran out of memory. Start fewer "
+            "workers per machine, or give them more memory. Then run the same command again: it resumes at no further "
+            "cost."
         ) from None
     except (CancelledError, asyncio.CancelledError, OSError):  # a comm that is closed, refused or too slow
         raise ResumableError(

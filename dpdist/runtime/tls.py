@@ -157,10 +157,10 @@ def require_safe(scheduler: str, certificates: Certificates | None, *, insecure:
         )
     if not insecure and not (protocol == "tcp" and _on_this_machine(place)):
         raise RefusedError(
-            f"The scheduler {scheduler} is on the network and not encrypted: whoever listens there reads un-noised "
-            "sums, and whoever connects reads the rows. Start the cluster with TLS (cluster/README.md) and pass a "
-            f"tls:// address with {parameter('tls_ca')}, {parameter('tls_cert')} and {parameter('tls_key')}; or, where "
-            f"the network itself is safe, {parameter('insecure')}."
+            f"The scheduler {scheduler} is on the network and not encrypted. Whoever listens there can read un-noised "
+            "sums; whoever connects can read the rows. Start the cluster with TLS (cluster/README.md) and pass a "
+            f"tls:// address with {parameter('tls_ca')}, {parameter('tls_cert')} and {parameter('tls_key')}. Where "
+            f"the network itself is safe, pass {parameter('insecure')}."
         )
 
 
@@ -184,14 +184,14 @@ def require_safe_workers(scheduler: str, workers: Iterable[str], *, foreign: boo
         if not _is_safe(address):
             what = "scheduler" if address == scheduler else "worker"
             cure = (
-                f"or, where the network itself is safe, pass {parameter('insecure')}."
+                f"Where the network itself is safe, pass {parameter('insecure')}."
                 if not foreign
-                else "or ingest the rows and fit the path of the rows.zarr. Nothing was sent."
+                else "Or ingest the rows and fit the path of the rows.zarr. Nothing was sent."
             )
             raise RefusedError(
-                f"The {what} {address} is on the network and not encrypted: whoever listens there reads un-noised "
-                "sums. Start workers of an unencrypted cluster on 127.0.0.1 (--host), or the cluster with TLS "
-                f"(cluster/README.md); {cure}"
+                f"The {what} {address} is on the network and not encrypted: whoever listens there can read un-noised "
+                "sums. Start workers of an unencrypted cluster on 127.0.0.1 (--host), or start the cluster with TLS "
+                f"(cluster/README.md). {cure}"
             )
 
 

@@ -86,10 +86,10 @@ class Reading:
         except (EOFError, OSError):
             kind, value = None, None
         if kind is None:
-            how = "hangs" if self._end() == -signal.SIGALRM else "ends by a crash"
+            how = "hangs" if self._end() == -signal.SIGALRM else "crashes"
             raise DataError(
-                f"{source.path} cannot be read: it is damaged so that its library {how}. Mend or replace the file and "
-                "ingest again."
+                f"{source.path} cannot be read: it is damaged, and the library that reads it {how}. Mend or replace "
+                "the file and ingest again."
             )
         if isinstance(kind, type):
             raise kind(*value)

@@ -75,8 +75,8 @@ class Chunked(Source):
         require_chunks(self.path, math.prod(found.chunks) * found.dtype.itemsize)
         if not found.stored and found.shape[0]:
             raise DataError(
-                f"{self.path} announces an array of which nothing is stored: all of it would be read as one fill "
-                "value. Restore it, or write it with its values."
+                f"{self.path} announces an array of which nothing is stored. Every cell would be read as the fill "
+                "value. Restore the array, or write it with its values."
             )
         return found
 

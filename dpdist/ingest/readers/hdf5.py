@@ -51,8 +51,8 @@ def contained(path: Location, h5py: Any) -> Iterator[Any]:
         name = file.visititems_links(elsewhere)
         if name is not None:
             raise DataError(
-                f"{path}: {name!r} is a link, or is stored outside of the file, and nothing is read that a file only "
-                "points to. Copy its content into the file (h5copy -f soft,ext) and ingest again."
+                f"{path}: {name!r} is a link, or is stored outside of the file. Only what is in the file itself is "
+                "read. Copy the content into it (h5copy -f soft,ext) and ingest again."
             )
         yield file
 

@@ -55,8 +55,8 @@ class Plink(Source):
         inner, outer = (samples, len(names)) if by_variant else (len(names), samples)
         if size != 3 + outer * -(-inner // 4):
             raise DataError(
-                f"{self.path} is not as long as {samples} samples of {len(names)} variants need, which its .fam and "
-                ".bim announce. Restore the files."
+                f"{self.path} is not as long as its .fam and .bim announce: {samples} samples of {len(names)} "
+                "variants. Restore the files."
             )
         if people < samples:
             raise DataError(

@@ -64,8 +64,8 @@ def _require_known(store: str, key: str, content: bytes) -> None:
     for name in _codecs_in(last, json.loads(content)) if last in _PACKED else ():
         if str(name).removeprefix("numcodecs.") not in _CODECS:
             raise DataError(
-                f"{store} is packed by the codec {str(name)[:40]!r}, which is not followed. Write it with blosc, zstd "
-                "or gzip, or none."
+                f"{store} is packed by the codec {str(name)[:40]!r}, which is not read here. Write it with blosc, "
+                "zstd or gzip, or without a codec."
             )
 
 
@@ -178,8 +178,8 @@ class Store(Chunked):
         ours, alone, found, inner = attempt(self.path, read)
         if ours:
             raise RefusedError(
-                f"{self.path} was made by dpdist. Its rows have a budget already, and a copy would have one more to "
-                "spend: use them where they are, or ingest their source."
+                f"{self.path} was made by dpdist. Its rows have a budget already, and a copy would get another one. "
+                "Use the rows where they are, or ingest their source."
             )
         if inner and self.choices.variable not in found:
             # what stands beside X in AnnData was computed from all rows, and X is not told from it by its shape
