@@ -114,9 +114,8 @@ class DataError(DpdistError):
 class PrivacyLeakWarning(UserWarning):
     """A parameter was computed from the rows without spending budget: on private data its value is a leak.
 
-    It names the parameter, and is raised where such a computation stands (in published experiments, repeated on public
-    data) and where an estimator sees that a parameter it was given can only be of its rows. No command takes one from
-    them.
+    It names the parameter. Two places warn: published experiments that are repeated on public data, and estimators that
+    see that a parameter can only come from their rows. No command takes a parameter from the rows.
 
     See Also
     --------
@@ -226,8 +225,8 @@ class ResumableError(DpdistError):
 def quiet() -> Iterator[None]:
     """Let libraries print nothing about a file that may be damaged: what is wrong with it is told in one sentence.
 
-    Warnings are dropped, and so is what Python reports of an object that a library gave up half-made and that fails
-    once more when it is collected; both may quote what stands in the file.
+    Warnings are dropped. So is what Python reports when a half-made object of a library fails once more as it is
+    collected. Both may quote what stands in the file.
     """
     before = sys.unraisablehook
     sys.unraisablehook = lambda _: None

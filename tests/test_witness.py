@@ -207,7 +207,7 @@ def test_whether_a_ledger_is_current_is_told_and_nothing_is_written(place: Place
         Ledger(twin).require_current()
     assert {path: path.read_bytes() for path in state.rglob("*.json")} == before
     shutil.rmtree(state)
-    with pytest.raises(RefusedError, match="The witness of the ledger .* is missing"):
+    with pytest.raises(RefusedError, match=r"The witness of the ledger .* is missing"):
         Ledger(place).require_current()
     Ledger(twin).require_current()  # as it always was where nothing was committed
     assert not state.exists()

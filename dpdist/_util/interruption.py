@@ -7,11 +7,11 @@ Before a command is at work there is nothing to undo, and the process ends in th
 KeyboardInterrupt in the main thread, once: ledger transactions roll back, what is built aside is removed, and the local
 cluster is closed on the way out. More signals change nothing. When the command is done they are ignored: it is done.
 
-Python runs a handler between two of its own instructions only. A signal that comes while native code is at work (a
-factorisation, a database that waits for a lock) or whose exception was swallowed on the way (by a destructor) would be
-answered late or never. A thread of its own therefore counts from the arrival of the signal, which the kernel tells it
-directly; after ten seconds it removes what is built aside, kills the workers that were started and ends the process.
-That is no worse than SIGKILL, which every command survives: the ledger says what is charged, whatever dies.
+Python runs a handler between two of its own instructions only. While native code is at work (a factorisation, a
+database that waits for a lock) the handler would run late; an exception that a destructor swallowed would be lost. So a
+separate thread is told of the signal by the kernel and counts ten seconds. Then it removes what is built aside, kills
+the workers that were started and ends the process. That is no worse than SIGKILL, which every command survives: the
+ledger says what is charged, whatever dies.
 
 What is built aside is known here by path, because an exception may also strike between two lines that clean up.
 

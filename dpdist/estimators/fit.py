@@ -1,9 +1,10 @@
 """From the parameters of an estimator and its X to one private release: where a budget is spent.
 
-The path of a rows.zarr goes the way of ``dpdist release``: charged to the durable ledger of the table, under an id that
-follows from dataset and parameters, so that the same fit again yields the same bytes at no cost. Rows in memory
-have no ledger. They are summed to the same integers, charged to the register of this process
-(:mod:`dpdist.ledger.in_memory`), and noise is drawn once by the same mechanism.
+The path of a rows.zarr goes the way of ``dpdist release``. It is charged to the durable ledger of the table, under an
+id that follows from dataset and parameters. So the same fit again yields the same bytes at no cost.
+
+Rows in memory have no ledger. They are summed to the same integers and charged to the register of this process
+(:mod:`dpdist.ledger.in_memory`). The same mechanism draws the noise once.
 """
 
 from __future__ import annotations

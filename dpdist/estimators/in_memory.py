@@ -1,8 +1,8 @@
 """The exact sum over rows in memory, block by block: the same integers that the pass over a rows.zarr yields.
 
-A block is a NumPy array, or a sparse matrix, of which a piece at a time is made dense. With the integer moment goes
-what the caller must know before noise is drawn: whether all values are finite, fingerprints by which rows are known
-again, and sums by which a parameter that was taken from the data is found out. All of it is private.
+A block is a NumPy array, or a sparse matrix that is made dense piece by piece. With the integer moment comes what the
+caller must know before noise is drawn: whether all values are finite, fingerprints to recognise rows, and sums to
+detect a parameter that was taken from the data. All of it is private.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """What an estimator takes for X, and gives back for it: one small description of every kind of table.
 
-Rows are only ever asked for in pieces: those of a NumPy array or sparse matrix that is there, those that a Zarr array
-or a backed AnnData reads from the disk, or the blocks of a Dask array, each in a task of its own. pandas, xarray and
-anndata are recognised by the names of their classes and imported by nobody who does not use them.
+Rows are taken in pieces only. A NumPy array or a sparse matrix is cut, a Zarr array or a backed AnnData is read from
+the disk, and each block of a Dask array is a task of its own. pandas, xarray and anndata are recognised by the names of
+their classes, so they are imported only by those who use them.
 
-NaN and infinity are refused here, as ``dpdist ingest`` refuses them, before anything is charged: whoever fits an array
-holds it, and a row that silently counted as zero would be a wrong answer to him. That the fit failed tells as much of
-the rows; a job whose failure others see should ingest first and fit the rows.zarr, which never fails for their values.
+NaN and infinity are refused here, as ``dpdist ingest`` refuses them, before anything is charged. Whoever fits an array
+holds it, and a row that silently counted as zero would be a wrong answer. The failure itself tells something of the
+rows. A job whose failure others see should ingest first and fit the rows.zarr, which never fails for a value.
 """
 
 from __future__ import annotations

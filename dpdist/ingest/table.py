@@ -182,9 +182,9 @@ def _ingest(
 def _require_no_index(source: Source, keep: tuple[int, ...], names: tuple[str, ...]) -> None:
     """Ask whether a column without a name that counts the rows shall be kept.
 
-    That is decided by values of private rows, and so is every refusal of ingest: it is told to whoever holds the file,
-    before there are rows, a ledger or anything to release, and what a release publishes does not depend on it. Once the
-    columns are named (``--columns``) no value is looked at.
+    Values of private rows decide that, as they decide every refusal of ingest. It is told to whoever holds the file,
+    before there are rows, a ledger or a release. What a release publishes does not depend on it. Once the columns are
+    named, no value is looked at.
 
     Raises
     ------

@@ -11,9 +11,9 @@ names and released in that order; a release that is there is left alone, one tha
 The clock plays no part: a period is new when its entry is in the source and the ledger has not closed it. The work of a
 run is the rows of the new periods; with ``continual`` also, on nights that end a larger node, the rows of that node.
 
-What is wrong with old periods (files that came late, or changed), an entry that repeats another, and one whose name is
-no period's do not keep new ones from being released; it is told at the end, and the run counts as refused. A new period
-whose files cannot be used keeps those after it waiting: mended, it is closed before them.
+Three faults do not stop new periods: files of an old period that came late or changed, an entry that repeats another,
+and an entry whose name is no period's. They are told at the end, and the run counts as refused. A new period whose
+files cannot be used keeps those after it waiting, so that it is closed before them once it is mended.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A budget that fits in Python are charged to, whatever their rows are.
 
 The register of a process knows rows again by their values, and misses what it cannot see. A budget does not look at
-rows at all: whoever charges every fit on the same people to one :class:`Budget` has the guarantee of
-:mod:`dpdist.privacy.accounting` for all of them together, also where each fit is chosen from the answers of the
-earlier ones. Like the register it lasts as long as the process. A durable one is the ledger of a rows.zarr.
+rows at all. If every fit on the same people is charged to one :class:`Budget`, all fits together have the guarantee of
+:mod:`dpdist.privacy.accounting`, even if each is chosen from the answers of the earlier ones. A budget lasts as long as
+the process, as the register does. The ledger of a rows.zarr is durable.
 """
 
 from __future__ import annotations

@@ -8,21 +8,21 @@
                         adopt(): committed to another copy of this ledger --> ADOPTED
 
 A release is charged when it is reserved, before any row is read, and stays charged whatever dies afterwards. Its
-noise becomes *the* noise in the one transaction that commits it; a draw that was not committed stays in the private
-folder of the ledger, is never published and is deleted before the next draw. So a crash can cost budget, never
-privacy, and the same id always yields the same bytes. Of a ledger that was copied or restored, a witness outside of it
-(:mod:`dpdist.ledger.witness`) sees to that: committed bytes are given out when the witness has seen them.
+noise becomes *the* noise in the one transaction that commits it. A draw that was not committed stays in the private
+folder of the ledger, is never published, and is deleted before the next draw. So a crash can cost budget, never
+privacy, and the same id always yields the same bytes. For ledgers that were copied or restored, a witness outside of
+them (:mod:`dpdist.ledger.witness`) ensures the same: committed bytes are given out when the witness has seen them.
 
-What is charged is kept below caps that are fixed with the first charge, in the same transaction, and never change:
-then all releases together keep the budget, even if each is chosen from the answers before it
-(:mod:`dpdist.privacy.profile` has the theorem, :mod:`dpdist.privacy.accounting` the caps).
+Charges stay below caps that are fixed with the first charge, in the same transaction, and never change. Then all
+releases together keep the budget, even if each is chosen from the answers before it (theorem:
+:mod:`dpdist.privacy.profile`; caps: :mod:`dpdist.privacy.accounting`).
 
 The budget is kept under one neighbouring relation, that of the first release: a loss under one relation cannot be
 added to a loss under the other.
 
-The rows of a table may come in periods. A period is closed once, with a digest of its content, and a release names
-the periods it reads with the digests it found; then each row is charged for the releases of its own period only
-(:mod:`dpdist.privacy.parallel`). A ledger decides when it is created whether its rows come in periods.
+The rows of a table may come in periods. A period is closed once, with a digest of its content. A release names the
+periods it reads, with the digests it found. Then each row is charged for the releases of its own period only
+(:mod:`dpdist.privacy.parallel`). Whether rows come in periods is decided when the ledger is created.
 """
 
 from __future__ import annotations
@@ -352,10 +352,10 @@ class Ledger(Witnessed):
     def commit(self, release_id: str, fence: int, content: Iterable[bytes]) -> bool:
         """Make this draw the release, unless a later attempt began or another one committed.
 
-        The content is brought to the place of the ledger first, piece by piece, as it is drawn: it need not fit in
+        The content is written to the place of the ledger first, piece by piece, as it is drawn: it need not fit in
         memory. One transaction then records its name and digest, and the witness sees it. If the process dies before
-        that transaction, what it left is an orphan that was never published and that the next :meth:`begin` deletes; if
-        it dies after it, :meth:`opened` lets the witness see it.
+        that transaction, it leaves a draft that was never published; the next :meth:`begin` deletes it. If the process
+        dies after it, :meth:`opened` lets the witness see the content.
 
         Returns
         -------

@@ -1,17 +1,17 @@
 """A ledger in PostgreSQL: several trusted nodes, one after the other or at once, spend one budget.
 
 Two tables hold all ledgers of a database: the journals' entries, and the committed releases in parts. A transaction
-first takes the advisory lock of its ledger, so those of one ledger follow one another; the primary key of the
-entries would refuse the second of two that were appended behind the same end even without the lock. It is durable
-when it ends: ``synchronous_commit`` is turned on for it, and a server that runs with ``fsync`` off is refused.
+first takes the advisory lock of its ledger, so transactions of one ledger follow one another. Even without the lock,
+the primary key of the entries would refuse the second of two entries behind the same end. A transaction is durable when
+it ends: ``synchronous_commit`` is turned on for it, and a server that runs with ``fsync`` off is refused.
 
 A draw is sent to the server in the transaction that commits it, and no sooner, so no attempt leaves a draft there.
 Until then it is in a nameless file of the trusted process (in ``TMPDIR``), which is gone when the process is. What a
 rolled-back transaction wrote stays in the server's own files until it is vacuumed: whoever administers the server
 is trusted with what the owner of a ledger folder sees.
 
-libpq encrypts only if the server agrees, unless told otherwise, and whoever is between the two can make it disagree. So
-an address that leads off this machine says which ``sslmode`` it insists on.
+Unless told otherwise, libpq encrypts only if the server agrees, and whoever is between the two can make it disagree. So
+an address that leads off this machine must state an ``sslmode`` that requires encryption.
 
 No message repeats what a driver says of a statement; only the server's own sentence is quoted.
 """

@@ -144,8 +144,8 @@ class Witnessed(Standing):
         """Charge what was committed to other copies of this ledger, so that it may be used again; idempotent.
 
         What was under way here and never given out is refunded: another copy may have drawn it. If the witness is
-        lost, nobody can tell what was committed elsewhere, and the whole budget is charged: to this copy now, and to
-        every other one before it is used again, because the new witness says so.
+        lost, nobody can tell what was committed elsewhere. Then the whole budget is charged to this copy. The new
+        witness says so, and every other copy is charged as well before it is used again.
 
         Returns
         -------

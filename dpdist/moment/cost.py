@@ -1,8 +1,8 @@
 """What the sums of a release cost a cluster, before any of it runs: tasks, bytes, memory and time.
 
-Tasks, bytes and memory are those of :mod:`dpdist.moment.layout`, which the release itself follows. Time is the rest:
-the cost of bounding a value, of a multiplication and of a normal is measured in the calling process when it is asked
-for, so it is right for workers like this one; disk and network are taken at :data:`LINK`, which is an assumption.
+Tasks, bytes and memory are those of :mod:`dpdist.moment.layout`, which the release itself follows. For the time, the
+cost of bounding a value, of a multiplication and of a normal is measured in the calling process, so it is right for
+workers like this one. Disk and network are assumed to have the speed :data:`LINK`.
 """
 
 from __future__ import annotations

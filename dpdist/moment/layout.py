@@ -1,9 +1,9 @@
 """How the sums of a table are laid out over bands and workers, and what that costs: pure arithmetic on public sizes.
 
-The triangle of the moment is cut into as few bands as keep every process within its memory: one wherever it fits. A
-band is summed by few workers over all rows, and several bands are under way at once, because a band that one worker
-sums alone travels once, to the trusted node, and is added to nothing. Rows are read whole for every band: bounding a
-row needs its whole norm, and a band needs all columns from its first one on, so tiles of columns would save nothing.
+The triangle of the moment is cut into as few bands as keep every process within its memory: one wherever it fits. Few
+workers sum a band over all rows, and several bands are under way at once: a band that one worker sums alone travels
+once, to the trusted node, and is added to nothing. Rows are read whole for every band. To bound a row needs its whole
+norm, and a band needs all columns from its first one on, so tiles of columns would save nothing.
 
 The release follows this layout and ``dpdist forecast --cluster`` counts it: there is no second formula.
 """

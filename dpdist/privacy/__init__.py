@@ -1,1 +1,1 @@
-"""Guarantees, the arithmetic that composes them, and the durable budget they are charged to."""
+"""Guarantees, and the arithmetic that composes them: mathematics only."""

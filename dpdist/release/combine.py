@@ -2,10 +2,12 @@
 
 Releases of different periods of one table are disjoint by construction: the ledger closed each period once. Then the
 joint guarantee is the weakest of theirs (:mod:`dpdist.privacy.parallel`), under the relation that changes one row, and
-under replace-one one row *within its period*. Of different tables nobody but their owners knows whether the same record
-stands in two; unless they say that none does, the guarantees are composed as if every row were in each. Where releases
-protect a privacy unit (:mod:`dpdist.rows.units`), what must be in one table only is the unit, with all its rows: that
-no *row* is in two says nothing of that, and neither do the periods of one table.
+under replace-one one row *within its period*.
+
+Of different tables only the owners know whether the same record is in two of them. Unless they say that none is, the
+guarantees are composed as if every row were in each table. Where releases protect a privacy unit
+(:mod:`dpdist.rows.units`), the unit with all its rows must be in one table only. That no *row* is in two tables does
+not ensure this, and neither do the periods of one table.
 """
 
 from __future__ import annotations

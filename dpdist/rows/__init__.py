@@ -1,1 +1,1 @@
-"""Private rows, before any sum: opening, ingesting and bounding them."""
+"""Private rows, before any sum: how they are stored, read and bounded."""

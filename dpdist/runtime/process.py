@@ -16,9 +16,9 @@ _PR_SET_DUMPABLE = 4
 def forbid_core_dumps() -> None:
     """Turn core dumps of this process off, for good; child processes inherit the limit. Cheap, and idempotent.
 
-    The limit of zero bytes stops files. A crash reporter to which the kernel pipes an image (``core_pattern`` with a
-    ``|``) is not stopped by it, so on Linux the process is marked as not dumpable too; other processes of the same
-    user can then no longer attach to it or read its memory. A program that it starts begins without that mark.
+    A limit of zero bytes stops core files. It does not stop a crash reporter to which the kernel pipes an image
+    (``core_pattern`` with a ``|``). So on Linux the process is marked as not dumpable too: then other processes of the
+    same user can no longer attach to it or read its memory. A program that it starts begins without that mark.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":

@@ -1,11 +1,12 @@
 """Readers in a process of their own, for libraries that a hostile file can hang, crash or fill the memory with.
 
-The HDF5 library follows the addresses that a file holds: some damage makes it loop for ever, some makes it write where
-it must not, and neither can be caught, or even interrupted, in the process that it happens in. What HDF5, Zarr and
-Parquet pack may unpack to any number of bytes, whatever the file announces, and their libraries do not stop there. So a
-forked process reads, answers through a pipe, and ends when it is asked no more. Should it hang, the system ends it;
-should it crash or take too much memory, the file is damaged. Where processes cannot be forked safely (not Linux) the
-file is read here.
+The HDF5 library follows the addresses that a file holds. Some damage makes it loop for ever, some makes it write where
+it must not. Neither can be caught, or even interrupted, in the process in which it happens. Packed data of HDF5, Zarr
+and Parquet may unpack to any number of bytes, whatever the file announces, and their libraries do not stop there.
+
+So a forked process reads, answers through a pipe, and ends when there are no more questions. If it hangs, the system
+ends it. If it crashes or takes too much memory, the file counts as damaged. Where processes cannot be forked safely
+(not Linux), this process reads the file.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""HDF5 files hold what is read of them: nothing is taken from another file, nor more than the file itself accounts for.
+"""HDF5 files, read without following them: nothing is taken from another file, nor more than the file itself holds.
 
-A data set of HDF5 may lie in any other file its reader can open: raw bytes from an offset on (external storage), a data
-set of another HDF5 file (an external link, or a soft link that leads over one), or pieces of several (a virtual data
-set). A crafted file would so have a file of whoever ingests it published as names of columns. And one string may be
-pointed to any number of times, so that a small file announces texts without end.
+A data set of HDF5 may lie in any other file that its reader can open. It may be raw bytes from an offset on (external
+storage), a data set of another HDF5 file (an external link, or a soft link over one), or pieces of several (a virtual
+data set). With these, a crafted file could publish another file of whoever ingests it, as names of columns. One string
+may also be pointed to any number of times, so that a small file announces text without end.
 """
 
 from __future__ import annotations

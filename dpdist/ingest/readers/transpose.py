@@ -1,7 +1,7 @@
-"""Columns in, rows out, for files that hold a column after the other: through a private file beside the rows.
+"""Columns in, rows out, for files that store column after column: through a private file beside the rows.
 
-Every block of columns is written as it comes, a row of the block after the other; so the rows of a piece are one
-stretch of bytes in every block, and both ways need no more memory than :data:`WINDOW`.
+Each block of columns is written row by row. So the rows of a piece are one stretch of bytes in every block, and neither
+writing nor reading needs more memory than :data:`WINDOW`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reader of genotypes in VCF text, .vcf and .vcf.gz: rows are samples, columns biallelic variants.
 
-A strict reader of the one field that is needed, GT: htslib repeats words of a damaged file on standard error and passes
-over cells too many, and its Python readers can be crashed by a line of junk. The file holds a variant after the other,
-so it is turned first. As to the names of the columns, see :mod:`dpdist.ingest.readers.plink`.
+A strict reader of the one field that is needed, GT. It is not htslib, which repeats words of a damaged file on standard
+error and ignores surplus cells; a line of junk can crash its Python readers. The file stores variant after variant, so
+it is transposed first. On the names of the columns see :mod:`dpdist.ingest.readers.plink`.
 """
 
 from __future__ import annotations
