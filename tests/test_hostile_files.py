@@ -210,7 +210,7 @@ PEAK = """
     from pathlib import Path
     from dpdist.errors import DataError
     from dpdist.ingest.table import ingest
-    from dpdist.ingest.sources import netcdf
+    from dpdist.ingest.readers import netcdf
     import xarray, h5netcdf, anndata  # what is imported late
     resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
     peak = lambda: int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10

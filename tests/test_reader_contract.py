@@ -327,30 +327,25 @@ def test_rows_come_in_order_in_small_pieces_and_again_the_same(
 
 
 @pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("columns", [None, KEEP])
 @those()
-def test_the_table_is_that_of_the_same_numbers_in_npy(
-    kind: Kind, columns: tuple[int, ...] | None, tmp_path: Path
-) -> None:
+def test_the_table_is_that_of_the_same_numbers_in_npy(kind: Kind, tmp_path: Path) -> None:
     np.save(tmp_path / "same.npy", kind.table())
-    chosen = [kind.names[place] for place in columns] if columns else None
-    same = [f"c{place}" for place in columns] if columns else None
     path = kind.good(tmp_path)
     before = sorted(tmp_path.iterdir())
+    chosen = [kind.names[place] for place in KEEP]
     found = ingest(path, tmp_path / "rows.zarr", columns=chosen)
     assert sorted(tmp_path.iterdir()) == sorted([*before, found.path])
-    expected = ingest(tmp_path / "same.npy", tmp_path / "same.zarr", columns=same)
-    assert found.names == tuple(chosen or kind.names)
+    expected = ingest(tmp_path / "same.npy", tmp_path / "same.zarr", columns=[f"c{place}" for place in KEEP])
+    assert found.names == tuple(chosen)
     assert (found.rows, found.dtype) == (expected.rows, expected.dtype)
     assert np.array_equal(stored(found.path), stored(expected.path))
     assert (found.path / "c/0/0").read_bytes() == (expected.path / "c/0/0").read_bytes()
 
 
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
 @those(numbers=True)
-def test_what_is_not_finite_is_refused_by_its_place(kind: Kind, value: float, tmp_path: Path) -> None:
+def test_what_is_not_finite_is_refused_by_its_place(kind: Kind, tmp_path: Path) -> None:
     rows = kind.table()
-    rows[3, 1] = rows[4, 0] = value
+    rows[3, 1], rows[4, 0] = -np.inf if kind.apart else np.nan, np.inf
     kind.write(tmp_path / kind.file, rows, NAMES)
     refused(tmp_path / kind.file, kind.where, repr(kind.names[1]), never=("nan", "inf,"))
 
@@ -375,9 +370,7 @@ def test_a_file_without_rows_is_told_from_a_damaged_one(kind: Kind, tmp_path: Pa
     refused(tmp_path / kind.file, "no rows")
 
 
-@pytest.mark.parametrize(
-    ("name", "needle"), [("b\x1b[2J", "holds a control character"), ("b\u202e", "control"), ("one", "one name: one.")]
-)
+@pytest.mark.parametrize(("name", "needle"), [("b\x1b[2J", "holds a control character"), ("one", "one name: one.")])
 @those(named=True)
 def test_hostile_and_repeated_names_are_refused(kind: Kind, name: str, needle: str, tmp_path: Path) -> None:
     quietly(lambda: kind.write(tmp_path / kind.file, kind.table(), ("one", name, *NAMES[2:])))
@@ -411,7 +404,7 @@ def test_flipped_bytes_raise_nothing_else_and_leave_nothing(kind: Kind, tmp_path
     path = kind.good(tmp_path)
     draw = random.Random(1)
     parts = {part: part.read_bytes() for part in kind.parts(path)}
-    for number in range(12 if kind.apart else 50):  # workflows/fuzz.py has many more
+    for number in range(6 if kind.apart else 50):  # workflows/fuzz.py has many more
         part = draw.choice(list(parts))
         content = bytearray(parts[part])
         content[draw.randrange(min(len(content), 200) if number % 2 else len(content))] = draw.randrange(256)
