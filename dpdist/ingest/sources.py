@@ -21,6 +21,7 @@ from dpdist.ingest.readers.text import Csv
 from dpdist.ingest.readers.vcf import Vcf
 from dpdist.ingest.readers.zarr_store import MARKS, Store, is_anndata
 from dpdist.ingest.remote import Fetched, Remote, location_of
+from dpdist.naming import parameter
 from dpdist.storage.atomic import scratch
 
 __all__ = [
@@ -137,7 +138,7 @@ def opened_sources(place: Any, beside: Path, choices: Choices = Choices()) -> It
         for name in choices.made:
             if not any(name in kind.takes for kind in kinds):
                 takers = ", ".join(suffix for suffix, kind in KINDS.items() if name in kind.takes)
-                raise UsageError(f"--{name} is for {takers}, and {place} has none of these. Leave it out.")
+                raise UsageError(f"{parameter(name)} is for {takers}, and {place} has none of these. Leave it out.")
         reading = Reading(beside)
         stack.callback(reading.close)
         yield [_source(each, keys, beside, choices, reading, stack) for each, keys in places]
