@@ -217,7 +217,7 @@ def test_an_answer_worth_nothing_is_refused_with_an_epsilon_that_is_useful(table
     request = replace(PURE, loss=PrivacyLoss.parse("0.01", delta))
     with pytest.raises(RefusedError, match=r"would be worth nothing\. Nothing was read or spent\.") as told:
         forecast(request, table, Fraction("0.9"))
-    enough = str(told.value).partition("--epsilon ")[2].partition(" ")[0]
+    enough = str(told.value).partition("epsilon=")[2].partition(" ")[0]
     found = worth_of(replace(request, loss=PrivacyLoss.parse(enough, delta)), table, Fraction("0.9"))
     assert found.useful
     assert found.ends() in str(told.value)

@@ -23,6 +23,7 @@ from dpdist.pca import model as models
 from dpdist.pipeline import budget, release
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.runtime import engine
+from dpdist.storage.store import FolderStore
 
 PLAIN = """
 [rows]
@@ -95,10 +96,10 @@ STEPS = [
     ("plain", budget, "complete_ingest"),
     ("plain", release, "release_table"),
     ("plain", models, "save"),
-    ("plain", release, "project_rows"),
+    ("plain", job_runs, "project_rows"),
     ("periods", budget, "create_periods"),
     ("periods", budget, "create_periods, after"),
-    ("periods", periodic, "locked"),
+    ("periods", FolderStore, "locked"),
     ("periods", release, "release_table"),
     ("periods", periodic, "write_sum"),
     ("periods", models, "save"),

@@ -25,6 +25,8 @@ from dpdist.release.artefact import Release
 from dpdist.rows.bounding import RowBound
 from dpdist.triangle import packed
 
+pytestmark = pytest.mark.usefixtures("typed")
+
 NAMES = ("age", "height", "weight")
 ARRAYS = ("components", "eigenvalues", "mean", "scale")
 
