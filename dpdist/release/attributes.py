@@ -62,7 +62,7 @@ class Attributes(Struct, frozen=True):
     guarantee: _Guarantee | None
     bound: _Bound
     noise: dict[str, Any]  # laws have parameters of their own; Noise checks them
-    n: Annotated[int, Meta(ge=0)] | None
+    n: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None
     ledger_head: Text | None
     extents: tuple[Extent, ...]
     unit: _Unit | None
