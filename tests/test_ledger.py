@@ -288,14 +288,14 @@ def test_the_declaration_is_named_with_every_digit(place: Place) -> None:
     made = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("3", "1e-6"))
     one = replace(pure(1), loss=PrivacyLoss.parse("1.234561"))
     made.reserve("a", dataset_id=DATASET, parameters={}, guarantee=gaussian("1", "1e-6"))
-    with pytest.raises(RefusedError, match=r"budget_pure=1\.234561 had been declared"):
+    with pytest.raises(RefusedError, match=r"pure=1\.234561 had been declared"):
         made.reserve("b", dataset_id=DATASET, parameters={}, guarantee=one)
 
 
 def test_a_refusal_names_the_declaration_that_would_have_avoided_it(place: Place) -> None:
     ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("2", "1e-6"))
     ledger.reserve("g", dataset_id=DATASET, parameters={}, guarantee=gaussian("0.5", "1e-6"))
-    with pytest.raises(RefusedError, match=r"if budget_pure=1 had been declared .* before the first release"):
+    with pytest.raises(RefusedError, match=r"if pure=1 had been declared .* before the first release"):
         reserve(ledger, "p", 1)
     point = replace(pure(1), loss=PrivacyLoss.parse("1", "1e-7"))
     with pytest.raises(RefusedError, match=r"if pure=1 and reserve=1e-07 had been declared"):
