@@ -112,6 +112,7 @@ def test_what_periods_bear_is_worked_out_by_hand() -> None:
     assert not all(accounts.book(str(i), charge) for i, charge in enumerate(charges))
 
 
+@pytest.mark.usefixtures("state")
 def test_gaussian_releases_of_a_period_compose_exactly_and_those_of_others_not_at_all(tmp_path: Path) -> None:
     one = gaussian("1", "1e-6")
     budget = PrivacyLoss.parse("1.5", "1e-6")
