@@ -221,7 +221,7 @@ def test_a_pass_ends_when_all_workers_are_gone(monkeypatch: pytest.MonkeyPatch) 
         cluster.scale(0)
         while started.workers:
             time.sleep(0.1)
-        with pytest.raises(ResumableError, match="are gone"):
+        with pytest.raises(ResumableError, match="have been gone"):
             started.map(_double_quietly, [1], "Waiting")
 
 
