@@ -40,8 +40,9 @@ PROBE = """
 from pathlib import Path
 from types import SimpleNamespace
 from dpdist.runtime import engine
+from dpdist.storage.store import FolderStore
 worker = SimpleNamespace(memory_manager=SimpleNamespace(memory_target_fraction=False, memory_spill_fraction=False))
-engine._probe(str(Path.cwd()), worker)
+engine._probe(FolderStore(Path.cwd()), "", worker)
 """
 
 

@@ -241,7 +241,7 @@ def test_no_other_door_leads_to_a_reproduction(source: Path) -> None:
                        'mechanism = "none"\n')  # fmt: skip
         found = call("run", job)
         assert isinstance(found.exception, UsageError if line else RefusedError)
-    with pytest.raises(UsageError, match="knows no 'for_reproduction'"):
+    with pytest.raises(UsageError, match="has no key 'for_reproduction'"):
         read_job(job)
     assert not Ledger(budget.default_ledger(rows)).records
     assert sorted(path.name for path in source.parent.glob("*.zarr")) == ["rows.zarr"]

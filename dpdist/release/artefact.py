@@ -345,7 +345,7 @@ def _tile_is_sound(answer: Any, moment: Array, place: tuple[slice, slice], relea
 
 
 @quiet()
-def open_release(place: AnyStore) -> Release:
+def open_release(path: AnyStore) -> Release:
     """Read and verify a release.zarr.
 
     Parameters
@@ -383,7 +383,7 @@ def open_release(place: AnyStore) -> Release:
     Guarantee(epsilon=1, delta=1e-06, replace-one)
     >>> here.cleanup()
     """
-    store = store_at(place)
+    store = store_at(path)
     info = require_format(
         store,
         FORMAT,
