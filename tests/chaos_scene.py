@@ -12,6 +12,7 @@ The five invariants of every fault:
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import tarfile
 import threading
@@ -25,6 +26,7 @@ from chaos_cluster import SETTINGS, Cluster
 from forks import Child, Forks
 from waiting import until
 
+from dpdist._util.ids import random_token
 from dpdist.errors import DpdistError
 from dpdist.ledger.address import Place
 from dpdist.ledger.journal import origin
@@ -98,6 +100,9 @@ class Scene:
     def prepare(self, pristine: Path) -> None:
         """Copy the table here, give it a ledger, and watch what is published."""
         shutil.copytree(pristine, self.rows)
+        about = json.loads((self.rows / "zarr.json").read_text())
+        about["attributes"]["dpdist"]["dataset_id"] = random_token()  # a table of its own, with a ledger of its own
+        (self.rows / "zarr.json").write_text(json.dumps(about))
         self.target.parent.mkdir()
         if isinstance(self.ledger, Path):
             self.ledger.parent.mkdir(exist_ok=True)
