@@ -178,6 +178,23 @@ def test_what_unpacks_to_gigabytes_is_refused_in_little_memory(tmp_path: Path) -
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is a file read apart")
+def test_what_arrow_sets_aside_is_not_what_a_file_takes(tmp_path: Path) -> None:
+    """Arrow's allocator reserves a GiB of addresses; a limit a little above it would leave nothing for the file."""
+    pq.write_table(pa.table({"a": [1.0], "b": [2.0]}), tmp_path / "t.parquet")
+    script = """
+        import sys
+        from pathlib import Path
+        from dpdist.ingest.readers import apart
+        from dpdist.ingest.table import ingest
+        for more in (2, 4, 8):
+            apart._MEMORY = (1 << 30) + (more << 20)
+            ingest(Path(sys.argv[1]), Path(sys.argv[1]).parent / f"{more}.zarr")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), tmp_path / "t.parquet"]
+    subprocess.run(command, check=True, capture_output=True)
+
+
 @pytest.mark.parametrize("version", [2, 3])
 def test_a_codec_that_runs_what_it_unpacks_is_not_followed(tmp_path: Path, version: int) -> None:
     class Evil:

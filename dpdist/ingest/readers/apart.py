@@ -209,7 +209,7 @@ class _Room:
         base.progressed = lambda: signal.alarm(_PATIENCE)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal both get it, and the other one says what happens
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold rows
-        pa.set_memory_pool(pa.system_memory_pool())  # others set aside a GiB at once, or use what they hold unseen
+        pa.array([0.0])  # with its first value Arrow may set a GiB of addresses aside, used or not
         self._taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * _PAGE
         self._shared = shared
         self._sources: dict[int, Source] = {}
