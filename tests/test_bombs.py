@@ -191,7 +191,7 @@ def test_what_arrow_sets_aside_is_not_what_a_file_takes(tmp_path: Path) -> None:
             apart._MEMORY = (1 << 30) + (more << 20)
             ingest(Path(sys.argv[1]), Path(sys.argv[1]).parent / f"{more}.zarr")
     """
-    command = [sys.executable, "-c", textwrap.dedent(script), tmp_path / "t.parquet"]
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "t.parquet")]
     subprocess.run(command, check=True, capture_output=True)
 
 
