@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import sqlite3
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -84,6 +86,19 @@ def test_what_a_folder_says_of_itself_is_a_plain_file_of_some_length(here: Path,
     way(here / name / "zarr.json")
     with pytest.raises(DataError, match=name):
         OPENED[name](here / name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits its own memory")
+@pytest.mark.parametrize("name", OPENED)
+def test_a_small_folder_is_opened_in_little_memory(here: Path, name: str) -> None:
+    OPENED[name](here / name)  # whatever is imported or started late
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE") + (128 << 20), before[1]))
+    try:
+        OPENED[name](here / name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.mark.parametrize("way", [fifo, device, hole, elsewhere])

@@ -446,8 +446,8 @@ def report(tallies: dict[str, Tally], out: Path | None) -> None:
         words = (
             "# Damaged files\n\n`python -m workflows.fuzz`: one good file of each kind, damaged anew in every case. A "
             "peak is what a process took beyond what it had when it was forked; it may take "
-            f"{MEMORY >> 20} MiB more, {SECONDS} s of processor time and files of {LARGEST >> 20} MiB. HDF5 is read in "
-            "a process of its own, under the same limits, whose peak is not in the table.\n\n"
+            f"{MEMORY >> 20} MiB more, {SECONDS} s of processor time and files of {LARGEST >> 20} MiB. HDF5, Zarr and "
+            "Parquet are read in a process of their own, under the same limits, whose peak is not in the table.\n\n"
         )
         out.with_suffix(".md").write_text(words + "\n".join(lines) + "\n")
         facts = {
