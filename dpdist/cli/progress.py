@@ -13,9 +13,8 @@ class Bars:
     """Draws what the library tells; see :mod:`dpdist._util.progress`. One bar at a time."""
 
     def __init__(self) -> None:
-        self._stack, self._label, self._bar = ExitStack(), "", None
-
-    _bar: Any
+        self._stack, self._label = ExitStack(), ""
+        self._bar: Any = None  # click names no type for it
 
     def __call__(self, label: str, done: int, total: int) -> None:
         """Move the bar of this label; a new label, or the same one from its beginning, begins a new line."""

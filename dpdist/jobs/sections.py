@@ -255,6 +255,8 @@ def schema() -> dict[str, Any]:
     clip = types["Release"]["properties"]["clip"]
     clip["type"] = "number"  # Decimal would be text
     del clip["anyOf"]
+    for kind in types.values():  # of a docstring editors show its first line
+        kind["description"] = kind["description"].partition("\n")[0]
     whole = types.pop("Sections") | {"title": "dpdist job file", "$defs": types}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_without_null(whole)}
 
