@@ -20,8 +20,7 @@ from dpdist.naming import step
 from dpdist.pca.components import Components
 from dpdist.pca.scree import scree
 from dpdist.release.artefact import Release
-from dpdist.release.attributes import Text
-from dpdist.storage.arrays import put_array, read_arrays, require_format
+from dpdist.storage.arrays import Text, put_array, read_arrays, require_format
 from dpdist.storage.store import AnyStore, store_at
 
 FORMAT = "dpdist-model/1"

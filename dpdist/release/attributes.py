@@ -12,9 +12,8 @@ from msgspec import Meta, Struct
 
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.coverage import Extent
+from dpdist.storage.arrays import Text
 
-Text = Annotated[str, Meta(pattern=r"^[^\ud800-\udfff]*\Z")]
-"""Text that can be written; JSON can hold halves of a character, which cannot."""
 _Ratio = tuple[str, str]
 
 

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import zarr
@@ -28,7 +29,7 @@ from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.table import Shape
 from dpdist.rows.units import Unit
-from dpdist.storage.arrays import Array, array_options, names_of, require_format, set_attributes
+from dpdist.storage.arrays import Array, Text, array_options, require_format, set_attributes
 from dpdist.storage.store import AnyStore, Store, store_at
 
 FORMAT = "dpdist-rows/1"
@@ -323,7 +324,7 @@ def open_rows(path: AnyStore, *, whole: bool = True) -> RowsTable:
             columns=int(array.shape[1]),
             dtype=str(array.dtype),
             chunk_rows=int(array.chunks[0]),
-            names=names_of(info["columns"]),
+            names=msgspec.convert(info["columns"], tuple[Text, ...]),
             budget=None if declared is None else PrivacyLoss.from_json(declared),
             ledger_id=None if info["ledger_id"] is None else str(info["ledger_id"]),
             compressed=any(isinstance(codec, BloscCodec) for codec in array.metadata.codecs),  # type: ignore[union-attr]

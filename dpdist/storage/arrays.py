@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import zarr
+from msgspec import Meta
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 
 from dpdist._util.paths import not_plain
@@ -23,6 +24,8 @@ from dpdist.storage.store import MOST_AT_ONCE, Store
 Array: TypeAlias = "zarr.Array[Any]"  # text: before 3.1.4 it takes no type at run time
 ROOT = "zarr.json"
 """The key under which an array or group says what it is."""
+Text = Annotated[str, Meta(pattern=r"^[^\ud800-\udfff]*\Z")]
+"""What a folder from anybody says in words: text that can be written; JSON can hold halves of a character."""
 CHECKSUM_BYTES = 4
 _MOST_CHUNK = 1 << 30
 """Bytes of a chunk at most, which is read as a whole; those that are written here are of some MiB."""
@@ -71,21 +74,6 @@ def require_format(store: Store, expected: str, otherwise: str) -> dict[str, Any
     if found.get("format") != expected:
         raise DataError(f"{store} has format {found.get('format')!r}, not {expected!r}. {otherwise}")
     return found
-
-
-def names_of(columns: Any) -> tuple[str, ...]:
-    """Return the names of columns, as a folder that may come from anybody gives them.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If they are no list of words, or not all of them can be written.
-    """
-    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
-        raise TypeError
-    for name in columns:
-        name.encode()
-    return tuple(columns)
 
 
 def array_options(dtype: npt.DTypeLike, *, compress: bool = False) -> dict[str, Any]:
