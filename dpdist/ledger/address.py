@@ -105,6 +105,11 @@ def place_given(place: PlaceGiven) -> Place:
     return place if isinstance(place, Address) else place_of(os.fspath(place), Path())
 
 
+def absolute(place: Place) -> Place:
+    """Return a place by a name that does not depend on the process."""
+    return place.absolute() if isinstance(place, Path) else place
+
+
 def place_of(text: str, folder: Path) -> Place:
     """Read a place; a path is relative to a folder.
 

@@ -18,7 +18,7 @@ from dpdist.ingest.sources import Choices, Remote, location_of
 from dpdist.ingest.sources import Place as SourcePlace
 from dpdist.ingest.table import ingest
 from dpdist.ledger import datasets
-from dpdist.ledger.address import Place, PlaceGiven, place_given
+from dpdist.ledger.address import Place, PlaceGiven, absolute, place_given
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.naming import parameter, step
@@ -244,8 +244,9 @@ def _create_ledger(ledger: PlaceGiven, rows: Store, budget: PrivacyLoss | None =
     if table.budget not in {None, declared}:
         raise UsageError(f"{rows} declares a budget of {table.budget}, and it is declared once.")
     if table.ledger_id is not None:
-        if Ledger.stands_at(ledger) and Ledger(ledger).ledger_id == table.ledger_id:
-            return Ledger(ledger)
+        opened = Ledger(ledger) if Ledger.stands_at(ledger) else None
+        if opened is not None and opened.ledger_id == table.ledger_id:
+            return opened
         raise RefusedError(
             f"{rows} has a ledger already; a second one would spend its budget again. If it was moved, pass "
             f"{parameter('ledger')} where it is needed; if it is lost, restore it from a copy."
@@ -308,7 +309,7 @@ def _only_ledger(
         if opened is None:
             opened = Ledger.create(place, dataset_id=dataset_id, budget=_declared(rows, budget), periodic=periodic)
         if data.read().ledger_id is None:
-            data.write(datasets.Seen(opened.ledger_id, str(_absolute(place))))
+            data.write(datasets.Seen(opened.ledger_id, str(absolute(place))))
         return opened
 
 
@@ -332,14 +333,14 @@ def _ledger_to_name(place: Place, rows: Store, dataset_id: str, budget: PrivacyL
         if opened is None:
             _require_no_ledger(place)
         return opened
-    if not Ledger.stands_at(place) or Ledger(place).ledger_id != found.ledger_id:
+    opened = Ledger(place) if Ledger.stands_at(place) else None
+    if opened is None or opened.ledger_id != found.ledger_id:
         raise RefusedError(
             f"{rows} is a copy of rows that have a ledger, {found.place}; a second one would spend their budget again. "
             f"Name that one: {step('ledger create', found.place, rows=rows)}, or {parameter('ledger', found.place)}. "
             "If it was moved, name its new place. If it is lost, restore it from a copy, and charge what the copy "
             f"lacks with: {step('ledger adopt', 'LEDGER')}."
         )
-    opened = Ledger(place)
     if budget not in {None, opened.budget}:
         raise UsageError(f"The ledger {place} of these rows has a budget of {opened.budget}, and it is declared once.")
     return opened
@@ -386,10 +387,6 @@ def ledger_of(rows: AnyStore, ledger: Place | None = None, budget: PrivacyLoss |
     if table.ledger_id is not None:
         return Ledger.charged_for(rows, table.ledger_id, place)
     return None if table.budget is None else _ledger_to_name(place, rows, table.dataset_id, table.budget)
-
-
-def _absolute(place: Place) -> Place:
-    return place.absolute() if isinstance(place, Path) else place
 
 
 def _made_for(ledger: Place, dataset_id: str, budget: PrivacyLoss) -> Ledger | None:

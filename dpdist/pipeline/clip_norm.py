@@ -11,12 +11,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from dpdist._util.text import exactly
 from dpdist.errors import DataError, RefusedError
-from dpdist.ledger.address import PlaceGiven, place_given
+from dpdist.ledger.address import PlaceGiven, absolute, place_given
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.quantile import QuantileFound, quantile_of, require_quantile
@@ -267,8 +266,8 @@ def choose_clip_norm(
     require_quantile(quantile)
     table, where = _table_at(store_at(rows)), cluster or Cluster()
     bound = request.bound(table.columns)
-    place = place_given(ledger or default_ledger(table.store))
-    transaction = NormsTransaction(request, table, place.absolute() if isinstance(place, Path) else place)
+    account = absolute(place_given(ledger or default_ledger(table.store)))
+    transaction = NormsTransaction(request, table, account)
     if not where.trusted_worker:
         transaction, state, left = _looked_up(transaction, budget_delta)
         if state in _DONE:

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 from dpdist._util.notebook import table
 from dpdist._util.paths import AnyPath
 from dpdist._util.progress import steps
 from dpdist.errors import DataError, UsageError
-from dpdist.ledger.address import PlaceGiven, place_given
+from dpdist.ledger.address import PlaceGiven, absolute, place_given
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.moment.layout import Layout, layout_of
@@ -171,8 +171,7 @@ def release_table(
     calibrated = request.calibrated(table.columns, table.max_rows)  # refuses what makes no sense, before anything else
     require_summable(table, request.bound(table.columns))
     store = store_at(target)
-    place = place_given(ledger or default_ledger(table.store))
-    account = place.absolute() if isinstance(place, Path) else place
+    account = absolute(place_given(ledger or default_ledger(table.store)))
     transaction = trusted.MomentTransaction(request, table, account, store.absolute())
     if request.by_products and where.trusted_worker:
         raise UsageError(

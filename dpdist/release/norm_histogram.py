@@ -20,6 +20,7 @@ from typing import Any
 from dpdist._util.text import canonical
 from dpdist._version import __version__
 from dpdist.errors import DataError
+from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import CountNoise, DiscreteLaplace, RoundedNormal, noise_from_json
 from dpdist.mechanisms.quantile import NAME, CalibratedHistogram, Counts, calibrated
@@ -28,7 +29,7 @@ from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
-from dpdist.release.transaction import Transaction
+from dpdist.release.transaction import Transaction, commit_once
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.table import Table
 
@@ -233,7 +234,9 @@ def finalise(transaction: NormsTransaction, *partials: Partial) -> None:
         If the ledger cannot be written, or others overtake this attempt again and again and die.
     """
     exact: Counts = complete(transaction.table, *partials).values
-    transaction.commit(lambda head: _drawn(transaction, exact, ledger_head=head))
+    commit_once(
+        Ledger(transaction.ledger), transaction.release_id, lambda head: _drawn(transaction, exact, ledger_head=head)
+    )
 
 
 def _drawn(transaction: NormsTransaction, exact: Counts, ledger_head: str) -> Iterator[bytes]:

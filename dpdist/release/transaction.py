@@ -4,7 +4,7 @@ Dask runs a task at least once, never exactly once, and people run commands agai
 of times, at once or one after the other, in one process or several, and the ledger decides which draw counts:
 
 1. :meth:`Transaction.reserve` charges the ledger before any row is read; it is free when it is charged already.
-2. :meth:`Transaction.commit` draws and commits, unless that has been done. An attempt that another overtook is fenced
+2. :func:`commit_once` draws and commits, unless that has been done. An attempt that another overtook is fenced
    out: it throws its draw away and waits for the winner.
 3. :meth:`Transaction.committed` reads back what was committed and records that it was given out.
 
@@ -120,10 +120,6 @@ class Transaction(Generic[RequestT_co]):
             guarantee=guarantee,
             periods=self.table.seals,
         )
-
-    def commit(self, drawn: Callable[[str], Iterable[bytes]]) -> None:
-        """Draw and commit what is reserved, as :func:`commit_once`."""
-        commit_once(Ledger(self.ledger), self.release_id, drawn)
 
     @contextmanager
     def committed(self) -> Iterator[IO[bytes]]:

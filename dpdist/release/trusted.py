@@ -34,7 +34,7 @@ from dpdist.release.artefact import Heading, Release, open_release
 from dpdist.release.coverage import Extent
 from dpdist.release.reproduction import admit
 from dpdist.release.request import ReleaseRequest
-from dpdist.release.transaction import Transaction
+from dpdist.release.transaction import Transaction, commit_once
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.store import AnyStore, Store
 from dpdist.triangle import Band, Triangle, unpacked
@@ -140,8 +140,13 @@ def conclude(transaction: MomentTransaction, moment: BandedMoment, progress: Ste
             written(file, _drawn(transaction, moment, progress))
             archive.publish(file, transaction.target, private=True)
         return
-    known = {"condition": Ledger(transaction.ledger).condition}
-    transaction.commit(lambda head: _drawn(transaction, moment, progress, ledger_head=head, **known))
+    ledger = Ledger(transaction.ledger)
+    known = {"condition": ledger.condition}
+    commit_once(
+        ledger,
+        transaction.release_id,
+        lambda head: _drawn(transaction, moment, progress, ledger_head=head, **known),
+    )
 
 
 def _drawn(
