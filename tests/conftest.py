@@ -1,4 +1,4 @@
-"""What several test files need: a PostgreSQL server, a Dask cluster in this process, and how examples are chosen.
+"""What tests of several rooms need: servers, commands, a folder with rows, and how examples are chosen.
 
 Hypothesis takes the same examples in every run, so that a change is judged by what it changed; new ones, and more of
 them, are looked for with ``pytest --hypothesis-profile explore``. None may be fast enough or not.
@@ -7,19 +7,30 @@ them, are looked for with ``pytest --hypothesis-profile explore``. None may be f
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import dask
-import postgres_server
+import numpy as np
 import pytest
 from distributed import LocalCluster
 from hypothesis import settings
-from packages import missing
-from postgres_server import PASSWORD, Server
+from support.cli_scene import BUDGET, CHUNKS, COLUMNS, LOSS, ROWS, Call, Said
 
+from dpdist import cli
+from dpdist.estimators import fit
+from dpdist.ledger.in_memory import Register
+from dpdist.mechanisms.gaussian import CalibratedGaussian
 from dpdist.naming import COMMAND_LINE, naming
+from dpdist.pipeline import budget
+from dpdist.rows import dataset
+from dpdist.rows.dataset import created
+from faults import postgres_server
+from faults.packages import missing
+from faults.postgres_server import PASSWORD, Server
 
 settings.register_profile("same", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, derandomize=False, max_examples=2000)
@@ -67,3 +78,65 @@ def scheduler() -> Iterator[str]:
         ) as cluster,
     ):  # fmt: skip
         yield cluster.scheduler_address
+
+
+# --- commands
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Return a function that runs a command in this process."""
+
+    def run(*arguments: object) -> Said:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["dpdist", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert isinstance(stop.value.code, int)
+        return Said(stop.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with rows in several chunks and their ledger, to be copied."""
+    folder = tmp_path_factory.mktemp("made")
+    rows = np.random.default_rng(9).integers(0, 255, size=(ROWS, COLUMNS), dtype=np.uint8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset, "_TARGET_CHUNK", rows.nbytes // CHUNKS)
+        with created(folder / "rows.zarr", rows=ROWS, dtype="uint8", names=("a", "b", "c"), budget=BUDGET) as writer:
+            writer.append(rows)
+    budget.create_ledger(folder / "rows.ledger", folder / "rows.zarr")
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a fresh folder that holds rows.zarr and rows.ledger, on a machine that has seen no copy of them."""
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "state"))
+    folder = tmp_path / "here"
+    shutil.copytree(made, folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def released(here: Path, call: Call, scheduler: str) -> Path:
+    """Work beside a release of the rows."""
+    assert call("release", "rows.zarr", "release.zarr", *LOSS, "--scheduler", scheduler).code == 0
+    return here
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Register:
+    """Give a test a register of its own: what one test has released is no other's business."""
+    fresh = Register()
+    monkeypatch.setattr(fit, "REGISTER", fresh)
+    return fresh
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the noise away, so that what it would be added to is seen."""
+    monkeypatch.setattr(CalibratedGaussian, "draw_band", lambda _self, band, _: np.zeros(band.entries, np.int64))

@@ -11,10 +11,10 @@ from pathlib import Path
 import click
 import pytest
 import yaml
+from support.folders import ROOT
 
 from dpdist.cli import cli
 
-ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     page
     for page in ROOT.rglob("*.md")
@@ -53,7 +53,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 def test_files_that_a_page_names_exist(page: Path) -> None:
     """Python files, and whatever is in folders of ours; NAME is yet to be written, and secrets are an operator's."""
     named = re.findall(r"`([\w./-]+)`", page.read_text())
-    ours = ("cluster/", "dpdist/", "tests/", "workflows/")
+    ours = ("cluster/", "dpdist/", "faults/", "papers/", "tests/", "workflows/")
     files = [name for name in named if name.endswith(".py") or name.startswith(ours)]
     places = (ROOT, ROOT / "dpdist", ROOT / "workflows", page.parent)
     lost = [file for file in files if not any((place / file).exists() for place in places)]

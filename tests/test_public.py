@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.folders import ROOT
 
 import dpdist
 
-ROOT = Path(__file__).resolve().parent.parent
 FUNCTIONS = [
     "audit_mechanism", "choose_clip_norm", "combine_releases", "create_ledger", "fit_components", "forecast_release",
     "ingest_rows", "inspect_path", "list_mechanisms", "open_model", "open_release", "open_rows", "project_rows",

@@ -12,28 +12,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from dpdist import Neighbours, PrivacyLoss
 from dpdist.mechanisms import attack, registry
 from dpdist.mechanisms.attack import AuditTask
-from dpdist.mechanisms.base import Calibrated
 from dpdist.mechanisms.info import DeltaUse
-from dpdist.mechanisms.laplace import CalibratedLaplace
-from dpdist.mechanisms.one_sided import CalibratedWishart
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.pipeline.audit import Audit, attacked
-from dpdist.privacy.accounting import gaussian_delta
-from dpdist.privacy.guarantee import ATTO, MICRO
-from dpdist.privacy.wishart_profile import add_remove_delta, replace_one_delta
+from dpdist.privacy.guarantee import ATTO
+from faults.weakened import FACTOR, kept_by_the_copy
 
 UNIT = 4**16
-FACTOR = 1.5
 ERROR = 0.001
 OPTIONS: dict[str, Any] = {"components": 1, "iterations": 4, "rows": 1, "sketch": 16, "spectrum": (1.0,)}
 Json = dict[str, Any]
@@ -44,28 +37,6 @@ def options_for(name: str) -> Json:
     return {
         option.name: OPTIONS.get(option.name, 1) for option in MECHANISMS[name].info.options if option.default is None
     }
-
-
-def kept_by_the_copy(name: str, copy: Calibrated, query: LatticeQuery, loss: PrivacyLoss) -> str:
-    """Say why a copy with less noise keeps the claim, if that is proved; else nothing."""
-    guarantee, epsilon = copy.guarantee, Fraction(loss.epsilon_micro, MICRO)
-    if guarantee is not None and guarantee.mu_squared is not None:
-        mu_squared = guarantee.mu_squared * Fraction(FACTOR) ** 2
-        delta = gaussian_delta(epsilon, mu_squared)
-        if delta <= loss.delta:
-            return f"the copy is {math.sqrt(mu_squared):.3g}-GDP: delta {delta:.2g}"
-    if isinstance(copy, CalibratedLaplace):
-        shown = query.triangle_l1 / copy.scale
-        return f"the copy is {shown:.3g}-private" if shown <= loss.epsilon else ""
-    if name == "power-published" and not loss.delta_atto:
-        shown = FACTOR * loss.epsilon * math.sqrt(query.size) / 10  # one component: Delta = S
-        return f"the copy is {shown:.3g}-private" if shown <= loss.epsilon else ""
-    if name == "sheffet-wishart" and isinstance(copy, CalibratedWishart):
-        kappa, theta = (copy.columns - query.size + 1) / 2, 2 * copy.scale / query.bound
-        profile = add_remove_delta if query.neighbours is Neighbours.ADD_REMOVE else replace_one_delta
-        delta = profile(loss.epsilon, kappa, theta)
-        return f"the copy has delta {delta:.2g}" if delta <= loss.delta else ""
-    return ""
 
 
 def cell(name: str, columns: int, neighbours: Neighbours, epsilon: str, draws: int) -> Json:

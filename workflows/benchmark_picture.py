@@ -1,6 +1,6 @@
 """Draw what benchmark.py measured: time over the floor per case, and what other libraries take for the same rows.
 
-    python workflows/benchmark_picture.py workflows/results/benchmark
+    python -m workflows.benchmark_picture workflows/results/benchmark
 
 reads NAME.json and writes NAME.png and NAME.md.
 """

@@ -4,7 +4,7 @@ A row within the clip norm takes one pass, a longer one two, one of a norm beyon
 NumPy, without numba, gives every row of a block the second pass as soon as one needs it. All times here are the least
 of many, in processor seconds on one thread::
 
-    OPENBLAS_NUM_THREADS=1 python workflows/bounding_times.py --output workflows/results/bounding_times
+    OPENBLAS_NUM_THREADS=1 python -m workflows.bounding_times --output workflows/results/bounding_times
 """
 
 from __future__ import annotations

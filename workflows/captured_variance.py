@@ -26,7 +26,7 @@ from dpdist.moment.total import add_partials, complete, partition_moment, plan
 from dpdist.pca.components import captured_variance
 from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.engine import Engine, connected
-from workflows.papers.common.answers import NOTICE, PublicMoment, private_components, request_for
+from papers.common.answers import NOTICE, PublicMoment, private_components, request_for
 
 ITERATIONS = 4
 SKETCH = 8000

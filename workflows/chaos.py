@@ -1,10 +1,10 @@
 """Break a release in every way it must survive, hundreds of times, and count what was lost, doubled or leaked.
 
-Every fault of ``tests/chaos.py`` is injected into real processes: scheduler, workers, trusted node, driver, database.
-After each, the same command is run again and five invariants are checked (``tests/chaos_scene.py``). It needs the test
+Every fault of ``faults/chaos.py`` is injected into real processes: scheduler, workers, trusted node, driver, database.
+After each, the same command is run again and five invariants are checked (``faults/chaos_scene.py``). It needs the test
 extra, PostgreSQL's programs, and root for small disks, network namespaces and other processes' memory::
 
-    OPENBLAS_NUM_THREADS=1 python workflows/chaos.py --output workflows/results/chaos
+    OPENBLAS_NUM_THREADS=1 python -m workflows.chaos --output workflows/results/chaos
 
 A fault that did not land counts as a failure, and so does one that this user may not inject. Results are written down
 at once. The next run with the same output plays only what is missing or missed: a violation stays, and is never played
@@ -25,12 +25,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
-import chaos
-import postgres_server
-from chaos import Fault
-from chaos_stage import Stage, staging
+from faults import chaos, postgres_server
+from faults.chaos import Fault
+from faults.chaos_stage import Stage, staging
 
 INVARIANTS = {
     "I1": "double releases", "I2": "lost or double charges", "I3": "wrong sums", "I4": "leaked sentinels",

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-import cluster_faults
-import hosts
-import slurm_site
-from cluster_faults import Story
+from faults import cluster_faults, hosts, slurm_site
+from faults.cluster_faults import Story
 
 
 def slurm(folder: Path) -> Story:

@@ -3,7 +3,7 @@
 The moment is synthetic (eigenvalues 1/i of n = 60000 rows), so nothing here is private. A mechanism whose cost grows
 too fast is left out above the number of columns given for it, and the table says so::
 
-    OPENBLAS_NUM_THREADS=1 python workflows/draw_times.py --output draw_times
+    OPENBLAS_NUM_THREADS=1 python -m workflows.draw_times --output draw_times
 """
 
 from __future__ import annotations

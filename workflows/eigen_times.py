@@ -3,7 +3,7 @@
 The matrix is ``diag(1/i)`` plus Gaussian noise whose own largest eigenvalue is ``1/rank``. With a low rank most of the
 components asked for are drowned in noise, where eigenvalues lie close and Lanczos is slow; with a high one none is::
 
-    OPENBLAS_NUM_THREADS=1 python workflows/eigen_times.py --output eigen_times
+    OPENBLAS_NUM_THREADS=1 python -m workflows.eigen_times --output eigen_times
 
 Seconds are of processor time (least of the repeats), so that a busy machine disturbs them less.
 """

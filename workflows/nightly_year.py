@@ -5,7 +5,7 @@ missed; many starts are killed at a random moment, some jobs are started twice a
 late, change, or repeat another. Twice: releases of single periods, and with `continual`. The rows are made up, so
 the exact total is known, and the error of the private one is compared with what theory predicts.
 
-    python workflows/nightly_year.py --periods 365 --output workflows/results/nightly_year
+    python -m workflows.nightly_year --periods 365 --output workflows/results/nightly_year
 """
 
 from __future__ import annotations
@@ -42,25 +42,11 @@ from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.lattice import rounded_normal
 from dpdist.release.continual import ended, levels_for, variance_factor
 from dpdist.runtime import engine
+from faults.nightly import JOB
 
 _COLUMNS = 16
 _RESUMABLE = 5
 """Exit code when the cluster was lost, as it may be on a busy machine."""
-JOB = """
-[rows]
-path = "visits"
-source = "incoming"
-periods = true
-budget_epsilon = 1
-budget_delta = 1e-6
-
-[release]
-path = "published"
-epsilon = 1
-delta = 1e-6
-clip = 8.0
-"""
-"""What every job file here begins with."""
 Matrix = npt.NDArray[np.int64]
 
 

@@ -1,6 +1,6 @@
 """What other libraries take for the same rows: run by benchmark.py in a process of its own, with a time limit.
 
-    python workflows/rivals.py NAME rows.zarr CLIP WORKERS
+    python -m workflows.rivals NAME rows.zarr CLIP WORKERS
 
 prints a JSON line per repeat. It needs none of dpdist, so it may run in another environment; each library is optional.
 """

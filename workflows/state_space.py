@@ -1,7 +1,7 @@
 """Search the state machine of a release exhaustively, for larger sets of processes than the tests do.
 
-The real ledger, the real commit and the real rules of the witness run over books in memory: ``tests/state_machine.py``
-says what a step is, ``tests/state_space.py`` how the states are searched and what must hold in each of them. A search
+The real ledger, the real commit and the real rules of the witness run over books in memory: ``faults/state_machine.py``
+says what a step is, ``faults/state_space.py`` how the states are searched and what must hold in each of them. A search
 that meets its limit says so; its states are all those that so many steps can reach.
 """
 
@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
-from state_machine import Command
-from state_space import Space
+from faults.state_machine import Command
+from faults.state_space import Space
 
 RESULTS = Path(__file__).parent / "results"
 X, Y, COPY_OF_X, COPY_OF_Y = Command("x"), Command("y"), Command("x", 1), Command("y", 1)

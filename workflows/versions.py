@@ -24,7 +24,10 @@ EXTRAS = ("anndata", "netcdf", "genomics", "fast", "plots")
 """Those whose libraries read rows, bound them or draw, and need no server."""
 TOOLS = ("pytest", "hypothesis", "pandas")
 """What the tests need; anndata writes with pandas, and an old one not with a new one."""
-TESTS = ("dataset", "artefact", "projection", "spectrum", "trusted_release", "readers", "bombs")
+TESTS = (
+    "rows/test_dataset.py", "release/test_artefact.py", "pca/test_projection.py", "pca/test_spectrum.py",
+    "release/test_trusted_release.py", "ingest/test_readers.py", "ingest/test_bombs.py",
+)  # fmt: skip
 _BOUND = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)(?P<extra>\[[^]]*\])?>=(?P<version>[0-9.]+)")
 
 
@@ -56,7 +59,7 @@ def outcome(name: str, pins: list[str], folder: Path) -> dict[str, Any]:
     steps = {
         "install": install,
         "demo": [python, "-m", "dpdist", "demo", str(folder / f"{name}-demo"), "--workers", "1"],
-        "tests": [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/test_{each}.py" for each in TESTS)],
+        "tests": [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/{each}" for each in TESTS)],
     }
     found: dict[str, Any] = {}
     for step, command in steps.items():

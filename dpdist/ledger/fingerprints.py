@@ -21,12 +21,12 @@ the tail of Hoeffding (1963, theorem 1). The number of rows in the first table i
 the bound by at most ``sqrt(8 n1 n2 / (n1 + n2))``, the inverse of the least probability of that number (Cover & Thomas
 2006, lemma 17.5.1). Tables are said to share rows where the bound is below :data:`FALSE_ALARMS`. Two tables of 300 rows
 need some 25 common rows for that, two of 100,000 some 30. The bound is proved for keys 2 and 3. Three rows in a row are
-no random part of a table, so for keys 4 it is a model; ``tests/test_fingerprints.py`` measures all of them.
+no random part of a table, so for keys 4 it is a model; ``tests/ledger/test_fingerprints.py`` measures all of them.
 
 Of each kind only the smallest keys are kept (a bottom-k sketch: Cohen & Kaplan 2007). If tables share a part f of the
 rows of the first one, no exact key is seen to be common with probability at most ``(1 - f)^EXACT_KEPT``.
 
-What is seen and what is not, measured with 300 rows of 8 normal columns (``tests/test_fingerprints.py``):
+What is seen and what is not, measured with 300 rows of 8 normal columns (``tests/ledger/test_fingerprints.py``):
 
 ======================================================  ========
 the second table                                        is known

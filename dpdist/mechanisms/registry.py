@@ -9,14 +9,14 @@ To add one, open four files:
    ``ReportsProgress``. :mod:`dpdist.mechanisms.gaussian` is the example to read. The module never moves: ledgers and
    releases name it.
 2. This file: its ``MECHANISMS``, in the list below.
-3. ``tests/test_mechanism_contract.py``: where its proof stands. It is done when the contract passes. It must take 1 for
-   a whole number that has to be given, and (1.0,) for numbers.
-4. ``tests/test_<family>.py``: that its draws have its law, and its constants are those of its theorem.
+3. ``tests/mechanisms/test_mechanism_contract.py``: where its proof stands. It is done when the contract passes. It
+   must take 1 for a whole number that has to be given, and (1.0,) for numbers.
+4. ``tests/mechanisms/test_<family>.py``: that its draws have its law, and its constants are those of its theorem.
 
-The audit attacks it as it is (``tests/test_audit.py``); fields of the calibrated class that the noise grows with are
-called ``scale``, ``sigma_diagonal``, ``sigma_off_diagonal``, ``ridge`` or ``eigenvalues``, and those that it shrinks
-with ``concentration`` or ``rate``. Noise whose spectrum is of a new kind needs two files more, for its edge:
-:mod:`dpdist.mechanisms.noise_law` and :mod:`dpdist.pca.noise_edge`; until then it says ``EdgeKind.NONE``.
+The audit attacks it as it is (``tests/privacy/test_audit.py``). Fields of the calibrated class that the noise grows
+with are called ``scale``, ``sigma_diagonal``, ``sigma_off_diagonal``, ``ridge`` or ``eigenvalues``. Those that it
+shrinks with are called ``concentration`` or ``rate``. Noise whose spectrum is of a new kind needs two files more, for
+its edge: :mod:`dpdist.mechanisms.noise_law` and :mod:`dpdist.pca.noise_edge`; until then it says ``EdgeKind.NONE``.
 """
 
 from __future__ import annotations

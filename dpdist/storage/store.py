@@ -9,8 +9,8 @@ To add a place where rows live, open four files:
 1. a new module beside this one, with a class that does what :class:`Store` says;
 2. this one: its scheme, such as ``s3``, in :data:`PLACES`;
 3. ``pyproject.toml``: the library that it needs, as an extra;
-4. ``tests/test_store.py``: its name in the list of the stores that the contract is tested with. It is done when these
-   tests pass.
+4. ``tests/storage/test_store.py``: its name in the list of the stores that the contract is tested with. It is done
+   when these tests pass.
 
 Every function of the library then takes its addresses. Commands and job files take paths only, of whatever place: the
 kinds of arguments in ``cli/options.py``, and ``jobs/job_file.py``, are to be opened once, for the first such place.

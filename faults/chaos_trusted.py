@@ -1,0 +1,168 @@
+"""Faults of the trusted node and the driver: killed, stopped, requeued, several at once, or with an old ledger."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from dpdist.ledger.address import Address
+from faults.chaos_scene import Scene, ViolationError
+from faults.crash_points import FAULTS
+from faults.postgres_server import Server
+from faults.waiting import until
+
+_IN_A_TRANSACTION = (
+    "inside the reservation",
+    "inside the beginning",
+    "inside the commit",
+    "inside the record",
+    "with the draft sent",
+)
+
+
+def _require_left(scene: Scene, point: str) -> None:
+    """Check that the ledger stands where a process that died at this point leaves it."""
+    expected = FAULTS["after the draft" if point.startswith("with the draft") else point]
+    scene.land(f"left {scene.left()}", true=scene.left() == (expected.state, expected.fence, expected.published))
+
+
+def trusted_killed(scene: Scene, point: str, *, replaced: bool = True) -> None:
+    """Kill the trusted node. Where it is a worker, another takes its place, or none does."""
+    if scene.trusted == "driver":
+        marker = scene.marker("kill")
+        child = scene.start("kill", point, marker)
+        scene.ends(child, -signal.SIGKILL)
+        scene.wait_for(marker)
+        _require_left(scene, point)
+        return
+    marker = scene.arm("trusted", point, "kill")
+    child = scene.start()
+    scene.wait_for(marker, child)
+    victim = scene.cluster.children["trusted"]
+    scene.land("the trusted worker died", true=victim.wait() == -signal.SIGKILL)
+    _require_left(scene, point)
+    scene.look()
+    if replaced:
+        scene.cluster.start("trusted")
+    scene.ends(child, 0 if replaced else 5)
+
+
+def driver_killed(scene: Scene, point: str) -> None:
+    """Kill the driver while the trusted worker is at a point; a second one comes, and the first one's task goes on."""
+    child, marker = scene.held(point)
+    child.kill()
+    scene.land("the driver died", true=scene.ends(child, -signal.SIGKILL) < 0 and scene.cluster.alive("trusted"))
+    _require_left(scene, point)
+    second = scene.start()
+    scene.go(marker)
+    scene.ends(second, 0)
+
+
+def driver_killed_at_work(scene: Scene, more: tuple[str, ...] | None = None) -> None:
+    """Kill the driver while the workers sum: those of a cluster that stays, or its own, which must go with it."""
+    marker = scene.marker("kill")
+    child = scene.start("kill", "with the cluster at work", marker, more)
+    scene.ends(child, -signal.SIGKILL)
+    scene.wait_for(marker)
+    scene.land(f"left {scene.left()}", true=scene.left() == ("reserved", 0, False))
+
+
+def requeued(scene: Scene, point: str) -> None:
+    """End the driver as a batch scheduler does, by SIGTERM."""
+    child, _ = scene.held(point)
+    child.kill(signal.SIGTERM)
+    scene.land("SIGTERM", true=scene.ends(child, 5) == 5)
+
+
+def zombie(scene: Scene, point: str) -> None:
+    """Stop the trusted node, let another attempt run, and then let the stopped one continue."""
+    # who waits for a transaction that never ends gives up for now
+    codes = (0, 5) if point in _IN_A_TRANSACTION else (0,)
+    if scene.trusted == "driver":
+        marker = scene.marker("stop")
+        stopped = scene.start("stop", point, marker)
+        scene.wait_for(marker, stopped)
+        until(lambda: stopped.state == "T")
+        scene.ends(scene.start(), *codes)
+        scene.land("stopped while another ran", true=stopped.state == "T")
+        if len(codes) == 1:
+            scene.look()
+        stopped.kill(signal.SIGCONT)
+        scene.ends(stopped, *codes)
+        return
+    marker = scene.arm("trusted", point, "stop")
+    child = scene.start()
+    scene.wait_for(marker, child)
+    victim = scene.cluster.children["trusted"]
+    until(lambda: victim.state == "T")
+    gone = scene.cluster.name("trusted")
+    scene.cluster.start("trusted")  # the task goes there when the scheduler has given the first one up
+    scene.ends(child, *codes)
+    if len(codes) == 1:
+        scene.look()
+    scene.land("given up while stopped", true=victim.state == "T" and gone not in scene.cluster.known())
+    victim.kill(signal.SIGCONT)
+    scene.ends(scene.start(), 0)
+
+
+def together(scene: Scene, point: str, number: int) -> None:
+    """Run the same command several times at once; they meet at a point."""
+    meeting = scene.marker("meeting")
+    meeting.mkdir()
+    children = [scene.start(f"meet-{number}", point, meeting) for _ in range(number)]
+    for child in children:
+        scene.ends(child, 0)
+    scene.land(f"{number} met", true=len(list(meeting.iterdir())) == number)
+
+
+def _copied(scene: Scene, server: Server | None) -> Any:
+    if isinstance(scene.ledger, Address):
+        assert server is not None
+        tables = {}
+        with server.connect() as connection:
+            for table in ("dpdist_journal", "dpdist_blobs"):
+                query = f"SELECT * FROM {table} WHERE ledger = %s"  # noqa: S608 - two names of our own
+                tables[table] = connection.execute(query, (scene.ledger.ledger,)).fetchall()
+        return tables
+    copy = scene.folder / f"copy-{len(list(scene.folder.glob('copy-*')))}"
+    shutil.copytree(scene.ledger, copy)
+    return copy
+
+
+def _restored(scene: Scene, copy: Any, server: Server | None) -> None:
+    if isinstance(scene.ledger, Address):
+        assert server is not None
+        with server.connect() as connection:
+            for table, rows in copy.items():
+                connection.execute(f"DELETE FROM {table} WHERE ledger = %s", (scene.ledger.ledger,))  # noqa: S608
+                for row in rows:
+                    connection.execute(f"INSERT INTO {table} VALUES (%s, %s, %s, %s)", row)  # noqa: S608
+        return
+    shutil.rmtree(scene.ledger)
+    shutil.copytree(copy, scene.ledger)
+
+
+def old_ledger(scene: Scene, when: str, server: Server | None, verify: Callable[[Scene], int]) -> None:
+    """Restore a copy of the ledger that is older than the release: it must be noticed, and nothing drawn."""
+    if when == "before the command":
+        copy = _copied(scene, server)
+        child = scene.start()
+    else:
+        child, marker = scene.held(when)
+        copy = _copied(scene, server)
+        scene.go(marker)
+    scene.ends(child, 0)
+    scene.look()
+    newest, head = _copied(scene, server), scene.books.head
+    _restored(scene, copy, server)
+    old = scene.books.head
+    scene.land("the ledger is older", true=old != head)
+    if verify(scene) != 3:
+        raise ViolationError("I2: dpdist ledger verify did not notice")
+    scene.ends(scene.start(), 3)
+    scene.look()
+    if scene.books.head != old and scene.events()["begun"] > 1:
+        raise ViolationError("I1: another attempt began")
+    _restored(scene, newest, server)

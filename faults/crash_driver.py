@@ -1,0 +1,324 @@
+"""What other processes do in the tests: reserve, meet, and run the command line until a fault strikes.
+
+::
+
+    python crash_driver.py ACTION POINT MARKER CLUSTER [ARGUMENTS OF dpdist ...]
+    python crash_driver.py serve
+
+At POINT the driver writes MARKER, the proof that the fault landed, and then acts:
+
+``kill``       dies by SIGKILL: no handler, no ``finally``, no flush
+``interrupt``  interrupts itself as Ctrl-C does
+``terminate``  sends itself SIGTERM, as a batch scheduler does
+``stop``       stops itself until somebody lets it continue
+``linger``     waits there for what is done from outside, until MARKER.go exists
+``meet-N``     waits until N processes have come to this point (MARKER is a folder then)
+``note``       goes on
+
+CLUSTER ``inline`` computes in this process instead of starting a cluster, ``bands`` does so in bands of two rows, and
+``processes`` is the real thing.
+
+``serve`` imports everything once and then runs whatever it is asked for in processes of their own, forked from there:
+the same as above, a second faster. :mod:`forks` asks. A Dask process that is started like this lives on, so its faults
+are armed later: a file in the folder ``arms`` names point, action and marker, and the next time it strikes, once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # it is run as a script, from anywhere
+
+from faults.crash_points import points
+
+if TYPE_CHECKING:
+    from dpdist.ledger.address import Place
+    from dpdist.storage.store import AnyStore
+
+PATIENCE = 300.0
+AT_THE_END = "at the end"
+"""The point after the last line of a command, with all that it held still in its memory."""
+
+
+# --- reserving in several processes -----------------------------------------------------------------------------------
+
+_barrier: Barrier
+
+
+def meet_at(barrier: Barrier) -> None:
+    """Initialise a process of a pool: its tasks start when as many processes as the barrier asks for are there."""
+    global _barrier  # noqa: PLW0603 - a barrier can be handed to a process only when it starts
+    _barrier = barrier
+
+
+def _reserve(place: Place, release_ids: Iterator[str], granted: Callable[[str], object]) -> None:
+    from dpdist.errors import RefusedError
+    from dpdist.ledger.ledger import Ledger
+    from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
+
+    ledger = Ledger(place)
+    dataset_id = ledger.dataset_id
+    guarantee = Guarantee(Neighbours.REPLACE_ONE, PrivacyLoss.parse("1"), None, Arithmetic.IDEAL_REAL, "none")
+    for release_id in release_ids:
+        with suppress(RefusedError):
+            ledger.reserve(release_id, dataset_id=dataset_id, parameters={}, guarantee=guarantee)
+            granted(release_id)
+
+
+def reserve_many(place: Place, prefix: str, attempts: int) -> list[str]:
+    """Ask for so many releases of epsilon 1 and return the ids that were granted."""
+    granted: list[str] = []
+    _barrier.wait(PATIENCE)
+    _reserve(place, (f"{prefix}-{number}" for number in range(attempts)), granted.append)
+    return granted
+
+
+def reserve_for_ever(place: Place, prefix: str, acknowledge: Connection) -> None:
+    """Reserve one release after the other and say so, until killed."""
+    _reserve(place, (f"{prefix}-{number}" for number in range(10**6)), acknowledge.send)
+
+
+# --- a cluster without processes --------------------------------------------------------------------------------------
+
+
+class InlineEngine:
+    """What :class:`dpdist.runtime.engine.Engine` does, at once and in this process."""
+
+    workers = ("inline-0", "inline-1")
+    memory = 1 << 34
+
+    def require_visible(self, place: AnyStore, key: str = "") -> None:
+        """Check that something is there."""
+        from dpdist.storage.store import store_at
+
+        assert store_at(place).exists(key)
+
+    def map(self, function: Callable[[Any], None], tasks: Sequence[Any], label: str) -> None:
+        """Run the tasks."""
+        assert label
+        for task in tasks:
+            function(task)
+
+    def reduce(
+        self,
+        function: Callable[[Any], Any],
+        add: Callable[[Sequence[Any]], Any],
+        groups: Sequence[Sequence[Any]],
+        label: str | None,
+    ) -> list[Any]:
+        """Run the tasks and add up each group."""
+        assert label is None or label
+        return [add([function(task) for task in group]) for group in groups]
+
+    def reduce_each(
+        self,
+        function: Callable[[Any], Any],
+        add: Callable[[Sequence[Any]], Any],
+        passes: Sequence[Sequence[Sequence[Any]]],
+        label: str,
+        *,
+        under_way: int,
+    ) -> Iterator[list[Any]]:
+        """Reduce one set of groups after the other, each when it is asked for."""
+        assert under_way >= 1
+        for groups in passes:
+            yield self.reduce(function, add, groups, label)
+
+    def trusted(self, function: Callable[..., Any], *arguments: Any, sums: Sequence[Any] = ()) -> Any:
+        """Run a function here."""
+        return function(*arguments, *sums)
+
+
+def in_bands(height: int, patch: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Let every moment be summed in bands of so many rows, and stored in tiles of that side."""
+    from dpdist import triangle
+    from dpdist.pipeline import release
+
+    laid_out = release.layout_of  # type: ignore[attr-defined]
+
+    def cut(*arguments: Any, **options: Any) -> Any:
+        layout = laid_out(*arguments, **options)
+        size = layout.bound.width
+        bands = (triangle.Band(i, min(i + height, size), size) for i in range(0, size, height))
+        return replace(layout, bands=tuple(bands)) if options["divisible"] else layout
+
+    patch(triangle, "TILE", height)
+    patch(release, "layout_of", cut)
+
+
+@contextmanager
+def inline(*_: Any, **__: Any) -> Iterator[InlineEngine]:
+    """Stand in for :func:`dpdist.runtime.engine.connected`."""
+    yield InlineEngine()
+
+
+# --- faults --------------------------------------------------------------------------------------------------------
+
+
+def _act(action: str, marker: Path) -> None:
+    """Prove that the point was reached, then strike."""
+    if action.startswith("meet-"):
+        (marker / str(os.getpid())).touch()
+        deadline = time.monotonic() + PATIENCE
+        while len(list(marker.iterdir())) < int(action.removeprefix("meet-")):
+            if time.monotonic() > deadline:
+                raise SystemExit("the others did not come")
+            time.sleep(0.01)
+        return
+    marker.touch()
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "interrupt":
+        os.kill(os.getpid(), signal.SIGINT)
+    elif action == "terminate":
+        os.kill(os.getpid(), signal.SIGTERM)
+    elif action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif action == "linger":
+        deadline = time.monotonic() + PATIENCE
+        while not marker.with_name(f"{marker.name}.go").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run the command line with a fault in it."""
+    from dpdist import cli
+    from dpdist._util import interruption
+    from dpdist.runtime import engine
+
+    action, point, marker, cluster, *rest = arguments
+    # a test run in the background of a shell ignores interrupts, and so would this process
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    interruption.install()
+    if point and point != AT_THE_END:
+        strikes = iter([True])  # once: a point may be passed again, by an attempt that begins anew
+        points()[point].patch(functools.partial(_act, action, Path(marker)), lambda: next(strikes, False))
+    if cluster != "processes":
+        engine.connected = inline  # type: ignore[assignment]
+    if cluster == "bands":
+        in_bands(2)
+    sys.argv[1:] = rest
+    try:
+        cli.main()
+    finally:
+        if point == AT_THE_END:
+            _act(action, Path(marker))
+
+
+def _strike(armed: Path) -> None:
+    """Act as a file says; whoever takes it away is the one to act."""
+    with suppress(FileNotFoundError):
+        taken = armed.rename(armed.with_suffix(f".{os.getpid()}-{threading.get_ident()}"))
+        action, marker = json.loads(taken.read_text())
+        _act(action, Path(marker))
+
+
+def run_dask(tool: str, arms: Path, arguments: Sequence[str]) -> None:
+    """Run a Dask process in which faults can be armed at every point."""
+    for name, point in points().items():
+        # tasks travel by name: a function that was imported elsewhere must stay the one its module has
+        if name != "after the sum":
+            point.patch(functools.partial(_strike, arms / name), (arms / name).exists)
+    main = importlib.import_module(f"distributed.cli.dask_{tool}").main
+    main(list(arguments), standalone_mode=False)
+
+
+def enter(namespace: str) -> None:
+    """Move this thread, and those it starts, to a network namespace of that name."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/run/netns", namespace).open() as file:
+        if libc.setns(file.fileno(), 0):
+            raise OSError(ctypes.get_errno(), "setns")
+
+
+def _child(asked: dict[str, Any]) -> None:
+    os.setsid()
+    words = os.open(asked["words"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(words, 1)
+    os.dup2(words, 2)
+    if asked["namespace"]:
+        enter(asked["namespace"])
+    for name, value in asked["settings"].items():
+        module, _, constant = name.rpartition(".")
+        setattr(importlib.import_module(module), constant, value)
+    if asked["program"] == "dpdist":
+        run(asked["arguments"])
+    else:
+        os.chdir(asked["folder"])
+        run_dask(asked["program"], Path(asked["folder"]), asked["arguments"])
+
+
+def serve() -> None:
+    """Run what is asked for, one JSON line after the other; tell the id of each process, and its exit code at its end.
+
+    Who asks is gone when standard input ends; then whatever still runs is killed.
+    """
+    for module in ("dpdist.cli", "distributed.cli.dask_scheduler", "distributed.cli.dask_worker"):
+        importlib.import_module(module)
+    points()
+    assert threading.active_count() == 1  # so that a fork is whole
+    running: dict[int, int] = {}
+    while True:
+        ready, _, _ = select.select([0, *running], [], [])
+        for handle in set(ready) & running.keys():
+            pid = running.pop(handle)
+            os.close(handle)
+            _, status = os.waitpid(pid, 0)
+            print(json.dumps({"pid": pid, "code": os.waitstatus_to_exitcode(status)}), flush=True)  # noqa: T201
+        if 0 not in ready:
+            continue
+        line = _line()
+        if not line:
+            break
+        child = os.fork()
+        if child == 0:
+            try:
+                _child(json.loads(line))
+                os._exit(0)
+            except SystemExit as end:  # without the tidying up of an interpreter that has everything imported
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(end.code if isinstance(end.code, int) else 70)
+            except BaseException:  # noqa: BLE001 - a child must not go on as its parent
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(71)
+        running[os.pidfd_open(child)] = child
+        print(json.dumps({"started": child}), flush=True)  # noqa: T201
+    for pid in running.values():
+        os.kill(pid, signal.SIGKILL)
+
+
+def _line() -> bytes:
+    """Read one line and no more: what was read ahead, nobody would be told of."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            return b""
+        line += byte
+    return line
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["serve"]:
+        serve()
+    else:
+        run(sys.argv[1:])

@@ -1,0 +1,147 @@
+"""Jiang, Xie & Zhang (2016), theorems 7 and 8: how many rows the top eigenvector takes, measured and as proved.
+
+The moment of n rows is n times a fixed one with eigenvalues 1/2, 1/5 and a flat rest. For every draw of a noise the
+least n is found from which on the private top eigenvector has an inner product of at least rho with the true one; the
+quantile of 1 - eta over the draws is the sample complexity. The exponential mechanism (PPCA, exact for one component)
+is asked anew for every n. Theorem 7 bounds the noise of Jiang, Xie & Zhang, theorem 8 quotes PPCA::
+
+    python -m papers.jiang_xie_zhang.sample_complexity --workers 2
+
+It writes ``jiang_xie_zhang_samples`` as ``.json``, ``.csv`` (every draw) and ``.png``.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import numpy.typing as npt
+
+from dpdist import Cluster, RowBound, cli
+from dpdist.pca.eigen import top_eigenpairs
+from dpdist.triangle import Triangle, rounded
+from papers.common import pictures, runs
+from papers.common.answers import PublicMoment, private_components, private_moment, request_for
+from papers.common.command import begin, experiment
+from papers.common.runs import Json
+
+NAME = "jiang_xie_zhang_samples"
+EPSILON, DELTA = "1", "1e-6"
+RHO, ETA = 0.9, 0.1
+FIRST, SECOND = 0.5, 0.2
+SIZES = (8, 16, 32, 64, 128)
+LARGEST = 2.0**24
+PRECISION = 1.02
+DRAWS = 100
+"""Draws of a noise, or answers of PPCA about one n."""
+BATCH = 20
+COLOURS = {
+    "laplace-published": "tab:brown", "jiang-wishart": "tab:red", "two-sided-wishart": "tab:green",
+    "ppca": "tab:purple", "wishart": "tab:orange", "gaussian": "tab:blue",
+}  # fmt: skip
+
+
+def theorem_7(d: int) -> float:
+    """Return the number of rows that theorem 7 asks for.
+
+    Examples
+    --------
+    >>> round(theorem_7(16))
+    6188
+    """
+    log = math.log(d / ETA)
+    edge = d + 1 + math.sqrt(2 * (d + 1) * (d + 2) * log) + 2 * d * log
+    return 3 * edge / (2 * float(EPSILON) * (1 - RHO**2) * (FIRST - SECOND))
+
+
+def theorem_8(d: int) -> float:
+    """Return the number of rows that theorem 8 asks for, after Chaudhuri, Sarwate & Sinha."""
+    gap = FIRST - SECOND
+    terms = math.log(1 / ETA) / d + math.log(4 * FIRST / ((1 - RHO**2) * gap))
+    return d * terms / (float(EPSILON) * (1 - RHO) * gap)
+
+
+def per_row(d: int) -> npt.NDArray[np.float64]:
+    """Return the eigenvalues of the moment of one row; they sum to 1."""
+    values = np.full(d, (1 - FIRST - SECOND) / (d - 2))
+    values[:2] = FIRST, SECOND
+    return values
+
+
+def least(enough: Any) -> float:
+    """Return the least n that is enough, within the precision, or infinity."""
+    low, high = 1.0, LARGEST
+    if not enough(high):
+        return math.inf
+    while high > low * PRECISION:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def complexity(cell: Json, _: Any) -> Json:
+    """Return the least n for every draw of a batch of noise, or for PPCA that of the share 1 - eta of its answers."""
+    d = cell["d"]
+    bound = RowBound(d, 1.0, 12)
+    values = per_row(d)
+    request = request_for(cell["mechanism"], (EPSILON, DELTA), bound, {"components": 1})
+    empty: Triangle = np.zeros(d * (d + 1) // 2, dtype=np.int64)
+
+    def answered(n: float) -> bool:
+        moment = PublicMoment(rounded(np.diag(n * values / bound.unit**2)), bound, round(n))
+        hits = sum(abs(private_components(request, moment, 1)[0, 0]) >= RHO for _ in range(cell["draws"]))
+        return bool(hits >= (1 - ETA) * cell["draws"])
+
+    def one() -> float:
+        noise = private_moment(request, PublicMoment(empty, bound, 0))
+        return least(lambda n: abs(top_eigenpairs(np.diag(n * values) + noise, 1)[1][0, 0]) >= RHO)
+
+    return {"rows": [least(answered)] if cell["mechanism"] == "ppca" else [one() for _ in range(cell["draws"])]}
+
+
+@click.command(help=(__doc__ or "").splitlines()[0])
+@experiment
+def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) -> None:  # noqa: ARG001 - it needs none
+    """Run what is missing and write the results."""
+    folder, sizes, draws = begin(output), (8, 16) if quick else SIZES, BATCH if quick else DRAWS
+    settings: Json = {
+        "paper": "Jiang, Xie & Zhang 2016, theorems 7 and 8", "quick": quick, "epsilon": EPSILON, "delta": DELTA,
+        "neighbours": "replace-one", "rho": RHO, "eta": ETA, "eigenvalues": [FIRST, SECOND, "flat"],
+    }  # fmt: skip
+    cells = [
+        {"mechanism": name, "d": d, "batch": batch, "draws": DRAWS if name == "ppca" else BATCH}
+        for name in COLOURS
+        for d in sizes
+        for batch in range(1 if name == "ppca" else draws // BATCH)
+    ]
+    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as engine:
+        batches = runs.run(engine, store, complexity, cells, label="Sample complexity")
+    rows = [{"mechanism": b["mechanism"], "d": b["d"], "rows": found} for b in batches for found in b["rows"]]
+    table: Json = {"theorem 7": {d: theorem_7(d) for d in sizes}, "theorem 8": {d: theorem_8(d) for d in sizes}}
+    for name in COLOURS:
+        needed = {d: [r["rows"] for r in rows if (r["mechanism"], r["d"]) == (name, d)] for d in sizes}
+        table[name] = {d: float(np.quantile(found, 1 - ETA, method="higher")) for d, found in needed.items()}
+    runs.write(folder / NAME, rows, settings | {"rows needed": table})
+    picture(folder / f"{NAME}.png", table)
+    for name, found in table.items():
+        click.echo(f"{name}: {', '.join(f'{n:.0f} at d = {d}' for d, n in found.items())}", err=True)
+
+
+def picture(path: Path, table: Json) -> None:
+    """Draw the rows needed against d."""
+    figure, (ax,) = pictures.panels(1, width=7.6, height=5)
+    for name, found in table.items():
+        colour = COLOURS.get(name, {"theorem 7": "tab:red", "theorem 8": "tab:purple"}.get(name, "black"))
+        style = ":" if name not in COLOURS else "--" if name in {"laplace-published", "jiang-wishart", "ppca"} else "-"
+        ax.plot(list(found), list(found.values()), style, marker=".", color=colour, label=name)
+    ax.set(yscale="log", xlabel="d", ylabel="rows n")
+    words = f"Rows for an inner product of {RHO} with the top eigenvector (probability {1 - ETA:g}, epsilon {EPSILON})"
+    ax.set_title(f"{words}.\nDotted: bounds in the paper. Dashed: its mechanisms. Solid: ours.", fontsize=8)
+    pictures.finish_single(figure, ax, list(found), path)
+
+
+if __name__ == "__main__":
+    cli.execute(main)

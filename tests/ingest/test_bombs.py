@@ -1,0 +1,335 @@
+"""Small files that unpack to gigabytes, run code or lead elsewhere: refused in a sentence, in bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+import textwrap
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anndata
+import h5py
+import numcodecs
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xarray
+import zarr
+from support.ingest_scene import refused, stored
+
+from dpdist.ingest.table import ingest
+
+MIB = 1 << 20
+SIZE = 2 << 30
+TINY = 4 << 20
+
+
+def deflated(size: int) -> bytes:
+    """Return zeros, packed by zlib without ever being there: a block of a megabyte, repeated."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    packer.compress(bytes(MIB))
+    packer.flush(zlib.Z_FULL_FLUSH)
+    block = packer.compress(bytes(MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
+    body = block * (size // MIB) + packer.flush()
+    return b"\x78\xda" + body + struct.pack(">I", size % 65521 << 16 | 1)
+
+
+def zstandard(size: int) -> bytes:
+    """Return zeros packed by Zstandard: blocks of one byte that is repeated."""
+    block, last = [((128 << 10) << 3 | 1 << 1 | end).to_bytes(3, "little") + b"\0" for end in (0, 1)]
+    head = struct.pack("<IBBQ", 0xFD2FB528, 0b11000000, 0x50, size)
+    return head + block * (size // (128 << 10) - 1) + last
+
+
+def gzipped(size: int) -> bytes:
+    """Return zeros in many members of gzip."""
+    return gzip.compress(bytes(MIB), mtime=0) * (size // MIB)
+
+
+def three(path: Path, codec: str, configuration: dict[str, Any], content: bytes) -> None:
+    """Write a store of 40 x 4 numbers, of which the one chunk is what is given."""
+    zarr.create_array(path, shape=(40, 4), chunks=(40, 4), dtype="float64", compressors=None)
+    about = json.loads((path / "zarr.json").read_text())
+    about["codecs"].append({"name": codec, "configuration": configuration})
+    (path / "zarr.json").write_text(json.dumps(about))
+    (path / "c" / "0").mkdir(parents=True)
+    (path / "c" / "0" / "0").write_bytes(content)
+
+
+def two(path: Path, compressor: Any, filters: Any, content: bytes) -> None:
+    """Write such a store in the older format."""
+    zarr.create_array(path, shape=(40, 4), chunks=(40, 4), dtype="float64", zarr_format=2)
+    about = json.loads((path / ".zarray").read_text())
+    (path / ".zarray").write_text(json.dumps(about | {"compressor": compressor, "filters": filters}))
+    (path / "0.0").write_bytes(content)
+
+
+def packed_chunk(file: Path, name: str) -> None:
+    """Put a chunk that unpacks to gigabytes for one of a data set."""
+    with h5py.File(file, "r+") as opened:
+        group, _, last = name.rpartition("/")
+        parent = opened[group] if group else opened
+        attributes = dict(parent[last].attrs)
+        shape, dtype = parent[last].shape, parent[last].dtype
+        del parent[last]
+        made = parent.create_dataset(last, shape, dtype, chunks=shape, compression="gzip")
+        made.attrs.update({key: value for key, value in attributes.items() if key.startswith("encoding")})
+        made.id.write_direct_chunk((0,) * len(shape), deflated(SIZE))
+
+
+def h5ad(path: Path) -> None:
+    anndata.AnnData(np.ones((40, 4), np.float32)).write_h5ad(path)
+    packed_chunk(path, "X")
+
+
+def netcdf(path: Path) -> None:
+    xarray.Dataset({"v": (("t", "x"), np.ones((40, 4)))}).to_netcdf(path, engine="h5netcdf")
+    packed_chunk(path, "v")
+
+
+def samples(path: Path) -> None:
+    """Write genotypes of people without names, very many."""
+    head = b"##fileformat=VCFv4.3\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\tFORMAT"
+    path.write_bytes(gzip.compress(head + b"\t" * (60 << 20) + b"\n", 1))
+
+
+def labels(path: Path) -> None:
+    """Put a store of AnnData whose names unpack to gigabytes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        anndata.settings.zarr_write_format = 2
+        anndata.AnnData(np.ones((40, 4), np.float32)).write_zarr(path)
+    place = path / "var" / "_index"
+    about = json.loads((place / ".zarray").read_text())
+    (place / ".zarray").write_text(json.dumps(about | {"compressor": {"id": "zlib", "level": 9}}))
+    (place / "0").write_bytes(deflated(SIZE))
+
+
+BOMBS: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "zarr, zstd": (
+        "t.zarr",
+        lambda path: three(path, "zstd", {"level": 1, "checksum": False}, zstandard(SIZE)),
+    ),
+    "zarr, gzip": (
+        "t.zarr",
+        lambda path: three(path, "gzip", {"level": 1}, gzipped(SIZE)),
+    ),
+    "zarr 2, zlib in zlib": (
+        "t.zarr",
+        lambda path: two(
+            path, {"id": "zlib", "level": 9}, [{"id": "zlib", "level": 9}], zlib.compress(deflated(SIZE), 9)
+        ),
+    ),
+    "names of AnnData": ("t.zarr", labels),
+    "samples": ("t.vcf.gz", samples),
+    "h5ad": ("t.h5ad", h5ad),
+    "netcdf": ("t.nc", netcdf),
+}
+PEAKS = """
+    import json, re, resource, sys
+    from pathlib import Path
+    from dpdist.errors import DataError
+    from dpdist.ingest.table import ingest
+    import xarray, h5netcdf, anndata
+    def peak():
+        return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
+    before = peak()
+    for source in map(Path, sys.argv[1:]):
+        try:
+            ingest(source, source.parent / "rows.zarr")
+        except DataError as error:
+            apart = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
+            print(json.dumps([peak() - before, apart - before, str(error)]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is a file read apart")
+def test_what_unpacks_to_gigabytes_is_refused_in_little_memory(tmp_path: Path) -> None:
+    sources = []
+    for number, (name, craft) in enumerate(BOMBS.values()):
+        sources.append(tmp_path / str(number) / name)
+        sources[-1].parent.mkdir()
+        craft(sources[-1])
+    before = sorted(tmp_path.rglob("*"))
+    assert sum(path.stat().st_size for path in before if path.is_file()) < len(BOMBS) * TINY
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PEAKS), *sources],
+        capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    found = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert len(found) == len(BOMBS)
+    for (here, apart, said), source in zip(found, sources, strict=True):
+        assert str(source) in said
+        assert here < 300, source
+        assert apart < 1100, source
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is a file read apart")
+def test_what_arrow_sets_aside_is_not_what_a_file_takes(tmp_path: Path) -> None:
+    """Arrow's allocator reserves a GiB of addresses; a limit a little above it would leave nothing for the file."""
+    pq.write_table(pa.table({"a": [1.0], "b": [2.0]}), tmp_path / "t.parquet")
+    script = """
+        import sys
+        from pathlib import Path
+        from dpdist.ingest.readers import apart
+        from dpdist.ingest.table import ingest
+        for more in (2, 4, 8):
+            apart._MEMORY = (1 << 30) + (more << 20)
+            ingest(Path(sys.argv[1]), Path(sys.argv[1]).parent / f"{more}.zarr")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "t.parquet")]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_codec_that_runs_what_it_unpacks_is_not_followed(tmp_path: Path, version: int) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "run"),)
+
+    name = "pickle" if version == 2 else "numcodecs.pickle"
+    if version == 2:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            anndata.settings.zarr_write_format = 2
+            anndata.AnnData(np.ones((40, 4), np.float32)).write_zarr(tmp_path / "t.zarr")
+        (tmp_path / "t.zarr" / ".zmetadata").unlink(missing_ok=True)
+        place = tmp_path / "t.zarr" / "var" / "_index"
+        about = json.loads((place / ".zarray").read_text())
+        # words packed as words, and then once more: what the library looks for is the first
+        about |= {"filters": [*about["filters"], {"id": "pickle"}], "compressor": None}
+        (place / ".zarray").write_text(json.dumps(about))
+        (place / "0").write_bytes(pickle.dumps(Evil()))
+    else:
+        three(tmp_path / "t.zarr", name, {}, pickle.dumps(Evil()))
+    refused(tmp_path / "t.zarr", f"the codec '{name}'")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("where", ["alone", "in a shard", "consolidated", "consolidated before"])
+def test_an_unknown_codec_is_named_wherever_it_stands(tmp_path: Path, where: str) -> None:
+    path = tmp_path / "t.zarr"
+    odd = {"name": "odd\x1b[2J", "configuration": {}}
+    if where == "consolidated before":
+        group = zarr.create_group(path, zarr_format=2)
+        group.create_array("a", data=np.ones((40, 4)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            zarr.consolidate_metadata(path)
+        about = json.loads((path / ".zmetadata").read_text())
+        about["metadata"]["a/.zarray"]["compressor"] = {"id": odd["name"]}
+        (path / ".zmetadata").write_text(json.dumps(about))
+    elif where == "consolidated":
+        zarr.create_group(path).create_array("a", data=np.ones((40, 4)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            zarr.consolidate_metadata(path)
+        about = json.loads((path / "zarr.json").read_text())
+        about["consolidated_metadata"]["metadata"]["a"]["codecs"].append(odd)
+        (path / "zarr.json").write_text(json.dumps(about))
+    else:
+        shards = (40, 4) if where == "in a shard" else None
+        zarr.create_array(path, data=np.ones((40, 4)), chunks=(10, 4), shards=shards)
+        about = json.loads((path / "zarr.json").read_text())
+        codecs = about["codecs"][0]["configuration"]["codecs"] if shards else about["codecs"]
+        codecs.append(odd)
+        (path / "zarr.json").write_text(json.dumps(about))
+    message = refused(path, "packed by the codec 'odd\\x1b[2J'")
+    assert "\x1b" not in message
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_the_usual_codecs_are_read(tmp_path: Path, version: int) -> None:
+    rows = np.arange(160.0).reshape(40, 4)
+    codecs: dict[int, list[Any]] = {
+        2: [numcodecs.Blosc(), numcodecs.Zlib(), numcodecs.LZ4(), numcodecs.BZ2(), numcodecs.LZMA()],
+        3: [zarr.codecs.BloscCodec(), zarr.codecs.ZstdCodec(), zarr.codecs.GzipCodec()],
+    }
+    for number, codec in enumerate(codecs[version]):
+        path = tmp_path / f"{number}.zarr"
+        zarr.create_array(path, data=rows, chunks=(10, 4), compressors=codec, zarr_format=version)  # type: ignore[arg-type]
+        ingest(path, tmp_path / f"{number}.rows")
+        assert np.array_equal(stored(tmp_path / f"{number}.rows"), rows)
+
+
+@pytest.mark.parametrize("what", ["a chunk", "a folder", "a pipe", "itself, twice"])
+def test_a_store_with_a_link_or_a_pipe_in_it_is_refused(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "t.zarr"
+    zarr.create_array(path, data=np.ones((40, 4)), chunks=(20, 4))
+    other = tmp_path / "other.zarr"
+    zarr.create_array(other, data=np.ones((40, 4)), chunks=(20, 4))
+    chunk = path / "c" / "1" / "0"
+    if what == "itself, twice":
+        shutil.rmtree(path / "c")
+        (path / "x").symlink_to(path)
+        (path / "y").symlink_to(path)
+    elif what == "a folder":
+        shutil.rmtree(path / "c")
+        (path / "c").symlink_to(other / "c")
+    else:
+        chunk.unlink()
+        chunk.symlink_to(other / "c" / "1" / "0") if what == "a chunk" else os.mkfifo(chunk)
+    refused(path, "t.zarr/", "is a link or no file")
+
+
+def test_metadata_of_any_length_is_not_read(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "t.zarr", data=np.ones((40, 4)))
+    os.truncate(tmp_path / "t.zarr" / "zarr.json", 1 << 40)  # a hole: it takes no room on the disk
+    refused(tmp_path / "t.zarr", "'zarr.json' is of more than 64 MiB")
+
+
+def test_folders_that_lead_back_to_themselves_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    for name in ("a=1", "b=1"):
+        (tmp_path / "t" / name).symlink_to(".")
+    refused(tmp_path / "t", "a=1", "is a link")
+
+
+@pytest.mark.parametrize("text", ["1_0", "١٢", "0x1", "nan", "inf", "1e999", "9" * 30])
+def test_a_key_of_a_folder_is_a_number_as_others_read_numbers(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t" / f"year={text}").mkdir(parents=True)
+    pq.write_table(pa.table({"a": [1.0], "b": [2.0]}), tmp_path / "t" / f"year={text}" / "0.parquet")
+    refused(tmp_path / "t", "'year'", "is not a number")
+
+
+def test_an_archive_of_two_arrays_of_one_name_is_refused(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with zipfile.ZipFile(tmp_path / "t.npz", "w") as archive:
+            for value in (1.0, 2.0):
+                content = io.BytesIO()
+                np.save(content, np.full((40, 4), value))
+                archive.writestr("X.npy", content.getvalue())
+    refused(tmp_path / "t.npz", "holds two arrays of one name")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.npy", "t.parquet", "t.h5ad", "t.nc", "t.zarr"])
+def test_a_file_name_that_is_not_utf_8_is_a_name_like_any_other(tmp_path: Path, name: str) -> None:
+    rows = np.arange(160.0).reshape(40, 4)
+    made = tmp_path / name
+    writers: dict[str, Callable[[], object]] = {
+        "t.csv": lambda: made.write_text("a,b\n1,2\n3,4\n"),
+        "t.csv.gz": lambda: made.write_bytes(gzip.compress(b"a,b\n1,2\n3,4\n")),
+        "t.npy": lambda: np.save(made, rows),
+        "t.parquet": lambda: pq.write_table(pa.table({"a": [1.0], "b": [2.0]}), made),
+        "t.h5ad": lambda: anndata.AnnData(rows).write_h5ad(made),
+        "t.nc": lambda: xarray.Dataset({"v": (("t", "x"), rows)}).to_netcdf(made, engine="h5netcdf"),
+        "t.zarr": lambda: zarr.create_array(made, data=rows),
+    }
+    writers[name]()
+    made = made.rename(tmp_path / os.fsdecode(b"gr\xf6\xdfe" + name.encode()))
+    ingest(made, tmp_path / "rows.zarr")

@@ -1,0 +1,164 @@
+"""What names a column and what is a row: guessed where it cannot be otherwise, told, and else asked for."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.cli_scene import Call
+from support.ingest_scene import refused, stored
+
+from dpdist.errors import DataError, UsageError
+from dpdist.ingest.sources import Choices
+from dpdist.ingest.table import ingest
+from dpdist.jobs.job_file import read_job
+from dpdist.release.parse import columns_from
+
+pytestmark = pytest.mark.usefixtures("typed")
+
+AMBIGUOUS = {
+    "pandas' default names": "0,1,2\n73519.25,5,6\n7,8,9\n",
+    "years": "2019,2020,2021\n73519.25,5,6\n7,8,9\n",
+    "a person": "172.5,secretword,4711\n180.0,Jones,4712\n160.5,Miller,4713\n",
+    "a word among numbers": "id,2019\n73519.25,2\n3,4\n",
+    "a person of words, and no numbers": "secretword,Ann\nJones,Bob\nMiller,Eve\n",
+    "flags": "true,secretword\nfalse,Jones\n",
+    "a missing name": "a,,c\n1,2,3\n4,5,6\n",
+    "a name that is read as missing": "a,NA\n1,2\n3,4\n",
+}
+
+
+@pytest.mark.parametrize("case", AMBIGUOUS)
+def test_a_first_line_that_may_be_a_row_is_asked_for_and_not_repeated(tmp_path: Path, case: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(AMBIGUOUS[case])
+    message = refused(path, "may name the columns or be a row", never=("4711", "2019", "Ann", "172", "Jones"))
+    for word in ("yes", "no"):
+        assert f"dpdist ingest {path} {tmp_path / 'rows.zarr'} --header {word} (" in message
+
+
+def test_the_commands_that_are_told_do_what_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text("2019,2020\n1,2\n3,4\n")
+    said = call("ingest", "t.csv", "rows.zarr")
+    assert said.code == 4
+    assert "dpdist ingest t.csv rows.zarr --header yes" in said.message
+    assert call("ingest", "t.csv", "yes.zarr", "--header", "yes", "--json").json["n"] == 2
+    assert call("ingest", "t.csv", "no.zarr", "--header", "no", "--json").json["n"] == 3
+    assert stored(tmp_path / "no.zarr").tolist() == [[2019, 2020], [1, 2], [3, 4]]
+    assert call("inspect", "yes.zarr", "--json").json["columns"] == ["2019", "2020"]
+    assert call("inspect", "no.zarr", "--json").json["columns"] == ["c0", "c1"]
+    Path("job.toml").write_text(
+        '[rows]\npath = "rows.zarr"\nsource = "t.csv"\nheader = "no"\n[release]\npath = "r"\nepsilon = 1\nclip = 1\n'
+    )
+    assert read_job(Path("job.toml")).choices == Choices(header="no")
+    with pytest.raises(UsageError, match="--header takes yes"):
+        Choices(header="maybe")
+    np.save("t.npy", np.ones((3, 2)))
+    with pytest.raises(UsageError, match=r"--header is for \.csv, \.csv\.gz"):
+        ingest(Path("t.npy"), tmp_path / "rows.zarr", choices=Choices(header="yes"))
+
+
+def test_what_is_guessed_is_told_and_repeats_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("parts").mkdir()
+    for number in range(3):
+        Path("parts", f"{number}.csv").write_text("weight,height\n60,170\n70,180\n")
+    said = call("ingest", "parts", "rows.zarr")
+    assert said.code == 0
+    assert "parts/0.csv: the first line is taken for the names of the columns (--header yes)" in said.err
+    assert "2 other files" in said.err
+    assert "weight" not in said.err
+    assert "first line" not in call("ingest", "parts", "more.zarr", "--header", "yes").err
+
+
+def test_one_column_of_several_that_semicolons_part_is_not_repeated(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("73519.25;secretword\n1;2\n")
+    for columns in (None, ["a", "b"]):
+        refused(tmp_path / "t.csv", "1 column", "commas", columns=columns)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("csv", "c0"), ("twice.csv", "Unnamed: 0"), ("parquet", "__index_level_0__")]
+)
+def test_an_index_is_asked_for(tmp_path: Path, first: int, kind: str, name: str) -> None:
+    frame = pd.DataFrame({"a": [5.5, 73519.25, 7.5], "b, c": [8, 9, 7]}, index=[first, first + 1, first + 2])
+    path = tmp_path / f"t.{kind}"
+    if kind == "parquet":
+        frame.to_parquet(path, index=True)
+    else:
+        frame.to_csv(path)
+        if kind == "twice.csv":
+            pd.read_csv(path).to_csv(path, index=False)
+    message = refused(path, f"counts the rows, from {first} on", f"keeps it, as {name})")
+    for number, (typed, columns) in enumerate(zip(re.findall(r"--columns (.*?) \(", message), (2, 3), strict=True)):
+        names = columns_from(shlex.split(typed)[0])
+        assert ingest(path, tmp_path / f"{number}.zarr", columns=names).columns == columns
+
+
+def test_a_column_without_a_name_that_does_not_count_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(",a,b\n5,1,2\n6,3,4\n")
+    assert ingest(tmp_path / "t.csv", tmp_path / "rows.zarr").names == ("c0", "a", "b")
+    (tmp_path / "t.csv").write_text("row,a,b\n0,1,2\n1,3,4\n")  # it has a name
+    assert ingest(tmp_path / "t.csv", tmp_path / "named.zarr").names == ("row", "a", "b")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+def test_csv_takes_true_and_false_as_parquet_does(tmp_path: Path, suffix: str) -> None:
+    frame = pd.DataFrame({"a": [True, False, True], "b": [1.5, 2.5, 3.5], "c": [False, False, True]})
+    frame.to_csv(tmp_path / f"t.{suffix}", index=False)
+    frame.to_parquet(tmp_path / "t.parquet", index=False)
+    for number, columns in enumerate((None, ["a", "c"], ["c", "a"])):
+        found = [
+            stored(ingest(tmp_path / f"t.{kind}", tmp_path / f"{kind}-{number}.zarr", columns=columns).path)
+            for kind in (suffix, "parquet")
+        ]
+        assert np.array_equal(found[0], found[1])
+        assert {each.dtype for each in found} == {np.dtype("float64" if columns is None else "uint8")}
+
+
+@pytest.mark.parametrize(
+    ("content", "needle"),
+    [
+        ("a,b\ntrue,1\n73519.25,2\n", "line 3, column 'a': the cell is neither true nor false"),
+        ("a,b\ntrue,1\n1,2\n", "line 3, column 'a': the cell is neither true nor false"),
+        ("a,b\n73519.25,1\ntrue,2\n", "line 3, column 'a': the cell is not a number"),
+        ("a,b\ntrue,1\n,2\n", "line 3, column 'a': the value is missing"),
+        ("a,b\nTRUE,1\ntrue,2\nyes,3\n", "line 4, column 'a': the cell is neither true nor false"),
+    ],
+)
+def test_true_and_false_stand_in_columns_of_their_own(tmp_path: Path, content: str, needle: str) -> None:
+    (tmp_path / "t.csv").write_text(content)
+    refused(tmp_path / "t.csv", needle)
+
+
+def test_all_columns_that_hold_no_numbers_are_named_with_the_command_that_leaves_them_out(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {
+            "who": ["secretword", "Ann", "Bob"],
+            "age": [50, 60, 70],
+            "born": ["1970-01-02", "1960-03-04", "1950-05-06"],
+            "height, cm": [180.5, 170, 160],
+            "note": [None, None, None],
+            "smokes": [True, False, True],
+        }
+    )
+    path = tmp_path / "t.csv"
+    frame.to_csv(path, index=False)
+    told = "'who' (text), 'born' (dates), 'note' (no values)."
+    command = f"""dpdist ingest {path} {tmp_path / "rows.zarr"} --columns 'age,"height, cm",smokes' (leaves"""
+    refused(path, told, command, never=("Ann", "1970"))
+    with pytest.raises(DataError, match=r"'who' \(text\)\. Fewer than two columns hold numbers"):
+        ingest(path, tmp_path / "rows.zarr", columns=["who", "age"])
+    frame.drop(columns="note").to_parquet(tmp_path / "t.parquet", index=False)
+    message = refused(tmp_path / "t.parquet", "'who' (", "'born' (", never=("Ann", "1970"))
+    assert "--columns 'age,\"height, cm\",smokes' (leaves" in message

@@ -1,0 +1,480 @@
+"""Crafted files: none has another file published, fills a disk or the memory, or is taken for something else."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import textwrap
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anndata
+import h5py
+import numpy as np
+import pytest
+import xarray
+import zarr
+from scipy import sparse
+from support.cli_scene import Call, start
+from support.ingest_scene import GENES, LAYOUTS, counts, refused, stored, write_h5ad
+
+from dpdist.errors import DataError, UsageError
+from dpdist.ingest.readers import apart
+from dpdist.ingest.sources import Choices
+from dpdist.ingest.table import ingest
+from dpdist.jobs.job_file import read_job
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release.request import ReleaseRequest
+from dpdist.rows.dataset import created
+from dpdist.storage.atomic import make_public_folder
+
+pytestmark = pytest.mark.usefixtures("typed")
+
+TINY = 1 << 20
+
+
+def labelled(path: Path, engine: Any = "h5netcdf") -> None:
+    """Write a NetCDF file with names for its columns."""
+    xarray.Dataset({"a": (("t", "x"), counts())}, {"x": list(GENES)}).to_netcdf(path, engine=engine)
+
+
+def names_outside(file: h5py.File, folder: Path) -> None:
+    """Let the names of the variables be bytes of another file."""
+    del file["var/_index"]
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_external(str(folder / "passwd").encode(), 0, 5 * 8)
+    space, kind = h5py.h5s.create_simple((5,)), h5py.h5t.py_create(np.dtype("S8"))
+    h5py.h5d.create(file.id, b"var/_index", kind, space, plist)
+
+
+def x_outside(file: h5py.File, folder: Path) -> None:
+    """Let X be a data set of another file."""
+    del file["X"]
+    file["X"] = h5py.ExternalLink(str(folder / "other.h5"), "/X")
+
+
+def x_over_a_link(file: h5py.File, folder: Path) -> None:
+    """Let X be found by a link of this file that leads over one to another file."""
+    del file["X"]
+    file["elsewhere"] = h5py.ExternalLink(str(folder / "other.h5"), "/")
+    file["X"] = h5py.SoftLink("/elsewhere/X")
+
+
+def x_virtual(file: h5py.File, folder: Path) -> None:
+    """Let X be put together of another file."""
+    del file["X"]
+    layout = h5py.VirtualLayout((40, 5), "float32")
+    layout[:] = h5py.VirtualSource(str(folder / "other.h5"), "X", (40, 5))
+    file.create_virtual_dataset("X", layout)
+
+
+def part_outside(file: h5py.File, folder: Path) -> None:
+    """Let a part of a sparse X be a data set of another file."""
+    del file["X"]
+    anndata.io.write_elem(file, "X", sparse.csr_matrix(counts()))
+    del file["X/data"]
+    file["X/data"] = h5py.ExternalLink(str(folder / "other.h5"), "/X")
+
+
+@pytest.mark.parametrize("craft", [names_outside, x_outside, x_over_a_link, x_virtual, part_outside])
+def test_an_h5ad_that_points_to_another_file_is_refused(
+    tmp_path: Path, craft: Callable[[h5py.File, Path], None]
+) -> None:
+    (tmp_path / "passwd").write_text("secretword" * 10)
+    with h5py.File(tmp_path / "other.h5", "w") as other:
+        other["X"] = counts() + 73519
+    write_h5ad(tmp_path / "t.h5ad", counts())
+    with h5py.File(tmp_path / "t.h5ad", "r+") as file:
+        craft(file, tmp_path)
+    refused(tmp_path / "t.h5ad", "t.h5ad", "stored outside of the file")
+
+
+@pytest.mark.parametrize("name", ["a", "x"])
+@pytest.mark.parametrize("way", ["external", "link", "virtual"])
+def test_a_netcdf_file_that_points_to_another_file_is_refused(tmp_path: Path, name: str, way: str) -> None:
+    labelled(tmp_path / "t.nc")
+    labelled(tmp_path / "other.nc")
+    (tmp_path / "raw").write_bytes(b"73519.25" * 100)
+    with h5py.File(tmp_path / "t.nc", "r+") as file:
+        attributes = dict(file[name].attrs)
+        shape, dtype = file[name].shape, "S8" if name == "x" else "float32"
+        del file[name]
+        if way == "external":
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            file.create_dataset(name, shape, dtype, external=[(tmp_path / "raw", 0, size)])
+        elif way == "link":
+            file[name] = h5py.ExternalLink(str(tmp_path / "other.nc"), name)
+        else:
+            layout = h5py.VirtualLayout(shape, dtype)
+            layout[:] = h5py.VirtualSource(str(tmp_path / "other.nc"), name, shape)
+            file.create_virtual_dataset(name, layout)
+        if way != "link":
+            for key in ("CLASS", "NAME", "DIMENSION_LIST"):
+                if key in attributes:
+                    file[name].attrs[key] = attributes[key]
+    refused(tmp_path / "t.nc", "t.nc", "stored outside of the file")
+
+
+def announce(path: Path, shape: tuple[int, ...], content: bytes = b"") -> None:
+    """Write a .npy file that announces more than it holds."""
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    path.write_bytes(head.getvalue() + content)
+
+
+def packed_table(path: Path) -> None:
+    """Write an archive of one row of 10^8 columns."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("X.npy", "w") as out:
+        head = io.BytesIO()
+        np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": (1, 10**8)})
+        out.write(head.getvalue())
+        for _ in range(100):
+            out.write(bytes(10**6))
+
+
+def packed_names(path: Path) -> None:
+    """Write an archive with 300 MB behind the names of three columns."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        table = io.BytesIO()
+        np.save(table, np.full((4, 3), 73519.25))
+        archive.writestr("X.npy", table.getvalue())
+        names = io.BytesIO()
+        np.save(names, np.array(["a", "b", "c"]))
+        with archive.open("feature_names.npy", "w", force_zip64=True) as out:
+            out.write(names.getvalue())
+            for _ in range(3):
+                out.write(bytes(10**8))
+
+
+def long_names(path: Path) -> None:
+    """Write an archive whose three names have 2 * 10^8 letters each."""
+    head = io.BytesIO()
+    about = {"descr": "<U200000000", "fortran_order": False, "shape": (3,)}
+    np.lib.format.write_array_header_1_0(head, about)
+    np.savez(path, X=np.full((4, 3), 73519.25))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("feature_names.npy", head.getvalue())
+
+
+def wide_store(path: Path) -> None:
+    zarr.create_array(path, shape=(1, 10**9), chunks=(1, 10**6), dtype="uint8")[0, 0] = 1
+
+
+def short_netcdf(path: Path) -> None:
+    """Write a head that announces an attribute of 4 GB."""
+    xarray.Dataset({"a": (("t", "x"), counts())}, attrs={"title": "abcdefgh"}).to_netcdf(path, engine="scipy")
+    whole = bytearray(path.read_bytes())
+    place = whole.index(b"abcdefgh") - 4
+    whole[place : place + 4] = struct.pack(">i", 2**31 - 8)
+    path.write_bytes(whole[:388])
+
+
+def one_name_many_times(path: Path) -> None:
+    """Let each of many names be the same megabyte, stored once."""
+    columns = 60_000
+    made = anndata.AnnData(np.ones((2, columns), dtype=np.uint8))
+    made.write_h5ad(path)
+    with h5py.File(path, "r+") as file:
+        del file["var/_index"]
+        names = file.create_dataset("var/_index", (columns,), h5py.string_dtype(), chunks=(columns,), compression=9)
+        names[0] = "a" * 10**6
+        plain = names.id
+        mask, chunk = plain.read_direct_chunk((0,))
+        first = zlib.decompress(chunk)[:16]  # a length, and where the text is
+        plain.write_direct_chunk((0,), zlib.compress(first * columns), mask)
+
+
+CRAFTED: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "2^62 columns of no row": ("t.npy", lambda path: announce(path, (0, 2**62))),
+    "10^8 columns, packed": ("t.npz", packed_table),
+    "300 MB behind the names": ("t.npz", packed_names),
+    "names of 800 MB": ("t.npz", long_names),
+    "10^9 columns of a store": ("t.zarr", wide_store),
+    "a head of 4 GB": ("t.nc", short_netcdf),
+    "one name, many times": ("t.h5ad", one_name_many_times),
+}
+PEAK = """
+    import resource, re, sys
+    from pathlib import Path
+    from dpdist.errors import DataError
+    from dpdist.ingest.table import ingest
+    from dpdist.ingest.readers import netcdf
+    import xarray, h5netcdf, anndata  # what is imported late
+    resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+    peak = lambda: int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
+    before = peak()
+    try:
+        ingest(Path(sys.argv[1]), Path(sys.argv[2]))
+    except DataError as error:
+        assert "does not fit into the memory" not in str(error), error
+        print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the peak of one process, as Linux gives it")
+@pytest.mark.parametrize("case", CRAFTED)
+def test_a_small_file_is_refused_in_little_memory(tmp_path: Path, case: str) -> None:
+    name, craft = CRAFTED[case]
+    craft(tmp_path / name)
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    assert size < 16 * TINY
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PEAK), str(tmp_path / name), str(tmp_path / "rows.zarr")],
+        capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert int(ran.stdout) < 200
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_memory_that_does_not_suffice_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "t.npy", counts())
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(np.lib.format, "read_array_header_1_0", full)
+    refused(tmp_path / "t.npy", "t.npy", "does not fit into the memory")
+
+
+def without_end(path: Path, some: bool) -> None:
+    """Announce 10^12 rows, of which a few or none are stored."""
+    if path.suffix == ".zarr":
+        array = zarr.create_array(path, shape=(10**12, 3), chunks=(1000, 3), dtype="float64")
+        if some:
+            array[5] = 1
+        return
+    write_h5ad(path, counts())
+    with h5py.File(path, "r+") as file:
+        del file["X"]
+        array = file.create_dataset("X", (10**12, 5), "float64", chunks=(1000, 5))
+        if some:
+            array[5] = 1
+
+
+@pytest.mark.parametrize("name", ["t.zarr", "t.h5ad"])
+def test_rows_that_no_disk_holds_are_refused_before_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    without_end(tmp_path / name, some=True)
+    monkeypatch.setattr("dpdist.rows.dataset.RowsWriter.append", None)
+    message = refused(tmp_path / name, "free at")
+    assert "10" + "0" * 11 not in message
+    shutil.rmtree(tmp_path / name) if (tmp_path / name).is_dir() else (tmp_path / name).unlink()
+    without_end(tmp_path / name, some=False)
+    refused(tmp_path / name, name, "of which nothing is stored")
+
+
+@pytest.mark.parametrize("part", ["data", "indices", "indptr"])
+def test_a_sparse_matrix_of_which_a_part_is_not_stored_is_refused(tmp_path: Path, part: str) -> None:
+    write_h5ad(tmp_path / "t.h5ad", sparse.csr_matrix(counts()))
+    with h5py.File(tmp_path / "t.h5ad", "r+") as file:
+        shape, dtype = file["X"][part].shape, file["X"][part].dtype
+        del file["X"][part]
+        file["X"].create_dataset(part, shape, dtype, chunks=(10,))
+    refused(tmp_path / "t.h5ad", "t.h5ad", "of which nothing is stored")
+
+
+def test_an_absent_chunk_beside_others_is_the_fill_value(tmp_path: Path) -> None:
+    rows = np.zeros((30, 4))
+    rows[:10] = np.arange(40).reshape(10, 4)
+    for version in (2, 3):
+        path = tmp_path / f"{version}.zarr"
+        array: Any = zarr.create_array(path, shape=(30, 4), chunks=(10, 4), dtype="float64", zarr_format=version)
+        array[:10] = rows[:10]
+        assert len([each for each in path.rglob("*") if each.is_file() and "z" not in each.name]) == 1
+        ingest(path, tmp_path / "rows.zarr")
+        assert np.array_equal(stored(tmp_path / "rows.zarr"), rows)
+        shutil.rmtree(tmp_path / "rows.zarr")
+
+
+def test_a_negative_shape_is_refused(tmp_path: Path) -> None:
+    announce(tmp_path / "t.npy", (-5, 3), bytes(99))
+    refused(tmp_path / "t.npy", "t.npy")
+    write_h5ad(tmp_path / "t.h5ad", sparse.csr_matrix(counts()))
+    with h5py.File(tmp_path / "t.h5ad", "r+") as file:
+        file["X"].attrs["shape"] = [-5, 5]
+    refused(tmp_path / "t.h5ad", "t.h5ad", "(-5, 5)")
+    zarr.create_array(tmp_path / "t.zarr", data=counts())
+    for shape in ([-40, 5], [40, -5], [40, -5, -1]):
+        about = json.loads((tmp_path / "t.zarr" / "zarr.json").read_text())
+        about["shape"] = shape
+        (tmp_path / "t.zarr" / "zarr.json").write_text(json.dumps(about))
+        refused(tmp_path / "t.zarr", "t.zarr")
+
+
+def test_what_is_unpacked_first_is_compared_with_the_free_space_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez_compressed(tmp_path / "t.npz", X=np.zeros((10**5, 5)))
+    usage = shutil.disk_usage(tmp_path)._replace(free=10**6 * 4 + 100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    refused(tmp_path / "t.npz", "free at")  # the rows would fit, and their archive beside them not
+    usage = usage._replace(free=10**6 * 4 + 128)
+    ingest(tmp_path / "t.npz", tmp_path / "rows.zarr")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_damaged_netcdf_file_is_told_in_one_sentence(tmp_path: Path) -> None:
+    for engine in ("h5netcdf", "scipy"):
+        xarray.Dataset({"a": (("t", "x"), np.ones((40, 5)))}).to_netcdf(tmp_path / "t.nc", engine=engine)
+        whole = bytearray((tmp_path / "t.nc").read_bytes())
+        whole[108] = 255  # there, h5netcdf gives up and leaves a file half-made
+        (tmp_path / "t.nc").write_bytes(whole if engine == "h5netcdf" else whole[:-1])
+        said = start("ingest", "t.nc", "rows.zarr", folder=tmp_path)
+        assert said.code == 4
+        assert said.err == f"{said.message}\n"
+
+
+def store_of(path: Path, x: Any, **others: Any) -> None:
+    """Write an AnnData store with the library that defines it."""
+    made = anndata.AnnData(x, **others)
+    made.var_names = list(GENES)
+    made.write_zarr(path)
+
+
+@pytest.mark.parametrize("columns", [None, ["five", "BRCA1"]])
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_store_of_anndata_gives_x_and_never_a_matrix_made_of_it(
+    tmp_path: Path, layout: str, version: int, columns: list[str] | None
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # anndata about the formats of zarr
+        anndata.settings.zarr_write_format = version
+        pca = {"X_pca": np.random.default_rng(0).normal(size=(40, 2))}
+        pairs = {"distances": np.ones((40, 40))}
+        store_of(tmp_path / "t.zarr", LAYOUTS[layout](counts()), obsm=pca, obsp=pairs, layers={"twice": 2 * counts()})
+    opened = ingest(tmp_path / "t.zarr", tmp_path / "rows.zarr", columns=columns)
+    assert opened.names == tuple(columns or GENES)
+    assert np.array_equal(stored(opened.path), counts()[:, [GENES.index(name) for name in opened.names]])
+    layer = ingest(tmp_path / "t.zarr", tmp_path / "layer.zarr", choices=Choices("layers/twice"))
+    assert np.array_equal(stored(layer.path), 2 * counts())
+    for hidden in ("obsm/X_pca", "obsp/distances", "varm"):
+        with pytest.raises(DataError, match="no matrix") as caught:
+            ingest(tmp_path / "t.zarr", tmp_path / "no.zarr", choices=Choices(hidden))
+        assert "obsm" not in str(caught.value).partition("--variable")[2]
+
+
+def test_anndata_within_a_larger_store_is_not_taken_apart(tmp_path: Path) -> None:
+    pca = {"X_pca": np.ones((40, 2))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        zarr.create_group(tmp_path / "t.zarr").create_group("mod")
+        store_of(tmp_path / "t.zarr" / "mod" / "rna", sparse.csr_matrix(counts()), obsm=pca)
+    refused(tmp_path / "t.zarr", "holds AnnData", "t.zarr/mod/rna")
+    ingest(tmp_path / "t.zarr" / "mod" / "rna", tmp_path / "rows.zarr")
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), counts())
+
+
+@pytest.mark.parametrize("layout", ["csr", "csc"])
+def test_a_sparse_store_that_points_elsewhere_is_refused(tmp_path: Path, layout: str) -> None:
+    for member, place, value in (("indices", 3, 99), ("indptr", 2, 10**6), ("indptr", 2, -5)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            store_of(tmp_path / "t.zarr", LAYOUTS[layout](counts() * 73519.25))
+        group: Any = zarr.open_group(tmp_path / "t.zarr")
+        group["X"][member][place] = value
+        refused(tmp_path / "t.zarr", "t.zarr", "damaged")
+        shutil.rmtree(tmp_path / "t.zarr")
+
+
+@pytest.fixture(params=[0o000, 0o077], ids=["umask 000", "umask 077"])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Run under a umask that allows everything, or nothing to others."""
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def modes(root: Path) -> set[tuple[bool, int]]:
+    """Return the modes of all files and folders of a tree."""
+    return {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in (root, *root.rglob("*"))}
+
+
+def test_modes_are_the_same_whatever_the_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call, scheduler: str, umask: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text("a,b\n" + "1,2\n3,4\n" * 20)
+    Path("job.toml").write_text(
+        '[rows]\npath = "rows.zarr"\nsource = "t.csv"\nbudget_epsilon = 2\nbudget_delta = 1e-5\n'
+        '[release]\npath = "release.zarr"\nepsilon = 1\ndelta = 1e-6\nclip = 8\n'
+        '[pca]\npath = "model.zarr"\ncomponents = 1\n[project]\npath = "scores.zarr"\n'
+    )
+    assert call("run", "job.toml", "--scheduler", scheduler).code == 0
+    for private in ("rows.zarr", "rows.ledger", "scores.zarr"):
+        assert modes(tmp_path / private) == {(True, 0o700), (False, 0o600)}, private
+    for public in ("release.zarr", "model.zarr"):
+        assert modes(tmp_path / public) == {(True, 0o755 & ~umask), (False, 0o644 & ~umask)}, public
+
+
+def test_the_folders_of_nightly_releases_can_only_be_changed_by_their_owner(tmp_path: Path, umask: int) -> None:
+    make_public_folder(tmp_path / "published" / "total")
+    assert modes(tmp_path / "published") == {(True, 0o755 & ~umask)}
+
+
+@pytest.mark.parametrize("letter", ["\x1b", "\x01", "\x9b", "\u202e", "\n"])
+def test_a_control_character_in_a_name_is_refused(tmp_path: Path, letter: str) -> None:
+    np.savez(tmp_path / "t.npz", X=counts()[:, :2], feature_names=["a", f"b{letter}[2J"])
+    message = refused(tmp_path / "t.npz", "t.npz", "column 2 (counting from 1) holds a control character")
+    assert letter not in message
+
+
+def test_a_control_character_in_an_option_is_refused(tmp_path: Path) -> None:
+    loss = PrivacyLoss.parse("1", "1e-6")
+    for wrong in ({"name": "week\x1b[2J"}, {"period": "week\x1b[2J"}):
+        with pytest.raises(UsageError, match="control character") as caught:
+            ReleaseRequest(**{"mechanism": "gaussian", "loss": loss, "clip_norm": 1.0, **wrong})  # type: ignore[arg-type]
+        assert "\x1b" not in str(caught.value)
+    (tmp_path / "job.toml").write_text('[rows]\npath = "r"\nprivacy_unit = "a\\u001b"\n[release]\npath = "x"\n')
+    with pytest.raises(UsageError, match="privacy_unit holds a control character"):
+        read_job(tmp_path / "job.toml")
+
+
+def test_what_a_terminal_would_obey_is_spelled_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
+    monkeypatch.chdir(tmp_path)
+    with created(tmp_path / "rows.zarr", rows=1, dtype="uint8", names=("a\x1b[2J", "b"), budget=None) as writer:
+        writer.append(np.ones((1, 2), dtype=np.uint8))  # as a version before this one took them
+    assert "a\\x1b[2J" in call("inspect", "rows.zarr").out
+    assert "\\x1b[2J" in call("inspect", "\x1b[2J.zarr").message
+
+
+def test_a_file_that_hangs_its_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_h5ad(tmp_path / "t.h5ad", counts())
+    content = bytearray((tmp_path / "t.h5ad").read_bytes())
+    heap = content.index(b"GCOL")
+    content[heap + 16 : heap + 216] = bytes(200)  # objects of no length, behind which HDF5 looks for the next for ever
+    (tmp_path / "t.h5ad").write_bytes(content)
+    monkeypatch.setattr(apart, "_PATIENCE", 2)
+    refused(tmp_path / "t.h5ad", "t.h5ad", "damaged")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is a file read apart")
+def test_a_crash_of_a_library_and_its_appetite_are_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_h5ad(tmp_path / "t.h5ad", counts())
+
+    def crash(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def hunger(*_: object) -> None:
+        bytearray(5 << 30)
+
+    for fault, needle in ((crash, "the library that reads it crashes"), (hunger, "does not fit into the memory")):
+        with monkeypatch.context() as patch:
+            patch.setattr("dpdist.ingest.readers.anndata.contained", fault)
+            refused(tmp_path / "t.h5ad", "t.h5ad", needle)
+    made = ingest(tmp_path / "t.h5ad", tmp_path / "rows.zarr")
+    assert np.array_equal(stored(made.path), counts())

@@ -1,0 +1,518 @@
+"""Ingest: what goes in comes out; what is bad is refused by file and row, without a value, and leaves nothing."""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.ingest_scene import (
+    NAMES,
+    SECRET,
+    WRITERS,
+    Table,
+    refused,
+    stored,
+    table,
+    write_csv,
+    write_npy,
+    write_npz,
+    write_parquet,
+)
+
+from dpdist.errors import DataError, UsageError
+from dpdist.ingest.readers import npy, parquet, text
+from dpdist.ingest.sources import KINDS, Choices, Survey
+from dpdist.ingest.table import ingest
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows.dataset import DTYPES, chunk_key, chunk_rows_for
+
+ARROW = (pa.float32(), pa.uint8(), pa.int16())
+
+
+def pieces_of(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Make the readers read in small pieces, in bytes."""
+    for reader in (npy, parquet):
+        monkeypatch.setattr(reader, "PIECE", size)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_each_kind_of_file_gives_the_same_rows(tmp_path: Path, name: str) -> None:
+    rows = table() + 0.25
+    WRITERS[name](tmp_path / name, rows)
+    calls: list[tuple[int, int]] = []
+    opened = ingest(
+        tmp_path / name,
+        tmp_path / "rows.zarr",
+        budget=PrivacyLoss.parse("2", "1e-6"),
+        progress=lambda done, total: calls.append((done, total)),
+    )
+    assert (opened.rows, opened.columns, opened.dtype) == (7, 3, "float64")
+    assert opened.names == (("c0", "c1", "c2") if name == "t.npy" else NAMES)
+    assert opened.budget == PrivacyLoss.parse("2", "1e-6")
+    assert calls[-1] == (7, 7)
+    assert calls == sorted(calls)
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), rows)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "rows.zarr"])
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("name", ["t.npy", "t.npz"])
+@pytest.mark.parametrize("dtype", [*DTYPES, "bool", "float16", ">f8", ">i2", ">u8"])
+def test_arrays_keep_their_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, name: str, order: Any
+) -> None:
+    pieces_of(monkeypatch, 50)  # several pieces
+    rows = np.asarray(table(dtype), order=order)
+    WRITERS[name](tmp_path / name, rows)
+    opened = ingest(tmp_path / name, tmp_path / "rows.zarr")
+    assert opened.dtype == {"bool": "uint8", "float16": "float32"}.get(dtype, np.dtype(dtype).newbyteorder("=").name)
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), rows)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "bool", "float16"])
+def test_parquet_keeps_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    pieces_of(monkeypatch, 50)
+    write_parquet(tmp_path / "t.parquet", table(dtype))
+    opened = ingest(tmp_path / "t.parquet", tmp_path / "rows.zarr")
+    assert opened.dtype == {"bool": "uint8", "float16": "float32"}.get(dtype, dtype)
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), table(dtype))
+
+
+def test_a_wide_parquet_file_is_unpacked_some_columns_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces_of(monkeypatch, 50)
+    monkeypatch.setattr(parquet, "_ROW_GROUP", 10)
+    monkeypatch.setattr(parquet, "_COLUMNS", 2)
+    columns = {
+        name: pa.array(table()[:, place], kind) for place, (name, kind) in enumerate(zip(NAMES, ARROW, strict=True))
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=4)
+    calls: list[int] = []
+
+    def progress(done: int, _: int) -> None:
+        calls.append(done)
+        (scratch,) = tmp_path.glob(".unpacked.*")
+        assert scratch.stat().st_mode & 0o777 == 0o700
+
+    opened = ingest(
+        tmp_path / "t.parquet", tmp_path / "rows.zarr", columns=["gamma", "beta", "alpha"], progress=progress
+    )
+    assert opened.dtype == "float32"
+    assert len(calls) > 1
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), table()[:, ::-1])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.zarr", "t.parquet"]
+    columns["gamma"] = pa.array([0, 1, 2, 3, 4, None, 6], pa.int16())
+    pq.write_table(pa.table(columns), tmp_path / "bad.parquet", row_group_size=4)
+    (tmp_path / "rows.zarr").rename(tmp_path / "kept.zarr")
+    refused(tmp_path / "bad.parquet", "bad.parquet", "row 5 (counting from 0)", "'gamma'")
+
+
+def test_parquet_columns_of_several_types_are_promoted(tmp_path: Path) -> None:
+    columns = {"a": pa.array([1, 2], pa.int64()), "a.b": pa.array([3, 4], pa.uint64()), "c": pa.array(["x", "y"])}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    opened = ingest(tmp_path / "t.parquet", tmp_path / "rows.zarr", columns=["a.b", "a"])
+    assert opened.dtype == "float64"
+    assert stored(tmp_path / "rows.zarr").tolist() == [[3, 1], [4, 2]]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype"),
+    [
+        (0, 127, "uint8"),
+        (0, 255, "uint8"),
+        (-128, 127, "int8"),
+        (0, 256, "uint16"),
+        (-1, 128, "int16"),
+        (0, 65536, "uint32"),
+        (-1, 32768, "int32"),
+        (0, 2**32, "int64"),
+        (1 - 2**53, 2**53 - 1, "int64"),
+        (0, 2**53, "float64"),
+        (0, 0.5, "float64"),
+    ],
+)
+def test_whole_numbers_in_csv_take_the_narrowest_type(tmp_path: Path, low: float, high: float, dtype: str) -> None:
+    (tmp_path / "t.csv").write_text(f"{low},1\n2.0,{high}\n")
+    opened = ingest(tmp_path / "t.csv", tmp_path / "rows.zarr", choices=Choices(header="no"))
+    assert opened.dtype == dtype
+    assert opened.names == ("c0", "c1")
+    assert stored(tmp_path / "rows.zarr").tolist() == [[low, 1], [2, high]]
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        (b"a,b\n1,2\n3,-4\n", ("a", "b")),
+        (b"\xef\xbb\xbfa,b\r\n1,2\r\n3,-4\r\n", ("a", "b")),
+        (b"\xef\xbb\xbf1,2\n3,-4", ("c0", "c1")),
+        (b"a,b\r1,2\r3,-4\r", ("a", "b")),
+        (b'\n\n"a,x","b"\n\n"1",+2\n\n 3 ,-.4e1\n\n', ("a,x", "b")),
+        ("größe,b\n1,2\n3,-4\n".encode(), ("größe", "b")),
+        (b"id,2019\n1,2\n3,-4\n", ("id", "2019")),
+    ],
+)
+def test_csv_dialects(tmp_path: Path, content: bytes, names: tuple[str, ...]) -> None:
+    (tmp_path / "t.csv").write_bytes(content)
+    header = {"c0": "no", "id": "yes"}.get(names[0])
+    assert ingest(tmp_path / "t.csv", tmp_path / "rows.zarr", choices=Choices(header=header)).names == names
+    assert stored(tmp_path / "rows.zarr").tolist() == [[1, 2], [3, -4]]
+
+
+def test_a_text_column_of_a_csv_can_be_left_out(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('who,a,b\n"Ann, ""x""",1,2\nBob,3,4\n')
+    ingest(tmp_path / "t.csv", tmp_path / "rows.zarr", columns=["b", "a"])
+    assert stored(tmp_path / "rows.zarr").tolist() == [[2, 1], [4, 3]]
+
+
+def test_a_table_of_a_few_chunks_has_the_right_layout(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (600, 40_000), dtype=np.uint8)
+    np.save(tmp_path / "t.npy", np.asfortranarray(rows))
+    opened = ingest(tmp_path / "t.npy", tmp_path / "rows.zarr")
+    assert opened.chunk_rows == chunk_rows_for(40_000, "uint8", 600) == 210
+    assert opened.chunks == 3
+    assert [opened.rows_in(i) for i in range(3)] == [210, 210, 180]
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), rows)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_split_into_files_gives_the_same_rows(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("split")
+    kind = data.draw(st.sampled_from(["csv", "csv.gz", "parquet", "npz"]))
+    low, high = data.draw(st.sampled_from([(0, 255), (-128, 127), (-200, 90), (0, 70_000)]))
+    whole = st.integers(low, high)
+    value = data.draw(st.sampled_from([whole, st.floats(-1e300, 1e300)]))
+    rows = np.array(data.draw(st.lists(st.tuples(value, value, value), min_size=2, max_size=12)))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(rows) - 1))))
+    write = write_csv if kind == "csv.gz" else WRITERS[f"t.{kind}"]
+    (folder / "parts").mkdir()
+    (folder / "parts" / "_SUCCESS").touch()
+    (folder / "parts" / ".hidden").mkdir()
+    for number, part in enumerate(np.split(rows, cuts)):
+        write(folder / "parts" / f"part-{number:02}.{kind}", part)
+    write(folder / f"one.{kind}", rows)
+    one = ingest(folder / f"one.{kind}", folder / "one.zarr")
+    many = ingest(folder / "parts", folder / "many.zarr")
+    assert (one.dtype, one.rows, one.names) == (many.dtype, many.rows, many.names)
+    assert np.array_equal(stored(folder / "one.zarr"), rows)
+    assert np.array_equal(stored(folder / "many.zarr"), rows)
+
+
+def test_whole_numbers_of_several_csv_files_are_judged_together(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "0.csv").write_text("0,100\n")
+    (tmp_path / "parts" / "1.csv").write_text("-5,127\n")
+    made = ingest(tmp_path / "parts", tmp_path / "rows.zarr", choices=Choices(header="no"))
+    assert made.dtype == "int8"  # uint8 and int8 promote to int16
+    assert stored(tmp_path / "rows.zarr").tolist() == [[0, 100], [-5, 127]]
+
+
+def test_files_of_several_kinds_and_types_are_promoted(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    write_csv(tmp_path / "parts" / "0.csv", table("int64") + 300)
+    write_parquet(tmp_path / "parts" / "1.parquet", -table("int8"))
+    opened = ingest(tmp_path / "parts", tmp_path / "rows.zarr")
+    assert opened.dtype == "int32"
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), np.vstack([table("int64") + 300, -table("int64")]))
+
+
+GOOD_LINES = "".join(f"{i},{i + 0.5}\n" for i in range(200_000))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+@pytest.mark.parametrize(
+    ("content", "needles"),
+    [
+        ("a,b\n1,2\n\n1,secretword\n3,4\n", ("line 4", "'b'", "not a number")),
+        ("1,2\n1,2\n1,73519.25x\n", ("line 3", "'c1'", "not a number")),
+        ("a,b\n1,2\n73519.25\n", ("line 3", "1 cells")),
+        ("a,b\n1,2\n73519.25,73519.25,73519.25\n", ("line 3", "3 cells")),
+        ("a,b\n73519.25,\n", ("line 2", "'b'", "missing")),
+        ("73519.25,\n1,2\n", ("line 1", "'c1'", "missing")),
+        ('a,b\n1,2\n73519.25,""\n', ("line 3", "'b'", "missing")),
+        ("a,b\n73519.25,NA\n", ("line 2", "'b'", "missing")),
+        ("a,b\n73519.25,nan\n", ("line 2", "'b'", "missing")),
+        ("a,b\n73519.25,+nan\n", ("line 2", "'b'", "not finite")),
+        ("a,b\n1,2\n73519.25,-inf\n", ("line 3", "'b'", "not finite")),
+        ("a,b\n1,2\n73519.25,1e999\n", ("line 3", "'b'", "not finite")),
+        ('a,b\n1,2\n"73519.25,3\n4,5\n', ("line 3", "quote")),
+        ('a,b\n1,2\n73519.25,"3\n4"\n', ("line 3", "quote")),
+        ("a,b\n1,2\n73519.25,\ud8ff\n", ("line 3", "UTF-8")),
+        ("a\ud8ff,b\n1,2\n", ("line 1", "UTF-8")),
+        ('"a,b\n1,2\n', ("line 1", "quote")),
+        ("a,b\n", ("no rows",)),
+        ("a,b", ("no rows",)),
+        ("", ("empty",)),
+        ("\n\n", ("empty",)),
+        ("a,a\n73519.25,1\n", ("one name: a",)),
+        ("a;b\n73519.25;1\n", ("1 column", "commas")),
+        ("a,b\n" + GOOD_LINES + "73519.25,secretword\n", ("line 200002", "'b'")),
+        ("a,b\n" + GOOD_LINES + "73519.25," + "1" * (5 << 20) + "\n", ("line 200002", "longer")),
+    ],
+)
+def test_a_bad_csv_is_refused_by_line(tmp_path: Path, suffix: str, content: str, needles: tuple[str, ...]) -> None:
+    raw = content.encode("utf-8", errors="surrogatepass").replace(b"\xed\xa3\xbf", b"\xff")
+    path = tmp_path / f"bad.{suffix}"
+    path.write_bytes(gzip.compress(raw) if suffix == "csv.gz" else raw)
+    choices = Choices(header="no" if content[:1].isdigit() else None)
+    refused(path, f"bad.{suffix}", *needles, choices=choices)
+
+
+def test_an_open_quote_in_a_column_left_out_does_not_swallow_rows(tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text('who,a,b\nAnn,1,2\n"secretword,3,4\nBob,5,6\n')
+    refused(tmp_path / "bad.csv", "bad.csv", "line 3", "quote", columns=["a", "b"])
+    (tmp_path / "bad.csv").write_text('a,b,who\n1,2,Ann\n3,4,"secretword\n5,6,Bob\n')
+    refused(tmp_path / "bad.csv", "bad.csv", "line 3", "quote", columns=["a", "b"])
+
+
+def test_the_search_for_a_bad_line_reads_numbers_as_arrow_does() -> None:
+    number = st.text(st.sampled_from("019.eE+-_xnaif \t\u0663"), max_size=5)
+
+    @settings(max_examples=500)
+    @given(number)
+    def check(cell: str) -> None:
+        column = pa.array([cell.strip(" \t")])
+        try:
+            read = column.cast(pa.float64())[0].as_py()
+        except pa.ArrowInvalid:
+            read = None
+        sound = read is not None and np.isfinite(read) and cell not in text._MISSING
+        assert (text._fault(cell) is None) == sound
+
+    check()
+
+
+@pytest.mark.parametrize("name", ["t.npy", "t.npz"])
+@pytest.mark.parametrize("shape", [(5,), (5, 3, 2), (0, 4), (5, 1), (5, 0), ()])
+def test_an_array_that_is_no_table_is_refused_by_shape(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+    (np.save if name == "t.npy" else np.savez)(tmp_path / name, np.full(shape, SECRET))
+    refused(tmp_path / name, name, "has no rows" if shape == (0, 4) else f"shape {shape}")
+
+
+@pytest.mark.parametrize("name", ["t.npy", "t.npz"])
+@pytest.mark.parametrize(
+    ("array", "kind"),
+    [
+        (np.full((3, 3), SECRET, dtype=complex), "complex128"),
+        (np.full((3, 3), "secretword"), "str"),
+        (np.full((3, 3), b"secretword"), "bytes"),
+        (np.zeros((3, 3), dtype="M8[s]"), "datetime64"),
+        (np.zeros((3, 3), dtype="m8[s]"), "timedelta64"),
+        (np.zeros((3, 3), dtype=[("a", "f8"), ("b", "i4")]), "void"),
+        (np.full((3, 3), SECRET, dtype=np.longdouble), "float"),
+        (np.full((3, 3), {"a": "secretword"}, dtype=object), "object"),
+    ],
+)
+def test_an_array_of_other_things_than_numbers_is_refused(tmp_path: Path, name: str, array: Table, kind: str) -> None:
+    (np.save if name == "t.npy" else np.savez)(tmp_path / name, array)
+    refused(tmp_path / name, name, f"type {kind}")
+
+
+def test_the_only_2d_array_of_an_npz_is_taken(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", y=np.arange(7), rows=table(), feature_names=np.array(NAMES, dtype=object))
+    assert ingest(tmp_path / "t.npz", tmp_path / "rows.zarr").names == ("c0", "c1", "c2")
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), table())
+
+
+def test_the_array_x_is_taken_among_several(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", counts=table() + SECRET, X=table(), feature_names=np.array(["too", "few"]))
+    assert ingest(tmp_path / "t.npz", tmp_path / "rows.zarr").names == ("c0", "c1", "c2")
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), table())
+
+
+def test_several_2d_arrays_without_an_x_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", train=table() + SECRET, test=table(), y=np.arange(7))
+    message = refused(tmp_path / "t.npz", "t.npz", "train of shape (7, 3)", "test of shape (7, 3)")
+    assert "y of shape" not in message
+
+
+def test_repeated_feature_names_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", X=table(), feature_names=np.array(["a", "b", "a"]))
+    refused(tmp_path / "t.npz", "t.npz", "one name: a.")
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        (pa.array(["secretword"] * 3), "string"),
+        (pa.array([[SECRET]] * 3), "list"),
+        (pa.array([b"secretword"] * 3), "binary"),
+        (pa.array([1, 2, 3], pa.timestamp("s")), "timestamp"),
+        (pa.array([1, 2, 3]).cast(pa.decimal128(25, 2)), "decimal"),
+        (pa.array([1, 2, 3], pa.duration("s")), "duration"),
+        (pa.array(["secretword"] * 3).dictionary_encode(), "dictionary"),
+        (pa.nulls(3), "null"),
+    ],
+)
+def test_a_parquet_column_of_other_things_is_refused(tmp_path: Path, column: Any, kind: str) -> None:
+    pq.write_table(pa.table({"a": [SECRET] * 3, "odd": column, "c": [1, 2, 3]}), tmp_path / "t.parquet")
+    refused(tmp_path / "t.parquet", "t.parquet", "'odd'", kind)
+    ingest(tmp_path / "t.parquet", tmp_path / "rows.zarr", columns=["c", "a"])
+    assert stored(tmp_path / "rows.zarr").tolist() == [[1, SECRET], [2, SECRET], [3, SECRET]]
+
+
+def test_missing_values_in_parquet_are_refused_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces_of(monkeypatch, 48)
+    values = [*range(11), None, 12]
+    pq.write_table(pa.table({"a": [SECRET] * 13, "b": pa.array(values, pa.int32())}), tmp_path / "t.parquet")
+    refused(tmp_path / "t.parquet", "t.parquet", "row 11 (counting from 0)", "'b'", "missing")
+
+
+def test_a_parquet_file_without_rows_or_with_repeated_names_is_refused(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "t.parquet", table()[:0])
+    refused(tmp_path / "t.parquet", "t.parquet", "no rows")
+    pq.write_table(pa.table([[SECRET], [SECRET]], names=["a", "a"]), tmp_path / "t.parquet")
+    refused(tmp_path / "t.parquet", "t.parquet", "one name: a.")
+    pq.write_table(pa.table({"a": [SECRET]}), tmp_path / "t.parquet")
+    refused(tmp_path / "t.parquet", "t.parquet", "1 column")
+
+
+@pytest.mark.parametrize("name", ["t.npy", "t.npz"])
+def test_a_truncated_array_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    np.save(tmp_path / "t.npy", np.full((9, 3), SECRET))
+    short = (tmp_path / "t.npy").read_bytes()[:-8]
+    (tmp_path / "t.npy").write_bytes(short)
+    with zipfile.ZipFile(tmp_path / "t.npz", "w") as archive:
+        archive.writestr("X.npy", short)
+    monkeypatch.setattr("dpdist.ingest.table.created", None)
+    refused(tmp_path / name, name, "truncated")
+
+
+def test_a_damaged_member_is_found_by_its_checksum(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", X=np.full((1000, 3), SECRET))
+    content = bytearray((tmp_path / "t.npz").read_bytes())
+    content[5000] ^= 1
+    (tmp_path / "t.npz").write_bytes(content)
+    refused(tmp_path / "t.npz", "t.npz", "BadZipFile")
+
+
+def test_an_archive_without_arrays_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "t.npz", "w") as archive:
+        archive.writestr("readme.txt", "secretword")
+    refused(tmp_path / "t.npz", "t.npz", "no array")
+
+
+def test_columns_must_exist_once_and_be_two(tmp_path: Path) -> None:
+    write_npy(tmp_path / "t.npy", np.full((2, 50), SECRET))
+    for columns, needles in (
+        (["c0", "nope"], ("nope", "c0, c1,", "c19, ... (50 in all)")),
+        (["c0", "c1", "c0"], ("twice",)),
+    ):
+        with pytest.raises(UsageError) as caught:
+            ingest(tmp_path / "t.npy", tmp_path / "rows.zarr", columns=columns)
+        assert all(needle in str(caught.value) for needle in needles)
+    refused(tmp_path / "t.npy", "t.npy", "1 column", columns=["c7"])
+
+
+def test_a_folder_holds_only_files_of_one_table(tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    refused(folder, "parts", "no files")
+    write_csv(folder / "0.csv", table() + SECRET)
+    write_csv(folder / "1.csv", table())
+    write_npy(folder / "2.npy", table())
+    write_npy(folder / "3.npy", table()[:, :2])
+    message = refused(folder, "2.npy has other columns", "0.csv")
+    assert "3.npy" not in message
+    (folder / "2.npy").unlink()
+    (folder / "3.npy").unlink()
+    (folder / "notes.txt").write_text("secretword")
+    refused(folder, "notes.txt", ".csv.gz", ".parquet")
+    (folder / "notes.txt").unlink()
+    (folder / "deeper.csv").mkdir()
+    refused(folder, "deeper.csv")
+
+
+def test_a_bad_last_file_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for number in range(3):
+        write_npz(folder / f"{number}.npz", table() + SECRET)
+    rows = table()
+    rows[2, 1] = np.nan
+    write_npz(folder / "3.npz", rows)
+    refused(folder, "3.npz", "row 2 (counting from 0)", "'beta'")
+
+
+def test_a_source_that_is_missing_or_of_another_kind_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path / "none.csv", "none.csv", "does not exist")
+    (tmp_path / "t.xlsx").write_text("secretword")
+    refused(tmp_path / "t.xlsx", "t.xlsx", ".npy, .npz, .csv, .csv.gz, .parquet")
+
+
+def test_an_existing_target_is_refused_before_the_source_is_read(tmp_path: Path) -> None:
+    (tmp_path / "rows.zarr").mkdir()
+    refused(tmp_path / "none.csv", "rows.zarr exists already")
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        *((name, table(rows=6)) for name in ("t.npy", "t.npz", "t.csv", "t.parquet")),
+        *((name, table(rows=8)) for name in ("t.csv", "t.parquet")),
+        ("t.csv", table() + 0.5),
+    ],
+)
+def test_a_source_that_changes_between_the_passes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: Table
+) -> None:
+    monkeypatch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 12)  # several chunks
+    monkeypatch.setattr(parquet, "_ROW_GROUP", 0)  # Parquet is unpacked
+    monkeypatch.setattr(parquet, "_COLUMNS", 2)
+    path = tmp_path / name
+    WRITERS[name](path, table())
+    survey_of = KINDS[path.suffix].survey
+
+    def survey(self: Any, keep: tuple[int, ...]) -> Survey:
+        found: Survey = survey_of(self, keep)
+        if not (tmp_path / "changed").exists():
+            WRITERS[name](path, after)
+            (tmp_path / "changed").touch()
+        return found
+
+    monkeypatch.setattr(KINDS[path.suffix], "survey", survey)
+    with pytest.raises(DataError, match=r"changed while it was read|cannot be read"):
+        ingest(path, tmp_path / "rows.zarr")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["changed", name]
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_npz(tmp_path / "t.npz", table())
+    seen: list[int] = []
+
+    def full(_: object, rows: Table) -> None:
+        seen.append(len(rows))
+        (scratch,) = tmp_path.glob(".unpacked.*")
+        assert scratch.stat().st_mode & 0o777 == 0o700
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dpdist.rows.dataset.RowsWriter.append", full)
+    with pytest.raises(DataError, match="No space left on device"):
+        ingest(tmp_path / "t.npz", tmp_path / "rows.zarr")
+    assert seen == [7]
+    assert [each.name for each in tmp_path.iterdir()] == ["t.npz"]
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_compressed_rows_are_the_same_rows(tmp_path: Path, compress: bool) -> None:
+    rows = np.zeros((3000, 4), dtype=np.int32)
+    rows[::7] = 5
+    np.save(tmp_path / "rows.npy", rows)
+    table = ingest(tmp_path / "rows.npy", tmp_path / "rows.zarr", compress=compress)
+    assert table.compressed is compress
+    assert ((table.path / chunk_key(0)).stat().st_size < rows.nbytes / 4) is compress
+    assert np.array_equal(np.asarray(zarr.open_array(tmp_path / "rows.zarr", mode="r")[:]), rows)

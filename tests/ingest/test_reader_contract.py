@@ -1,0 +1,485 @@
+"""What every reader of files promises: one test for each promise, run for every kind of file.
+
+Whoever adds a reader adds one entry to :data:`KINDS`: how an independent library writes such a file, and what the kind
+cannot hold. The reader is done when this file passes. Then ``ingest`` can rely on it:
+
+* names and survey are known before a row is read, and hold for all rows;
+* rows come in order, in small pieces, whichever columns are kept, and again the same;
+* what is no finite number, has no rows or hostile names, or is damaged, is a DataError that repeats no cell;
+* whatever happens, nothing is left beside the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib
+import io
+import os
+import pickle
+import pkgutil
+import random
+import shutil
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from inspect import isabstract
+from pathlib import Path
+from typing import Any
+
+import anndata
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xarray
+import zarr
+from scipy import sparse
+from support.ingest_scene import LAYOUTS, SECRET, Table, refused, stored, write_bed, write_vcf
+
+from dpdist.errors import DpdistError
+from dpdist.ingest import readers, sources
+from dpdist.ingest.readers.base import Choices, NoRowsError, Source
+from dpdist.ingest.sources import opened_sources
+from dpdist.ingest.table import ingest
+from dpdist.rows.dataset import DTYPES
+
+NAMES = ("one", "two", "Åthree", "with,comma", "five")
+ROWS = 23
+KEEP = (4, 0, 2)
+WORD = "secretword"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of file.
+
+    Parameters
+    ----------
+    file
+        Name of a file of this kind.
+    write
+        Writes a table under a path, with these names for its columns.
+    named
+        Whether the file names its columns.
+    genotypes
+        Whether it holds 0, 1 and 2 alone.
+    within
+        In a folder: the files without which there is no table.
+    words
+        Writes a table of which some cells are words, or complex numbers, if the kind can hold that. By default as any.
+    empty
+        Whether a file can be sound and without rows.
+    where
+        How a message names the fourth row.
+    ends
+        Whether a file cut short is not another whole file.
+    """
+
+    file: str
+    write: Callable[[Path, Table, Sequence[str]], object]
+    named: bool = True
+    genotypes: bool = False
+    within: tuple[str, ...] = ()
+    words: Callable[[Path], object] | None = None
+    empty: bool = True
+    where: str = "row 3 (counting from 0)"
+    ends: bool = True
+
+    @property
+    def apart(self) -> bool:
+        """Whether another process reads it, which takes time to start."""
+        return not self.genotypes and not self.file.endswith((".npy", ".npz", ".csv", ".csv.gz"))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What its columns are called."""
+        return NAMES if self.named else tuple(f"c{i}" for i in range(len(NAMES)))
+
+    def table(self, rows: int = ROWS) -> Table:
+        """Return many zeros, and the secret or genotypes elsewhere; the last column is sorted, as a partition needs."""
+        found: Table = np.random.default_rng(0).integers(0, 3, (rows, len(NAMES)))
+        found[:, -1] = np.arange(rows) >= rows // 2
+        return found.astype(np.uint8) if self.genotypes else found * np.array([SECRET] * 4 + [1.0])
+
+    def good(self, folder: Path) -> Path:
+        """Write a good file into a folder."""
+        self.write(folder / self.file, self.table(), NAMES)
+        return folder / self.file
+
+    def parts(self, path: Path) -> list[Path]:
+        """List the files that matter."""
+        return [found for name in self.within for found in sorted(path.glob(name))] or [path]
+
+
+def quietly(write: Callable[[], object]) -> None:
+    """Write with a library that warns of what is odd here, and writes it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        write()
+
+
+def write_csv(path: Path, rows: Table, names: Sequence[str]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([names, *rows.tolist()])
+    content = text.getvalue().encode()
+    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+
+
+def write_parquet(path: Path, rows: Table, names: Sequence[str]) -> None:
+    pq.write_table(pa.table([pa.array(column) for column in rows.T], names=list(names)), path, row_group_size=9)
+
+
+def write_partitioned(path: Path, rows: Table, names: Sequence[str]) -> None:
+    """Let the last column be the key of the folders."""
+    for key in np.unique(rows[:, -1]) if rows.size else [0.0]:
+        folder = path / f"{names[-1]}={key}"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_parquet(folder / "part.parquet", rows[rows[:, -1] == key][:, :-1], names[:-1])
+
+
+def write_anndata(layout: str) -> Callable[[Path, Table, Sequence[str]], None]:
+    """Return what writes X in a layout, in HDF5 or in Zarr."""
+
+    def write(path: Path, rows: Table, names: Sequence[str]) -> None:
+        made = anndata.AnnData(LAYOUTS[layout](rows))
+        made.var_names = list(names)
+        anndata.settings.zarr_write_format = 3
+        quietly(lambda: made.write_zarr(path, chunks=(4, 5)) if path.suffix == ".zarr" else made.write_h5ad(path))
+
+    return write
+
+
+def words_in_h5ad(layout: str) -> Callable[[Path], None]:
+    """Return what writes X, or its values where it is sparse, as words."""
+
+    def write(path: Path) -> None:
+        write_anndata(layout)(path, np.ones((9, 5)), NAMES)
+        with h5py.File(path, "r+") as file:
+            values = "X" if layout == "dense" else "X/data"
+            shape, attributes = file[values].shape, dict(file[values].attrs)
+            del file[values]
+            file[values] = np.full(shape, WORD.encode())
+            file[values].attrs.update(attributes)
+
+    return write
+
+
+def write_netcdf(engine: Any) -> Callable[[Path, Table, Sequence[str]], None]:
+    """Return what writes NetCDF 4 or the older format."""
+
+    def write(path: Path, rows: Table, names: Sequence[str]) -> None:
+        data = xarray.Dataset({"a": (("t", "x"), rows)}, {"x": list(names)})
+        encoding = {"a": {"chunksizes": (4, 5)}} if engine == "h5netcdf" and len(rows) > 4 else {}
+        quietly(lambda: data.to_netcdf(path, engine=engine, encoding=encoding))
+
+    return write
+
+
+def write_zarr(path: Path, rows: Table, names: Sequence[str]) -> None:  # noqa: ARG001 - an array names no column
+    chunks = (max(1, min(4, len(rows))), 5)
+    zarr.create_array(path, data=rows, chunks=chunks) if rows.size else zarr.create_array(
+        path, shape=rows.shape, chunks=chunks, dtype=rows.dtype
+    )
+
+
+def genotypes(write: Callable[..., None], key: str) -> Callable[[Path, Table, Sequence[str]], None]:
+    """Return what writes genotypes, with names for the variants."""
+    return lambda path, rows, names: write(path, rows, **{key: list(names)})
+
+
+def complex_numbers(write: Callable[[Path, Table, Sequence[str]], object]) -> Callable[[Path], object]:
+    """Return what writes complex numbers."""
+    return lambda path: write(path, np.full((9, 5), SECRET + 1j), NAMES)
+
+
+def words_in_a_part(path: Path) -> None:
+    (path / "five=1").mkdir(parents=True)
+    write_parquet(path / "five=1" / "part.parquet", np.full((9, 4), WORD), NAMES[:-1])
+
+
+def words_in_vcf(path: Path) -> None:
+    write_vcf(path, np.ones((9, 5), dtype=np.uint8), names=list(NAMES))
+    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    text = text.replace(b"0/1", WORD.encode(), 1)
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+
+
+KINDS = [
+    Kind("t.npy", lambda path, rows, _: np.save(path, rows), named=False),
+    Kind("t.npz", lambda path, rows, names: np.savez_compressed(path, X=rows, feature_names=np.array(names))),
+    Kind("t.csv", write_csv, where="line 5", ends=False),
+    Kind("t.csv.gz", write_csv, where="line 5"),
+    Kind("t.parquet", write_parquet),
+    Kind("partitioned", write_partitioned, within=("*/part.parquet",), words=words_in_a_part),
+    Kind("dense.h5ad", write_anndata("dense"), words=words_in_h5ad("dense")),
+    Kind("csr.h5ad", write_anndata("csr"), words=words_in_h5ad("csr")),
+    Kind("csc.h5ad", write_anndata("csc"), words=words_in_h5ad("csc")),
+    Kind("t.nc", write_netcdf("h5netcdf")),
+    Kind("classic.nc", write_netcdf("scipy")),
+    Kind("t.zarr", write_zarr, named=False, within=("zarr.json", "c/0/0"), words=complex_numbers(write_zarr)),
+    Kind(
+        "anndata.zarr",
+        write_anndata("dense"),
+        within=("zarr.json", "X/c/0/0"),
+        words=complex_numbers(write_anndata("dense")),
+    ),
+    Kind("t.bed", genotypes(write_bed, "sid"), genotypes=True, empty=False),
+    Kind("t.vcf", genotypes(write_vcf, "names"), genotypes=True, words=words_in_vcf, empty=False, ends=False),
+    Kind("t.vcf.gz", genotypes(write_vcf, "names"), genotypes=True, words=words_in_vcf, empty=False),
+]
+MODULES = [
+    importlib.import_module(f"{readers.__name__}.{found.name}") for found in pkgutil.iter_modules(readers.__path__)
+]
+
+
+def those(
+    *, named: bool = False, numbers: bool = False, empty: bool = False, words: bool = False
+) -> pytest.MarkDecorator:
+    """Run a test for every kind of file that can hold what it is about."""
+    kinds = [
+        kind
+        for kind in KINDS
+        if (kind.named or not named)
+        and (kind.empty or not empty)
+        and not (kind.genotypes and numbers)
+        and not (kind.genotypes and kind.words is None and words)
+    ]
+    return pytest.mark.parametrize("kind", kinds, ids=lambda kind: kind.file)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every reader work in pieces of a row or a few."""
+    for module in MODULES:
+        for name, size in (("PIECE", 60), ("WINDOW", 20), ("_LINE", 200 if module.__name__.endswith("text") else None)):
+            if hasattr(module, name) and size is not None:
+                monkeypatch.setattr(module, name, size)
+
+
+@pytest.fixture
+def source(kind: Kind, tmp_path: Path) -> Iterator[list[Source]]:
+    """Give the readers of a good file, as ingest opens them."""
+    with opened_sources(kind.good(tmp_path), tmp_path, Choices()) as found:
+        yield list(found)
+
+
+def read(source: Sequence[Source], keep: tuple[int, ...]) -> list[Table]:
+    """Return all pieces, which a reader may not use again."""
+    return [np.array(block) for one in source for block in one.blocks(keep)]
+
+
+def test_every_reader_has_an_entry(tmp_path: Path) -> None:
+    found = {
+        kind
+        for module in MODULES
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Source) and not isabstract(kind)
+    }
+    tried: set[type[Source]] = set()
+    for kind in KINDS:
+        with opened_sources(kind.good(tmp_path), tmp_path, Choices()) as made:
+            one: Any = made[0]
+            while one is not None:
+                tried.add(type(one))
+                one = getattr(one, "inner", None)
+    assert tried == found
+    assert set(sources.KINDS) <= {suffix for suffix in sources.KINDS for kind in KINDS if kind.file.endswith(suffix)}
+
+
+@those()
+def test_names_rows_and_type_are_known_first(kind: Kind, source: list[Source]) -> None:
+    assert all(one.names == kind.names for one in source)
+    assert all(type(name) is str for one in source for name in one.names)
+    for keep in (tuple(range(5)), KEEP):
+        surveys = [one.survey(keep) for one in source]
+        assert sum(survey.rows for survey in surveys) == ROWS
+        for one, survey in zip(source, surveys, strict=True):
+            assert survey.dtype.name in DTYPES
+            blocks = list(one.blocks(keep))
+            assert sum(len(block) for block in blocks) == survey.rows
+            assert all(np.can_cast(block.dtype, survey.dtype) for block in blocks)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@those()
+def test_rows_come_in_order_in_small_pieces_and_again_the_same(
+    kind: Kind, source: list[Source], tmp_path: Path
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    for keep in (tuple(range(5)), KEEP, (2, 3)):
+        pieces = read(source, keep)
+        assert all(piece.shape[1:] == (len(keep),) for piece in pieces)
+        assert max(len(piece) for piece in pieces) <= ROWS // 2
+        assert np.array_equal(np.vstack(pieces), kind.table()[:, keep])
+        again = read(source, keep)
+        assert np.array_equal(np.vstack(again), np.vstack(pieces))
+    for one in source:
+        with closing(one.blocks(KEEP)) as blocks:
+            next(blocks)
+        assert np.array_equal(np.vstack(read([one], KEEP)), np.vstack(read([one], KEEP)))
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.usefixtures("small_pieces")
+@those()
+def test_the_table_is_that_of_the_same_numbers_in_npy(kind: Kind, tmp_path: Path) -> None:
+    np.save(tmp_path / "same.npy", kind.table())
+    path = kind.good(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    chosen = [kind.names[place] for place in KEEP]
+    found = ingest(path, tmp_path / "rows.zarr", columns=chosen)
+    assert sorted(tmp_path.iterdir()) == sorted([*before, found.path])
+    expected = ingest(tmp_path / "same.npy", tmp_path / "same.zarr", columns=[f"c{place}" for place in KEEP])
+    assert found.names == tuple(chosen)
+    assert (found.rows, found.dtype) == (expected.rows, expected.dtype)
+    assert np.array_equal(stored(found.path), stored(expected.path))
+    assert (found.path / "c/0/0").read_bytes() == (expected.path / "c/0/0").read_bytes()
+
+
+@those(numbers=True)
+def test_what_is_not_finite_is_refused_by_its_place(kind: Kind, tmp_path: Path) -> None:
+    rows = kind.table()
+    rows[3, 1], rows[4, 0] = -np.inf if kind.apart else np.nan, np.inf
+    kind.write(tmp_path / kind.file, rows, NAMES)
+    refused(tmp_path / kind.file, kind.where, repr(kind.names[1]), never=("nan", "inf,"))
+
+
+@those(words=True)
+def test_what_is_no_number_is_refused(kind: Kind, tmp_path: Path) -> None:
+    if kind.words is None:
+        kind.write(tmp_path / kind.file, np.full((9, 5), WORD), NAMES)
+    else:
+        kind.words(tmp_path / kind.file)
+    message = refused(tmp_path / kind.file, columns=list(kind.names[:2]))
+    assert "cannot be read" not in message  # it says what is wrong
+
+
+@those(empty=True)
+def test_a_file_without_rows_is_told_from_a_damaged_one(kind: Kind, tmp_path: Path) -> None:
+    kind.write(tmp_path / kind.file, kind.table()[:0], NAMES)
+    with opened_sources(tmp_path / kind.file, tmp_path, Choices()) as (one,):
+        assert one.names == kind.names
+        with pytest.raises(NoRowsError):
+            one.survey(KEEP)
+    refused(tmp_path / kind.file, "no rows")
+
+
+@pytest.mark.parametrize(("name", "needle"), [("b\x1b[2J", "holds a control character"), ("one", "one name: one.")])
+@those(named=True)
+def test_hostile_and_repeated_names_are_refused(kind: Kind, name: str, needle: str, tmp_path: Path) -> None:
+    quietly(lambda: kind.write(tmp_path / kind.file, kind.table(), ("one", name, *NAMES[2:])))
+    message = refused(tmp_path / kind.file, needle)
+    assert message.isprintable()
+
+
+@those()
+def test_a_file_that_nobody_can_read_is_refused(kind: Kind, tmp_path: Path) -> None:
+    path = kind.good(tmp_path)
+    for part in kind.parts(path):
+        part.unlink()
+        part.symlink_to("/proc/self/mem")  # whose first byte not even root can read
+        refused(path)
+
+
+@those()
+def test_damaged_and_truncated_files_are_refused(kind: Kind, tmp_path: Path) -> None:
+    path = kind.good(tmp_path)
+    for part in kind.parts(path):
+        whole = part.read_bytes()
+        contents = [b"", WORD.encode() * 50, pickle.dumps([SECRET, WORD]), whole[:5], whole[: len(whole) // 2]]
+        for content in contents[: None if kind.ends else -1] + ([whole[:-8]] if kind.ends else []):
+            part.write_bytes(content)
+            refused(path)
+        part.write_bytes(whole)
+
+
+@those()
+def test_flipped_bytes_raise_nothing_else_and_leave_nothing(kind: Kind, tmp_path: Path) -> None:
+    path = kind.good(tmp_path)
+    draw = random.Random(1)
+    parts = {part: part.read_bytes() for part in kind.parts(path)}
+    for number in range(6 if kind.apart else 50):  # workflows/fuzz.py has many more
+        part = draw.choice(list(parts))
+        content = bytearray(parts[part])
+        content[draw.randrange(min(len(content), 200) if number % 2 else len(content))] = draw.randrange(256)
+        part.write_bytes(content)
+        with suppress(DpdistError):
+            ingest(path, tmp_path / f"{number}.zarr")
+        part.write_bytes(parts[part])
+    assert not list(tmp_path.glob(".*"))
+
+
+MEMORY = """
+    import re, sys
+    from pathlib import Path
+    from dpdist.ingest.table import ingest
+    def peak():  # not ru_maxrss, which a process inherits from the one that started it
+        return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
+    ingest(Path(sys.argv[2]), Path(sys.argv[3]))  # whatever is imported or started late
+    before = peak()
+    ingest(Path(sys.argv[1]), Path(sys.argv[4]))
+    print(peak() - before)
+"""
+
+
+def write_big(path: Path, rows: int, columns: int) -> None:
+    """Write a table of which most is zero."""
+    if path.name.endswith(".csv.gz"):
+        names, row = (",".join(each) + "\n" for each in ([f"c{i}" for i in range(columns)], ["0.5"] * columns))
+        path.write_bytes(gzip.compress((names + row * rows).encode(), 1))
+    elif path.suffix == ".parquet":
+        wide = pa.table({f"c{i}": np.zeros(rows) for i in range(columns)})
+        pq.write_table(wide, path, row_group_size=10**7, use_dictionary=False, compression="none")
+    elif path.suffix == ".h5ad":
+        some: Any = sparse.random_array((rows, columns), density=0.02, rng=np.random.default_rng(0))
+        anndata.AnnData(LAYOUTS[path.stem[-3:]](some.astype(np.float32))).write_h5ad(path)
+    elif path.suffix == ".zarr":
+        array = zarr.create_array(path, shape=(rows, columns), chunks=(rows, max(1, columns // 40)), dtype="float32")
+        array[:, ::7] = 1
+    elif path.suffix == ".nc":
+        data = xarray.Dataset({"v": (("t", "x"), np.ones((rows, columns), dtype=np.float32))})
+        data.to_netcdf(path, engine="h5netcdf", encoding={"v": {"chunksizes": (min(rows, 5000), columns)}})
+    elif path.suffix == ".bed":
+        write_bed(path, np.zeros((rows, columns), dtype=np.uint8))
+    else:
+        (np.savez_compressed if path.suffix == ".npz" else np.save)(path, np.zeros((rows, columns), order="F"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the peak of one process, as Linux gives it")
+@pytest.mark.parametrize(
+    ("name", "rows", "columns", "size", "bound"),
+    [
+        ("t.npz", 240_000, 80, 8, 70),
+        ("t.npy", 240_000, 80, 8, 70),
+        ("t.csv.gz", 600_000, 80, 8, 170),
+        ("t.parquet", 600_000, 80, 8, 170),
+        ("long.parquet", 6_000_000, 8, 8, 170),
+        ("csr.h5ad", 200_000, 500, 4, 190),
+        ("csc.h5ad", 200_000, 500, 4, 190),
+        ("t.zarr", 50_000, 2000, 4, 190),
+        ("t.nc", 200_000, 500, 4, 190),
+        ("t.bed", 10_000, 40_000, 1, 190),
+    ],
+)
+def test_memory_does_not_grow_with_the_table(
+    tmp_path: Path, name: str, rows: int, columns: int, size: int, bound: int
+) -> None:
+    write_big(tmp_path / f"big-{name}", rows, columns)
+    write_big(tmp_path / f"small-{name}", 5, columns)
+    arguments = [tmp_path / f"big-{name}", tmp_path / f"small-{name}", tmp_path / "small.zarr", tmp_path / "big.zarr"]
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(MEMORY), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "16"},  # Arrow's threads: the bound holds on a larger machine too
+    )
+    for path in arguments:  # pytest would keep them for three more runs
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert int(ran.stdout) < bound < rows * columns * size / 2**20 / 2  # less than half of the table, in MiB

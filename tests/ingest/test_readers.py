@@ -1,0 +1,419 @@
+"""Readers of chunked arrays and genotypes: what independent writers wrote comes out; what is bad is refused."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anndata
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import pytest
+import xarray
+import zarr
+from bed_reader import to_bed
+from scipy import sparse
+from support.ingest_scene import (
+    GENOTYPES,
+    LAYOUTS,
+    SAMPLES,
+    VARIANTS,
+    Table,
+    counts,
+    genotypes,
+    refused,
+    stored,
+    write_bed,
+    write_h5ad,
+    write_vcf,
+)
+
+from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.ingest.readers import anndata as h5ad
+from dpdist.ingest.readers import base, chunked, transpose
+from dpdist.ingest.sources import Choices
+from dpdist.ingest.table import ingest
+
+pytestmark = pytest.mark.usefixtures("typed")
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every reader work in many small pieces."""
+    for module in (chunked, h5ad, transpose):
+        monkeypatch.setattr(module, "PIECE", 60)
+    for module in (chunked, transpose):
+        monkeypatch.setattr(module, "WINDOW", 100)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "float32", "float64", "bool"])
+@pytest.mark.parametrize("layout", ["csr", "csc"])
+def test_sparse_values_keep_their_type(tmp_path: Path, layout: str, dtype: str) -> None:
+    write_h5ad(tmp_path / "t.h5ad", LAYOUTS[layout](counts().astype(dtype)))
+    assert ingest(tmp_path / "t.h5ad", tmp_path / "rows.zarr").dtype == {"bool": "uint8"}.get(dtype, dtype)
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), counts().astype(dtype))
+
+
+def test_a_compressed_and_chunked_x_comes_out(tmp_path: Path) -> None:
+    anndata.AnnData(counts()).write_h5ad(tmp_path / "t.h5ad", compression="gzip")
+    assert ingest(tmp_path / "t.h5ad", tmp_path / "rows.zarr").names == ("0", "1", "2", "3", "4")
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), counts())
+
+
+def test_layers_and_raw_are_chosen(tmp_path: Path) -> None:
+    whole = anndata.AnnData(counts(), layers={"counts": sparse.csr_matrix(counts(seed=1))})
+    whole.raw = anndata.AnnData(np.hstack([counts(seed=2)] * 2))
+    whole.write_h5ad(tmp_path / "t.h5ad")
+    for number, (variable, expected) in enumerate(
+        (
+            (None, counts()),
+            ("X", counts()),
+            ("layers/counts", counts(seed=1)),
+            ("raw/X", np.hstack([counts(seed=2)] * 2)),
+        )
+    ):
+        ingest(tmp_path / "t.h5ad", tmp_path / f"{number}.zarr", choices=Choices(variable))
+        assert np.array_equal(stored(tmp_path / f"{number}.zarr"), expected)
+    with pytest.raises(
+        DataError, match=r"no matrix 'layers/x'.*--variable: X \(40, 5\); raw/X \(40, 10\); layers/c"
+    ) as caught:
+        ingest(tmp_path / "t.h5ad", tmp_path / "rows.zarr", choices=Choices("layers/x"))
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("layout", ["csr", "csc"])
+@pytest.mark.parametrize(
+    ("member", "place", "value"),
+    [
+        ("indices", 3, 99),  # SciPy would write beside the array
+        ("indices", 3, -1),
+        ("indptr", 2, 10**6),
+        ("indptr", 2, -5),
+        ("indptr", 0, 3),
+    ],
+)
+def test_a_sparse_matrix_that_points_elsewhere_is_refused(
+    tmp_path: Path, layout: str, member: str, place: int, value: int
+) -> None:
+    write_h5ad(tmp_path / "t.h5ad", LAYOUTS[layout](counts() * 73519.25))
+    with h5py.File(tmp_path / "t.h5ad", "r+") as file:
+        file["X"][member][place] = value
+    refused(tmp_path / "t.h5ad", "t.h5ad", "damaged")
+
+
+def test_a_cell_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    write_h5ad(tmp_path / "t.h5ad", sparse.csr_matrix(np.ones((4, 5), dtype=np.float32) * 73519))
+    with h5py.File(tmp_path / "t.h5ad", "r+") as file:
+        file["X/indices"][1] = file["X/indices"][0]
+    refused(tmp_path / "t.h5ad", "t.h5ad", "damaged")
+
+
+def test_repeated_or_missing_names_of_variables_are_refused(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # anndata warns, and writes
+        made = anndata.AnnData(counts() * 73519)
+        made.var_names = ["a", "b", "a", "c", "d"]
+        made.write_h5ad(tmp_path / "t.h5ad")
+    refused(tmp_path / "t.h5ad", "t.h5ad", "one name: a.")
+    write_h5ad(tmp_path / "t.h5ad", counts())
+    with h5py.File(tmp_path / "t.h5ad", "r+") as file:
+        name = file["var"].attrs["_index"]
+        del file["var"][name]
+        file["var"][name] = np.array(["a", "b"], dtype=h5py.string_dtype())
+    refused(tmp_path / "t.h5ad", "names 2 variables for 5 columns")
+
+
+def cube(dtype: str = "float32") -> Table:
+    """Return 30 rows of 4 times 6 numbers."""
+    found: Table = np.arange(30 * 24).reshape(30, 4, 6).astype(dtype)
+    return found
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("chunks", [None, (1, 4, 6), (7, 2, 6), (30, 4, 6), (30, 1, 5)])
+@pytest.mark.parametrize("engine", ["h5netcdf", "scipy"])
+def test_a_netcdf_variable_is_laid_out_as_columns(tmp_path: Path, engine: Any, chunks: Any) -> None:
+    data = xarray.Dataset({"field": (("time", "lat", "lon"), cube()), "area": (("lat",), np.ones(4))})
+    encoding = {"field": {"chunksizes": chunks}} if chunks and engine == "h5netcdf" else {}
+    data.to_netcdf(tmp_path / "t.nc", engine=engine, encoding=encoding)
+    opened = ingest(tmp_path / "t.nc", tmp_path / "rows.zarr")
+    assert (opened.columns, opened.names[:2], opened.dtype) == (24, ("c0", "c1"), "float32")
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), cube().reshape(30, 24))
+
+
+def test_several_netcdf_variables_are_told_and_one_is_chosen(tmp_path: Path) -> None:
+    data = xarray.Dataset({"a": (("t", "x"), cube()[:, 0]), "b": (("t", "x"), cube()[:, 1])}, {"x": list("uvwxyz")})
+    data.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
+    refused(tmp_path / "t.nc", "several variables", "--variable", "a (30, 6); b (30, 6)")
+    opened = ingest(tmp_path / "t.nc", tmp_path / "rows.zarr", choices=Choices("b"), columns=["w", "u"])
+    assert opened.names == ("w", "u")
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), cube()[:, 1][:, [2, 0]])
+    xarray.Dataset({"a": ("t", np.arange(5.0))}).to_netcdf(tmp_path / "flat.nc", engine="h5netcdf")
+    shutil.rmtree(tmp_path / "rows.zarr")
+    refused(tmp_path / "flat.nc", "no variable of two or more dimensions")
+
+
+def test_packed_netcdf_values_are_unpacked_and_filled_ones_are_missing(tmp_path: Path) -> None:
+    rows = np.round(cube()[:, 0] / 4, 2)
+    packed = {"v": {"dtype": "int16", "scale_factor": 0.25, "add_offset": 10.0, "_FillValue": -1}}
+    data = xarray.Dataset({"v": (("t", "x"), rows)})
+    data.to_netcdf(tmp_path / "t.nc", engine="h5netcdf", encoding=packed)
+    ingest(tmp_path / "t.nc", tmp_path / "rows.zarr")
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), rows)
+    shutil.rmtree(tmp_path / "rows.zarr")
+    data["v"][12, 3] = np.nan
+    data.to_netcdf(tmp_path / "t.nc", engine="h5netcdf", encoding=packed)
+    refused(tmp_path / "t.nc", "row 12 (counting from 0)", "'c3'", "not finite")
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("chunks", [(1, 24), (7, 5), (30, 24), (30, 1), (4, 24)])
+def test_a_zarr_array_comes_out_whatever_its_chunks(tmp_path: Path, zarr_format: Any, chunks: Any) -> None:
+    rows = cube(">f8" if zarr_format == 2 else "int16").reshape(30, 24)
+    zarr.create_array(tmp_path / "t.zarr", data=rows, chunks=chunks, zarr_format=zarr_format)
+    opened = ingest(tmp_path / "t.zarr", tmp_path / "rows.zarr", columns=["c23", "c4", "c5"])
+    assert opened.dtype == ("float64" if zarr_format == 2 else "int16")
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), rows[:, [23, 4, 5]])
+    whole = ingest(tmp_path / "t.zarr", tmp_path / "whole.zarr")
+    assert np.array_equal(stored(whole.path), rows)
+
+
+def test_a_group_of_zarr_arrays_needs_a_choice_where_there_are_several(tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path / "t.zarr")
+    group.create_array("call/genotype", data=cube("int8") % 3)
+    group.create_array("position", data=np.arange(9))
+    ingest(tmp_path / "t.zarr", tmp_path / "one.zarr")
+    assert np.array_equal(stored(tmp_path / "one.zarr"), cube("int8").reshape(30, 24) % 3)
+    group.create_array("other", data=cube("int8")[:, 0])
+    shutil.rmtree(tmp_path / "one.zarr")
+    refused(tmp_path / "t.zarr", "several arrays", "call/genotype (30, 4, 6); other (30, 6)", "--variable")
+    ingest(tmp_path / "t.zarr", tmp_path / "two.zarr", choices=Choices("other"))
+    assert np.array_equal(stored(tmp_path / "two.zarr"), cube("int8")[:, 0])
+
+
+def test_stores_of_a_folder_are_read_in_order(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    for number in (1, 0):
+        zarr.create_array(tmp_path / "parts" / f"{number}.zarr", data=cube()[number * 15 : number * 15 + 15, 0])
+    ingest(tmp_path / "parts", tmp_path / "rows.zarr")
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), cube()[:, 0])
+
+
+def test_rows_of_dpdist_are_not_ingested_again(tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", cube()[:, 0])
+    ingest(tmp_path / "t.npy", tmp_path / "rows.zarr")
+    with pytest.raises(RefusedError, match="have a budget already"):
+        ingest(tmp_path / "rows.zarr", tmp_path / "again.zarr")
+    assert not (tmp_path / "again.zarr").exists()
+
+
+def test_chunks_that_fill_the_memory_are_refused(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "t.zarr", shape=(2**20, 2**10), chunks=(2**20, 2**8), dtype="float64")
+    refused(tmp_path / "t.zarr", "t.zarr", "chunks of 2048 MiB", "1024 MiB")
+
+
+@pytest.mark.parametrize(("phased", "extra"), [(True, ""), (True, ":12"), (False, ":.")])
+def test_phase_and_other_fields_of_a_vcf_do_not_matter(tmp_path: Path, phased: bool, extra: str) -> None:
+    write_vcf(tmp_path / "t.vcf", genotypes(), phased, extra)
+    ingest(tmp_path / "t.vcf", tmp_path / "rows.zarr")
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), genotypes())
+
+
+def test_a_bed_file_of_samples_one_after_the_other_is_read_too(tmp_path: Path) -> None:
+    to_bed(tmp_path / "t.bed", genotypes().astype(np.int8), major="individual", num_threads=1)
+    with suppress(DataError):  # its variants are all called alike
+        ingest(tmp_path / "t.bed", tmp_path / "rows.zarr")
+    write = {"sid": [f"v{i}" for i in range(VARIANTS)]}
+    to_bed(tmp_path / "t.bed", genotypes().astype(np.int8), major="individual", properties=write, num_threads=1)
+    shutil.rmtree(tmp_path / "rows.zarr", ignore_errors=True)
+    ingest(tmp_path / "t.bed", tmp_path / "rows.zarr")
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), genotypes())
+
+
+@pytest.mark.parametrize("name", GENOTYPES)
+def test_a_missing_genotype_is_refused_or_replaced_as_told(tmp_path: Path, name: str) -> None:
+    values = genotypes()
+    values[6, 4] = 127
+    GENOTYPES[name](tmp_path / name, values)
+    refused(tmp_path / name, name, "sample 7", "'rs4'", "missing", "--missing")
+    for missing in (0, 1, 2):
+        ingest(tmp_path / name, tmp_path / f"{missing}.zarr", choices=Choices(missing=missing))
+        assert np.array_equal(stored(tmp_path / f"{missing}.zarr"), np.where(values == 127, missing, values))
+    ingest(tmp_path / name, tmp_path / "rows.zarr", columns=["rs3", "rs5"])
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), values[:, [3, 5]])
+    with pytest.raises(UsageError, match="0, 1 or 2"):
+        Choices(missing=3)
+
+
+@pytest.mark.parametrize("name", GENOTYPES)
+def test_a_sample_that_is_named_twice_is_refused(tmp_path: Path, name: str) -> None:
+    people = [f"s{i}" for i in range(SAMPLES - 1)] + ["s0"]
+    GENOTYPES[name](tmp_path / name, genotypes(), **{"iid" if name == "t.bed" else "samples": people})
+    message = refused(tmp_path / name, "a sample twice")
+    assert "s0" not in message.replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize("name", GENOTYPES)
+def test_variants_of_one_name_are_refused_and_nameless_ones_get_one(tmp_path: Path, name: str) -> None:
+    ids = ["rs1"] * 2 + [f"v{i}" for i in range(VARIANTS - 2)]
+    key = "sid" if name == "t.bed" else "names"
+    GENOTYPES[name](tmp_path / name, genotypes(), **{key: ids})
+    refused(tmp_path / name, name, "one name: rs1.")
+    facts: dict[str, Any] = {key: ["."] * VARIANTS}
+    if name == "t.bed":
+        facts |= {
+            "chromosome": ["7"] * VARIANTS, "bp_position": [100 + i for i in range(VARIANTS)],
+            "allele_1": ["G"] * VARIANTS, "allele_2": ["A"] * VARIANTS,
+        }  # fmt: skip
+    GENOTYPES[name](tmp_path / name, genotypes(), **facts)
+    assert ingest(tmp_path / name, tmp_path / "rows.zarr").names == tuple(f"7:{100 + i}:A:G" for i in range(VARIANTS))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("old", "new", "needles"),
+    [
+        ("\tA\tG\t", "\tA\tG,T\t", ("line 3", "two alleles", "bcftools view -m2 -M2")),
+        ("\tA\tG\t", "\tA\t.\t", ("line 3", "two alleles")),
+        ("\tGT\t", "\tDP\t", ("line 3", "GT")),
+        ("0/0", "0", ("sample", "pair of the alleles 0 and 1")),
+        ("0/0", "0/2", ("sample", "pair of the alleles 0 and 1")),
+        ("0/0", "secretword", ("sample", "pair of the alleles 0 and 1")),
+        ("0/0", "0/0\t0/0", ("24 genotypes, not 23",)),
+        ("\t0/0", "", ("22 genotypes, not 23",)),
+        ("7\t105", "secretword\n7\t105", ("line 8", "not what VCF text has there")),
+        ("#CHROM", "secretword\n#CHROM", ("line 2", "not what VCF text has there")),
+        ("\ts0", "\t#s0\n#CHROM", ("line 3", "not what VCF text has there")),
+        ("##fileformat", "fileformat", ("line 1", "not what VCF text has there")),
+    ],
+)
+def test_a_bad_vcf_is_refused_by_line(
+    tmp_path: Path, old: str, new: str, needles: tuple[str, ...], packed: bool
+) -> None:
+    write_vcf(tmp_path / "t.vcf", genotypes())
+    text = (tmp_path / "t.vcf").read_text().replace(old, new, 1).encode()
+    name = "bad.vcf.gz" if packed else "bad.vcf"
+    (tmp_path / name).write_bytes(gzip.compress(text) if packed else text)
+    refused(tmp_path / name, name, *needles)
+
+
+def test_a_vcf_that_was_cut_between_two_blocks_is_refused(tmp_path: Path) -> None:
+    write_vcf(tmp_path / "t.vcf", genotypes())
+    text = (tmp_path / "t.vcf").read_bytes()
+    end = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
+    # a block of BGZF is a gzip member with a field that tells its size
+    blocks = [gzip.compress(part) for part in (text[:200], text[200:])]
+    sized = [
+        block[:3] + b"\x04" + block[4:10] + b"\x06\x00BC\x02\x00" + (len(block) + 7).to_bytes(2, "little") + block[10:]
+        for block in blocks
+    ]
+    (tmp_path / "t.vcf.gz").write_bytes(b"".join(sized) + end)
+    ingest(tmp_path / "t.vcf.gz", tmp_path / "whole.zarr")
+    assert np.array_equal(stored(tmp_path / "whole.zarr"), genotypes())
+    (tmp_path / "t.vcf.gz").write_bytes(b"".join(sized))
+    refused(tmp_path / "t.vcf.gz", "t.vcf.gz", "truncated")
+
+
+def test_a_bed_file_needs_its_companions_and_their_length(tmp_path: Path) -> None:
+    write_bed(tmp_path / "t.bed", genotypes())
+    whole = (tmp_path / "t.bed").read_bytes()
+    for content in (whole[:-1], whole + b"\0"):
+        (tmp_path / "t.bed").write_bytes(content)
+        refused(tmp_path / "t.bed", "t.bed", "not as long")
+    (tmp_path / "t.bed").write_bytes(whole)
+    for suffix in (".bim", ".fam"):
+        aside = (tmp_path / "t.bed").with_suffix(suffix).rename(tmp_path / "aside")
+        refused(tmp_path / "t.bed", f"needs t{suffix} beside it")
+        aside.rename((tmp_path / "t.bed").with_suffix(suffix))
+
+
+def test_a_folder_of_bed_files_takes_their_companions_along(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    write_bed(tmp_path / "parts" / "a.bed", genotypes())
+    write_bed(tmp_path / "parts" / "b.bed", genotypes(4), iid=[f"t{i}" for i in range(SAMPLES)])
+    ingest(tmp_path / "parts", tmp_path / "rows.zarr")
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), np.vstack([genotypes(), genotypes(4)]))
+    (tmp_path / "parts" / "c.fam").touch()
+    shutil.rmtree(tmp_path / "rows.zarr")
+    refused(tmp_path / "parts", "c.fam", "cannot be read")
+
+
+def test_a_partitioned_dataset_has_its_keys_as_columns(tmp_path: Path) -> None:
+    table = pa.table(
+        {"a": np.arange(12.0), "b": np.arange(12) * 3, "year": [2025, 2026] * 6, "region": [1, 1, 1, -2, -2, -2] * 2}
+    )
+    pads.write_dataset(table, tmp_path / "parts", format="parquet", partitioning=["year", "region"],
+                       partitioning_flavor="hive")  # fmt: skip
+    expected = pads.dataset(tmp_path / "parts", partitioning="hive").to_table()
+    opened = ingest(tmp_path / "parts", tmp_path / "rows.zarr")
+    assert opened.names == ("a", "b", "year", "region")
+    rows = stored(tmp_path / "rows.zarr")
+    columns = [expected[name].to_numpy() for name in opened.names]
+    assert np.array_equal(rows[np.lexsort(rows.T)], np.stack(columns, axis=1)[np.lexsort(columns)])
+    chosen = ingest(tmp_path / "parts", tmp_path / "some.zarr", columns=["region", "b"])
+    assert chosen.dtype == "int64"
+    assert np.array_equal(stored(tmp_path / "some.zarr"), rows[:, [3, 1]])
+    keys = ingest(tmp_path / "parts", tmp_path / "keys.zarr", columns=["region", "year"])
+    assert keys.dtype == "int32"  # of a whole number in a name the narrowest: int8 and uint16
+    assert np.array_equal(stored(tmp_path / "keys.zarr"), rows[:, [3, 2]])
+
+
+def test_a_partition_of_words_is_left_out_by_name(tmp_path: Path) -> None:
+    (tmp_path / "parts" / "who=secretword").mkdir(parents=True)
+    inner = tmp_path / "parts" / "who=secretword" / "t.parquet"
+    pq.write_table(pa.table({"a": [1.0, 2.0], "b": [3.0, 4.0]}), inner)
+    with pytest.raises(DataError, match=r"column 'who': the value in the name of the folder is not a number"):
+        ingest(tmp_path / "parts", tmp_path / "rows.zarr")
+    ingest(tmp_path / "parts", tmp_path / "rows.zarr", columns=["b", "a"])
+    assert stored(tmp_path / "rows.zarr").tolist() == [[3, 1], [4, 2]]
+    inner.rename(inner.with_suffix(".csv"))
+    with pytest.raises(DataError, match="only Parquet files"):
+        ingest(tmp_path / "parts", tmp_path / "more.zarr")
+
+
+def test_a_choice_that_no_file_leaves_open_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", counts())
+    for choices, needle in ((Choices("X"), r"--variable is for \.h5ad, \.nc, \.zarr"), (Choices(missing=0), r"\.bed")):
+        with pytest.raises(UsageError, match=needle):
+            ingest(tmp_path / "t.npy", tmp_path / "rows.zarr", choices=choices)
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "t.h5ad": lambda path: write_h5ad(path, counts()),
+    "t.nc": lambda path: xarray.Dataset({"a": (("t", "x"), counts())}).to_netcdf(path, engine="h5netcdf"),
+    "t.bed": lambda path: write_bed(path, genotypes()),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "extra"),
+    [
+        ("t.h5ad", "h5py", "anndata"),
+        ("t.nc", "xarray", "netcdf"),
+        ("t.nc", "h5netcdf", "netcdf"),
+        ("t.bed", "bed_reader", "genomics"),
+    ],
+)
+def test_a_missing_package_is_told_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str, extra: str
+) -> None:
+    WRITERS[name](tmp_path / name)
+
+    def without(wanted: str) -> Any:
+        if wanted == module:
+            raise ImportError
+        return __import__(wanted)
+
+    monkeypatch.setattr(base, "import_module", without)
+    with pytest.raises(UsageError, match=rf"needs {module}\. Install it with: pip install 'dpdist\[{extra}\]'"):
+        ingest(tmp_path / name, tmp_path / "rows.zarr")
+    assert not (tmp_path / "rows.zarr").exists()

@@ -1,0 +1,288 @@
+"""Sources by URL: what a store holds comes out as from a file, nothing of it stays, and no credential is repeated."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import fsspec
+import numpy as np
+import pytest
+import zarr
+from click.testing import CliRunner
+from moto.server import ThreadedMotoServer
+from support.ingest_scene import (
+    GENES,
+    NAMES,
+    WRITERS,
+    counts,
+    genotypes,
+    stored,
+    table,
+    write_bed,
+    write_h5ad,
+    write_vcf,
+)
+
+from dpdist.cli import cli as command
+from dpdist.errors import DataError, UsageError
+from dpdist.ingest import remote
+from dpdist.ingest.readers import npy, parquet
+from dpdist.ingest.sources import Choices, Remote, location_of
+from dpdist.ingest.table import ingest
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    """Give an empty store in the memory of this process."""
+    system = fsspec.filesystem("memory")
+    yield system
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """Serve a folder on the loopback interface, as python -m http.server does: no part of a file, no HEAD lies."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", folder
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Give a client of an S3 server on the loopback interface; credentials stand in the environment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=port)
+    server.start()
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "me"),
+        ("AWS_SECRET_ACCESS_KEY", "secretword"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+        ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}"),
+        ("AWS_CONFIG_FILE", "/dev/null"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "/dev/null"),
+        ("NO_PROXY", "127.0.0.1"),
+    ):
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="private")
+    yield client
+    server.stop()
+
+
+def left(folder: Path) -> list[str]:
+    """Return what is in the folder of the rows."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_kind_comes_out_of_a_store(tmp_path: Path, memory: Any, name: str) -> None:
+    WRITERS[name](tmp_path / name, table() + 0.25)
+    memory.pipe(f"/private/{name}", (tmp_path / name).read_bytes())
+    (tmp_path / name).unlink()
+    opened = ingest(Remote(f"memory://private/{name}"), tmp_path / "rows.zarr")
+    assert opened.names == (("c0", "c1", "c2") if name == "t.npy" else NAMES)
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), table() + 0.25)
+    assert left(tmp_path) == ["rows.zarr"]
+
+
+def test_formats_that_need_files_are_fetched_privately_and_removed(tmp_path: Path, memory: Any) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    write_h5ad(made / "t.h5ad", counts())
+    write_bed(made / "t.bed", genotypes())
+    write_vcf(made / "t.vcf.gz", genotypes())
+    for path in made.iterdir():
+        memory.pipe(f"/private/{path.name}", path.read_bytes())
+    seen: list[tuple[str, int]] = []
+
+    def progress(_: int, __: int) -> None:
+        for folder in (tmp_path / "out").glob(".fetched.*"):
+            assert folder.stat().st_mode & 0o777 == 0o700
+            seen.extend((path.name, path.stat().st_mode & 0o777) for path in folder.iterdir())
+
+    (tmp_path / "out").mkdir()
+    for name, expected in (("t.h5ad", counts()), ("t.bed", genotypes()), ("t.vcf.gz", genotypes())):
+        target = tmp_path / "out" / f"{name}.zarr"
+        ingest(Remote(f"memory://private/{name}"), target, progress=progress)
+        assert np.array_equal(stored(target), expected)
+    assert set(seen) == {(name, 0o600) for name in ("t.h5ad", "t.bed", "t.bim", "t.fam")}  # VCF is read as it comes
+    assert left(tmp_path / "out") == ["t.bed.zarr", "t.h5ad.zarr", "t.vcf.gz.zarr"]
+
+
+def test_a_folder_of_a_store_is_read_in_the_order_of_names(tmp_path: Path, memory: Any) -> None:
+    for number in (2, 0, 1):
+        path = tmp_path / f"{number}.parquet"
+        WRITERS["t.parquet"](path, table() + 100 * number)
+        memory.pipe(f"/private/day={number}/part.parquet", path.read_bytes())
+    memory.pipe("/private/_SUCCESS", b"")
+    opened = ingest(Remote("memory://private"), tmp_path / "rows.zarr")
+    assert opened.names == (*NAMES, "day")
+    expected = np.vstack([np.hstack([table() + 100 * n, np.full((7, 1), n)]) for n in range(3)])
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), expected)
+
+
+def test_a_zarr_store_is_read_where_it_is(tmp_path: Path, memory: Any) -> None:
+    group = zarr.create_group(tmp_path / "t.zarr")
+    group.create_array("X", data=counts(), chunks=(7, 5))
+    group.create_array("Y", data=counts(seed=1), chunks=(7, 2))
+    memory.put(str(tmp_path / "t.zarr"), "/private/t.zarr", recursive=True)
+    source = Remote("memory://private/t.zarr")
+    ingest(source, tmp_path / "rows.zarr", choices=Choices("Y"))
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), counts(seed=1))
+    with pytest.raises(DataError, match="several arrays"):
+        ingest(source, tmp_path / "none.zarr")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_web_server_that_gives_whole_files_only_is_enough(
+    tmp_path: Path, web: tuple[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_PIECE", 100)
+    url, folder = web
+    WRITERS[name](folder / name, table() + 0.25)
+    ingest(Remote(f"{url}/{name}"), tmp_path / "rows.zarr")
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), table() + 0.25)
+    assert left(tmp_path) == ["rows.zarr", "served"]
+
+
+def test_a_file_that_a_web_server_does_not_have_is_named_and_leaves_nothing(
+    tmp_path: Path, web: tuple[str, Path]
+) -> None:
+    url, folder = web
+    with pytest.raises(DataError, match=rf"{url}/none\.csv is not there, or the store does not give it"):
+        ingest(Remote(f"{url}/none.csv"), tmp_path / "rows.zarr")
+    (folder / "bad.csv").write_text("a,b\n1,secretword\n")
+    with pytest.raises(DataError, match=rf"{url}/bad\.csv, line 2, column 'b': the cell is not a number") as caught:
+        ingest(Remote(f"{url}/bad.csv"), tmp_path / "rows.zarr")
+    assert caught.value.__context__ is None
+    assert left(tmp_path) == ["served"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        closed = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    with pytest.raises(DataError, match=r"is not there|cannot be read"):
+        ingest(Remote(f"{closed}/t.csv"), tmp_path / "rows.zarr")
+
+
+@pytest.mark.parametrize("name", ["t.npy", "t.npz", "t.parquet", "t.csv", "T.CSV.GZ"])
+def test_rows_come_out_of_s3(
+    tmp_path: Path, bucket: Any, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for reader in (npy, parquet):
+        monkeypatch.setattr(reader, "PIECE", 50)
+    WRITERS[name](tmp_path / name, table())
+    for part in (0, 1):
+        bucket.upload_file(str(tmp_path / name), "private", f"{name}/{part}{name}")
+    ran = CliRunner().invoke(command, ["ingest", f"s3://private/{name}", str(tmp_path / "rows.zarr")])
+    assert ran.exit_code == 0, ran.output
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), np.vstack([table(), table()]))
+    with pytest.raises(DataError, match="s3://private/none"):
+        ingest(Remote("s3://private/none.csv"), tmp_path / "none.zarr")
+    with pytest.raises(DataError, match="s3://absent/none"):
+        ingest(Remote("s3://absent/none.csv"), tmp_path / "none.zarr")
+    assert "secretword" not in ran.output + "".join(capfd.readouterr())
+
+
+def test_an_object_that_is_cut_or_not_ours_to_read_is_refused(
+    tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_h5ad(tmp_path / "t.h5ad", counts() + 73519)
+    memory.pipe("/private/t.h5ad", (tmp_path / "t.h5ad").read_bytes()[:3000])
+    with pytest.raises(DataError) as caught:
+        ingest(Remote("memory://private/t.h5ad"), tmp_path / "rows.zarr")
+    assert str(caught.value).startswith("memory://private/t.h5ad cannot be read")
+    assert "73519" not in str(caught.value)
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError("secretword")
+
+    monkeypatch.setattr(type(memory), "_open", refused)
+    with pytest.raises(DataError, match=r"the store does not give it, .*\(PermissionError\)") as caught:
+        ingest(Remote("memory://private/t.h5ad"), tmp_path / "rows.zarr")
+    assert "secretword" not in str(caught.value)
+    assert left(tmp_path) == ["t.h5ad"]
+
+
+@pytest.mark.parametrize(
+    ("url", "needle"),
+    [
+        ("https://me:secretword@host/t.csv", "user name or password"),
+        ("https://secretword@host/t.csv", "user name or password"),
+        ("s3://key:secretword@bucket/t.csv", "user name or password"),
+        ("https://host/t.csv?X-Amz-Signature=secretword", "query"),
+        ("s3://bucket/t.csv#secretword", "query"),
+        ("memory://a::https://secretword/t.csv", "chain"),
+        ("https://[secretword/t.csv", "no URL"),
+        ("ftp://host/t.csv", "ftp://"),
+        ("dask://t.csv", "dask://"),
+        ("http://example.org/t.csv", "unencrypted"),
+        ("http://127.0.0.1.example.org/t.csv", "unencrypted"),
+        ("file://host/t.csv", "three slashes"),
+    ],
+)
+def test_an_unsafe_address_is_refused_and_its_secret_not_repeated(tmp_path: Path, url: str, needle: str) -> None:
+    with pytest.raises(UsageError, match=needle) as caught:
+        location_of(url)
+    assert "secretword" not in str(caught.value)
+    ran = CliRunner().invoke(command, ["ingest", url, str(tmp_path / "rows.zarr")])
+    assert isinstance(ran.exception, UsageError)
+
+
+def test_plain_paths_and_file_addresses_are_paths(tmp_path: Path) -> None:
+    assert location_of("data/t.csv") == Path("data/t.csv")
+    assert location_of(f"file://{tmp_path}/t.csv") == tmp_path / "t.csv"
+    assert location_of("C:\\t.csv") == Path("C:\\t.csv")
+    for place in ("http://localhost:1/t.csv", "http://[::1]:1/t.csv", "https://example.org/t.csv"):
+        assert str(location_of(place)) == place
+
+
+def test_rows_and_releases_are_folders_of_this_machine(tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", table())
+    for arguments in (
+        ["ingest", str(tmp_path / "t.npy"), "s3://bucket/rows.zarr"],
+        ["release", str(tmp_path / "rows.zarr"), "s3://bucket/release.zarr", "--epsilon", "1", "--clip", "1"],
+    ):
+        ran = CliRunner().invoke(command, arguments)
+        assert ran.exit_code == 2
+        assert "renames nothing in one step" in " ".join(ran.output.split())
+
+
+def test_a_missing_library_is_told_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(*_: Any, **__: Any) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec, "filesystem", without)
+    for url, extra in (("s3://b/t.csv", "s3"), ("gs://b/t.csv", "gcs"), ("https://h/t.csv", "https")):
+        with pytest.raises(UsageError, match=rf"pip install 'dpdist\[{extra}\]'"):
+            ingest(Remote(url), tmp_path / "rows.zarr")
+
+
+def test_what_a_killed_ingest_fetched_is_removed_by_the_next(tmp_path: Path, memory: Any) -> None:
+    abandoned = tmp_path / ".fetched.0a1b2c3d.partial"
+    abandoned.mkdir()
+    (abandoned / "t.h5ad").write_text("secretword")
+    write_h5ad(tmp_path / "t.h5ad", counts())
+    memory.pipe("/private/t.h5ad", (tmp_path / "t.h5ad").read_bytes())
+    assert ingest(Remote("memory://private/t.h5ad"), tmp_path / "rows.zarr").names == GENES
+    assert left(tmp_path) == ["rows.zarr", "t.h5ad"]

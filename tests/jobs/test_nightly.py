@@ -1,0 +1,717 @@
+"""Nights: new periods are taken in, released once, added up; what is late, changed or repeated is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import zarr
+from bed_reader import to_bed
+from scipy.stats import chi2
+from support.tallies import FALSE_ALARM
+
+from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.jobs import job_file
+from dpdist.jobs import run as job_runs
+from dpdist.ledger.ledger import Ledger
+from dpdist.pca.components import components
+from dpdist.pca.model import open_model
+from dpdist.pca.scree import require_scree
+from dpdist.pipeline import budget
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release.artefact import open_release
+from dpdist.release.continual import variance_factor
+from dpdist.rows.chunks import ChunkReader
+from dpdist.rows.dataset import open_rows
+from dpdist.rows.periods import open_periods
+from dpdist.rows.seal import SEAL, sealed_tags
+from dpdist.runtime import engine
+from faults import crash_driver
+from faults.nightly import JOB, events
+
+
+@dataclass
+class Place:
+    """A job in a folder, and the rows that arrived."""
+
+    folder: Path
+    rows: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+
+    @property
+    def job(self) -> Path:
+        return self.folder / "job.toml"
+
+    @property
+    def incoming(self) -> Path:
+        return self.folder / "incoming"
+
+    @property
+    def published(self) -> Path:
+        return self.folder / "published"
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.folder / "visits.ledger")
+
+    def arrive(self, *names: str, count: int = 30) -> None:
+        for name in names:
+            seed = int.from_bytes(name.encode(), "big") % 2**63
+            self.rows[name] = np.random.default_rng(seed).normal(size=(count, 3))
+            np.save(self.incoming / f"{name}.npy", self.rows[name])
+
+    def run(self, **options: Any) -> dict[str, Any]:
+        return job_runs.run(job_file.read_job(self.job, **options), say=print)
+
+    def exact(self, *names: str) -> npt.NDArray[np.int64]:
+        """Return the integer moment of some periods, by the bound of the job."""
+        stacked = np.vstack([self.rows[name] for name in names])
+        z = job_file.read_job(self.job).request.bound(3).apply(stacked, np.empty(stacked.shape)).astype(np.int64)
+        product: npt.NDArray[np.int64] = z.T @ z
+        return product
+
+    def files(self) -> dict[str, bytes]:
+        return {str(p.relative_to(self.published)): p.read_bytes() for p in self.published.rglob("*") if p.is_file()}
+
+    def events(self) -> Counter[str]:
+        return events(self.folder / "visits.ledger")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    (tmp_path / "incoming").mkdir()
+    (tmp_path / "job.toml").write_text(JOB)
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def chunks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every chunk that is read from now on, as the period it is of."""
+    seen: list[str] = []
+    original = ChunkReader._checked
+
+    def noted(self: ChunkReader, part: Any, index: int, digest: Any) -> Any:
+        seen.append(f"{part.period}/{index}")
+        return original(self, part, index, digest)
+
+    monkeypatch.setattr(ChunkReader, "_checked", noted)
+    return seen
+
+
+def test_each_night_releases_the_new_period_and_reads_nothing_else(place: Place, chunks: list[str]) -> None:
+    spent = set()
+    for number, name in enumerate(["d1", "d2", "d3"], 1):
+        place.arrive(name)
+        chunks.clear()
+        outcome = place.run()
+        assert chunks == [f"{name}/0", f"{name}/0"]  # once to seal it, once to release it
+        assert outcome["periods"] == number
+        assert len(outcome["released"]) == 1
+        spent.add(str(place.ledger.balance().left_closed))
+    assert spent == {"next to nothing"}  # of every period closed, and all is left of those to come
+    assert place.ledger.balance().left.gaussian_micro == 10**6
+    assert place.ledger.budget == PrivacyLoss.parse("1", "1e-6")
+    chunks.clear()
+    before = place.files()
+    assert place.run()["released"] == []
+    assert chunks == []
+    assert place.files() == before
+    place.ledger.verify()
+
+
+def test_the_total_is_the_sum_of_what_was_published(place: Place) -> None:
+    place.arrive("d1", "d2")
+    place.run()
+    place.arrive("d3")
+    place.run()
+    parts = [open_release(place.published / f"d{i}.zarr") for i in (1, 2, 3)]
+    total = open_release(place.published / "total" / "d3.zarr")
+    np.testing.assert_array_equal(total.lattice, sum(part.lattice for part in parts))
+    assert total.rows == 90
+    assert total.noise["variance_diagonal"] == sum(part.noise["variance_diagonal"] for part in parts)
+    assert total.guarantee is not None
+    assert total.guarantee.loss == PrivacyLoss.parse("1", "1e-6")
+    assert total.releases == tuple(sorted(part.release_id for part in parts))
+    (extent,) = total.extents
+    assert (extent.first, extent.last, extent.start, extent.stop) == ("d1", "d3", 0, 3)
+    assert [p.name for p in sorted((place.published / "total").iterdir())] == ["d2.zarr", "d3.zarr"]
+
+
+def test_missed_nights_are_caught_up_in_order(place: Place) -> None:
+    place.arrive("d3", "d1", "d2")
+    place.run()
+    assert list(place.ledger.periods) == ["d1", "d2", "d3"]
+    assert [r.parameters["period"] for r in place.ledger.records] == ["d1", "d2", "d3"]
+
+
+@pytest.mark.parametrize("continual", [1, 13])
+def test_the_error_of_the_total_is_as_predicted(place: Place, continual: int) -> None:
+    """The squared error of every entry, over its variance, is chi-squared: two-sided, one false alarm in a million."""
+    names = [f"d{i:02d}" for i in range(13)]
+    place.arrive(*names)
+    place.run(continual=continual)
+    total = open_release(place.published / "total" / "d12.zarr")
+    error = (total.lattice - place.exact(*names)).astype(np.float64)
+    levels = 1 if continual == 1 else 4
+    whole = job_file.read_job(place.job).request.calibrated(3).noise["variance_off_diagonal"]
+    predicted = whole * variance_factor(13, levels)
+    assert total.noise["variance_off_diagonal"] == pytest.approx(predicted, rel=1e-4)
+    low, high = float(chi2.ppf(FALSE_ALARM / 2, 6)), float(chi2.isf(FALSE_ALARM / 2, 6))
+    statistic = (error[np.triu_indices(3, 1)] ** 2).sum() / predicted
+    statistic += (np.diag(error) ** 2).sum() / (2 * predicted)
+    assert low < statistic < high
+    doubled = place.exact(*names[1:])  # the twin: with one period left out, it is found
+    wrong = (total.lattice - doubled * 1000).astype(np.float64)
+    assert (wrong[np.triu_indices(3)] ** 2).sum() / (2 * predicted) > high
+
+
+def test_continual_reads_each_row_once_a_level(place: Place, chunks: list[str]) -> None:
+    for number in range(8):
+        place.arrive(f"d{number}")
+        place.run(continual=8)
+    assert Counter(chunks) == {f"d{number}/0": 1 + 4 for number in range(8)}  # once to seal it
+    names = sorted(p.name for p in place.published.glob("*.zarr"))
+    assert len(names) == 8 + 4 + 2 + 1
+    assert "d0--d7.zarr" in names
+    left = place.ledger.balance().left_closed
+    assert left is not None
+    assert left.gaussian_micro < 10_000
+    assert left.share > 0.999
+    total = open_release(place.published / "total" / "d7.zarr")
+    assert len(total.releases) == 1
+    place.ledger.verify()
+
+
+def test_a_period_without_rows_is_released_like_any_other(place: Place) -> None:
+    place.job.write_text(JOB + 'neighbours = "add-remove"\n')
+    place.arrive("d1")
+    (place.incoming / "d2").mkdir()
+    (place.incoming / "d3").mkdir()
+    outcome = place.run()
+    assert len(outcome["released"]) == 3
+    empty = open_release(place.published / "d2.zarr")
+    assert empty.rows is None
+    assert np.count_nonzero(empty.lattice) > 0
+    assert not np.array_equal(empty.lattice, open_release(place.published / "d3.zarr").lattice)
+
+
+def test_the_first_period_must_have_rows(place: Place) -> None:
+    (place.incoming / "d1").mkdir()
+    with pytest.raises(DataError, match="the first period must have rows"):
+        place.run()
+
+
+# --- late, changed, repeated ------------------------------------------------------------------------------------------
+
+
+def refused(place: Place, match: str) -> None:
+    with pytest.raises(RefusedError, match=match):
+        place.run()
+
+
+def test_late_changed_and_repeated_files_are_refused_and_new_periods_still_released(place: Place) -> None:
+    place.arrive("d1", "d3")
+    folder = place.incoming / "d4"
+    folder.mkdir()
+    place.arrive("d4/a")
+    place.run()
+    before = place.ledger.records
+
+    place.arrive("d2", "d5")
+    refused(place, r"d2.npy came late: the period d2 comes before d4")
+    assert len(place.ledger.records) == len(before) + 1  # d5
+    (place.incoming / "d2.npy").unlink()
+
+    place.arrive("d4/b")
+    refused(place, r"d4/b.npy came late: the period d4 is closed")
+    (folder / "b.npy").unlink()
+
+    kept = (place.incoming / "d3.npy").read_bytes()
+    place.arrive("d3", count=31)
+    refused(place, r"d3.npy was changed after the period d3 was closed")
+    (place.incoming / "d3.npy").write_bytes(kept)
+    place.run()  # its time differs, its bytes do not
+
+    shutil.copy(place.incoming / "d1.npy", place.incoming / "d6.npy")
+    place.arrive("d7")
+    refused(place, r"d6.npy of the period d6 .* is the same, byte for byte, as d1.npy of the period d1")
+    assert list(place.ledger.periods) == ["d1", "d3", "d4", "d5", "d7"]
+    assert (place.published / "d7.zarr").exists()
+    refused(place, r"d6.npy came late")
+    (place.incoming / "d6.npy").unlink()
+
+    place.run()
+    np.savetxt(place.incoming / "d8.csv", place.rows["d5"], delimiter=",", fmt="%.17g", header="c0,c1,c2", comments="")
+    place.arrive("d9")
+    refused(place, "The rows of the period d8 are those of d5")
+    (place.incoming / "d8.csv").unlink()
+    assert not (place.folder / "visits" / "d8.zarr").exists()
+    for path in place.incoming.glob("*.npy"):
+        path.unlink()  # archived: nothing is missed
+    place.run()
+    assert list(place.ledger.periods) == ["d1", "d3", "d4", "d5", "d7", "d9"]
+
+
+def test_a_period_may_be_a_store_or_files_that_belong_together(place: Place) -> None:
+    values = np.random.default_rng(5).integers(0, 3, (3, 30, 3)).astype(np.int8)
+    group = zarr.create_group(place.incoming / "d1.zarr")
+    group.create_array("a", data=values[0])
+    group.create_array("b", data=values[0] * 0)
+    place.job.write_text(JOB.replace("periods", 'columns = ["c0", "c1", "c2"]\nvariable = "a"\nperiods'))
+    place.run()
+    facts = {"sid": ["c0", "c1", "c2"], "chromosome": ["1"] * 3}
+    (place.incoming / "d3").mkdir()
+    for name, rows in (("d2", values[1]), ("d3/x", values[2])):  # .bim of the one is that of the other
+        to_bed(place.incoming / f"{name}.bed", rows, properties=facts, num_threads=1)
+    place.job.write_text(JOB)
+    place.run()
+    assert list(place.ledger.periods) == ["d1", "d2", "d3"]
+    place.run()  # and nothing has changed
+    (place.incoming / "d3" / "x.fam").write_text((place.incoming / "d3" / "x.fam").read_text().replace("0", "9"))
+    refused(place, r"d3/x.bed was changed after the period d3 was closed")
+    (place.incoming / "d3" / "x.bed").unlink()
+    (place.incoming / "d3" / "x.bim").unlink()
+    (place.incoming / "d3" / "x.fam").unlink()
+    (chunk, *_) = [path for path in (place.incoming / "d1.zarr" / "a" / "c").rglob("*") if path.is_file()]
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    refused(place, r"d1.zarr was changed after the period d1 was closed")
+
+
+def test_a_message_tells_no_digest_and_the_release_no_seal(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+    place.arrive("d1")
+    place.run()
+    shutil.copy(place.incoming / "d1.npy", place.incoming / "d2.npy")
+    with pytest.raises(RefusedError) as caught:
+        place.run()
+    seal = place.ledger.periods["d1"]
+    tags = sealed_tags(replace(open_rows(place.folder / "visits" / "d1.zarr"), seal=seal))
+    sources = json.loads((place.folder / "visits" / "d1.zarr" / "sources.json").read_text())
+    words = capfd.readouterr()
+    public = b"".join(place.files().values()) + (str(caught.value) + words.out + words.err).encode()
+    for secret in (seal, *tags, sources[0]["digest"], open_periods(place.folder / "visits").dataset_id):
+        assert secret.encode() not in public
+
+
+def test_columns_must_stay_the_same(place: Place) -> None:
+    place.arrive("d1")
+    place.run()
+    np.save(place.incoming / "d2.npy", np.ones((4, 5)))
+    with pytest.raises(DataError, match=r"d2.npy has the columns c0, c1, c2, c3, c4; earlier periods have c0, c1, c2"):
+        place.run()
+    assert not (place.folder / "visits" / "d2.zarr").exists()
+
+
+def test_a_new_period_that_cannot_be_used_keeps_those_after_it_waiting(place: Place) -> None:
+    place.arrive("d1", "d3")
+    (place.incoming / "d2.csv").write_text("c0,c1,c2\n1,2,x\n")
+    with pytest.raises(DataError, match="not a number"):
+        place.run()
+    assert list(place.ledger.periods) == ["d1"]
+    (place.incoming / "d2.csv").write_text("c0,c1,c2\n1,2,3\n")
+    place.run()
+    assert list(place.ledger.periods) == ["d1", "d2", "d3"]
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "test.npy", "d10.npy", "d_2.npy", "2d.npy", "dd.npy", "a b.npy"])
+def test_a_wrong_name_is_told_and_ends_no_series(place: Place, name: str) -> None:
+    place.arrive("d1")
+    place.run()
+    place.arrive("d2")
+    np.save(place.folder / "x.npy", np.ones((4, 3)))
+    (place.folder / "x.npy").rename(place.incoming / name)
+    refused(place, rf"{name} (names no period|is not named like the periods that are closed, such as d1)")
+    assert list(place.ledger.periods) == ["d1", "d2"]
+    assert (place.published / "d2.zarr").exists()
+    (place.incoming / name).rename(place.incoming / f"_{name}")
+    place.arrive("d3")
+    assert place.run()["periods"] == 3
+
+
+def test_a_wrong_name_keeps_no_half_done_release_waiting(place: Place) -> None:
+    place.arrive("d1")
+    place.run()
+    shutil.rmtree(place.published)
+    (place.incoming / "notes.txt").touch()
+    refused(place, r"notes.txt names no period")
+    assert (place.published / "d1.zarr").exists()
+
+
+def test_the_first_names_must_agree(place: Place) -> None:
+    """The name that is closed first is the pattern of all others, so it is not guessed."""
+    np.save(place.incoming / "test.npy", np.ones((4, 3)))
+    place.arrive("d1")
+    with pytest.raises(DataError, match=r"d1.npy and test.npy in .* have letters, digits and marks at other places"):
+        place.run()
+    assert place.ledger.periods == {}
+    (place.incoming / "test.npy").unlink()
+    place.run()
+
+
+def test_two_entries_of_one_period_keep_those_after_it_waiting(place: Place) -> None:
+    place.arrive("d1", "d2", "d3")
+    (place.incoming / "d2").mkdir()
+    with pytest.raises(DataError, match="are both of the period d2"):
+        place.run()
+    assert list(place.ledger.periods) == ["d1"]
+    (place.incoming / "d2.npy").rename(place.incoming / "d2" / "a.npy")
+    place.run()
+    assert list(place.ledger.periods) == ["d1", "d2", "d3"]
+
+
+def link(path: Path, target: Path) -> None:
+    path.symlink_to(target)
+
+
+def pipe(path: Path, _: Path) -> None:
+    os.mkfifo(path)  # whoever opens it waits for ever
+
+
+@pytest.mark.parametrize("make", [link, pipe])
+@pytest.mark.parametrize("where", ["d2.npy", "d2/a.npy"])
+def test_links_and_pipes_are_not_followed(place: Place, make: Callable[[Path, Path], None], where: str) -> None:
+    place.arrive("d1", "d3")
+    np.save(place.folder / "elsewhere.npy", np.ones((4, 3)))
+    (place.incoming / where).parent.mkdir(exist_ok=True)
+    make(place.incoming / where, place.folder / "elsewhere.npy")
+    refused(place, rf"{where} is a link, pipe or device")
+    assert list(place.ledger.periods) == ["d1", "d3"]
+
+
+# --- nights without rows ----------------------------------------------------------------------------------------------
+
+
+def header_only(path: Path) -> None:
+    path.with_suffix(".csv").write_text("c0,c1,c2\n")
+
+
+def no_rows_of_an_array(path: Path) -> None:
+    np.save(path.with_suffix(".npy"), np.empty((0, 3)))
+
+
+def no_rows_of_a_table(path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({f"c{i}": pa.array([], pa.float64()) for i in range(3)}), path.with_suffix(".parquet"))
+
+
+@pytest.mark.parametrize("write", [header_only, no_rows_of_an_array, no_rows_of_a_table])
+def test_a_file_without_rows_is_a_night_like_any_other(place: Place, write: Callable[[Path], None]) -> None:
+    """Under add-remove nobody may see whether it had one row: not by an exit code, nor by a missing release."""
+    place.job.write_text(JOB + 'neighbours = "add-remove"\n')
+    write(place.incoming / "d1")  # the first night too: its columns are known
+    write(place.incoming / "d2")  # the same bytes again repeat no row
+    (place.incoming / "d3").mkdir()
+    write(place.incoming / "d3" / "a")
+    write(place.incoming / "d3" / "b")
+    place.arrive("d3/c", count=5)
+    place.arrive("d4")
+    outcome = place.run()
+    assert len(outcome["released"]) == 4
+    assert [open_rows(place.folder / "visits" / f"d{i}.zarr").rows for i in (1, 2, 3, 4)] == [0, 0, 5, 30]
+    assert open_rows(place.folder / "visits" / "d3.zarr").dtype == "float64"
+    assert place.run()["released"] == []
+
+
+def test_a_table_without_rows_is_none(place: Place) -> None:
+    from dpdist.ingest.table import ingest
+
+    header_only(place.incoming / "d1")
+    with pytest.raises(DataError, match="has a header and no rows"):
+        ingest(place.incoming, place.folder / "rows.zarr")
+
+
+# --- rows that were altered -------------------------------------------------------------------------------------------
+
+
+def altered_chunk(rows: Path) -> None:
+    """Change a row, with a checksum that is right: only the seal can tell."""
+    import zarr
+
+    array = zarr.open_array(rows, mode="r+")
+    array[0, 0] = float(np.asarray(array[0, 0])) + 1.0
+
+
+def other_seal(rows: Path) -> None:
+    """Change a row, and what was sealed with it: only the ledger can tell."""
+    altered_chunk(rows)
+    content = json.loads((rows / SEAL).read_text())
+    content["chunks"] = [ChunkReader(open_rows(rows), 100).tag(0)]
+    (rows / SEAL).write_text(json.dumps(content))
+
+
+def other_rows(rows: Path) -> None:
+    """Put the rows of another period in their place."""
+    shutil.rmtree(rows)
+    shutil.copytree(rows.with_name("d2.zarr"), rows)
+
+
+@pytest.mark.parametrize("alter", [altered_chunk, other_seal, other_rows])
+def test_altered_rows_of_a_closed_period_are_never_released(place: Place, alter: Callable[[Path], None]) -> None:
+    place.arrive("d1", "d2")
+    place.run(continual=4)
+    alter(place.folder / "visits" / "d1.zarr")
+    place.arrive("d3", "d4")  # whose night ends the node of all four
+    with pytest.raises(DataError, match=r"is not what was sealed|holds other rows"):
+        place.run(continual=4)
+    assert not (place.published / "d1--d4.zarr").exists()
+    if alter is altered_chunk:  # the others are seen before anything is read
+        assert (place.published / "d3--d4.zarr").exists()
+
+
+def other_type(content: dict[str, Any]) -> None:
+    content["data_type"] = "int8"
+
+
+def fewer_columns(content: dict[str, Any]) -> None:
+    """Read the same bytes as twice as many rows of half the columns."""
+    content["shape"] = [16, 2]
+    content["chunk_grid"]["configuration"]["chunk_shape"] = [16, 2]
+    content["attributes"]["dpdist"]["columns"] = ["c0", "c1"]
+
+
+def no_rows(content: dict[str, Any]) -> None:
+    content["shape"][0] = 0
+    content["chunk_grid"]["configuration"]["chunk_shape"][0] = 1
+
+
+def other_names(content: dict[str, Any]) -> None:
+    content["attributes"]["dpdist"]["columns"].reverse()
+
+
+def smaller_chunks(content: dict[str, Any]) -> None:
+    content["chunk_grid"]["configuration"]["chunk_shape"][0] = 4
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [other_type, fewer_columns, no_rows, other_names, smaller_chunks],
+)
+def test_what_is_sealed_is_also_how_its_bytes_are_read(place: Place, edit: Callable[[dict[str, Any]], None]) -> None:
+    place.job.write_text(JOB.replace("clip = 8.0", "clip = 400.0"))
+    rows = np.arange(32, dtype=np.uint8).reshape(8, 4)
+    np.save(place.incoming / "d1.npy", rows)
+    place.run(continual=2)
+    whole = place.folder / "visits" / "d1.zarr" / "zarr.json"
+    content = json.loads(whole.read_text())
+    edit(content)
+    whole.write_text(json.dumps(content))
+    if edit is smaller_chunks:  # with a chunk for each half, each with a checksum that is right
+        halve(whole.parent, rows)
+    before = place.files()
+    np.save(place.incoming / "d2.npy", rows + 1)
+    with pytest.raises(DataError, match="is not what was sealed") as caught:
+        place.run(continual=2)
+    assert str(whole.parent) in str(caught.value)
+    assert list(place.ledger.periods) == ["d1"]
+    assert place.files() == before
+
+
+def halve(folder: Path, rows: npt.NDArray[np.uint8]) -> None:
+    import zarr
+
+    shutil.rmtree(folder / "c")
+    zarr.open_array(folder, mode="r+")[...] = rows
+
+
+def test_a_period_read_beside_others_must_be_as_it_was_sealed(place: Place) -> None:
+    """A period that is said to have no rows has no chunk to be found out by."""
+    place.arrive("d1", "d2", "d3")
+    place.run(continual=4)
+    whole = place.folder / "visits" / "d2.zarr" / "zarr.json"
+    content = json.loads(whole.read_text())
+    no_rows(content)
+    whole.write_text(json.dumps(content))
+    place.arrive("d4")
+    with pytest.raises(DataError, match=r"d2.zarr is not what was sealed"):
+        place.run(continual=4)
+    assert (place.published / "d3--d4.zarr").exists()
+    assert not (place.published / "d1--d4.zarr").exists()
+
+
+def test_the_folder_of_periods_is_its_owner_s_only(place: Place) -> None:
+    before = os.umask(0)
+    try:
+        place.arrive("d1")
+        place.run()
+    finally:
+        os.umask(before)
+    folder = place.folder / "visits"
+
+    def mode(path: Path) -> int:
+        return path.stat().st_mode & 0o777
+
+    assert mode(folder) == 0o700
+    for name in ("key", "periods.json", "d1.zarr/seal.json", "d1.zarr/sources.json"):
+        assert mode(folder / name) == 0o600, name
+
+
+def test_a_period_cannot_be_charged_to_another_ledger_or_as_a_table_of_its_own(place: Place) -> None:
+    from dpdist.pipeline import release
+
+    place.arrive("d1")
+    place.run()
+    rows = place.folder / "visits" / "d1.zarr"
+    with pytest.raises(RefusedError, match="has a ledger already"):
+        budget.create_ledger(place.folder / "second.ledger", rows, PrivacyLoss.parse("1"))
+    request = job_file.read_job(place.job).request
+    with pytest.raises(RefusedError, match="belongs to another data set"):
+        release.release_rows(rows, place.folder / "r.zarr", request, ledger=place.folder / "visits.ledger")
+
+
+# --- death and company ------------------------------------------------------------------------------------------------
+
+DEATHS = [
+    "before sealing",
+    "after sealing",
+    "inside the closing",
+    "after the closing",
+    "after the draw",
+]
+"""What comes before a release and is new here; the release itself is killed everywhere in test_crash.py."""
+
+
+@pytest.mark.parametrize("point", DEATHS)
+def test_a_night_that_dies_anywhere_is_resumed_by_the_next(place: Place, point: str) -> None:
+    place.arrive("d1")
+    place.run(continual=2)
+    first = place.files()
+    place.arrive("d2")
+    arguments = ["kill", point, str(place.folder / "struck"), "inline", "run", str(place.job), "--continual", "2"]
+    died = subprocess.run([sys.executable, crash_driver.__file__, *arguments], capture_output=True, check=False)
+    assert died.returncode == -9, died.stderr
+    assert (place.folder / "struck").exists()
+    seen = place.files()
+    place.arrive("d3")
+    place.run(continual=2)
+    assert place.events() == {
+        "created": 1, "capped": 1, "closed": 3, "reserved": 4, "committed": 4, "witnessed": 4, "published": 4,
+        "begun": place.events()["begun"],
+    }  # fmt: skip
+    after = place.files()
+    assert first.items() <= seen.items() <= after.items()  # what was published stays as it was
+    assert sorted(p.name for p in place.published.glob("*.zarr")) == ["d1--d2.zarr", "d1.zarr", "d2.zarr", "d3.zarr"]
+    place.ledger.verify()
+
+
+def test_two_runs_at_once_publish_once(place: Place) -> None:
+    place.arrive("d1", "d2", "d3")
+    arguments = ["note", "before sealing", str(place.folder / "struck"), "inline", "run", str(place.job)]
+    command = [sys.executable, crash_driver.__file__, *arguments]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(2)]
+    words = [process.communicate()[0].decode() for process in both]
+    assert [process.returncode for process in both] == [0, 0], words
+    events = place.events()
+    assert (events["closed"], events["reserved"], events["committed"], events["published"]) == (3, 3, 3, 3)
+    place.ledger.verify()
+
+
+# --- the job file -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("job", "match"),
+    [
+        (JOB.replace('source = "incoming"\n', ""), "needs source"),
+        (JOB.replace('"incoming"', '"s3://bucket/incoming"'), "source is an address"),
+        (JOB.replace('"incoming"', '"s3://me:word@bucket/in"'), "user name or password"),
+        (JOB.replace("periods = true", "missing = 7"), "0, 1 or 2"),
+        (JOB + 'id = "x"\n', "id is told by the periods"),
+        (JOB + 'period = "x"\n', "period is told by the periods"),
+        (JOB + "continual = 0\n", "from 1 to"),
+        (JOB.replace("periods = true\n", "") + "continual = 3\n", "needs periods = true"),
+        (JOB + '[pca]\npath = "m"\ncomponents = 1\n[project]\npath = "s"\n', "for a table without periods"),
+    ],
+)
+def test_jobs_that_make_no_sense_are_refused(place: Place, job: str, match: str) -> None:
+    place.job.write_text(job)
+    with pytest.raises(UsageError, match=match):
+        place.run()
+    assert not (place.folder / "visits").exists()
+
+
+def test_a_mechanism_that_cannot_be_added_up_is_refused(place: Place) -> None:
+    text = JOB.replace("\ndelta = 1e-6", "") + 'mechanism = "bingham"\noptions = {components = 2}\n'
+    place.job.write_text(text)
+    place.arrive("d1")
+    with pytest.raises(UsageError, match="cannot be added up"):
+        place.run()
+    assert place.ledger.records == []
+
+
+def test_a_job_keeps_its_parameters(place: Place) -> None:
+    place.arrive("d1")
+    place.run()
+    place.job.write_text(JOB.replace("clip = 8.0", "clip = 9.0"))
+    refused(place, "was released with other parameters")
+    assert len(place.ledger.records) == 1
+
+
+def test_the_budget_is_declared_once(place: Place) -> None:
+    place.job.write_text(JOB.replace("budget_epsilon = 1\nbudget_delta = 1e-6\n", ""))
+    with pytest.raises(UsageError, match="a budget must be declared"):
+        place.run()
+    place.job.write_text(JOB)
+    place.run()
+    place.job.write_text(JOB.replace("budget_epsilon = 1\n", "budget_epsilon = 2\n"))
+    with pytest.raises(UsageError, match="declares a budget of epsilon 1"):
+        place.run()
+
+
+def test_components_are_of_the_total(place: Place) -> None:
+    place.job.write_text(JOB + '[pca]\npath = "models"\ncomponents = 2\n')
+    place.arrive("d1", "d2")
+    outcome = place.run()
+    assert Path(outcome["model"]) == place.folder / "models" / "d2.zarr"
+    total = open_release(place.published / "total" / "d2.zarr")
+    assert open_model(Path(outcome["model"])).release_id == total.release_id
+
+
+def test_components_above_the_noise_are_taken_night_after_night(place: Place) -> None:
+    """Rows of one direction, far above the noise: it is found every night, also in the totals of totals."""
+    place.job.write_text(
+        JOB.replace("budget_epsilon = 1\n", "budget_epsilon = 50\n").replace("epsilon = 1\n", "epsilon = 50\n")
+        + '[pca]\npath = "models"\ncomponents = "auto"\n'
+    )
+    for count, night in enumerate(("d1", "d2", "d3"), 400):
+        np.save(place.incoming / f"{night}.npy", np.outer(np.full(count, 4.0), [0.6, 0.8, 0.0]))
+        outcome = place.run()
+        assert Path(outcome["model"]) == place.folder / "models" / f"{night}.zarr"
+        found = open_model(Path(outcome["model"])).components
+        assert abs(found.components[0] @ [0.6, 0.8, 0.0]) > 0.9
+        assert require_scree(open_release(Path(outcome["total"])), found.eigenvalues).above == len(found.components)
+    assert len(place.ledger.records) == 3
+
+
+def test_a_night_whose_total_drowns_in_the_noise_is_released_without_a_model(place: Place) -> None:
+    """At epsilon 0.001 the rows are far below the edge; noise passes it by itself in one night of 20."""
+    place.job.write_text(
+        JOB.replace("\nepsilon = 1\n", "\nepsilon = 0.001\n") + '[pca]\npath = "models"\ncomponents = "auto"\n'
+    )
+    for number, night in enumerate(("d1", "d2", "d3"), 1):
+        place.arrive(night)
+        outcome = place.run()
+        total = open_release(Path(outcome["total"]))
+        found = require_scree(total, components(total, 3).eigenvalues)
+        assert (outcome["model"] is None) == (found.above == 0)
+        assert (place.folder / "models" / f"{night}.zarr").exists() == (found.above > 0)
+        assert len(place.ledger.records) == number
+
+
+def test_nothing_is_spent_where_the_number_of_components_is_left_to_noise_of_no_known_edge(place: Place) -> None:
+    place.job.write_text(JOB + 'mechanism = "mvg-exact"\n[pca]\npath = "models"\ncomponents = "auto"\n')
+    place.arrive("d1")
+    with pytest.raises(UsageError, match="no known edge"):
+        place.run()
+    assert place.ledger.records == []

@@ -1,0 +1,37 @@
+"""A ledger, in a folder and in a PostgreSQL database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.ledgers import DATASET, new_address
+
+from dpdist.ledger.address import Place
+from dpdist.ledger.ledger import Ledger
+from dpdist.privacy.guarantee import PrivacyLoss
+
+
+@pytest.fixture
+def folder(tmp_path: Path, state: Path) -> Path:  # noqa: ARG001 - all tests charge the same data set
+    return tmp_path / "books"
+
+
+@pytest.fixture(params=["folder", "postgres"])
+def place(request: pytest.FixtureRequest, folder: Path) -> Iterator[Place]:
+    if request.param == "folder":
+        yield folder
+        return
+    with new_address(request.getfixturevalue("postgres")) as address:
+        yield address
+
+
+@pytest.fixture
+def ledger(place: Place) -> Ledger:
+    return Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("3"))
+
+
+@pytest.fixture
+def folder_ledger(folder: Path) -> Ledger:
+    return Ledger.create(folder, dataset_id=DATASET, budget=PrivacyLoss.parse("3"))

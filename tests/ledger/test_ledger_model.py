@@ -1,0 +1,214 @@
+"""Any sequence of calls on a ledger, in a folder or in a database, agrees with a model."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from support.ledgers import blobs, epsilon_spent, new_address, reserve
+from support.releases import content_of
+
+from dpdist._util.ids import random_token
+from dpdist.errors import DpdistError, RefusedError, UsageError
+from dpdist.ledger.address import Place
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.sqlite import FolderStorage
+from dpdist.ledger.state import State
+from dpdist.privacy.guarantee import MICRO, PrivacyLoss
+from faults.postgres_server import Server
+
+IDS = st.sampled_from(["a", "a-b", "ab", "b_1"])
+"""Some are prefixes of others: deleting the drafts of one must not touch another's."""
+BUDGET = 5
+
+
+@dataclass
+class Expected:
+    """What the model knows of one release."""
+
+    cost: int
+    state: State = State.RESERVED
+    fence: int = 0
+    content: bytes | None = None
+    digests: set[str | None] = field(default_factory=set)
+    drafts: set[str] = field(default_factory=set)
+
+
+class LedgerAgainstModel(RuleBasedStateMachine):
+    """Any sequence of calls, through two handles that may be reopened at any time, against a dictionary."""
+
+    def new_place(self) -> AbstractContextManager[Place]:
+        return new_folder()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = ExitStack()
+        self.place = self.stack.enter_context(self.new_place())
+        first = Ledger.create(self.place, dataset_id=random_token(), budget=PrivacyLoss(BUDGET * MICRO))
+        self.handles = [first, Ledger(self.place)]
+        self.model: dict[str, Expected] = {}
+        self.draws = 0
+
+    def teardown(self) -> None:
+        """Check the whole chain once more and clean up."""
+        try:
+            Ledger(self.place).verify()
+        finally:
+            self.stack.close()
+
+    def charged(self) -> int:
+        """Return what the model has spent."""
+        return sum(known.cost for known in self.model.values() if known.state is not State.ABORTED)
+
+    @rule(handle=st.integers(0, 1))
+    def reopen(self, handle: int) -> None:
+        """Forget what a handle had read."""
+        self.handles[handle] = Ledger(self.place)
+
+    @rule(handle=st.integers(0, 1), release_id=IDS, cost=st.integers(1, 3))
+    def reserve(self, handle: int, release_id: str, cost: int) -> None:
+        """Reserve."""
+        known = self.model.get(release_id)
+        over = self.charged() + cost > BUDGET
+        if (known is not None and known.cost != cost) or ((known is None or known.state is State.ABORTED) and over):
+            with pytest.raises(RefusedError):
+                reserve(self.handles[handle], release_id, cost)
+            return
+        if known is None:
+            known = self.model[release_id] = Expected(cost)
+        elif known.state is State.ABORTED:
+            known.state = State.RESERVED
+            self.model[release_id] = self.model.pop(release_id)  # the records are in the order of reservation
+        assert reserve(self.handles[handle], release_id, cost) is known.state
+
+    @rule(handle=st.integers(0, 1), release_id=IDS)
+    def begin(self, handle: int, release_id: str) -> None:
+        """Begin an attempt."""
+        ledger, known = self.handles[handle], self.model.get(release_id)
+        if known is None:
+            with pytest.raises(UsageError):
+                ledger.begin(release_id)
+        elif known.state is State.ABORTED:
+            with pytest.raises(RefusedError):
+                ledger.begin(release_id)
+        elif known.state is State.RESERVED:
+            known.fence += 1
+            known.drafts.clear()
+            assert ledger.begin(release_id) == known.fence
+        else:
+            assert ledger.begin(release_id) is None
+
+    @rule(handle=st.integers(0, 1), release_id=IDS, behind=st.sampled_from([0, 0, 0, 1, 2, -1]))
+    def commit(self, handle: int, release_id: str, behind: int) -> None:
+        """Commit with the live fence, an old one or one from the future."""
+        known = self.model.get(release_id)
+        self.draws += 1
+        content = f"draw {self.draws}".encode()
+        if known is None:
+            with pytest.raises(UsageError):
+                self.handles[handle].commit(release_id, 1, [content])
+            return
+        wins = known.state is State.RESERVED and behind == 0
+        assert self.handles[handle].commit(release_id, known.fence - behind, [content]) is wins
+        if wins:
+            known.state, known.content = State.COMMITTED, content
+
+    @rule(release_id=IDS)
+    def die_with_a_draft(self, release_id: str) -> None:
+        """Leave what a killed attempt leaves: a draft of the live fence."""
+        known = self.model.get(release_id)
+        if known is None or known.state is not State.RESERVED or not known.fence:
+            return
+        if not isinstance(self.place, Path):
+            return  # a draw reaches a database only in the transaction that commits it
+        self.draws += 1
+        name = f"{release_id}.{known.fence}.{self.draws:016x}"
+        FolderStorage._write(self.place / "blobs" / name, [b"a dead draw"])
+        known.drafts.add(name)
+
+    @rule(handle=st.integers(0, 1), release_id=IDS)
+    def publish(self, handle: int, release_id: str) -> None:
+        """Read the bytes back and record their publication, as the product does."""
+        ledger, known = self.handles[handle], self.model.get(release_id)
+        if known is None or known.content is None:
+            with pytest.raises(DpdistError):
+                content_of(ledger, release_id)
+            return
+        assert content_of(ledger, release_id) == known.content
+        ledger.published(release_id)
+        known.state = State.PUBLISHED
+        known.drafts.clear()
+
+    @rule(handle=st.integers(0, 1), release_id=IDS)
+    def abort(self, handle: int, release_id: str) -> None:
+        """Ask for a refund."""
+        ledger, known = self.handles[handle], self.model.get(release_id)
+        if known is None:
+            with pytest.raises(UsageError):
+                ledger.abort(release_id)
+            return
+        assert ledger.abort(release_id) is (known.content is None)
+        if known.state is State.RESERVED:
+            known.state = State.ABORTED
+            known.fence += 1
+            known.drafts.clear()
+
+    @invariant()
+    def agrees(self) -> None:
+        """Both handles tell what the model tells, and the books hold nothing else."""
+        for ledger in self.handles:
+            records = ledger.records
+            assert [r.release_id for r in records] == list(self.model)
+            for record, known in zip(records, self.model.values(), strict=True):
+                assert (record.state, record.fence) == (known.state, known.fence)
+                assert record.parameters == {"epsilon": known.cost}
+                if known.content is None:
+                    assert (record.digest, record.blob) == (None, None)
+                else:
+                    assert record.digest == hashlib.sha256(known.content).hexdigest()
+                    known.digests.add(record.digest)
+                    assert len(known.digests) == 1
+        assert self.charged() <= BUDGET
+        assert epsilon_spent(self.handles[0]) == self.charged()
+
+    @invariant()
+    def holds_only_committed_bytes_and_drafts_of_the_live_fence(self) -> None:
+        """Look into the private folder itself."""
+        expected = {name for known in self.model.values() for name in known.drafts}
+        for record in self.handles[0].records:
+            if record.blob is not None:
+                expected.add(record.blob)
+                assert content_of(self.handles[1], record.release_id) == self.model[record.release_id].content
+        assert blobs(self.place) == expected
+
+
+@contextmanager
+def new_folder() -> Iterator[Path]:
+    """Give a place for a ledger folder."""
+    with tempfile.TemporaryDirectory(prefix="dpdist-ledger-") as root:
+        yield Path(root) / "books"
+
+
+MODEL_SETTINGS = settings(stateful_step_count=30)
+
+
+def test_any_sequence_of_calls_on_a_folder_agrees_with_a_model() -> None:
+    run_state_machine_as_test(LedgerAgainstModel, settings=settings(MODEL_SETTINGS, max_examples=40))
+
+
+def test_any_sequence_of_calls_on_a_database_agrees_with_a_model(postgres: Server) -> None:
+    class OnDatabase(LedgerAgainstModel):
+        """The same on a ledger in PostgreSQL."""
+
+        def new_place(self) -> AbstractContextManager[Place]:
+            return new_address(postgres)
+
+    run_state_machine_as_test(OnDatabase, settings=settings(MODEL_SETTINGS, max_examples=5))

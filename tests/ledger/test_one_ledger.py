@@ -1,0 +1,286 @@
+"""Rows that were copied before they had a ledger share one budget, and none of their copies is reproduced from."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.cli_scene import Call
+from support.ledgers import DATASET, DiedError, dies, new_address, pure, reserve
+
+from dpdist.errors import DataError, RefusedError
+from dpdist.ingest.table import ingest
+from dpdist.ledger import datasets
+from dpdist.ledger.address import Place
+from dpdist.ledger.datasets import HeldDataset
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
+from dpdist.pipeline import budget
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows import periods
+from dpdist.rows.dataset import open_rows
+from dpdist.runtime import engine
+from faults import crash_driver
+
+pytestmark = pytest.mark.usefixtures("state")
+BUDGET = PrivacyLoss.parse("2")
+DECLARED = ("--budget-epsilon", "2")
+PURE = ("--epsilon", "2", "--clip", "20")
+REPRODUCE = ("--epsilon", "1", "--clip", "20", "--mechanism", "none", "--for-reproduction")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder with a table, computing in this process."""
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.chdir(tmp_path)
+    np.save("table.npy", np.random.default_rng(1).normal(size=(60, 3)) * 8)
+    return tmp_path
+
+
+@pytest.fixture
+def twins(here: Path) -> tuple[Path, Path]:
+    """Return rows without a budget, and a copy of them."""
+    rows = budget.ingest_rows("table.npy", here / "rows.zarr").path
+    return rows, Path(shutil.copytree(rows, here / "twin.zarr"))
+
+
+def seen_of(rows: Path) -> datasets.Seen:
+    return datasets.seen(open_rows(rows).dataset_id)
+
+
+@pytest.mark.usefixtures("twins")
+def test_a_copy_made_before_the_ledger_gets_no_second_budget(here: Path, call: Call) -> None:
+    assert call("ledger", "create", "rows.ledger", "--rows", "rows.zarr", *DECLARED).code == 0
+    assert call("release", "rows.zarr", "a.zarr", *PURE).code == 0
+    refused = call("ledger", "create", "twin.ledger", "--rows", "twin.zarr", *DECLARED)
+    assert refused.code == 3
+    assert f"{here / 'rows.ledger'}" in refused.message
+    assert "--ledger" in refused.message
+    assert "dpdist ledger adopt" in refused.message
+    assert not Path("twin.ledger").exists()
+    assert open_rows("twin.zarr").ledger_id is None
+    assert call("release", "twin.zarr", "b.zarr", *PURE).code == 3
+
+
+@pytest.mark.usefixtures("twins")
+def test_a_copy_is_given_the_ledger_that_there_is(here: Path, call: Call) -> None:
+    assert call("ledger", "create", "rows.ledger", "--rows", "rows.zarr", *DECLARED).code == 0
+    assert call("release", "rows.zarr", "a.zarr", *PURE).code == 0
+    other = call("ledger", "create", "rows.ledger", "--rows", "twin.zarr", "--budget-epsilon", "3")
+    assert other.code == 2
+    assert "declared once" in other.message
+    named = call("ledger", "create", here / "rows.ledger", "--rows", "twin.zarr")
+    assert named.code == 0
+    twin = open_rows("twin.zarr")
+    assert (twin.budget, twin.ledger_id) == (BUDGET, open_rows("rows.zarr").ledger_id)
+    more = call("release", "twin.zarr", "b.zarr", "--epsilon", "1", "--clip", "20", "--ledger", "rows.ledger")
+    assert more.code == 3
+    assert "budget" in more.message
+    # the same release again is the same bytes, from whichever copy
+    assert call("release", "twin.zarr", "c.zarr", *PURE, "--ledger", "rows.ledger").code == 0
+
+
+def test_rows_copied_between_ingest_and_their_ledger_get_one(here: Path, call: Call) -> None:
+    ingest(here / "table.npy", here / "rows.zarr", budget=BUDGET)  # and then it died
+    shutil.copytree("rows.zarr", "twin.zarr")
+    command = ("ingest", "table.npy")
+    assert call(*command, "rows.zarr", *DECLARED).code == 0
+    refused = call(*command, "twin.zarr", *DECLARED)
+    assert refused.code == 3
+    assert str(here / "rows.ledger") in refused.message
+    assert not Path("twin.ledger").exists()
+    assert call("ledger", "create", "rows.ledger", "--rows", "twin.zarr").code == 0
+
+
+def test_a_ledger_in_a_database_is_the_only_one_too(
+    twins: tuple[Path, Path], call: Call, request: pytest.FixtureRequest
+) -> None:
+    rows, twin = twins
+    with new_address(request.getfixturevalue("postgres")) as address:
+        assert call("ledger", "create", address, "--rows", rows, *DECLARED).code == 0
+        refused = call("ledger", "create", "twin.ledger", "--rows", twin, *DECLARED)
+        assert refused.code == 3
+        assert str(address) in refused.message
+        other = address.text.replace("ledger=books", "ledger=other")
+        assert call("ledger", "create", other, "--rows", twin, *DECLARED).code == 3
+        assert not Ledger.stands_at(other)
+        assert call("ledger", "create", address, "--rows", twin).code == 0
+
+
+def test_two_machines_that_share_a_database_get_one_ledger(
+    twins: tuple[Path, Path],
+    here: Path,
+    call: Call,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, twin = twins
+    with new_address(request.getfixturevalue("postgres")) as address:
+        assert call("ledger", "create", address, "--rows", rows, *DECLARED).code == 0
+        assert call("release", rows, "a.zarr", *PURE, "--ledger", address).code == 0
+        monkeypatch.setenv("DPDIST_STATE_HOME", str(here / "another machine"))
+        other = address.text.replace("ledger=books", "ledger=other")
+        refused = call("ledger", "create", other, "--rows", twin, *DECLARED)
+        assert refused.code == 3
+        assert "under the name books" in refused.message
+        assert not Ledger.stands_at(other)
+        assert call("ledger", "create", address, "--rows", twin, *DECLARED).code == 0
+        assert call("release", twin, "b.zarr", "--epsilon", "1", "--clip", "20", "--ledger", address).code == 3
+
+
+def test_a_folder_of_periods_that_was_copied_before_its_ledger_gets_one(here: Path) -> None:
+    periods.create_periods(here / "visits", BUDGET)
+    shutil.copytree("visits", "twin")
+    _, made = budget.periodic_table(here / "visits")
+    with pytest.raises(RefusedError, match=r"visits\.ledger.*dpdist\.create_ledger"):
+        budget.periodic_table(here / "twin")
+    assert not Path("twin.ledger").exists()
+    _, named = budget.periodic_table(here / "twin", ledger=here / "visits.ledger")
+    assert named.ledger_id == made.ledger_id
+
+
+def test_two_copies_that_ask_at_once_get_one_ledger(twins: tuple[Path, Path], here: Path) -> None:
+    barrier, made, refused = threading.Barrier(2), [], []
+
+    def create(rows: Path) -> None:
+        barrier.wait()
+        try:
+            made.append(budget.create_ledger(budget.default_ledger(rows), rows, BUDGET))
+        except RefusedError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=create, args=(rows,)) for rows in twins]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(made), len(refused)) == (1, 1)
+    assert len(list(here.glob("*.ledger"))) == 1
+
+
+def _before_it_is_seen(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HeldDataset, "write", dies)
+
+
+def _before_the_rows_name_it(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(budget, "bind_ledger", dies)
+
+
+@pytest.mark.parametrize("death", [_before_it_is_seen, _before_the_rows_name_it])
+@pytest.mark.parametrize("next_one", [0, 1])
+def test_whatever_dies_while_a_ledger_is_created_there_is_one(
+    twins: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    death: Callable[[pytest.MonkeyPatch], None],
+    next_one: int,
+) -> None:
+    with monkeypatch.context() as patch:
+        death(patch)
+        with pytest.raises(DiedError):
+            budget.create_ledger(budget.default_ledger(twins[0]), twins[0], BUDGET)
+    # the same command finishes, unless a copy's ledger came first
+    first = twins[next_one] if death is _before_it_is_seen else twins[0]
+    other = twins[1] if first == twins[0] else twins[0]
+    if death is _before_the_rows_name_it and next_one:
+        with pytest.raises(RefusedError, match=r"rows\.ledger"):
+            budget.create_ledger(budget.default_ledger(twins[1]), twins[1], BUDGET)
+    made = budget.create_ledger(budget.default_ledger(first), first, BUDGET)
+    assert seen_of(first).ledger_id == made.ledger_id == open_rows(first).ledger_id
+    with pytest.raises(RefusedError, match=rf"{first.stem}\.ledger"):
+        budget.create_ledger(budget.default_ledger(other), other, BUDGET)
+
+
+def test_rows_that_were_removed_and_ingested_again_are_a_new_table(here: Path, call: Call) -> None:
+    for _ in range(2):
+        assert call("ingest", "table.npy", "rows.zarr", *DECLARED).code == 0
+        assert call("release", "rows.zarr", "a.zarr", *PURE).code == 0
+        for name in ("rows.zarr", "rows.ledger", "a.zarr"):
+            shutil.rmtree(here / name)
+
+
+def test_of_two_ledgers_of_one_data_set_the_first_that_is_charged_is_the_only_one(place: Place, tmp_path: Path) -> None:
+    """As an older version, or two machines, may have made them."""
+    first = Ledger.create(place, dataset_id=DATASET, budget=BUDGET)
+    second = Ledger.create(tmp_path / "second", dataset_id=DATASET, budget=BUDGET)
+    asked: dict[str, Any] = {"dataset_id": DATASET, "parameters": {}, "guarantee": pure()}
+    assert reserve(first, "a") is State.RESERVED
+    head = second.head
+    for use in (lambda: second.reserve("b", **asked), second.attest):
+        with pytest.raises(RefusedError, match="two ledgers would be two budgets") as refused:
+            use()
+        assert str(place) in str(refused.value)
+    assert second.head == head
+    assert reserve(Ledger(place), "b") is State.RESERVED
+
+
+# --- for reproduction -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("twins")
+def test_a_copy_of_rows_with_a_budget_is_not_reproduced_from(call: Call) -> None:
+    assert call("ledger", "create", "rows.ledger", "--rows", "rows.zarr", *DECLARED).code == 0
+    refused = call("release", "twin.zarr", "exact.zarr", *REPRODUCE)
+    assert refused.code == 3
+    assert "copy" in refused.message
+    assert not Path("exact.zarr").exists()
+
+
+@pytest.mark.usefixtures("twins")
+def test_a_copy_of_rows_that_were_reproduced_from_gets_no_budget(call: Call) -> None:
+    assert call("release", "twin.zarr", "exact.zarr", *REPRODUCE).code == 0
+    refused = call("ledger", "create", "rows.ledger", "--rows", "rows.zarr", *DECLARED)
+    assert refused.code == 3
+    assert "reproduction" in refused.message
+    assert not Path("rows.ledger").exists()
+    assert call("release", "rows.zarr", "again.zarr", *REPRODUCE).code == 0
+
+
+def test_a_ledger_from_elsewhere_is_not_charged_for_what_was_reproduced_from(place: Place) -> None:
+    ledger = Ledger.create(place, dataset_id=DATASET, budget=BUDGET)
+    with datasets.held(DATASET) as data:
+        data.write(datasets.Seen(reproduced=True))
+    with pytest.raises(RefusedError, match="released for reproduction"):
+        reserve(ledger, "a")
+    assert ledger.records == []
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_only_its_owner_can_read_what_was_seen(twins: tuple[Path, Path], state: Path) -> None:
+    budget.create_ledger("rows.ledger", twins[0], BUDGET)
+    found = sorted((state / "datasets").iterdir())
+    assert [path.name for path in found] == [f"{open_rows(twins[0]).dataset_id}.{end}" for end in ("json", "lock")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600}
+
+
+def test_a_damaged_file_is_exit_4_and_named(twins: tuple[Path, Path], state: Path) -> None:
+    budget.create_ledger("rows.ledger", twins[0], BUDGET)
+    (file,) = (state / "datasets").glob("*.json")
+    file.write_bytes(file.read_bytes().replace(b"rows.ledger", b"twin.ledger"))
+    with pytest.raises(DataError, match=rf"{file} is damaged.*only one"):
+        budget.create_ledger("twin.ledger", twins[1], BUDGET)
+    assert not Path("twin.ledger").exists()
+
+
+def test_a_state_folder_that_cannot_be_written_is_told_before_a_ledger_is_created(
+    twins: tuple[Path, Path], state: Path
+) -> None:
+    state.parent.mkdir(parents=True)
+    state.write_text("in the way")
+    with pytest.raises(DataError, match="DPDIST_STATE_HOME"):
+        budget.create_ledger("rows.ledger", twins[0], BUDGET)
+    assert not Path("rows.ledger").exists()
+
+
+@pytest.mark.parametrize("identity", ["../../escape", "", "A" * 32])
+def test_an_identity_that_is_none_names_no_file(identity: str) -> None:
+    with pytest.raises(DataError, match="proper identity"):
+        datasets.seen(identity)

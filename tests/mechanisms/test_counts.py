@@ -1,0 +1,161 @@
+"""The noise of a histogram's counts: its scale, its law, and the errors that are told of what is read from it."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats
+from support.tallies import FALSE_ALARM, alarms
+
+from dpdist.errors import DataError
+from dpdist.mechanisms.counts import DiscreteLaplace, RoundedNormal, noise_from_json
+from dpdist.mechanisms.quantile import Weights, calibrated, quantile_of, weights
+from dpdist.noise.entropy import SYSTEM
+from dpdist.noise.lattice import MAX_SCALE
+from dpdist.privacy.accounting import gaussian_delta
+from dpdist.privacy.guarantee import Arithmetic, Neighbours, PrivacyLoss
+from dpdist.rows.units import Unit
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [("0.1", "1e-6"), ("1", "1e-6"), ("0.7", "0.01"), ("30", "0.4")])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("neighbours", "vectors"), [(Neighbours.ADD_REMOVE, 1), (Neighbours.REPLACE_ONE, 2)])
+def test_the_scale_is_the_least_that_keeps_epsilon_and_delta(
+    epsilon: str, delta: str, rows: int, neighbours: Neighbours, vectors: int
+) -> None:
+    found = calibrated(PrivacyLoss.parse(epsilon, delta), neighbours, rows)
+    assert isinstance(found.noise, RoundedNormal)
+    sigma, square = found.noise.sigma, vectors * rows**2  # the square of the l2 norm of what a unit changes
+    assert found.guarantee.mu_squared == Fraction(square, sigma**2)
+    assert gaussian_delta(Fraction(epsilon), Fraction(square, sigma**2)) <= float(delta)
+    assert sigma == 1 or gaussian_delta(Fraction(epsilon), Fraction(square, (sigma - 1) ** 2)) > float(delta)
+    assert found.guarantee.loss == PrivacyLoss.parse(epsilon, delta)
+    assert found.guarantee.neighbours is neighbours
+    assert found.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
+
+
+def test_the_largest_noise_that_can_be_asked_for_can_be_drawn() -> None:
+    found = calibrated(PrivacyLoss.parse("0.000001", "1e-18"), Neighbours.REPLACE_ONE, Unit("person", 2**20).max_rows)
+    assert isinstance(found.noise, RoundedNormal)
+    assert found.noise.sigma <= MAX_SCALE
+
+
+def test_the_counts_of_a_unit_change_by_no_more_than_the_sensitivity_and_it_is_attained() -> None:
+    generator, rows = np.random.default_rng(3), 4
+    one, other = (generator.multinomial(rows, np.full(5, 0.2), size=2000) for _ in range(2))
+    assert (((one - other) ** 2).sum(axis=1)).max() <= 2 * rows**2
+    assert ((one**2).sum(axis=1)).max() <= rows**2
+    assert ((rows * np.eye(5)[0] - rows * np.eye(5)[1]) ** 2).sum() == 2 * rows**2
+
+
+def test_the_noise_is_a_rounded_normal_of_its_scale() -> None:
+    noise = calibrated(PrivacyLoss.parse("0.1", "1e-6"), Neighbours.REPLACE_ONE)
+    drawn = noise.answer(np.zeros(30000, dtype=np.int64), SYSTEM)
+    assert not alarms(drawn, 52)
+    assert alarms(drawn, 49)
+    assert alarms(drawn, 55)
+    assert alarms(DiscreteLaplace(37).draw(30000, SYSTEM), 52)  # of the same variance
+
+
+# --- the error --------------------------------------------------------------------------------------------------------
+
+EXACT = np.array([50, 0, 100, 300, 400, 100, 40, 10, 0, 0, 0, 0])
+BETAS = [float(beta) for beta in np.geomspace(0.2, 1e-9, 60)]
+
+
+def mass(sigma: int, reach: int = 12) -> npt.NDArray[np.float64]:
+    """Return the probabilities of the rounded normals from -reach sigma to reach sigma."""
+    points = np.arange(-reach * sigma, reach * sigma + 1)
+    law = stats.norm.cdf((points + 0.5) / sigma) - stats.norm.cdf((points - 0.5) / sigma)
+    return np.where(points > 0, law[::-1], law)  # the small end, where nothing cancels
+
+
+@pytest.mark.parametrize("sigma", [1, 2, 7])
+@pytest.mark.parametrize(("above", "below"), [(1, 0), (1, 3), (2, 2), (3, 2)])
+def test_a_bound_holds_for_the_exact_law_and_would_not_without_the_rounding(sigma: int, above: int, below: int) -> None:
+    """The weights are times of 1 / bins, so the law of the error is one convolution of integers."""
+    bins = above + below
+    kind = Weights(above, below, Fraction(above, bins) if below else Fraction(0))
+    ones, law = mass(sigma), np.ones(1)
+    for times in [round(bins * float(1 - kind.w))] * above + [round(bins * float(kind.w))] * below:
+        spread = np.zeros((ones.size - 1) * times + 1)
+        spread[::times] = ones
+        law = np.convolve(law, spread)
+    beyond = law[::-1].cumsum()[::-1]
+    middle = law.size // 2
+
+    def probability(bound: float) -> float:
+        return float(beyond[middle + math.floor(bound * bins + 1e-9) + 1])
+
+    noise = RoundedNormal(sigma)
+    assert all(probability(kind.bound(noise, beta)) <= beta for beta in BETAS)
+    rounding = (above * float(1 - kind.w) + below * float(kind.w)) / 2
+    assert any(probability(kind.bound(noise, beta) - rounding) > beta for beta in BETAS)
+    deviation = math.sqrt(float(law @ ((np.arange(law.size) - middle) / bins) ** 2))
+    assert kind.standard_deviation(noise) == pytest.approx(deviation, rel=1e-7)
+
+
+@pytest.mark.parametrize("rows", [1000, None])
+def test_errors_in_rows_hold_at_their_confidence_and_standard_errors_are_right(rows: int | None) -> None:
+    draws, bins = 3000, EXACT.size
+    noise = calibrated(PrivacyLoss.parse("0.3", "1e-6"), Neighbours.ADD_REMOVE)
+    kinds = [weights(bins, edge, Fraction("0.9"), rows_known=rows is not None) for edge in range(bins - 1)]
+    bounds = np.array([kind.bound(noise.noise, 0.05 / (2 * len(kinds))) for kind in kinds])
+    added = noise.answer(np.zeros(draws * bins, dtype=np.int64), SYSTEM).reshape(draws, bins)
+    total = added.sum(axis=1, keepdims=True)
+    errors = total - added.cumsum(axis=1)[:, :-1] - np.array([float(kind.w) for kind in kinds]) * total
+    most = stats.binom.isf(FALSE_ALARM, draws, 0.05)
+    assert (np.abs(errors) > bounds).any(axis=1).sum() <= most
+    assert (np.abs(errors) > bounds / 1.5).any(axis=1).sum() > most
+    # the mean of squares of sums of rounded normals has variance at most 2.1 / draws
+    deviations = np.array([kind.standard_deviation(noise.noise) for kind in kinds])
+    allowed = stats.norm.isf(FALSE_ALARM / (4 * len(kinds))) * math.sqrt(2.1 / draws)
+    assert np.abs((errors**2).mean(axis=0) / deviations**2 - 1).max() < allowed
+    assert np.abs((errors**2).mean(axis=0) / (1.2 * deviations) ** 2 - 1).max() > allowed
+
+
+@pytest.mark.parametrize("rows", [1000, None])
+def test_what_is_told_of_a_quantile_holds_at_its_confidence(rows: int | None) -> None:
+    """The 0.95-quantile is exactly at edge 5, where a claim that it lies above is as easily wrong as can be."""
+    noise, draws = calibrated(PrivacyLoss.parse("0.5", "1e-6"), Neighbours.REPLACE_ONE), 500
+    assert isinstance(noise.noise, RoundedNormal)
+    drawn = [noise.answer(EXACT, SYSTEM).tolist() for _ in range(draws)]
+
+    def wrong(claimed: RoundedNormal) -> int:
+        told = [quantile_of(each, claimed, Fraction("0.95"), rows=rows) for each in drawn]
+        return sum(
+            (found.above_edge is not None and found.above_edge >= 5)
+            or (found.up_to_edge is not None and found.up_to_edge < 5)
+            for found in told
+        )
+
+    most = stats.binom.isf(FALSE_ALARM, draws, 0.05)
+    assert wrong(noise.noise) <= most
+    assert wrong(RoundedNormal(noise.noise.sigma // 4)) > most
+
+
+@pytest.mark.parametrize("rows", [10**6, None])
+def test_the_standard_error_of_a_share_is_that_of_its_estimates(rows: int | None) -> None:
+    noise, draws = calibrated(PrivacyLoss.parse("0.1", "1e-6"), Neighbours.REPLACE_ONE), 600
+    exact = np.array([500, 0, 0, 0, 0, 0, 0, 0, 0, 0, 500, 0]) * 1000
+    told = [
+        quantile_of(noise.answer(exact, SYSTEM).tolist(), noise.noise, Fraction("0.3"), rows=rows) for _ in range(draws)
+    ]
+    shares = np.array([found.tail or 0 for found in told])
+    errors = np.array([found.tail_error or 0 for found in told])
+    assert all(found.edge == 0 for found in told)
+    off = stats.norm.isf(FALSE_ALARM / 4) * math.sqrt(0.55 / draws)
+    assert abs(shares.std() / errors.mean() - 1) < off < 0.2
+    assert abs(shares.std() / (1.4 * errors.mean()) - 1) > off
+    assert abs(shares.mean() - 0.5) < stats.norm.isf(FALSE_ALARM / 4) * errors.mean() / math.sqrt(draws)
+
+
+def test_a_law_is_read_as_it_was_written_and_no_other_is() -> None:
+    for noise in (DiscreteLaplace(20), RoundedNormal(52)):
+        assert noise_from_json(noise.to_json()) == noise
+    with pytest.raises(DataError, match="does not know"):
+        noise_from_json({"law": "cauchy", "scale": 3})

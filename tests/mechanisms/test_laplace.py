@@ -1,0 +1,127 @@
+"""The discrete Laplace law, and the two mechanisms that draw from it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from support.tallies import FALSE_ALARM
+
+from dpdist.mechanisms import registry
+from dpdist.mechanisms.laplace import CalibratedLaplace
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.noise.entropy import SYSTEM
+from dpdist.noise.lattice import discrete_laplace
+from dpdist.privacy.guarantee import Arithmetic, Neighbours, PrivacyLoss
+
+ONE = PrivacyLoss.parse("1")
+REPLACE, ADD = Neighbours.REPLACE_ONE, Neighbours.ADD_REMOVE
+BOUND = 4**16
+
+
+def fits(draws: npt.NDArray[np.int64], scale: float) -> bool:
+    """Chi-squared test of draws against the exact discrete Laplace law of a scale."""
+    x = np.arange(-int(6 * scale) - 1, int(6 * scale) + 2)
+    probability = np.tanh(0.5 / scale) * np.exp(-np.abs(x) / scale)
+    probability[[0, -1]] /= 1 - math.exp(-1 / scale)  # the outermost cells hold the tails
+    observed = np.bincount(np.clip(draws, x[0], x[-1]) - x[0], minlength=x.size)
+    return bool(stats.chisquare(observed, probability * draws.size).pvalue > FALSE_ALARM)
+
+
+@pytest.mark.parametrize("scale", [1, 2, 3, 10])
+def test_small_scales_are_discrete_laplace_and_the_twin_fails(scale: int) -> None:
+    draws = discrete_laplace(scale, 400_000, SYSTEM)
+    assert fits(draws, scale)
+    assert not fits(draws, scale / 0.95)  # 5 % too little noise, told apart with probability 1 - 1e-9
+
+
+def test_large_scales_are_laplace_and_their_low_bits_uniform() -> None:
+    scale = 2**41 + 12345
+    draws = discrete_laplace(scale, 400_000, SYSTEM)
+    assert stats.kstest(draws / scale, "laplace").pvalue > FALSE_ALARM
+    assert stats.kstest(0.95 * draws / scale, "laplace").pvalue < FALSE_ALARM
+    low = np.bincount((draws & 255).astype(np.intp), minlength=256)
+    assert stats.chisquare(low).pvalue > FALSE_ALARM
+
+
+def norm(v: npt.NDArray[np.int64], w: npt.NDArray[np.int64]) -> int:
+    """Sum of magnitudes of the triangle of v v^T - w w^T."""
+    return int(np.abs(np.triu(np.outer(v, v) - np.outer(w, w))).sum())
+
+
+@given(st.lists(st.integers(-40, 40), min_size=8, max_size=8))
+def test_no_pair_of_integer_rows_exceeds_the_sensitivity(entries: list[int]) -> None:
+    v, w = np.array(entries[:4]), np.array(entries[4:])
+    bound = int(max(v @ v, w @ w, 1))
+    assert norm(v, w) <= LatticeQuery(4, bound, REPLACE).triangle_l1
+    assert norm(v, 0 * v) <= LatticeQuery(4, bound, ADD).triangle_l1
+
+
+def test_the_sensitivity_is_rounded_to_no_less_than_the_worst_pair_of_a_small_lattice() -> None:
+    for bound in (5, 50):
+        side = range(-math.isqrt(bound), math.isqrt(bound) + 1)
+        rows = [np.array(row) for row in itertools.product(side, side) if sum(x * x for x in row) <= bound]
+        worst = max(norm(v, w) for v in rows for w in rows)
+        assert 0.9 * LatticeQuery(2, bound, REPLACE).triangle_l1 < worst <= LatticeQuery(2, bound, REPLACE).triangle_l1
+    assert max(norm(v, 0 * v) for v in rows) == LatticeQuery(2, 50, ADD).triangle_l1 == 75
+
+
+@pytest.mark.parametrize(
+    ("size", "stated"), [(1, 1.0), (2, 2.23607), (3, 2.87228), (10, 7.81025), (100, 71.4213), (784, 555.0793)]
+)
+def test_the_sensitivity_is_the_stated_one(size: int, stated: float) -> None:
+    assert LatticeQuery(size, BOUND, REPLACE).triangle_l1 / BOUND == pytest.approx(stated, rel=1e-6)
+    assert LatticeQuery(size, BOUND, ADD).triangle_l1 == (size + 1) * BOUND // 2
+
+
+def calibrated(name: str, size: int, neighbours: Neighbours, loss: PrivacyLoss = ONE, bound: int = BOUND) -> int:
+    """Scale of a mechanism, having checked what it promises."""
+    query = LatticeQuery(size, bound, neighbours)
+    found = registry.calibrated(name, query, loss)
+    assert isinstance(found, CalibratedLaplace)
+    assert found.guarantee.loss == found.claim == loss
+    assert found.guarantee.neighbours is neighbours
+    assert found.guarantee.mu_squared is None
+    assert found.guarantee.arithmetic is Arithmetic.INTEGER_EXACT
+    assert Fraction(query.triangle_l1, found.scale) <= Fraction(loss.epsilon_micro, 10**6)
+    return found.scale
+
+
+@given(st.integers(1, 60), st.integers(1, 4**9), st.integers(1, 10**7), st.sampled_from(Neighbours))
+def test_the_scale_is_the_least_that_keeps_epsilon(size: int, bound: int, micro: int, neighbours: Neighbours) -> None:
+    loss = PrivacyLoss(micro)
+    tight = calibrated("laplace", size, neighbours, loss, bound)
+    one_less = LatticeQuery(size, bound, neighbours).triangle_l1 * 10**6 > micro * (tight - 1)
+    assert one_less
+    published = calibrated("laplace-published", size, neighbours, loss, bound)
+    assert published - 1 < Fraction(2 * size * bound * 10**6, micro) <= published
+
+
+def test_the_published_scale_wastes_what_is_stated() -> None:
+    ratio = calibrated("laplace-published", 784, REPLACE) / calibrated("laplace", 784, REPLACE)
+    assert ratio == pytest.approx(2.825, abs=1e-3)
+    ratio = calibrated("laplace-published", 784, ADD) / calibrated("laplace", 784, ADD)
+    assert ratio == pytest.approx(3.995, abs=1e-3)
+
+
+@pytest.mark.parametrize(("name", "neighbours"), [("laplace", REPLACE), ("laplace-published", ADD)])
+def test_every_entry_of_the_noise_has_the_stated_law(name: str, neighbours: Neighbours) -> None:
+    query = LatticeQuery(20, 2, neighbours)
+    found = registry.calibrated(name, query, PrivacyLoss.parse("8"))
+    assert isinstance(found, CalibratedLaplace)
+    sample = np.stack([found.draw(SYSTEM) for _ in range(2500)])
+    assert sample.shape == (2500, 210)
+    assert fits(sample.ravel(), found.noise["scale"])
+    exact = sum(2 * x * x * math.tanh(0.5 / found.scale) * math.exp(-x / found.scale) for x in range(2000))
+    assert found.noise["variance_diagonal"] == pytest.approx(exact)
+    assert found.noise["variance_off_diagonal"] == pytest.approx(exact)
+    # independent entries: the largest of all correlations is what chance gives, with room for the heavier tails
+    correlation = np.abs(np.asarray(np.corrcoef(sample.T))[np.triu_indices(210, 1)]) * math.sqrt(2500)
+    assert correlation.max() < 1.1 * stats.norm.isf(FALSE_ALARM / correlation.size)

@@ -1,0 +1,341 @@
+"""What every mechanism of the registry satisfies, whatever its law. A new one is done when it passes.
+
+What is special about a law (its distribution, its published constants) is tested beside it, in a file of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import math
+from dataclasses import replace
+from fractions import Fraction
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats
+from support.registered import NAMES, calibrated, least_options, loss_for
+from support.scripted import Scripted
+from support.tallies import FALSE_ALARM
+
+from dpdist.errors import RefusedError, UsageError
+from dpdist.mechanisms import registry
+from dpdist.mechanisms.attack import KnownMoment
+from dpdist.mechanisms.base import Additive, Calibrated, IndependentEntries, ReportsProgress, is_private_as_claimed
+from dpdist.mechanisms.info import DeltaUse, Kind, Output
+from dpdist.mechanisms.noise_law import EdgeKind, Noise
+from dpdist.mechanisms.quantile import calibrated as histogram
+from dpdist.mechanisms.registry import MECHANISMS
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.noise.entropy import SYSTEM
+from dpdist.pca.forecast import forecast_release
+from dpdist.pca.noise_edge import law_of
+from dpdist.privacy.accounting import gaussian_delta
+from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
+from dpdist.release.request import ReleaseRequest
+from dpdist.triangle import Band, diagonal_positions
+
+SIZE = 3
+MOMENT = KnownMoment(np.array([[9, 2, -1], [2, 7, 0], [-1, 0, 5]], dtype=np.int64) * 4**16)
+BOTH = list(Neighbours)
+
+PROOFS = {
+    "gaussian": "dpdist.mechanisms.gaussian",
+    "two-sided-wishart": "dpdist.mechanisms.wishart",
+    "wishart": "dpdist.privacy.wishart_profile",
+    "sn": "dpdist.privacy.wishart_profile",
+    "jiang-wishart": "dpdist.privacy.wishart_profile",
+    "sheffet-wishart": "dpdist.privacy.wishart_profile",
+    "power": "dpdist.mechanisms.power",
+    "power-published": "dpdist.mechanisms.power",
+    "laplace": "dpdist.mechanisms.laplace",
+    "laplace-published": "dpdist.mechanisms.laplace",
+    "analyze-gauss": "dpdist.mechanisms.analyze_gauss",
+    "sulq": "dpdist.mechanisms.analyze_gauss",
+    "mod-sulq": "dpdist.mechanisms.analyze_gauss",
+    "none": None,
+    "ppca": "dpdist.mechanisms.exponential",
+    "bingham": "dpdist.mechanisms.exponential",
+    "kapralov-talwar": "dpdist.mechanisms.eigenpairs",
+    "amin": "dpdist.mechanisms.eigenpairs",
+    "orbit": "dpdist.mechanisms.orbit",
+    "orbit-lowrank": "dpdist.mechanisms.orbit",
+    "mvg": "dpdist.mechanisms.mvg",
+    "mvg-psd": "dpdist.mechanisms.mvg",
+    "mvg-exact": "dpdist.mechanisms.mvg",
+    "jl": "dpdist.privacy.jl_profile",
+    "nuclear": "dpdist.mechanisms.knorm",
+    "frobenius": "dpdist.mechanisms.knorm",
+}
+"""Where the proof of each stands, as releases and ledgers name it. A format: an entry is never changed."""
+
+every = pytest.mark.parametrize("name", NAMES)
+additive = pytest.mark.parametrize("name", [name for name in NAMES if MECHANISMS[name].info.additive])
+
+
+# --- what it says -----------------------------------------------------------------------------------------------------
+
+
+@every
+def test_it_states_its_law_its_sensitivity_and_its_source(name: str) -> None:
+    info = MECHANISMS[name].info
+    for text in (info.law, info.sensitivity, info.claimed, info.proved, info.cost, info.reference):
+        assert text.strip() == text != ""
+    assert not info.additive or info.output is Output.SECOND_MOMENT
+    assert isinstance(calibrated(name, SIZE), Additive) is info.additive
+    assert info.replacement == "" or info.replacement.split()[0] in MECHANISMS
+
+
+def test_the_proof_of_each_is_pinned() -> None:
+    assert sorted(PROOFS) == NAMES
+    for loss in ("0", "1e-6"):
+        guarantee = histogram(PrivacyLoss.parse("1", loss), Neighbours.REPLACE_ONE).guarantee
+        assert guarantee.proof == "dpdist.mechanisms.quantile"
+
+
+@every
+@pytest.mark.parametrize("neighbours", BOTH)
+def test_what_is_proved_is_of_the_relation_and_its_proof_can_be_read(name: str, neighbours: Neighbours) -> None:
+    fixed = calibrated(name, SIZE, neighbours=neighbours)
+    guarantee = fixed.guarantee
+    assert (guarantee.proof if guarantee else None) == PROOFS[name]
+    if guarantee is None:
+        return
+    assert importlib.import_module(guarantee.proof).__doc__
+    assert guarantee.neighbours is neighbours
+    assert guarantee.arithmetic is MECHANISMS[name].info.arithmetic
+    assert fixed.claim == loss_for(name)
+    if guarantee.mu_squared is not None:
+        epsilon = Fraction(guarantee.loss.epsilon_micro, MICRO)
+        assert gaussian_delta(epsilon, guarantee.mu_squared) <= guarantee.loss.delta * (1 + 1e-12)
+    assert Guarantee.from_json(json.loads(json.dumps(guarantee.to_json()))) == guarantee
+
+
+@every
+@pytest.mark.parametrize("epsilon", ["0.5", "1"])
+@pytest.mark.parametrize("neighbours", BOTH)
+def test_what_is_private_as_claimed_is_charged_and_all_else_is_for_reproduction(
+    name: str, epsilon: str, neighbours: Neighbours
+) -> None:
+    info = MECHANISMS[name].info
+    loss = loss_for(name, epsilon)
+    request = ReleaseRequest(name, loss, 1.0, neighbours=neighbours, options=least_options(name))
+    again = replace(request, for_reproduction=True)
+    if is_private_as_claimed(calibrated(name, SIZE, neighbours=neighbours, epsilon=epsilon)):
+        assert request.calibrated(SIZE).guarantee is not None
+        with pytest.raises(UsageError, match="leave for_reproduction out"):
+            again.calibrated(SIZE)
+    else:
+        assert info.replacement
+        with pytest.raises(RefusedError, match=f"Take mechanism='{info.replacement}' instead"):
+            request.calibrated(SIZE)
+        assert again.calibrated(SIZE).noise.law
+
+
+# --- what it takes ----------------------------------------------------------------------------------------------------
+
+
+@every
+def test_a_delta_where_none_belongs_and_none_where_one_is_needed_are_refused(name: str) -> None:
+    query, use = LatticeQuery(SIZE, 4**16, Neighbours.REPLACE_ONE), MECHANISMS[name].info.delta
+    for delta, kind, said in (("1e-6", DeltaUse.NONE, "takes no delta"), ("0", DeltaUse.REQUIRED, "positive delta")):
+        loss = PrivacyLoss.parse("1", delta)
+        if use is kind:
+            with pytest.raises(UsageError, match=rf"{said}.*mechanism="):
+                registry.calibrated(name, query, loss, least_options(name))
+        elif name != "none":
+            assert registry.calibrated(name, query, loss, least_options(name)).claim == loss
+
+
+@every
+def test_its_options_are_typed_explained_and_the_keywords_of_its_calibration(name: str) -> None:
+    mechanism = MECHANISMS[name]
+    taken = list(inspect.signature(mechanism.calibrate).parameters.values())[2:]
+    assert {p.name for p in taken} == {option.name for option in mechanism.info.options}
+    assert all(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in taken)
+    query, loss = LatticeQuery(SIZE, 4**16, Neighbours.REPLACE_ONE), loss_for(name)
+    for option in mechanism.info.options:
+        assert option.meaning
+        assert bool(option.choices) is (option.kind is Kind.WORD)
+        assert option.default is None or option.checked(option.default) == option.default
+        for wrong in (True, "nonsense", object()):
+            with pytest.raises(UsageError, match=f"The option {option.name} must be"):
+                registry.calibrated(name, query, loss, {**least_options(name), option.name: wrong})
+        if option.default is None:
+            given = {key: value for key, value in least_options(name).items() if key != option.name}
+            with pytest.raises(UsageError, match=f"{name} needs the option {option.name}: "):
+                registry.calibrated(name, query, loss, given)
+    with pytest.raises(UsageError, match=f"{name} has no option 'nonsense'"):
+        registry.calibrated(name, query, loss, {**least_options(name), "nonsense": 1})
+
+
+@every
+def test_a_number_that_makes_no_sense_is_refused_and_named(name: str) -> None:
+    info, loss = MECHANISMS[name].info, loss_for(name)
+    query = LatticeQuery(SIZE, 4**16, Neighbours.REPLACE_ONE)
+    words = [(o.name, word) for o in info.options for word in o.choices]
+    for option in info.options:
+        if option.default is not None or option.kind is not Kind.INTEGER:
+            continue
+        for value in (0, -1, *((SIZE + 1,) if option.name == "components" else ())):
+            for word in ([], *([pair] for pair in words)):
+                with pytest.raises(UsageError, match=r"(?i)between|at least one|spectrum|variances"):
+                    registry.calibrated(name, query, loss, {**least_options(name), **dict(word), option.name: value})
+
+
+@every
+def test_several_rows_of_one_unit_are_protected_or_refused(name: str) -> None:
+    query = LatticeQuery(SIZE, 4**16, Neighbours.REPLACE_ONE, 3)
+    if MECHANISMS[name].info.units:
+        three = registry.calibrated(name, query, loss_for(name), least_options(name))
+        assert size_of(three) == pytest.approx(3 * size_of(calibrated(name, SIZE)), rel=1e-4)
+    else:
+        with pytest.raises(RefusedError, match=r"proved for several rows .* Take gaussian or two-sided-wishart \("):
+            registry.calibrated(name, query, loss_for(name), least_options(name))
+
+
+# --- its noise --------------------------------------------------------------------------------------------------------
+
+
+def size_of(fixed: Calibrated) -> float:
+    """Return the scale of the noise in lattice units: a deviation, a ridge, or the inverse of a concentration."""
+    noise = fixed.noise
+    if noise.variance_off_diagonal is not None:
+        return math.sqrt(noise.variance_off_diagonal)
+    scales = [noise[key] for key in ("scale", "ridge", "laplace_scale") if key in noise]
+    inverses = [noise[key] for key in ("concentration", "alpha", "rate") if key in noise]
+    if scales:
+        return float(scales[0])
+    return 1 / inverses[0] if inverses[0] else math.inf
+
+
+@every
+def test_noise_follows_the_sensitivity_of_the_query(name: str) -> None:
+    if name == "none":
+        return
+    for size in (1, SIZE):
+        replaced, removed = (size_of(calibrated(name, size, neighbours=n)) for n in BOTH)
+        assert replaced >= removed * (1 - 1e-12)
+    # rows of twice the norm change the moment four times as much
+    assert size_of(calibrated(name, SIZE, 4**17)) == pytest.approx(4 * size_of(calibrated(name, SIZE)), rel=1e-6)
+    assert size_of(calibrated(name, SIZE, epsilon="0.5")) >= size_of(calibrated(name, SIZE))
+
+
+@every
+def test_what_is_stored_of_its_noise_is_read_back(name: str) -> None:
+    noise = calibrated(name, SIZE).noise
+    again = Noise.from_json(json.loads(json.dumps(noise.to_json())))
+    assert again == noise
+    assert (again.edge, again.summands, again.mean_diagonal) == (noise.edge, noise.summands, noise.mean_diagonal)
+    assert dict(noise) == noise.to_json()
+    assert len(noise) == len(noise.to_json())
+
+
+@every
+def test_noise_that_is_granted_stays_on_the_lattice(name: str) -> None:
+    for bits in (8, 12, 16, 20, 24, 28):
+        try:
+            noise = calibrated(name, SIZE, 4**bits).noise
+        except UsageError as error:
+            assert "grid_bits" in str(error)  # noqa: PT017 - or else it is granted
+        else:
+            assert abs(noise.mean_diagonal) + 16 * math.sqrt(noise.variance_diagonal or 0) < 2**63
+    if name != "none" and MECHANISMS[name].info.output is Output.SECOND_MOMENT:
+        with pytest.raises(UsageError, match="grid_bits"):
+            calibrated(name, SIZE, 4**31, epsilon="0.000001")
+
+
+@every
+def test_its_noise_can_be_forecast_or_the_forecast_says_why_not(name: str) -> None:
+    private = is_private_as_claimed(calibrated(name, SIZE))
+    request = ReleaseRequest(name, loss_for(name), 1.0, options=least_options(name), for_reproduction=not private)
+    if law_of(request.calibrated(SIZE).noise, SIZE) is None:
+        with pytest.raises(UsageError, match=rf"^{name} does not add noise with a known edge .* Take gaussian"):
+            forecast_release(request, SIZE, 1000)
+    else:
+        told = forecast_release(request, SIZE, 1000, (0.5, 0.1))
+        assert 0 < told.threshold < math.inf
+        assert told.error > 0
+
+
+# --- its draws --------------------------------------------------------------------------------------------------------
+
+
+@every
+def test_an_answer_is_a_triangle_of_integers_or_an_orthonormal_frame_and_fresh(name: str) -> None:
+    fixed, before = calibrated(name, SIZE), MOMENT.values.copy()
+    first, second = (fixed.answer(MOMENT, SYSTEM) for _ in range(2))
+    if MECHANISMS[name].info.output is Output.SECOND_MOMENT:
+        assert first.dtype == np.int64
+        assert first.shape == (SIZE * (SIZE + 1) // 2,)
+    else:
+        assert first.shape == (1, SIZE)
+        assert np.abs(first @ first.T - 1).max() < 1e-12
+    assert np.array_equal(first, second) is (name == "none")  # else with a probability below 2^-30
+    assert np.array_equal(MOMENT.values, before)
+    # the entropy decides, and nothing else
+    assert np.array_equal(fixed.answer(MOMENT, Scripted(1)), fixed.answer(MOMENT, Scripted(1)))
+
+
+@additive
+def test_the_answer_of_an_additive_mechanism_is_the_moment_plus_one_draw(name: str) -> None:
+    fixed = calibrated(name, SIZE)
+    assert isinstance(fixed, Additive)
+    assert np.array_equal(fixed.answer(MOMENT, Scripted(2)), MOMENT.triangle() + fixed.draw(Scripted(2)))
+
+
+@additive
+def test_bands_are_drawn_one_by_one_where_entries_are_independent_and_nowhere_else(name: str) -> None:
+    # a mechanism that is drawn by bands by mistake would release entries that should depend on one another
+    fixed = calibrated(name, SIZE)
+    independent = fixed.noise.edge in {EdgeKind.NORMAL, EdgeKind.LAPLACE} or name == "none"
+    assert isinstance(fixed, IndependentEntries) is independent
+    if isinstance(fixed, IndependentEntries):
+        exact = np.arange(5, dtype=np.int64)
+        noisy = fixed.answer_band(Band(0, 2, SIZE), exact, Scripted(3))
+        assert np.array_equal(noisy, exact + fixed.draw_band(Band(0, 2, SIZE), Scripted(3)))
+
+
+@every
+def test_only_a_mechanism_whose_draw_takes_long_reports_progress(name: str) -> None:
+    fixed = calibrated(name, SIZE)
+    assert isinstance(fixed, ReportsProgress) is (name in {"nuclear", "orbit", "orbit-lowrank"})
+    if isinstance(fixed, ReportsProgress):
+        seen: list[tuple[int, int]] = []
+        told = fixed.answer(MOMENT, Scripted(4), lambda done, total: seen.append((done, total)))
+        assert all(done <= total for done, total in seen)
+        assert np.array_equal(told, fixed.answer(MOMENT, Scripted(4)))
+
+
+def mean_passes(sample: npt.NDArray[np.float64], mean: float) -> bool:
+    """Two-sided test of the mean of independent draws, by the central limit theorem."""
+    deviation = abs(float(np.mean(sample)) - mean) / (float(np.std(sample)) / math.sqrt(sample.size))
+    # 20 % slack: with thousands of draws the standardised mean is normal to well within that at this level
+    return bool(deviation < 1.2 * stats.norm.isf(FALSE_ALARM / 2))
+
+
+DRAWS = 1000
+
+
+@additive
+def test_draws_have_the_stated_mean_and_variances_and_a_twin_has_not(name: str) -> None:
+    if name == "none":
+        return
+    fixed = calibrated(name, SIZE)
+    assert isinstance(fixed, Additive)
+    noise = fixed.noise
+    sample = np.array(list(islice(fixed.draws(DRAWS, SYSTEM), DRAWS)), dtype=np.float64)
+    on = np.zeros(sample.shape[1], dtype=bool)
+    on[diagonal_positions(SIZE)] = True
+    sample[:, on] -= noise.mean_diagonal
+    for entries, variance in ((sample[:, on], noise.variance_diagonal), (sample[:, ~on], noise.variance_off_diagonal)):
+        assert variance is not None
+        # entries of one draw may be dependent, draws are not: one mean square per draw
+        squares = np.mean(entries**2, axis=1)
+        assert mean_passes(np.mean(entries, axis=1), 0)
+        assert mean_passes(squares, variance)
+        # the twin has half the variance; for the heaviest tails, of wishart noise, that is ten standard errors or more
+        assert not mean_passes(squares / 2, variance)

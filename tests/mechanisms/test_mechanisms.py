@@ -1,0 +1,290 @@
+"""The two recommended mechanisms: calibration, the law of their noise, and what an attacker could measure."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from scipy import integrate, stats
+from strategies import coefficients
+from support.replays import Recording, Replaying
+from support.tallies import FALSE_ALARM
+
+from dpdist.errors import UsageError
+from dpdist.mechanisms import registry
+from dpdist.mechanisms.base import Additive, Calibrated
+from dpdist.mechanisms.registry import MECHANISMS, mechanism_named, recommended
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.noise.entropy import SYSTEM
+from dpdist.noise.products import rounded_wishart
+from dpdist.privacy.accounting import gaussian_sigma
+from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.triangle import diagonal_positions, packed, unpacked
+
+BITS = 16
+ONE_MILLIONTH = PrivacyLoss.parse("1", "1e-6")
+BOTH = list(Neighbours)
+ARITHMETICS = [arithmetic.value for arithmetic in Arithmetic]
+
+
+def calibrated(
+    name: str, size: int, neighbours: Neighbours, loss: PrivacyLoss, bits: int = BITS, **options: str
+) -> Calibrated:
+    return registry.calibrated(name, LatticeQuery(size, 4**bits, neighbours), loss, options)
+
+
+def proved(found: Calibrated) -> Guarantee:
+    assert found.guarantee is not None
+    return found.guarantee
+
+
+def test_the_packed_positions_of_the_diagonal_are_where_the_triangle_puts_them() -> None:
+    matrix = np.arange(49).reshape(7, 7)
+    matrix = matrix + matrix.T
+    triangle = packed(matrix)
+    assert np.array_equal(triangle[diagonal_positions(7)], np.diag(matrix))
+    assert np.array_equal(unpacked(triangle, 7), matrix)
+
+
+@given(coefficients(6))
+def test_no_pair_of_rows_exceeds_the_sensitivities(entries: list[float]) -> None:
+    v, w = np.array(entries[:3]), np.array(entries[3:])
+    v, w = v / max(1.0, float(np.linalg.norm(v))), w / max(1.0, float(np.linalg.norm(w)))
+    replaced = np.linalg.eigvalsh(np.outer(v, v) - np.outer(w, w))
+    replace, add = (LatticeQuery(3, 1, n) for n in (Neighbours.REPLACE_ONE, Neighbours.ADD_REMOVE))
+    assert float(np.sum(replaced**2)) <= replace.frobenius_squared + 1e-12
+    assert float(np.sum(np.abs(replaced))) <= replace.nuclear + 1e-12
+    assert float(v @ v) ** 2 <= add.frobenius_squared + 1e-12
+    assert float(v @ v) <= add.nuclear + 1e-12
+
+
+def test_the_sensitivities_are_attained() -> None:
+    v, w = np.eye(3)[:2]
+    change = np.linalg.eigvalsh(np.outer(v, v) - np.outer(w, w))
+    assert np.sum(change**2) == pytest.approx(LatticeQuery(3, 1, Neighbours.REPLACE_ONE).frobenius_squared)
+    assert np.sum(np.abs(change)) == pytest.approx(LatticeQuery(3, 1, Neighbours.REPLACE_ONE).nuclear)
+
+
+def test_gaussian_scales_are_the_stated_ones() -> None:
+    replace = calibrated("gaussian", 10, Neighbours.REPLACE_ONE, ONE_MILLIONTH).noise
+    assert replace["sigma_diagonal"] / 4**BITS == pytest.approx(math.sqrt(2) * 4.224679, rel=1e-6)
+    assert replace["sigma_off_diagonal"] / 4**BITS == pytest.approx(4.224679, rel=1e-6)
+    three = LatticeQuery(10, 4**BITS, Neighbours.REPLACE_ONE, rows=3)  # of one privacy unit: each costs as much
+    units = registry.calibrated("gaussian", three, ONE_MILLIONTH).noise
+    assert units["sigma_diagonal"] / 4**BITS == pytest.approx(3 * math.sqrt(2) * 4.224679, rel=1e-6)
+    add = calibrated("gaussian", 10, Neighbours.ADD_REMOVE, ONE_MILLIONTH).noise
+    assert add["sigma_diagonal"] / 4**BITS == pytest.approx(4.224679, rel=1e-6)
+
+
+def test_gaussian_scales_are_the_least_integers_that_keep_the_loss_and_their_squares_the_variances() -> None:
+    loss = PrivacyLoss.parse("4", "1e-5")  # sigma is 1.08: these bounds meet almost every small scale
+    sigma = Fraction(gaussian_sigma(loss))
+    for bound in range(1, 300):
+        found = registry.calibrated("gaussian", LatticeQuery(2, bound, Neighbours.ADD_REMOVE), loss)
+        s, t = found.noise["sigma_diagonal"], found.noise["sigma_off_diagonal"]
+        assert s - 1 < bound * sigma <= s
+        assert 2 * (t - 1) ** 2 < s * s <= 2 * t * t
+        assert proved(found).mu_squared == Fraction(bound**2, s * s)
+        assert (found.noise["variance_diagonal"], found.noise["variance_off_diagonal"]) == (s * s, t * t)
+
+
+@pytest.mark.parametrize("neighbours", BOTH)
+def test_the_gaussian_guarantee_is_computed_from_the_integers_that_are_drawn(neighbours: Neighbours) -> None:
+    found = calibrated("gaussian", 5, neighbours, ONE_MILLIONTH, bits=2)  # a coarse grid: rounding matters
+    s, t = found.noise["sigma_diagonal"], found.noise["sigma_off_diagonal"]
+    query = LatticeQuery(5, 4**2, neighbours)
+    worst = max(Fraction(query.frobenius_squared, s * s), Fraction(query.frobenius_squared, 2 * t * t))
+    assert proved(found).mu_squared == worst
+    assert proved(found).arithmetic is Arithmetic.INTEGER_EXACT
+    # one step less on the diagonal would break the promise
+    smaller = Fraction(query.frobenius_squared, (s - 1) ** 2)
+    sigma = 1 / math.sqrt(smaller)
+    mu, epsilon = 1 / sigma, 1.0
+    delta = stats.norm.cdf(mu / 2 - epsilon / mu) - math.e * stats.norm.cdf(-mu / 2 - epsilon / mu)
+    assert delta > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "scale"), [(Neighbours.REPLACE_ONE, 4**BITS), (Neighbours.ADD_REMOVE, 4**BITS // 2)]
+)
+def test_two_sided_wishart_scale_is_the_stated_one(neighbours: Neighbours, scale: int) -> None:
+    found = calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("1"))
+    assert (found.noise["scale"], found.noise["columns"]) == (scale, 11)
+    three = LatticeQuery(10, 4**BITS, neighbours, rows=3)  # of one privacy unit: each costs as much
+    assert registry.calibrated("two-sided-wishart", three, PrivacyLoss.parse("1")).noise["scale"] == 3 * scale
+    assert proved(found).mu_squared is None
+    assert proved(found).arithmetic is Arithmetic.INTEGER_EXACT
+    ideal = calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("1"), arithmetic="ideal-real")
+    assert proved(ideal).arithmetic is Arithmetic.IDEAL_REAL
+    assert ideal.noise == found.noise
+    with pytest.raises(UsageError, match="arithmetic"):
+        calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("1"), arithmetic="float")
+    # rounded up, never down: epsilon = nuclear sensitivity / (2 scale) stays below what was promised
+    odd = calibrated("two-sided-wishart", 10, neighbours, PrivacyLoss.parse("0.7"), bits=2)
+    query = LatticeQuery(10, 16, neighbours)
+    assert Fraction(query.nuclear, 2 * odd.noise["scale"]) <= Fraction(7, 10)
+    assert Fraction(query.nuclear, 2 * (odd.noise["scale"] - 1)) > Fraction(7, 10)
+
+
+def draws(mechanism: Calibrated, count: int) -> npt.NDArray[np.int64]:
+    assert isinstance(mechanism, Additive)
+    return np.stack([mechanism.draw(SYSTEM) for _ in range(count)])
+
+
+def variance_passes(sample: npt.NDArray[np.float64], variance: float) -> bool:
+    """Two-sided chi-squared test of the variance of zero-mean normal draws."""
+    statistic = float(np.sum(sample**2) / variance)
+    tail = min(stats.chi2.cdf(statistic, sample.size), stats.chi2.sf(statistic, sample.size))
+    return bool(2 * tail > FALSE_ALARM)
+
+
+def test_gaussian_noise_has_the_stated_variances_and_its_twin_fails() -> None:
+    size = 40
+    mechanism = calibrated("gaussian", size, Neighbours.REPLACE_ONE, ONE_MILLIONTH)
+    sigma = math.sqrt(2) * 4.224679 * 4**BITS
+    sample: npt.NDArray[np.float64] = draws(mechanism, 800).astype(np.float64)
+    on = np.zeros(sample.shape[1], dtype=bool)
+    on[diagonal_positions(size)] = True
+    assert variance_passes(sample[:, on], sigma**2)
+    assert variance_passes(sample[:, ~on], sigma**2 / 2)
+    # the twin, with 5 % too little noise, is told apart with probability 1 - 1e-9
+    assert not variance_passes(0.95 * sample[:, on], sigma**2)
+    assert not variance_passes(0.95 * sample[:, ~on], sigma**2 / 2)
+    # independent entries: the largest of all correlations between two entries is what chance gives
+    assert stats.kstest(sample[:, ~on].ravel() / (sigma / math.sqrt(2)), "norm").pvalue > FALSE_ALARM
+    correlation = np.asarray(np.corrcoef(sample[:, :200].T))[np.triu_indices(200, 1)] * math.sqrt(sample.shape[0])
+    assert np.abs(correlation).max() < stats.norm.isf(FALSE_ALARM / correlation.size)
+
+
+def mean_passes(sample: npt.NDArray[np.float64], mean: float) -> bool:
+    """Two-sided test of the mean of independent draws, by the central limit theorem."""
+    deviation = abs(float(np.mean(sample)) - mean) / (float(np.std(sample)) / math.sqrt(sample.size))
+    # 20 % slack: with thousands of draws the standardised mean is normal to well within that at this level
+    return bool(deviation < 1.2 * stats.norm.isf(FALSE_ALARM / 2))
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+def test_two_sided_wishart_noise_has_the_stated_variances_and_its_twin_fails(arithmetic: str) -> None:
+    size, relation = 12, Neighbours.ADD_REMOVE
+    mechanism = calibrated("two-sided-wishart", size, relation, PrivacyLoss.parse("1"), arithmetic=arithmetic)
+    s2 = 4**BITS / 2
+    sample = draws(mechanism, 4000).astype(np.float64) / s2
+    on = np.zeros(sample.shape[1], dtype=bool)
+    on[diagonal_positions(size)] = True
+    stated = mechanism.noise["variance_diagonal"] / s2**2, mechanism.noise["variance_off_diagonal"] / s2**2
+    assert stated == pytest.approx((4 * (size + 1), 2 * (size + 1)))
+    for entries, variance in zip((sample[:, on], sample[:, ~on]), stated, strict=True):
+        # entries of one draw are dependent, draws are not: one mean square per draw
+        squares = np.mean(entries**2, axis=1)
+        assert mean_passes(squares, variance)
+        # the twin, with 5 % too little noise, is told apart with probability 1 - 1e-9
+        assert not mean_passes(0.95**2 * squares, variance)
+        assert mean_passes(entries[:, 0], 0)
+    # tr E / s2 is a difference of two chi-squared variables with d (d + 1) degrees of freedom
+    trace = sample[:, on].sum(axis=1)
+    reference = stats.chi2.rvs(size * (size + 1), size=(2, 200_000), random_state=1)
+    assert stats.ks_2samp(trace, reference[0] - reference[1]).pvalue > FALSE_ALARM
+    assert stats.ks_2samp(1.3 * trace, reference[0] - reference[1]).pvalue < FALSE_ALARM
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+def test_two_sided_wishart_in_one_dimension_is_laplace(arithmetic: str) -> None:
+    mechanism = calibrated("two-sided-wishart", 1, Neighbours.ADD_REMOVE, PrivacyLoss.parse("1"), arithmetic=arithmetic)
+    sample = draws(mechanism, 10_000)[:, 0] / 4**BITS
+    # Z has two columns, so each Wishart is 2 s2 times an exponential and the difference Laplace(2 s2) = Laplace(1)
+    assert stats.kstest(sample, "laplace").pvalue > FALSE_ALARM
+    assert stats.kstest(1.4 * sample, "laplace").pvalue < FALSE_ALARM
+
+
+def one_dimensional_law(scale: int, reach: int) -> npt.NDArray[np.float64]:
+    """Law of the integer-exact noise at d = 1 on -reach .. reach: a difference of rounded exponentials."""
+    edges = np.maximum(np.arange(40 * scale + 2 * reach + 2) - 0.5, 0) / (2 * scale)
+    once = np.exp(-edges[:-1]) - np.exp(-edges[1:])
+    return np.array([once[abs(e) :] @ once[: once.size - abs(e)] for e in range(-reach, reach + 1)])
+
+
+def test_the_lattice_law_in_one_dimension_keeps_epsilon_and_attains_it() -> None:
+    for scale in (1, 2, 7):
+        logs = np.log(one_dimensional_law(scale, 60))
+        for change in (1, 2, 10):
+            ratio = np.abs(logs[change:] - logs[:-change])
+            assert ratio.max() == pytest.approx(change / (2 * scale), rel=1e-9)
+
+
+def test_two_sided_wishart_on_a_coarse_grid_has_its_lattice_law() -> None:
+    mechanism = calibrated("two-sided-wishart", 1, Neighbours.ADD_REMOVE, PrivacyLoss.parse("1"), bits=1)
+    reach = 14
+    law = one_dimensional_law(mechanism.noise["scale"], reach)
+    expected = np.concatenate([law, [1 - law.sum()]])
+    sample = draws(mechanism, 12_000)[:, 0]
+
+    def passes(sample: npt.NDArray[np.int64]) -> bool:
+        inside = sample[np.abs(sample) <= reach] + reach
+        counts = np.append(np.bincount(inside, minlength=law.size), sample.size - inside.size)
+        return bool(stats.chisquare(counts, expected * sample.size).pvalue > FALSE_ALARM)
+
+    assert passes(sample)
+    # the twin: a rounded Laplace variable with 10 % less noise
+    twin = np.random.default_rng(1).laplace(scale=0.9 * 2 * mechanism.noise["scale"], size=sample.size)
+    assert not passes(np.rint(twin).astype(np.int64))
+
+
+def test_integer_exact_wishart_noise_is_the_difference_of_two_exactly_rounded_matrices() -> None:
+    mechanism = calibrated("two-sided-wishart", 5, Neighbours.REPLACE_ONE, PrivacyLoss.parse("1"))
+    assert isinstance(mechanism, Additive)
+    recording = Recording()
+    noise = mechanism.draw(recording)
+    again = Replaying(recording.drawn)
+    first, second = (rounded_wishart(5, 6, mechanism.noise["scale"], again) for _ in range(2))
+    assert np.array_equal(noise, first - second)
+    assert not again.left
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_ratio_of_two_sided_wishart_is_that_of_the_entry_that_changes(size: int) -> None:
+    mechanism = calibrated("two-sided-wishart", size, Neighbours.REPLACE_ONE, PrivacyLoss.parse("1"), bits=2)
+    here, there = np.zeros((size, size)), np.zeros((size, size))
+    here[0, 0], there[0, 0] = 9, -4
+    ratio = mechanism.log_ratio(here, there)
+    assert ratio is not None
+    law = stats.chi2(size + 1, scale=mechanism.noise["scale"])
+
+    def density(x: float) -> float:
+        start = max(0, -x)
+        return float(integrate.quad(lambda t: law.pdf(t + x) * law.pdf(t), start, start + 60 * law.std())[0])
+
+    for entry in (-20.0, 3.0, 8.0, 50.0):
+        seen = np.full((size, size), entry)
+        expected = math.log(density(entry - 9) / density(entry + 4))
+        assert ratio(seen) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100])
+def test_two_sided_wishart_noise_that_is_granted_leaves_64_bits_with_a_probability_below_one_in_10_to_the_18(
+    size: int,
+) -> None:
+    def granted(bound: int) -> int | None:
+        try:
+            query = LatticeQuery(size, bound, Neighbours.ADD_REMOVE)
+            return int(registry.calibrated("two-sided-wishart", query, PrivacyLoss.parse("0.5")).noise["scale"])
+        except UsageError:
+            return None
+
+    largest = bisect.bisect_left(range(2**62), True, key=lambda bound: granted(bound + 1) is None)
+    scale = granted(largest)
+    assert scale is not None
+    # an entry of E lies between those on the diagonal of its two Wishart matrices, 2 d chi-squared variables
+    assert 2 * size * stats.chi2.sf((2**63 - 1) / scale, size + 1) < 1e-18
+
+
+def test_every_mechanism_is_found_by_its_name_and_an_unknown_one_is_refused() -> None:
+    assert all(mechanism_named(name).info.name == name for name in MECHANISMS)
+    assert recommended(0) == "two-sided-wishart"
+    assert recommended(1) == "gaussian"
+    with pytest.raises(UsageError, match="gaussian, two-sided-wishart"):
+        mechanism_named("sine")

@@ -1,0 +1,188 @@
+"""The noise of a release as a type: what is stored of it, what a sum of it is, and what stored releases still tell.
+
+Statistical tests here fail falsely with probability below 1e-6 each.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import replace
+from functools import reduce
+from operator import add
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from support.folders import STORED
+
+from dpdist.cli import cli
+from dpdist.errors import DataError
+from dpdist.mechanisms.attack import KnownMoment, views
+from dpdist.mechanisms.noise_law import EdgeKind, Noise, Part
+from dpdist.mechanisms.registry import calibrated
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.noise.entropy import SYSTEM
+from dpdist.pca.components import components
+from dpdist.pca.noise_edge import NoiseLaw, law_of
+from dpdist.pca.scree import require_scree
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.release.archive import publish
+from dpdist.release.artefact import open_release
+from dpdist.release.combine import combined, write_sum
+from dpdist.release.coverage import Extent
+
+"""Releases that version 0.1.0 wrote: six columns, a component of .7 C² and weaker ones; sums of epsilon 1, 2 and 1."""
+DELTAS = {"gaussian": "1e-6", "wishart": "1e-6"}
+KNOWN = ("gaussian", "laplace", "frobenius", "nuclear", "wishart", "two-sided-wishart")
+
+
+def noise_of(name: str, epsilon: str = "1", size: int = 8) -> Noise:
+    query = LatticeQuery(size, 4**16, Neighbours.REPLACE_ONE)
+    return calibrated(name, query, PrivacyLoss.parse(epsilon, DELTAS.get(name, "0"))).noise
+
+
+def known_law(noise: Noise, size: int = 8) -> NoiseLaw:
+    found = law_of(noise, size)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_name_decides_nothing(name: str) -> None:
+    noise = noise_of(name)
+    renamed = Noise.from_json(replace(noise, law="a better name").to_json())
+    assert known_law(renamed).edge == known_law(noise).edge
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_sum_of_noise_is_noise_whatever_the_grouping(name: str) -> None:
+    a, b, c = noise_of(name), noise_of(name), noise_of(name, "2")
+    whole = (a + b) + c
+    assert whole == c + (b + a)
+    assert (whole.law, whole["terms"]) == ("sum", 3)
+    assert whole.variance_off_diagonal == pytest.approx(sum(n["variance_off_diagonal"] for n in (a, b, c)))
+    assert whole.mean_diagonal == sum(n.mean_diagonal for n in (a, b, c))
+    again = Noise.from_json(json.loads(json.dumps(whole.to_json())))
+    assert again == whole
+    assert known_law(again).edge == pytest.approx(known_law(whole).edge, rel=1e-12)
+    # variances add up, so edges grow: by the triangle inequality no more than they
+    assert max(known_law(n).edge for n in (a, b, c)) < known_law(whole).edge
+    assert known_law(whole).edge < sum(known_law(n).edge for n in (a, b, c))
+
+
+def test_sums_that_have_a_law_have_it() -> None:
+    gaussian = noise_of("gaussian") + noise_of("gaussian", "2")
+    assert gaussian.edge is EdgeKind.NORMAL
+    assert known_law(gaussian).edge == pytest.approx(2 * math.sqrt(8 * gaussian["variance_off_diagonal"]))
+    one = noise_of("wishart")
+    assert (one + one).summands == (
+        Part(EdgeKind.WISHART, 2 * one["variance_off_diagonal"], 2, 2 * one["degrees"], one["scale"]),
+    )
+    sided = noise_of("two-sided-wishart")
+    assert (sided + sided).summands[0].degrees == 18
+    assert (sided + noise_of("two-sided-wishart", "2")).edge is EdgeKind.SUM
+    assert (noise_of("nuclear") + noise_of("nuclear")).summands[0].terms == 2
+    assert (
+        noise_of("gaussian") + Noise("another", variance_diagonal=1.0, variance_off_diagonal=1.0)
+    ).edge is EdgeKind.NONE
+    assert (Noise("another") + noise_of("gaussian")).variance_off_diagonal is None
+
+
+@pytest.mark.parametrize("name", sorted(set(KNOWN) - {"nuclear"}))  # a draw of which takes seconds
+def test_the_edge_of_a_sum_is_where_its_spectrum_ends(name: str) -> None:
+    """Three draws of different scale at 60 columns, 8 times: the mean of the largest eigenvalue is near the edge."""
+    size = 60
+    query = LatticeQuery(size, 4**16, Neighbours.REPLACE_ONE)
+    delta = DELTAS.get(name, "0")
+    drawn = [calibrated(name, query, PrivacyLoss.parse(epsilon, delta)) for epsilon in ("1", "1.5", "1")]
+    total = reduce(add, (one.noise for one in drawn))
+    law = known_law(total, size)
+    zero = KnownMoment(np.zeros((size, size), dtype=np.int64))
+    largest = []
+    for _ in range(8):
+        noise = -total.mean_diagonal * np.eye(size)
+        for one in drawn:
+            noise += next(views(one, zero, 1, SYSTEM))
+        largest.append(np.linalg.eigvalsh(noise)[-1])
+    assert 0.75 * law.edge < np.mean(largest) < 1.1 * law.edge
+    # the twin: the edge of noise of three times the variance
+    assert np.mean(largest) < 0.75 * math.sqrt(3) * law.edge
+
+
+@pytest.mark.parametrize("name", [*KNOWN, *(f"{name}-sum" for name in KNOWN), "gaussian-centred-sum"])
+def test_releases_of_version_0_1_0_are_read_and_have_their_edge(name: str, tmp_path: Path) -> None:
+    publish(io.BytesIO((STORED / f"{name}.tar").read_bytes()), tmp_path / "r.zarr")
+    release = open_release(tmp_path / "r.zarr")
+    assert "edge" not in json.loads((tmp_path / "r.zarr/zarr.json").read_text())["attributes"]["dpdist"]["noise"]
+    law = known_law(release.noise, 6)
+    variance = release.noise.variance_off_diagonal
+    assert variance is not None
+    assert 1.9 * math.sqrt(6 * variance) < law.edge < 3.1 * math.sqrt(6 * variance)
+    assert require_scree(release, components(release, 6).eigenvalues).edge > 0
+    for command in (["pca", "r.zarr", "m.zarr", "--components", "2", "--json"], ["report", "r.zarr", "r.html"]):
+        said = CliRunner().invoke(cli, [str(tmp_path / word) if "." in word else word for word in command])
+        assert said.exit_code == 0, said.output
+    again = combined(
+        [release, replace(release, release_id="r-9", releases=(), extents=(Extent("d", 9, 10, "a", "b"),))]
+    )
+    assert known_law(again.noise, 6).edge > law.edge
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_edge_of_a_stored_sum_is_not_below_that_of_what_was_added_up(name: str, tmp_path: Path) -> None:
+    """Version 0.1.0 did not store of which draws its variance comes."""
+    publish(io.BytesIO((STORED / f"{name}-sum.tar").read_bytes()), tmp_path / "r.zarr")
+    query = LatticeQuery(6, open_release(tmp_path / "r.zarr").bound.norm_bound, Neighbours.REPLACE_ONE)
+    parts = [
+        calibrated(name, query, PrivacyLoss.parse(epsilon, DELTAS.get(name, "0"))).noise for epsilon in ("1", "2", "1")
+    ]
+    told, stored = reduce(add, parts), open_release(tmp_path / "r.zarr").noise
+    assert stored.variance_off_diagonal == pytest.approx(told.variance_off_diagonal, rel=0.1)  # what laplace takes
+    assert known_law(stored, 6).edge >= known_law(told, 6).edge * math.sqrt(
+        stored["variance_off_diagonal"] / told["variance_off_diagonal"]
+    ) * (1 - 1e-9)
+
+
+def test_a_sum_that_an_older_version_wrote_is_left_alone(tmp_path: Path) -> None:
+    """The same numbers and guarantee in other words are the same sum; other numbers are not."""
+    publish(io.BytesIO((STORED / "gaussian-sum.tar").read_bytes()), tmp_path / "r.zarr")
+    found, before = open_release(tmp_path / "r.zarr"), (tmp_path / "r.zarr/zarr.json").read_bytes()
+    write_sum(replace(found, noise=noise_of("gaussian") + noise_of("gaussian")), tmp_path / "r.zarr")
+    assert (tmp_path / "r.zarr/zarr.json").read_bytes() == before
+    with pytest.raises(DataError):
+        write_sum(replace(found, answer=found.lattice + np.eye(6, dtype=np.int64)), tmp_path / "r.zarr")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"edge": "a straight line"},
+        {"edge": "sum"},
+        {"edge": "wishart"},
+        {"edge": 3},
+        {"variance_off_diagonal": -1.0},
+        {"variance_off_diagonal": float("nan")},
+        {"variance_off_diagonal": float("inf")},
+        {"variance_off_diagonal": 1e300},
+        {"variance_off_diagonal": 5e-324},
+        {"parts": [{"edge": "wishart", "terms": 1, "variance_off_diagonal": 1.0, "degrees": 10**400, "scale": 1.0}]},
+        {"variance_off_diagonal": "1"},
+        {"variance_off_diagonal": True},
+        {"mean_diagonal": float("nan")},
+        {"parts": [{"edge": "normal-entries", "terms": 0, "variance_off_diagonal": 1.0}]},
+        {"parts": [{"edge": "none", "terms": 1, "variance_off_diagonal": 1.0}]},
+        {"parts": [{"edge": "laplace-entries", "terms": 1, "variance_off_diagonal": 1.0}]},
+        {"parts": [{"edge": "normal-entries", "terms": 1, "variance_off_diagonal": 1.0, "degrees": 3, "scale": 1.0}]},
+        {"parts": [{"edge": "wishart", "terms": 1, "variance_off_diagonal": 1.0, "degrees": 2.5, "scale": 1.0}]},
+        {"parts": "many"},
+    ],
+)
+def test_noise_that_cannot_be_is_not_read(change: dict[str, object]) -> None:
+    """A release may come from anybody."""
+    good = {"law": "g", "edge": "normal-entries", "variance_diagonal": 2.0, "variance_off_diagonal": 1.0}
+    assert Noise.from_json(good).edge is EdgeKind.NORMAL
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        Noise.from_json(good | change)

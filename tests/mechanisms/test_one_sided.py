@@ -1,0 +1,189 @@
+"""Additive Wishart noise: scales, true guarantees, the laws of its draws, and the attack the erratum describes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats
+from support.tallies import FALSE_ALARM
+
+from dpdist.errors import RefusedError
+from dpdist.mechanisms import registry
+from dpdist.mechanisms.base import is_private_as_claimed
+from dpdist.mechanisms.one_sided import CalibratedWishart
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.noise.entropy import SYSTEM
+from dpdist.privacy.guarantee import ATTO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.wishart_profile import add_remove_delta, replace_one_delta, replace_one_delta_at
+from dpdist.release.request import ReleaseRequest
+from dpdist.triangle import unpacked
+
+BOUND = 4**16
+ONE = PrivacyLoss.parse("1")
+ONE_MILLIONTH = PrivacyLoss.parse("1", "1e-6")
+BOTH = list(Neighbours)
+BOTH_ARITHMETICS = list(Arithmetic)
+
+
+def calibrated(
+    name: str, size: int, neighbours: Neighbours, loss: PrivacyLoss, bound: int = BOUND, **options: Any
+) -> CalibratedWishart:
+    found = registry.calibrated(name, LatticeQuery(size, bound, neighbours), loss, options)
+    assert isinstance(found, CalibratedWishart)
+    return found
+
+
+def proved(found: CalibratedWishart) -> Guarantee:
+    assert found.guarantee is not None
+    return found.guarantee
+
+
+def matrices(mechanism: CalibratedWishart, count: int) -> npt.NDArray[np.float64]:
+    return np.stack([unpacked(mechanism.draw(SYSTEM), mechanism.size) for _ in range(count)]).astype(np.float64)
+
+
+def noise(size: int, columns: int, arithmetic: Arithmetic) -> CalibratedWishart:
+    return CalibratedWishart(size, columns, BOUND, arithmetic, None, ONE)
+
+
+@pytest.mark.parametrize("neighbours", BOTH)
+def test_wishart_keeps_what_it_promises_and_five_per_cent_less_noise_would_not(neighbours: Neighbours) -> None:
+    found = calibrated("wishart", 30, neighbours, ONE_MILLIONTH)
+    assert proved(found).loss == found.claim == ONE_MILLIONTH
+    assert proved(found).neighbours is neighbours
+    assert proved(found).mu_squared is None
+    assert is_private_as_claimed(found)
+    kappa, theta = (found.columns - 30 + 1) / 2, 2 * found.scale / BOUND
+    if neighbours is Neighbours.ADD_REMOVE:
+        assert add_remove_delta(1.0, kappa, theta) <= 1e-6 < add_remove_delta(1.0, kappa, 0.95 * theta)
+    else:
+        assert replace_one_delta(1.0, kappa, theta, enough=1e-6) <= 1e-6
+        assert replace_one_delta_at(1.0, kappa, 0.95 * theta, (1.0, 1.0)) > 1e-6
+
+
+def test_wishart_has_the_stated_spectral_edge() -> None:
+    # theta/2 (sqrt m + sqrt d)², compared with that of kappa = 200 at d = 100, whose theta is tabulated
+    def edge(columns: int, theta: float) -> float:
+        return theta / 2 * (math.sqrt(columns) + 10) ** 2
+
+    found = calibrated("wishart", 100, Neighbours.ADD_REMOVE, ONE_MILLIONTH)
+    assert edge(found.columns, 2 * found.scale / BOUND) <= edge(499, 0.3703257012645796) * 1.001
+    replaced = calibrated("wishart", 100, Neighbours.REPLACE_ONE, ONE_MILLIONTH)
+    assert edge(replaced.columns, 2 * replaced.scale / BOUND) <= edge(499, 0.44643947958987706) * 1.02
+
+
+def test_the_scale_is_rounded_up_on_a_coarse_grid() -> None:
+    for bits in (1, 2, 5):
+        found = calibrated("wishart", 30, Neighbours.ADD_REMOVE, ONE_MILLIONTH, bound=4**bits)
+        kappa = (found.columns - 30 + 1) / 2
+        assert add_remove_delta(1.0, kappa, 2 * found.scale / 4**bits) <= 1e-6
+        assert found.scale == 1 or add_remove_delta(1.0, kappa, 2 * (found.scale - 1) / 4**bits) > 1e-6
+
+
+def test_a_single_column_can_only_gain_or_lose() -> None:
+    scales = {calibrated("wishart", 1, neighbours, ONE_MILLIONTH).scale for neighbours in BOTH}
+    assert len(scales) == 1
+
+
+@pytest.mark.parametrize("neighbours", BOTH)
+@pytest.mark.parametrize(("name", "factor"), [("sn", 1), ("jiang-wishart", 3)])
+@pytest.mark.parametrize("epsilon", ["0.1", "0.7", "1"])
+def test_the_purely_private_ones_are_not(name: str, factor: int, epsilon: str, neighbours: Neighbours) -> None:
+    loss = PrivacyLoss.parse(epsilon)
+    found = calibrated(name, 20, neighbours, loss)
+    exact = Fraction(factor * BOUND) / (2 * Fraction(epsilon))
+    assert exact <= found.scale < exact + 1
+    assert found.columns == 21
+    assert found.claim == loss
+    assert proved(found).loss.delta == pytest.approx(-math.expm1(-float(epsilon) / factor), rel=1e-8)
+    assert proved(found).loss.epsilon_micro == loss.epsilon_micro
+    assert not is_private_as_claimed(found)
+    with pytest.raises(RefusedError, match=r"delta 0\.\d+\. Take mechanism='two-sided-wishart'"):
+        ReleaseRequest(name, loss, clip_norm=1.0, neighbours=neighbours).calibrated(20)
+
+
+@pytest.mark.parametrize("neighbours", BOTH)
+def test_sheffet_keeps_far_more_than_it_claims_at_epsilon_one(neighbours: Neighbours) -> None:
+    found = calibrated("sheffet-wishart", 50, neighbours, ONE_MILLIONTH)
+    assert (found.columns, found.scale) == (475, BOUND)
+    assert proved(found).loss.delta_atto == 1  # the true one is about 1e-43
+    assert is_private_as_claimed(found)
+    larger = calibrated("sheffet-wishart", 50, neighbours, PrivacyLoss.parse("3", "1e-2"))
+    truth = replace_one_delta_at(3.0, 9.5, 2.0, (1.0, 1.0)) if neighbours is Neighbours.REPLACE_ONE else 0.0
+    truth = max(truth, add_remove_delta(3.0, 9.5, 2.0))
+    assert larger.columns == 50 + 18
+    assert truth * (1 - 1e-4) <= proved(larger).loss.delta <= 1.2 * truth
+
+
+@pytest.mark.parametrize("neighbours", BOTH)
+def test_sheffet_is_refused_where_it_has_too_few_degrees_of_freedom(neighbours: Neighbours) -> None:
+    found = calibrated("sheffet-wishart", 10, neighbours, PrivacyLoss.parse("8", "1e-6"))
+    assert found.columns == 10 + 6
+    assert proved(found).loss.delta > 5e-3
+    assert not is_private_as_claimed(found)
+    # with m = d the law has no log-concave density: nothing is proved
+    singular = calibrated("sheffet-wishart", 10, neighbours, PrivacyLoss.parse("21", "1e-6"))
+    assert singular.columns == 10
+    assert singular.guarantee is None
+
+
+def law_passes(sample: npt.NDArray[np.float64], degrees: int) -> bool:
+    return bool(stats.kstest(sample, stats.chi2(degrees).cdf).pvalue > FALSE_ALARM)
+
+
+def total_passes(total: float, degrees: int) -> bool:
+    return bool(2 * min(stats.chi2.cdf(total, degrees), stats.chi2.sf(total, degrees)) > FALSE_ALARM)
+
+
+@pytest.mark.parametrize("arithmetic", BOTH_ARITHMETICS)
+def test_draws_are_wishart_and_twins_are_not(arithmetic: Arithmetic) -> None:
+    size, columns, count = 3, 6, 4000
+    sample = matrices(noise(size, columns, arithmetic), count) / BOUND
+    direction = np.array([0.6, -0.48, 0.64])
+    inverse = 1 / np.einsum("i,nij,j->n", direction, np.linalg.inv(sample), direction)
+    laws = [(inverse, columns - size + 1)]
+    laws += [(sample[:, i, i], columns) for i in range(size)]
+    laws += [(1 / np.linalg.inv(sample)[:, i, i], columns - size + 1) for i in range(size)]
+    for law, degrees in laws:
+        assert law_passes(law, degrees)
+        assert not law_passes(law, degrees + 1)  # one off in the Bartlett factor
+        assert not law_passes(law, degrees - 1)
+    trace = float(np.trace(sample, axis1=1, axis2=2).sum())
+    assert total_passes(trace, columns * size * count)
+    assert not total_passes(0.95 * trace, columns * size * count)
+    # independent entries of Z: u^T E v / sqrt(v^T E v) is normal for orthogonal u, v
+    normal = sample[:, 0, 2] / np.sqrt(sample[:, 2, 2])
+    assert stats.kstest(normal, "norm").pvalue > FALSE_ALARM
+    assert stats.kstest(1.2 * normal, "norm").pvalue < FALSE_ALARM
+
+
+@pytest.mark.parametrize("arithmetic", BOTH_ARITHMETICS)
+def test_wishart_is_drawn_in_the_arithmetic_it_states_and_dominates_the_moment(arithmetic: Arithmetic) -> None:
+    mechanism = calibrated("wishart", 12, Neighbours.REPLACE_ONE, ONE_MILLIONTH, arithmetic=arithmetic.value)
+    assert proved(mechanism).arithmetic is arithmetic
+    first, second = matrices(mechanism, 2)
+    assert np.linalg.eigvalsh(first)[0] > 0
+    assert not np.array_equal(first, second)
+    assert calibrated("wishart", 12, Neighbours.REPLACE_ONE, ONE_MILLIONTH).arithmetic is Arithmetic.INTEGER_EXACT
+
+
+def excludes(mechanism: CalibratedWishart, count: int) -> int:
+    """Count the releases of a table that cannot come from the table with one more row of full norm."""
+    row = np.zeros(mechanism.size)
+    row[-1] = math.sqrt(BOUND)
+    return int((np.linalg.eigvalsh(matrices(mechanism, count) - np.outer(row, row))[:, 0] < 0).sum())
+
+
+def test_sn_leaks_a_row_with_the_probability_that_is_proved_and_a_twin_does_not() -> None:
+    count = 2000
+    mechanism = calibrated("sn", 3, Neighbours.ADD_REMOVE, ONE)
+    probability = proved(mechanism).loss.delta_atto / ATTO
+    assert stats.binomtest(excludes(mechanism, count), count, probability).pvalue > FALSE_ALARM
+    more = replace(mechanism, columns=mechanism.columns + 1)
+    assert stats.binomtest(excludes(more, count), count, probability).pvalue < FALSE_ALARM

@@ -1,0 +1,197 @@
+"""The orbit mechanisms: what they put in the exponent, what they release, what they refuse."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats
+from support.hciz import moments
+from support.tallies import FALSE_ALARM
+
+from dpdist.errors import UsageError
+from dpdist.mechanisms import registry
+from dpdist.mechanisms.orbit import CalibratedLowRankOrbit, CalibratedOrbit
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.moment.operator import MomentMatrix
+from dpdist.noise.entropy import SYSTEM
+from dpdist.noise.floats import haar
+from dpdist.privacy.guarantee import Arithmetic, Neighbours, PrivacyLoss
+from dpdist.triangle import packed, unpacked
+
+S = 4**16
+REPLACE, ADD = Neighbours.REPLACE_ONE, Neighbours.ADD_REMOVE
+Floats = npt.NDArray[np.float64]
+
+
+def orbit(
+    size: int, spectrum: tuple[float, ...], neighbours: Neighbours = REPLACE, epsilon: str = "1"
+) -> CalibratedOrbit:
+    query = LatticeQuery(size, S, neighbours)
+    found = registry.calibrated("orbit", query, PrivacyLoss.parse(epsilon), {"spectrum": spectrum})
+    assert isinstance(found, CalibratedOrbit)
+    return found
+
+
+def low_rank(size: int, count: int, neighbours: Neighbours = REPLACE, epsilon: str = "1") -> CalibratedLowRankOrbit:
+    query = LatticeQuery(size, S, neighbours)
+    found = registry.calibrated("orbit-lowrank", query, PrivacyLoss.parse(epsilon), {"components": count})
+    assert isinstance(found, CalibratedLowRankOrbit)
+    return found
+
+
+def turned(eigenvalues: tuple[float, ...]) -> MomentMatrix:
+    """Return a moment with these eigenvalues, in units of S, in a random basis; they move by a unit of the lattice."""
+    basis = haar(len(eigenvalues), len(eigenvalues), SYSTEM)
+    return MomentMatrix(packed(np.rint(S * (basis * eigenvalues) @ basis.T)), len(eigenvalues))
+
+
+def passes(sample: Floats, levels: list[float], spectrum: tuple[float, ...], strength: float = 1.0) -> bool:
+    """Test the mean of tr(L H) for the density exp(strength tr(L H)), by the central limit theorem."""
+    mean, deviation = moments([strength * x for x in levels], spectrum)
+    z = (strength * float(np.mean(sample)) - mean) / (deviation / math.sqrt(sample.size))
+    return bool(abs(z) < 1.05 * stats.norm.isf(FALSE_ALARM / 2))
+
+
+@pytest.mark.parametrize(("neighbours", "halves"), [(REPLACE, 1), (ADD, 2)])
+def test_all_of_epsilon_is_in_the_exponent(neighbours: Neighbours, halves: int) -> None:
+    found = orbit(4, (3.0, 2.0, 1.0, 1.0), neighbours, "0.6")
+    assert found.noise["alpha"] == pytest.approx(halves * 0.6 / (2 * S * (3.0 - 1.0)))
+    assert found.noise["spectrum"] == [3.0, 2.0, 1.0, 1.0]
+    assert found.claim == found.guarantee.loss == PrivacyLoss.parse("0.6")
+    assert found.guarantee.bounded_ranges == (Fraction(6, 10),)
+    assert found.guarantee.arithmetic is Arithmetic.IDEAL_REAL
+    # zeros fill a short spectrum, and count
+    assert orbit(4, (3.0, 2.0), neighbours, "0.6").noise["alpha"] == pytest.approx(halves * 0.6 / (2 * S * 3.0))
+
+
+@pytest.mark.parametrize(("neighbours", "delta"), [(REPLACE, {1: 1, 2: 2, 4: 2}), (ADD, {1: 1, 2: 1, 4: 1})])
+def test_low_rank_spends_half_on_eigenvalues_and_half_on_the_orbit(
+    neighbours: Neighbours, delta: dict[int, int]
+) -> None:
+    for count, sensitivity in delta.items():
+        found = low_rank(4, count, neighbours, "0.6")
+        assert found.noise["laplace_scale"] == pytest.approx(sensitivity * S / 0.3)
+        assert found.noise["rate"] == pytest.approx(0.3 / (S * (2 if neighbours is REPLACE else 1)))
+        assert found.claim == found.guarantee.loss == PrivacyLoss.parse("0.6")
+        assert not found.guarantee.bounded_ranges
+
+
+@pytest.mark.parametrize("neighbours", [REPLACE, ADD])
+def test_epsilon_is_attained_and_not_exceeded(neighbours: Neighbours) -> None:
+    # d = 2: Z = (e^(c l1) - e^(c l2)) / (c (l1 - l2)), c = alpha (g1 - g2); the loss is linear in v v^T - w w^T
+    c = orbit(2, (2.0, 0.5), neighbours).noise["alpha"] * 1.5 * S
+
+    def log_normaliser(a: Floats) -> mpmath.mpf:
+        low, high = (mpmath.mpf(float(x)) * c for x in np.linalg.eigvalsh(a))
+        return mpmath.log((mpmath.exp(high) - mpmath.exp(low)) / (high - low))
+
+    def worst(a: Floats, other: Floats) -> float:
+        ends = np.linalg.eigvalsh(a - other)
+        shift = log_normaliser(other) - log_normaliser(a)
+        # a term per eigenvalue: H projects on any line, so its weight ranges between them
+        return max(abs(float(c * end + shift)) for end in ends)
+
+    rng = np.random.default_rng(3)
+    losses = []
+    for _ in range(200):
+        base = np.diag(rng.exponential(rng.choice([0.1, 10, 1e4]), 2))
+        v, w = (x / np.linalg.norm(x) for x in rng.normal(size=(2, 2)))
+        removed = np.outer(w, w) if neighbours is REPLACE else 0.0
+        losses.append(worst(base + np.outer(v, v), base + removed))
+    base = np.diag([1e5, 0.0])
+    other = np.diag([0.0, 1.0]) if neighbours is REPLACE else np.zeros((2, 2))
+    losses.append(worst(base + np.diag([1.0, 0.0]), base + other))
+    assert max(losses) <= 1 + 1e-12
+    assert max(losses) > 0.999
+
+
+@pytest.mark.parametrize(("neighbours", "rate"), [(REPLACE, 0.5), (ADD, 1.0)])
+def test_what_is_released_has_the_law_in_any_basis(neighbours: Neighbours, rate: float) -> None:
+    spectrum, eigenvalues = (2.5, 0.5, 0.5), (90.0, 30.0, 8.0)
+    mechanism, moment = orbit(3, spectrum, neighbours, "0.5"), turned(eigenvalues)
+    found = [unpacked(mechanism.answer(moment, SYSTEM), 3) / S for _ in range(3500)]
+    # tr(A Re H) = tr(A H); H = 0.5 I + 2 X, the exponent is rate epsilon tr(A X) / S
+    scores = np.array([np.sum(moment.matrix() / S * (h - 0.5 * np.eye(3)) / 2) for h in found]) * rate * 0.5
+    levels = [rate * 0.5 * x for x in eigenvalues]
+    assert passes(scores, levels, (1.0, 0.0, 0.0))
+    assert not passes(scores, levels, (1.0, 0.0, 0.0), 1.2)
+    assert not passes(scores, levels, (1.0, 0.0, 0.0), 0.8)
+    assert max(abs(float(np.trace(h)) - 3.5) for h in found) < 1e-8
+    assert max(float(np.linalg.eigvalsh(h)[-1]) for h in found) < 2.5 + 1e-8
+    assert min(float(np.linalg.eigvalsh(h)[0]) for h in found) > 0.5 - 1e-8
+
+
+def test_a_spectrum_of_many_values_is_released() -> None:
+    eigenvalues, spectrum = (900.0, 500.0, 300.0, 100.0, 0.0), (5.0, 4.0, 4.0, 1.0)
+    moment, seen = turned(eigenvalues), []
+    answer = orbit(5, spectrum).answer(moment, SYSTEM, lambda *now: seen.append(now))
+    h = unpacked(answer, 5) / S
+    assert seen
+    assert np.trace(h) == pytest.approx(14.0, abs=1e-8)
+    # tr(A H) falls short of its maximum by about d(d-1)/2 / alpha = 100, and the wrong order of the basis by thousands
+    best = sum(a * b for a, b in zip(eigenvalues, spectrum, strict=False))
+    assert best - 1000 < np.sum(moment.matrix() / S * h) < best
+
+
+@pytest.mark.parametrize("neighbours", [REPLACE, ADD])
+def test_a_constant_spectrum_releases_a_constant(neighbours: Neighbours) -> None:
+    found = orbit(3, (2.0, 2.0, 2.0), neighbours)
+    assert np.array_equal(unpacked(found.answer(turned((9.0, 1.0, 0.0)), SYSTEM), 3), 2 * S * np.eye(3))
+    assert found.noise["alpha"] == 0
+
+
+def test_low_rank_eigenvalues_carry_laplace_noise() -> None:
+    # k = 1: the trace is the noisy eigenvalue, and 400 is 100 scales from where it would be clipped
+    mechanism, moment = low_rank(3, 1, ADD, "0.5"), turned((400.0, 30.0, 8.0))
+    traces = np.array([np.trace(unpacked(mechanism.answer(moment, SYSTEM), 3)) / S for _ in range(6000)])
+    law = stats.laplace(400, 4)
+    assert stats.kstest(traces, law.cdf).pvalue > FALSE_ALARM
+    assert stats.kstest(400 + 0.8 * (traces - 400), law.cdf).pvalue < FALSE_ALARM
+
+
+@pytest.mark.parametrize(("neighbours", "rate"), [(REPLACE, 0.25), (ADD, 0.5)])
+def test_low_rank_directions_have_half_of_epsilon(neighbours: Neighbours, rate: float) -> None:
+    # k = 1: over its trace the answer is a projector on a line, whatever the noisy eigenvalue
+    eigenvalues = (90.0, 70.0, 60.0)
+    mechanism, moment = low_rank(3, 1, neighbours, "0.5"), turned(eigenvalues)
+    found = [unpacked(mechanism.answer(moment, SYSTEM), 3) for _ in range(3500)]
+    scores = np.array([np.sum(moment.matrix() / S * h) / np.trace(h) for h in found]) * rate * 0.5
+    levels = [rate * 0.5 * x for x in eigenvalues]
+    assert passes(scores, levels, (1.0, 0.0, 0.0))
+    assert not passes(scores, levels, (1.0, 0.0, 0.0), 1.25)
+    assert not passes(scores, levels, (1.0, 0.0, 0.0), 0.75)
+
+
+def test_low_rank_eigenvalues_are_clipped_and_sorted() -> None:
+    # no data: the noise alone is positive half of the time, and a matrix of no positive eigenvalue is zero
+    empty = MomentMatrix(packed(np.zeros((3, 3))), 3)
+    found = [unpacked(low_rank(3, 2).answer(empty, SYSTEM), 3) for _ in range(200)]
+    zero = sum(not h.any() for h in found)
+    low, high = stats.binom(200, 0.25).ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2])
+    assert low <= zero <= high
+    assert min(np.linalg.eigvalsh(h)[0] for h in found) > -2  # rounding to the lattice
+
+
+def test_the_largest_eigenvalue_stays_on_the_lattice_whatever_the_data() -> None:
+    huge = MomentMatrix(packed(np.diag([2**62, 2**62 - 2**40])), 2)
+    assert np.trace(unpacked(low_rank(2, 2).answer(huge, SYSTEM), 2).astype(float)) <= 2.0**62
+
+
+@pytest.mark.parametrize(
+    ("spectrum", "words"),
+    [
+        ((1.0, 2.0), "descending"),
+        ((1.0, -0.5), "negative"),
+        ((3.0, 2.0, 1.0, 0.0), "between 1 and 3"),
+        ((), "between 1 and 3"),
+        ((1e12,), "grid"),
+    ],
+)
+def test_a_spectrum_that_makes_no_sense_is_refused(spectrum: tuple[float, ...], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        orbit(3, spectrum)

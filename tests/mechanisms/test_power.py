@@ -1,0 +1,150 @@
+"""The noisy power method: its noise, its claim for rows, and what the published noise really gives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats
+from support.tallies import FALSE_ALARM
+
+from dpdist.mechanisms import registry
+from dpdist.mechanisms.base import is_private_as_claimed
+from dpdist.mechanisms.power import CalibratedPower
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.moment.operator import MomentMatrix
+from dpdist.noise.entropy import SYSTEM
+from dpdist.privacy.accounting import gaussian_delta
+from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
+from dpdist.triangle import packed
+
+R, AR = Neighbours.REPLACE_ONE, Neighbours.ADD_REMOVE
+UNIT = 4**16
+
+
+def power(name: str, d: int, loss: PrivacyLoss, relation: Neighbours = R, **options: Any) -> CalibratedPower:
+    found = registry.calibrated(name, LatticeQuery(d, UNIT, relation), loss, options)
+    assert isinstance(found, CalibratedPower)
+    return found
+
+
+class Recorded:
+    """A moment of zeros that keeps the frames it is asked for."""
+
+    def __init__(self) -> None:
+        self.frames: list[npt.NDArray[np.float64]] = []
+
+    def triangle(self) -> npt.NDArray[np.int64]:
+        raise AssertionError("the power method asks for products only")
+
+    def matrix(self) -> npt.NDArray[np.float64]:
+        raise AssertionError("the power method asks for products only")
+
+    def times(self, vectors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        self.frames.append(vectors)
+        return np.zeros_like(vectors)
+
+
+def test_the_noise_is_that_of_the_specification() -> None:
+    loss = PrivacyLoss.parse("1", "0.01")
+    assert power("power", 784, loss, components=50, iterations=100).scale / UNIT == pytest.approx(26.557, rel=1e-4)
+    # one vector moves by C² at most, under both relations
+    one = [power("power", 784, loss, relation, components=1, iterations=100).scale for relation in (R, AR)]
+    assert one == pytest.approx([18.77876 * UNIT] * 2, rel=1e-6)
+    published = power("power-published", 784, loss, components=50, iterations=100)
+    assert published.scale / UNIT == pytest.approx(303.5, rel=1e-3)
+    assert published.guarantee.loss.delta == pytest.approx(0.243, abs=5e-4)  # for rows, not the 0.01 claimed
+    assert not is_private_as_claimed(published)
+    assert is_private_as_claimed(power("power", 784, loss, components=50, iterations=100))
+
+
+def test_the_rounds_compose_to_what_is_guaranteed() -> None:
+    loss = PrivacyLoss.parse("1", "1e-6")
+    found = power("power", 20, loss, components=3, iterations=7)
+    assert found.guarantee.mu_squared is not None
+    assert math.sqrt(found.guarantee.mu_squared) == pytest.approx(1 / 4.224679, rel=1e-6)
+    assert gaussian_delta(Fraction(1), found.guarantee.mu_squared) <= loss.delta
+    assert gaussian_delta(Fraction(1), found.guarantee.mu_squared * Fraction(1.000001)) > loss.delta
+
+
+def test_published_laplace_noise_covers_rows_only_for_many_components() -> None:
+    loss = PrivacyLoss.parse("1")
+    few = power("power-published", 784, loss, components=5, iterations=10)
+    assert few.guarantee.loss.epsilon == pytest.approx(math.sqrt(2 * 784 / 5) / 10, rel=1e-5)
+    assert not is_private_as_claimed(few)
+    assert is_private_as_claimed(power("power-published", 784, loss, components=16, iterations=10))
+    assert not is_private_as_claimed(power("power-published", 784, loss, components=15, iterations=10))
+
+
+@pytest.mark.parametrize("relation", [R, AR])
+@pytest.mark.parametrize("count", [1, 3])
+def test_no_row_moves_a_product_further_than_the_sensitivity(count: int, relation: Neighbours) -> None:
+    rng = np.random.default_rng(7)
+    found = power("power", 6, PrivacyLoss.parse("1"), relation, components=count, iterations=1)
+    limit = found.scale / UNIT  # epsilon 1, one round: the scale is the sensitivity
+    worst = 0.0
+    for _ in range(2000):
+        v, w = (u / np.linalg.norm(u) for u in rng.normal(size=(2, 6)))
+        w = w - (w @ v) * v
+        w /= np.linalg.norm(w)
+        frame, _ = np.linalg.qr(np.column_stack([v + 0.1 * rng.normal(size=6), w, rng.normal(size=6)])[:, :count])
+        change = np.outer(v, v) - (np.outer(w, w) if relation is R else 0)
+        worst = max(worst, float(np.linalg.norm(change @ frame)))
+    assert 0.95 * limit < worst <= limit
+
+
+@pytest.mark.parametrize(("shape", "delta"), [("normal", "1e-6"), ("k-norm", "0")])
+def test_noise_has_its_law_and_its_twin_fails(shape: str, delta: str) -> None:
+    found = power("power", 4, PrivacyLoss.parse("1", delta), components=2, iterations=1)
+    assert found.shape == shape
+    drawn = np.stack([found._noise(np.eye(4)[:, :2], SYSTEM) for _ in range(12_000)]) / found.scale
+    norms = np.linalg.norm(drawn, axis=(1, 2))
+    law = stats.chi(8) if shape == "normal" else stats.gamma(8)
+    assert stats.kstest(norms, law.cdf).pvalue > FALSE_ALARM
+    assert stats.kstest(0.95 * norms, law.cdf).pvalue < FALSE_ALARM
+    # the direction is uniform on the sphere of R^8: (1 + u)/2 of an entry u is Beta(7/2, 7/2)
+    entry = (1 + drawn[:, 2, 1] / norms) / 2
+    assert stats.kstest(entry, stats.beta(3.5, 3.5).cdf).pvalue > FALSE_ALARM
+
+
+def test_published_noise_scales_with_the_largest_entry() -> None:
+    found = power("power-published", 4, PrivacyLoss.parse("1"), components=2, iterations=1)
+    frame = np.full((4, 2), 0.5)
+    drawn = np.concatenate([found._noise(frame, SYSTEM).ravel() for _ in range(20_000)]) / found.scale
+    assert stats.kstest(drawn, stats.laplace(scale=0.5).cdf).pvalue > FALSE_ALARM
+    assert stats.kstest(drawn, stats.laplace(scale=0.475).cdf).pvalue < FALSE_ALARM
+
+
+def test_without_signal_every_iterate_is_uniform() -> None:
+    found = power("power", 3, PrivacyLoss.parse("1", "1e-6"), components=1, iterations=2)
+    moments = [Recorded() for _ in range(6_000)]
+    answers = np.stack([found.answer(moment, SYSTEM) for moment in moments])
+    assert all(len(moment.frames) == 2 for moment in moments)
+    first = np.abs([moment.frames[0][0, 0] for moment in moments])
+    for entry in (first, np.abs(answers[:, 0, 0])):  # an entry of a uniform unit vector of R^3 is uniform
+        assert stats.kstest(entry, stats.uniform().cdf).pvalue > FALSE_ALARM
+        assert stats.kstest(entry**1.2, stats.uniform().cdf).pvalue < FALSE_ALARM
+
+
+def test_it_finds_the_leading_subspace_when_the_signal_is_strong() -> None:
+    basis, _ = np.linalg.qr(np.random.default_rng(3).normal(size=(12, 12)))
+    matrix = np.rint((basis * np.array([9e4, 5e4, 3e4, *[1e2] * 9])) @ basis.T * UNIT)
+    moment = MomentMatrix(packed((matrix + matrix.T) / 2), 12)
+    for delta in ("1e-6", "0"):
+        found = power("power", 12, PrivacyLoss.parse("10", delta), components=3, iterations=6)
+        rows = np.asarray(found.answer(moment, SYSTEM), dtype=np.float64)
+        assert np.allclose(rows @ rows.T, np.eye(3))
+        assert np.linalg.norm(rows @ basis[:, :3]) ** 2 > 3 - 1e-2
+
+
+def test_the_claim_and_the_proof_are_kept_apart() -> None:
+    found = power("power-published", 784, PrivacyLoss.parse("1", "0.01"), components=50, iterations=100)
+    assert found.claim == PrivacyLoss.parse("1", "0.01")
+    weaker = replace(found.guarantee, loss=found.claim)
+    assert isinstance(weaker, Guarantee)
+    assert is_private_as_claimed(replace(found, guarantee=weaker))

@@ -1,0 +1,468 @@
+"""A moment in bands: the bits of the whole one, noise once for each entry, one release, one charge, less memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.ledgers import losses
+from support.replays import Recording, Replaying
+
+from dpdist import triangle
+from dpdist.errors import DataError, DpdistError, UsageError
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
+from dpdist.mechanisms.base import IndependentEntries
+from dpdist.moment import layout as layouts
+from dpdist.moment.layout import PROCESS_BYTES, Layout, layout_of
+from dpdist.moment.operator import MomentBands, ProductTask, partition_product
+from dpdist.moment.total import PER_WORKER, Partial, add_partials, complete, partition_moment, plan
+from dpdist.pca.eigen import tile_rows
+from dpdist.pipeline import release as release_steps
+from dpdist.pipeline.budget import create_ledger, default_ledger
+from dpdist.pipeline.components import fit_components
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.release import artefact, trusted
+from dpdist.release.artefact import open_release
+from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.rows.bounding import RowBound
+from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.rows.table import Shape
+from dpdist.runtime import engine
+from dpdist.runtime.cluster import Cluster
+from dpdist.storage.store import store_at
+from dpdist.triangle import Band, packed, unpacked
+from faults import crash_driver
+
+Lattice = npt.NDArray[np.int64]
+COLUMNS = 7
+ROWS = 90
+REQUEST = ReleaseRequest("laplace", PrivacyLoss.parse("1"), 20.0, grid_bits=10, name="wide")
+BUDGET = PrivacyLoss.parse("3", "1e-5")
+GIB = 1 << 30
+
+
+def table_at(
+    path: Path,
+    rows: int = ROWS,
+    columns: int = COLUMNS,
+    dtype: str = "uint8",
+    *,
+    compress: bool = False,
+    budget: PrivacyLoss | None = BUDGET,
+) -> RowsTable:
+    values = np.random.default_rng(3).integers(0, 12, (rows, columns)).astype(dtype)
+    names = tuple(f"c{i}" for i in range(columns))
+    with created(path, rows=rows, dtype=dtype, names=names, budget=budget, compress=compress) as writer:
+        writer.append(values)
+    return open_rows(path)
+
+
+def described(rows: int, columns: int) -> Shape:
+    """Return the shape of a table that exists nowhere."""
+    return Shape(rows, columns, "float32", min(rows, 100))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> RowsTable:
+    made = table_at(tmp_path / "rows.zarr")
+    create_ledger(default_ledger(made.path), made.path)
+    return open_rows(made.path)
+
+
+@pytest.fixture
+def in_bands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute in this process, in bands of three rows."""
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    crash_driver.in_bands(3, monkeypatch.setattr)
+
+
+def release(table: RowsTable, request: ReleaseRequest = REQUEST, name: str = "release.zarr") -> artefact.Release:
+    return release_steps.release_rows(table.path, table.path.with_name(name), request).release
+
+
+def drafts(table: RowsTable) -> list[Path]:
+    return list((default_ledger(table.path) / "blobs").iterdir())
+
+
+# --- the triangle -----------------------------------------------------------------------------------------------------
+
+
+@given(size=st.integers(1, 12), cuts=st.sets(st.integers(1, 11)), side=st.integers(1, 5), seed=st.integers(0, 99))
+def test_bands_are_runs_of_the_packed_triangle_and_give_every_tile(
+    size: int, cuts: set[int], side: int, seed: int
+) -> None:
+    matrix = np.random.default_rng(seed).integers(-(2**62), 2**62, (size, size))
+    matrix = np.triu(matrix) + np.triu(matrix, 1).T
+    whole = packed(matrix)
+    ends = sorted({min(size, side * cut) for cut in cuts} | {size})
+    first, found = 0, np.zeros_like(matrix)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triangle, "TILE", side)
+        for start, stop in zip([0, *ends[:-1]], ends, strict=True):
+            band = Band(start, stop, size)
+            values = whole[first : first + band.entries]
+            first += band.entries
+            assert np.array_equal(values, packed(matrix[start:stop, start:]))
+            assert np.array_equal(values[band.diagonal], np.diag(matrix)[start:stop])
+            for rows, columns in band.tiles():
+                tile = band.block(values, rows, columns)
+                found[rows.start : rows.stop, columns.start : columns.stop] = tile
+                found[columns.start : columns.stop, rows.start : rows.stop] = tile.T
+    assert first == whole.size
+    assert np.array_equal(found, matrix)
+
+
+def test_a_band_without_rows_is_none() -> None:
+    for rows in ((2, 2), (-1, 1), (0, 4)):
+        with pytest.raises(ValueError, match="at least one row"):
+            Band(*rows, 3)
+
+
+# --- exact sums -------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25)
+@given(
+    height=st.integers(1, 5), workers=st.integers(1, 4), bits=st.sampled_from([4, 16, 24]), constant=st.booleans(),
+    seed=st.integers(0, 10**6),
+)  # fmt: skip
+def test_bands_hold_the_bits_of_the_whole_moment(
+    tmp_path_factory: pytest.TempPathFactory, height: int, workers: int, bits: int, constant: bool, seed: int
+) -> None:
+    # rows of every kind: short, clipped, huge and not finite; each is bounded by its norm over all columns
+    data = np.random.default_rng(seed).normal(size=(40, 5)) * 10.0 ** np.random.default_rng(seed).integers(
+        -2, 30, (40, 1)
+    )
+    data[seed % 40, 1] = np.inf
+    path = tmp_path_factory.mktemp("bands") / "rows.zarr"
+    with created(path, rows=40, dtype="float64", names=tuple("abcde"), budget=None) as writer:
+        writer.append(data)
+    table, bound = open_rows(path), RowBound(5, 5.0, bits, constant=2 ** (bits - 1) if constant else 0)
+    whole = add_partials([partition_moment(task) for group in plan(table, bound, 1).groups for task in group])
+    found = []
+    for start in range(0, bound.width, height):
+        band = Band(start, min(start + height, bound.width), bound.width)
+        groups = plan(table, bound, workers, 2, band).groups
+        partial = complete(table, *(partition_moment(task) for group in groups for task in group))
+        assert (partial.band, partial.rows, partial.fingerprint) == (band, whole.rows, whole.fingerprint)
+        found.append(partial.values)
+    assert np.array_equal(np.concatenate(found), whole.values)
+
+
+def test_sums_of_different_bands_are_never_added(table: RowsTable) -> None:
+    bound = REQUEST.bound(COLUMNS)
+    one, other = (
+        partition_moment(plan(table, bound, 1, 1, Band(*rows, COLUMNS)).groups[0][0]) for rows in ((0, 1), (1, 2))
+    )
+    with pytest.raises(DpdistError, match="before any noise"):
+        add_partials([one, replace(other, values=one.values, covered=((5, 6),))])
+
+
+# --- the layout -------------------------------------------------------------------------------------------------------
+
+
+@given(
+    columns=st.integers(2, 60_000), rows=st.integers(1, 10**6), workers=st.integers(1, 300), memory=st.integers(1, 64)
+)
+def test_bands_cover_the_triangle_and_keep_every_process_within_its_memory(
+    columns: int, rows: int, workers: int, memory: int
+) -> None:
+    bound = RowBound(columns, 1.0)
+    try:
+        found = layout_of(described(rows, columns), bound, workers, memory * GIB, divisible=True)
+    except UsageError as refusal:
+        assert "a band of 1024 rows" in str(refusal).lower()  # noqa: PT017 - most examples are not refused
+        return
+    assert [band.start for band in found.bands] == [0, *(band.stop for band in found.bands[:-1])]
+    assert found.bands[-1].stop == columns
+    assert all(band.start % triangle.TILE == 0 for band in found.bands)
+    assert max(found.worker_bytes, found.trusted_bytes) <= memory * GIB
+    assert 1 <= found.under_way <= len(found.bands)
+    if max(Layout(found.table, bound, workers, (Band.whole(columns),)).worker_bytes, 0) > memory * GIB:
+        assert len(found.bands) > 1
+
+
+def test_what_fits_is_not_cut(table: RowsTable) -> None:
+    found = layout_of(table, REQUEST.bound(COLUMNS), 2, 2 * GIB, divisible=True)
+    assert found.bands == (Band.whole(COLUMNS),)
+    assert found.partitions <= 2 * PER_WORKER
+
+
+def test_noise_that_needs_all_of_the_moment_is_refused_with_what_to_take_instead() -> None:
+    wide, bound = described(1000, 20_000), RowBound(20_000, 1.0)
+    with pytest.raises(UsageError, match=r"mechanism='gaussian'.*laplace.*'route': products"):
+        layout_of(wide, bound, 1, 8 * GIB, divisible=False)
+    assert len(layout_of(wide, bound, 1, 8 * GIB, divisible=True).bands) > 1
+    assert len(layout_of(wide, bound, 1, 100 * GIB, divisible=False).bands) == 1
+
+
+def test_several_bands_are_under_way_and_each_is_summed_by_few() -> None:
+    found = layout_of(described(1000, 20_000), RowBound(20_000, 1.0), 8, 3 * GIB, divisible=True)
+    assert found.sharing == 1
+    assert found.under_way == 9
+    assert found.bytes_between_workers == 0
+    assert found.bytes_to_trusted == 8 * Band.whole(20_000).entries
+
+
+# --- noise ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("in_bands")
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+@pytest.mark.parametrize("centring", Centring)
+@pytest.mark.parametrize("neighbours", Neighbours)
+def test_a_release_in_bands_is_the_exact_moment_plus_one_draw_for_every_entry(
+    table: RowsTable, monkeypatch: pytest.MonkeyPatch, mechanism: str, centring: Centring, neighbours: Neighbours
+) -> None:
+    loss = PrivacyLoss.parse("1", "1e-6" if mechanism == "gaussian" else "0")
+    request = replace(REQUEST, mechanism=mechanism, loss=loss, centring=centring, neighbours=neighbours)
+    recording = Recording()
+    monkeypatch.setattr(trusted, "SYSTEM", recording)
+    found = release(table, request)
+    bound = request.bound(COLUMNS)
+    moment = add_partials([partition_moment(task) for group in plan(table, bound, 1).groups for task in group])
+    calibrated, replaying = request.calibrated(COLUMNS), Replaying(recording.drawn)
+    assert isinstance(calibrated, IndependentEntries)
+    heights = range(0, bound.width, 3)
+    noise = [calibrated.draw_band(Band(i, min(i + 3, bound.width), bound.width), replaying) for i in heights]
+    assert len(noise) == 3
+    assert not replaying.left
+    expected = unpacked(moment.values + np.concatenate(noise), bound.width)
+    if bound.constant and neighbours is Neighbours.REPLACE_ONE:
+        expected[-1, -1] = ROWS * bound.constant**2
+    assert np.array_equal(found.lattice, expected)
+    assert np.array_equal(found.second_moment, expected[:COLUMNS, :COLUMNS] * bound.unit**2)
+    stored = zarr.open_group(table.path.with_name("release.zarr"), mode="r")
+    assert stored["lattice"].chunks == (3, 3)  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("in_bands")
+def test_without_noise_a_release_in_bands_is_that_of_the_whole_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_at(tmp_path / "rows.zarr", budget=None)
+    request = replace(REQUEST, mechanism="none", for_reproduction=True, name=None)
+    cut = release(table, request)
+    monkeypatch.setattr(release_steps, "layout_of", layout_of)
+    whole = release(table, request, "whole.zarr")
+    assert np.array_equal(cut.lattice, whole.lattice)
+    assert cut.lattice.any()
+
+
+# --- once -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("in_bands")
+def test_a_release_in_bands_is_one_release_with_one_charge(table: RowsTable) -> None:
+    first = release(table)
+    ledger = Ledger(default_ledger(table.path))
+    assert [record.state for record in ledger.records] == [State.PUBLISHED]
+    assert losses(ledger) == [PrivacyLoss.parse("1")]
+    assert np.array_equal(release(table).lattice, first.lattice)
+    assert np.array_equal(release(table, name="again.zarr").lattice, first.lattice)
+    assert len(drafts(table)) == 1
+
+
+@pytest.mark.usefixtures("in_bands")
+def test_rows_that_change_between_two_passes_stop_the_release_and_are_refunded(
+    table: RowsTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summed = release_steps.partition_moment  # type: ignore[attr-defined]
+
+    def changing(task: Any) -> Partial:
+        found = summed(task)
+        return replace(found, fingerprint=found.fingerprint + (task.band.start > 0))
+
+    monkeypatch.setattr(release_steps, "partition_moment", changing)
+    with pytest.raises(DataError, match="changed while they were summed"):
+        release(table)
+    ledger = Ledger(default_ledger(table.path))
+    assert [record.state for record in ledger.records] == [State.ABORTED]
+    assert drafts(table) == []
+    monkeypatch.setattr(release_steps, "partition_moment", summed)
+    release(table)
+
+
+def test_a_row_that_changed_changes_the_fingerprint(tmp_path: Path) -> None:
+    def read(path: Path) -> int:
+        table = open_rows(path)
+        groups = plan(table, REQUEST.bound(COLUMNS), 2).groups
+        return complete(table, *(partition_moment(task) for group in groups for task in group)).fingerprint
+
+    table_at(tmp_path / "one")
+    table_at(tmp_path / "same")
+    assert read(tmp_path / "one") == read(tmp_path / "same")
+    array = zarr.open_array(tmp_path / "same", mode="r+")
+    array[ROWS - 1, 0] = int(np.asarray(array[ROWS - 1, 0])) + 1
+    assert read(tmp_path / "one") != read(tmp_path / "same")
+
+
+@pytest.mark.usefixtures("in_bands")
+def test_a_failure_in_a_later_band_leaves_nothing_to_be_seen(table: RowsTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered, seen = IndependentEntries.answer_band, []
+
+    def fails(self: IndependentEntries, band: Band, *arguments: Any) -> Any:
+        seen.append((band, len(drafts(table))))
+        if band.start:
+            raise RuntimeError
+        return answered(self, band, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(IndependentEntries, "answer_band", fails)
+        with pytest.raises(RuntimeError):
+            release(table)
+    assert seen[-1] == (Band(3, 6, COLUMNS), 1)  # there was a draft, in the ledger's private folder
+    assert drafts(table) == []
+    assert not table.path.with_name("release.zarr").exists()
+    assert release(table).rows == ROWS
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("in_bands")
+def test_a_large_release_stays_on_the_disk_until_parts_of_it_are_asked_for(
+    table: RowsTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = replace(REQUEST, centring=Centring.PRIVATE)
+    small = release(table, request)
+    assert small.in_memory
+    monkeypatch.setattr(artefact, "_IN_MEMORY", 0)
+    large = open_release(table.path.with_name("release.zarr"))
+    assert not large.in_memory
+    assert large.attributes() == small.attributes()
+    assert np.array_equal(large.lattice, small.lattice)
+    assert np.array_equal(large.moment_rows(3, 6), small.second_moment[3:6])
+    assert large.row_sum is not None
+    assert small.row_sum is not None
+    assert np.array_equal(large.row_sum, small.row_sum)
+    assert large.row_count == small.row_count
+
+
+@pytest.mark.usefixtures("in_bands")
+@pytest.mark.parametrize("place", [("lattice", "c/0/1"), ("lattice", "c/1/0"), ("second_moment", "c/2/1")])
+def test_a_tile_that_contradicts_the_others_is_refused(table: RowsTable, place: tuple[str, str]) -> None:
+    release(table)
+    path = table.path.with_name("release.zarr")
+    array = zarr.open_array(path / place[0], mode="r+")
+    _, row, column = place[1].split("/")
+    array[3 * int(row), 3 * int(column)] = int(np.asarray(array[3 * int(row), 3 * int(column)])) + 1
+    with pytest.raises(DataError, match="damaged"):
+        open_release(path)
+
+
+@pytest.mark.parametrize("centring", Centring)
+def test_components_from_products_are_those_of_the_matrix_whoever_multiplies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, centring: Centring
+) -> None:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    crash_driver.in_bands(15, monkeypatch.setattr)
+    table = table_at(tmp_path / "rows.zarr", 400, 40)
+    create_ledger(default_ledger(table.path), table.path)
+    release(
+        open_rows(table.path),
+        replace(REQUEST, mechanism="gaussian", loss=PrivacyLoss.parse("2", "1e-5"), centring=centring),
+    )
+    path = tmp_path / "release.zarr"
+    dense = fit_components(path, tmp_path / "dense", 3)[0].components
+    monkeypatch.setattr(artefact, "_IN_MEMORY", 0)
+    here = fit_components(path, tmp_path / "here", 3)[0].components
+    cluster = Cluster(workers=2)
+    spread = fit_components(path, tmp_path / "spread", 3, cluster=cluster)[0].components
+    assert dense.eigenvalues is not None
+    assert here.eigenvalues == pytest.approx(dense.eigenvalues, rel=1e-9)
+    assert here.components == pytest.approx(dense.components, abs=1e-6)
+    assert here.mean.tolist() == dense.mean.tolist()
+    assert here.components.tobytes() == spread.components.tobytes()
+    with pytest.raises(UsageError, match="1 to 39"):
+        fit_components(path, tmp_path / "all", 40)
+
+
+@given(size=st.integers(1, 50), count=st.integers(1, 9), side=st.integers(1, 8))
+def test_rows_of_tiles_are_shared_out_once(size: int, count: int, side: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triangle, "TILE", side)
+        runs = tile_rows(size, count)
+    assert [row for run in runs for row in run] == list(range(size))
+    assert all(run.start % side == 0 for run in runs)
+    assert len(runs) <= count
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def peak_of(action: Callable[[], Any]) -> int:
+    """Return the most bytes that Python and NumPy held for an action."""
+    action()  # what is kept for ever is there by now
+    tracemalloc.start()
+    action()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
+WIDE = 1500
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_worker_needs_what_its_layout_says(tmp_path: Path, compress: bool) -> None:
+    table = table_at(tmp_path / "rows.zarr", 4000, WIDE, compress=compress)
+    bound = RowBound(WIDE, 100.0)
+    for band in (Band.whole(WIDE), Band(0, 200, WIDE)):
+        (task,) = plan(table, bound, 1, 1, band).groups[0]
+        peak = peak_of(lambda task=task: partition_moment(task))  # type: ignore[misc]
+        waiting = 8 * band.entries * PER_WORKER  # sums of other tasks, which one alone does not have
+        promised = Layout(table, bound, 1, (band,)).worker_bytes - PROCESS_BYTES - waiting
+        assert 0.75 * promised < peak <= promised
+
+
+def test_the_trusted_node_holds_one_band_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = table_at(tmp_path / "rows.zarr", budget=None)
+    monkeypatch.setattr(triangle, "TILE", 100)
+    wide = replace(table, columns=WIDE, names=tuple(f"c{i}" for i in range(WIDE)))
+    bands = [Band(0, 300, WIDE), Band(300, 700, WIDE), Band(700, WIDE, WIDE)]  # about as many entries each
+    request = replace(REQUEST, mechanism="none", for_reproduction=True, name=None)  # draws nothing, so it is quick
+    transaction = trusted.MomentTransaction(
+        request, wide, default_ledger(table.path), store_at(tmp_path / "release.zarr")
+    )
+
+    held: list[weakref.ref[npt.NDArray[np.int64]]] = []
+    left: list[bool] = []
+
+    def sums() -> Iterator[Partial]:
+        for band in bands:
+            left.extend(each() is not None for each in held)
+            exact = np.ones(band.entries, dtype=np.int64)
+            held[:] = [weakref.ref(exact)]
+            yield Partial(exact, ROWS, ((0, 1),), band)
+            del exact
+        held.clear()
+
+    peak = peak_of(lambda: trusted.conclude(transaction, MomentBands(sums)))
+    promised = Layout(wide, REQUEST.bound(WIDE), 1, tuple(bands)).trusted_bytes - PROCESS_BYTES - layouts._DRAWING
+    promised += 1 << 20  # the objects of Zarr and of the archive
+    assert peak <= promised
+    assert left
+    assert not any(left)  # nobody holds an exact band when the next one comes
+    kept = replace(transaction, target=store_at(tmp_path / "kept.zarr"))
+    twin = peak_of(lambda: trusted.conclude(kept, MomentBands(lambda: iter(list(sums())))))
+    assert twin > promised  # the twin that must fail: of bands that are all there from the beginning
+
+
+def test_products_need_no_square_of_the_columns(tmp_path: Path) -> None:
+    columns = 20_000
+    table, bound = table_at(tmp_path / "rows.zarr", 30, columns), RowBound(columns, 100.0)
+    (task,) = plan(table, bound, 1, 1).groups[0]
+    vectors = np.ones((columns, 2))
+    assert peak_of(lambda: partition_product(ProductTask(task, vectors))) < 8 * columns**2 / 100

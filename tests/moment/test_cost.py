@@ -1,0 +1,94 @@
+"""What a forecast says of tasks, bytes and memory is what a cluster then does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from support.tasks import submissions
+
+from dpdist.cli import cli
+from dpdist.errors import UsageError
+from dpdist.moment import cost
+from dpdist.moment.layout import Layout
+from dpdist.moment.total import add_partials, complete, partition_moment
+from dpdist.rows.bounding import RowBound
+from dpdist.rows.dataset import created, open_rows
+from dpdist.runtime.engine import connected
+from dpdist.triangle import Band
+
+COLUMNS = 1200
+COMMAND = ("forecast", "--n", "1000000", "--d", "20000", "--epsilon", "1", "--delta", "1e-9", "--cluster", "--json")
+
+
+def sent(dask_worker: Any) -> tuple[int, int]:
+    """Return the bytes a worker has sent to others, and the most memory it had."""
+    status = Path("/proc/self/status").read_text()  # not ru_maxrss, which begins with the memory of the parent
+    return dask_worker.transfer_outgoing_bytes_total, int(status.split("VmHWM:")[1].split()[0]) << 10
+
+
+@pytest.mark.parametrize("bands", [1, 3])
+def test_tasks_bytes_and_memory_are_what_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bands: int) -> None:
+    monkeypatch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 8 * COLUMNS * 10)
+    with created(
+        tmp_path / "rows", rows=60, dtype="float64", names=tuple(map(str, range(COLUMNS))), budget=None
+    ) as writer:
+        writer.append(np.ones((60, COLUMNS)))
+    table, bound = open_rows(tmp_path / "rows"), RowBound(COLUMNS, 1.0)
+    height = COLUMNS // bands
+    cut = tuple(Band(i, i + height, COLUMNS) for i in range(0, COLUMNS, height))
+    layout = Layout(table, bound, 2, cut)
+    with connected(workers=2) as engine:
+        submitted = submissions(engine, monkeypatch)
+        passes = [one.groups for one in layout.plans(table)]
+        rows = 0
+        for sums in engine.reduce_each(partition_moment, add_partials, passes, "Summing", under_way=layout.under_way):
+            rows += engine.trusted(lambda *parts: complete(table, *parts), sums=sums).rows
+        told = engine._client.run(sent)
+    assert rows == 60 * bands
+    assert len(submitted) == layout.partitions + layout.additions
+    promised = layout.bytes_between_workers + layout.bytes_to_trusted
+    moved = sum(count for count, _ in told.values())
+    # a partition that an idle worker took over is sent back to where its group is added, and no other detour is there
+    detours = 0 if bands > 1 else layout.partitions * 8 * cut[0].entries
+    assert promised <= moved <= promised + detours + (1 << 16)
+    assert max(peak for _, peak in told.values()) <= layout.worker_bytes
+
+
+def test_a_tree_counts_its_additions_and_what_they_move() -> None:
+    table, bound = cost.described(10**6, 100, "float32"), RowBound(100, 1.0)
+    layout = Layout(table, bound, 16, (Band.whole(100),))
+    assert (layout.partitions, layout.additions) == (48, 16 + 4)
+    triangle = 8 * 100 * 101 // 2
+    assert (layout.bytes_between_workers, layout.bytes_to_trusted) == (4 * 3 * triangle, 4 * triangle)
+
+
+def test_the_command_says_it_for_several_numbers_of_workers() -> None:
+    said = CliRunner().invoke(cli, [*COMMAND, "--workers", "1", "--workers", "32"])
+    assert said.exit_code == 0, said.output
+    one, many = json.loads(said.stdout)["cluster"]
+    assert (one["workers"], many["workers"]) == (1, 32)
+    for each in (one, many):
+        assert each["bands"] > 1
+        assert max(each["worker_bytes"], each["trusted_bytes"]) <= 16 << 30
+        assert each["bytes_to_trusted"] >= 8 * 20_000 * 20_001 // 2
+    assert many["seconds"] < one["seconds"]
+    in_words = CliRunner().invoke(cli, [*COMMAND[:-1], "--workers", "32"])
+    assert "between workers" in in_words.stderr
+
+
+def test_a_mechanism_that_needs_all_of_the_moment_is_refused_where_it_does_not_fit() -> None:
+    said = CliRunner().invoke(cli, ["forecast", "--n", "1000", "--d", "40000", "--epsilon", "1", "--cluster"])
+    assert isinstance(said.exception, UsageError)
+    assert "--mechanism gaussian" in str(said.exception)
+
+
+def test_a_cost_of_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="one row and two columns"):
+        cost.described(0, 10, "uint8")
+    with pytest.raises(UsageError, match="one worker"):
+        cost.forecast(cost.described(5, 2, "uint8"), RowBound(2, 1.0), 0, 1 << 34, divisible=True)

@@ -1,0 +1,153 @@
+"""Rounding to the lattice, its rare branches, and the law of the exactly rounded normal."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from strategies import WORDS
+from support.scripted import Scripted
+from support.tallies import FALSE_ALARM
+
+import dpdist
+from dpdist._util.ids import random_token
+from dpdist.noise import lattice
+from dpdist.noise.entropy import SYSTEM
+from dpdist.noise.lattice import HALF, MAX_SCALE, discrete_laplace, product, rounded_normal
+from dpdist.noise.reals import Bits, Reals
+
+
+@given(
+    st.integers(1, 2**63 - 1),
+    st.lists(WORDS, min_size=1, max_size=5),
+    st.sampled_from([0, 1, HALF, 2**64 - 1]),
+)
+def test_the_limb_product_is_the_128_bit_product(scale: int, xs: list[int], plus: int) -> None:
+    high, low = product(scale, np.array(xs, dtype=np.uint64), plus)
+    for x, h, lo in zip(xs, high.tolist(), low.tolist(), strict=True):
+        assert (h << 64) + lo == scale * x + plus
+
+
+def known(x: int, source: Scripted, *, negative: bool) -> Reals:
+    """One draw of integral part 2 and of these 64 fractional bits."""
+    return Reals(np.array([negative]), np.array([2]), np.array([[x]], dtype=np.uint64), source)
+
+
+@pytest.mark.parametrize("negative", [False, True])
+@pytest.mark.parametrize("plus", [0, HALF])
+def test_a_rounding_that_unknown_bits_decide_is_extended(plus: int, *, negative: bool) -> None:
+    scale = 2**45 + 987_654_321
+    # an x of which 64 bits leave scale x + plus just below n + 1, which lies near the middle of its cell
+    for n in range(12345, 13345):
+        x, rest = divmod(2**64 * (n + 1) - plus, scale)
+        if 0.4 < rest / scale < 0.6:
+            break
+    boundary = n + 1 - Fraction(plus, 2**64)
+    assert Fraction(scale * x, 2**64) < boundary < Fraction(scale * (x + 1), 2**64)
+    seen = set()
+    for seed in range(40):
+        source = Scripted(seed)
+        draw = int(lattice._on_lattice(known(x, source, negative=negative), scale, plus)[0])
+        assert source.extended >= 1
+        assert (draw < 0) == negative
+        seen.add(abs(draw) - 2 * scale)
+    assert seen == {n, n + 1}
+    # the cells on either side need no further bit
+    for shift, floor in ((-1, n), (1, n + 1)):
+        source = Scripted(0)
+        draw = int(lattice._on_lattice(known(x + shift, source, negative=False), scale, plus)[0])
+        assert (draw, source.extended) == (2 * scale + floor, 0)
+
+
+class Ones:
+    """Every bit is one."""
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        return np.full(count, 2**64 - 1, dtype=np.uint64)
+
+
+def test_an_interval_that_only_just_reaches_the_next_integer_is_extended() -> None:
+    # 3 (n + 1) = 2 * 2^64 + 1: of all numbers that begin with these 64 bits only the very last ones round up
+    bits = Bits((2**65 + 1) // 3 - 1, 64, Ones())
+    assert lattice._floor(3, bits, 0) == 2
+    assert bits.bits == 128
+
+
+@given(st.integers(1, 2**50), WORDS, st.sampled_from([0, HALF]), st.booleans())
+def test_values_are_those_of_slow_integers(scale: int, x: int, plus: int, negative: bool) -> None:
+    source = Scripted(x % 1000)
+    draw = int(lattice._on_lattice(known(x, source, negative=negative), scale, plus)[0])
+    fraction = x << 64 * source.extended
+    for word in source.singles:
+        fraction = (x << 64) | word
+    bits = 64 * (1 + source.extended)
+    floor = ((2 * scale << bits) + scale * fraction + (plus << bits - 64)) >> bits
+    assert draw == (-floor if negative else floor)
+
+
+def test_draws_use_the_bits_that_are_already_known() -> None:
+    source = Scripted(0)
+    scale, x = 2**40, 2**64 - 1
+    draw = known(x, source, negative=False)
+    for extra, floor in ((0, 3 * scale - 1), (2**64 - 1, 3 * scale - 1)):
+        draw.known[0] = Bits((x << 64) | extra, 128, source)
+        assert lattice._on_lattice(draw, scale, 0).tolist() == [floor]
+    draw.known[0] = Bits((x << 64) | (2**64 - 1), 128, source)
+    assert lattice._on_lattice(draw, 1, HALF).tolist() == [3]
+
+
+def _counts(draws: npt.NDArray[np.int64], sigma: float) -> float:
+    """p-value of a chi-squared test of draws against the exact law of rounded N(0, sigma²)."""
+    reach = int(4 * sigma)
+    edges = np.arange(-reach, reach + 2) - 0.5
+    cdf = stats.norm.cdf(edges / sigma)
+    probability = np.concatenate([[cdf[0]], np.diff(cdf), [1 - cdf[-1]]])
+    observed = np.histogram(draws, bins=np.concatenate([[-np.inf], edges, [np.inf]]))[0]
+    return float(stats.chisquare(observed, probability * draws.size).pvalue)
+
+
+@pytest.mark.parametrize("sigma", [1, 3, 10])
+def test_small_scales_have_the_law_of_a_rounded_normal(sigma: int) -> None:
+    draws = rounded_normal(sigma, 400_000, SYSTEM)
+    assert _counts(draws, sigma) > FALSE_ALARM
+    # the twin: a law with 2 % less noise is told apart, with probability 1 - 1e-9
+    assert _counts(draws, 0.98 * sigma) < FALSE_ALARM
+
+
+def test_large_scales_are_normal_and_their_low_bits_uniform() -> None:
+    sigma = 2**40 + 12345
+    draws = rounded_normal(sigma, 400_000, SYSTEM)
+    assert stats.kstest(draws / sigma, "norm").pvalue > FALSE_ALARM
+    assert stats.kstest(draws / sigma * 1.05, "norm").pvalue < FALSE_ALARM
+    low = np.bincount((draws & 255).astype(np.intp), minlength=256)
+    assert stats.chisquare(low).pvalue > FALSE_ALARM
+
+
+def test_scales_outside_the_proof_are_refused() -> None:
+    for scale in (0, -1, MAX_SCALE + 1):
+        with pytest.raises(ValueError, match="sigma"):
+            rounded_normal(scale, 1, SYSTEM)
+        with pytest.raises(ValueError, match="scale"):
+            discrete_laplace(scale, 1, SYSTEM)
+
+
+def test_no_other_module_draws_a_random_bit() -> None:
+    root = Path(dpdist.__file__).parent
+    pattern = re.compile(
+        r"urandom|getrandom|\bsecrets\b|^import random$|np\.random|numpy\.random|default_rng|uuid", re.MULTILINE
+    )
+    examples = re.compile(r"^ *(>>>|\.\.\.) .*$", re.MULTILINE)  # of docstrings
+    users = {str(p.relative_to(root)) for p in root.rglob("*.py") if pattern.search(examples.sub("", p.read_text()))}
+    assert users == {"noise/entropy.py", "_util/ids.py"}  # the second makes names, and no noise
+
+
+def test_tokens_are_fresh() -> None:
+    assert len({random_token() for _ in range(1000)}) == 1000
+    assert not np.array_equal(SYSTEM.words(8), SYSTEM.words(8))

@@ -1,0 +1,215 @@
+"""Exactly rounded Wishart matrices: every bit against slow integers, the rare branches, the law."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats
+from support.scripted import Scripted
+from support.tallies import FALSE_ALARM
+
+from dpdist.noise import products
+from dpdist.noise.entropy import SYSTEM
+from dpdist.noise.floats import normals
+from dpdist.noise.products import rounded_wishart
+from dpdist.noise.reals import Reals, exact_normals
+from dpdist.triangle import Triangle, diagonal_positions, packed, unpacked
+
+LONG = 256
+"""Bits after which the reference is certain: what they leave open is below 2^-180."""
+
+
+class Counted:
+    """Stands in for the exact path and counts how often it is taken."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        self._entry = products._entry
+        monkeypatch.setattr(products, "_entry", self)
+
+    def __call__(self, *arguments: Any) -> int:
+        self.calls += 1
+        return self._entry(*arguments)
+
+
+def reference(z: Reals, size: int, columns: int, scale: int) -> Triangle:
+    """``rnd(scale Z Z^T)`` of the same normals from 256 fractional bits, in Python integers."""
+    rows = [z.truncated(i * columns, (i + 1) * columns, LONG) for i in range(size)]
+    out = np.empty((size, size), dtype=np.int64)
+    for i in range(size):
+        for j in range(i, size):
+            exact = Fraction(scale * sum(a * b for a, b in zip(rows[i], rows[j], strict=True)), 4**LONG)
+            out[i, j] = (exact + Fraction(1, 2)).__floor__()
+    return packed(out)
+
+
+SHAPES = [
+    (1, 1, 2**57),
+    (1, 2, 1),
+    (1, 2, 2**56),
+    (2, 3000, 2**45),
+    (5, 1, 12345),
+    (7, 9, 2**32 + 12345),
+    (11, 40, 2**51),
+    (40, 41, 2**51 - 1),
+    (64, 65, 2**32),
+    (64, 65, 2**37),  # with two limbs E is 0.23, and the approximation rounds some twenty entries wrongly
+]
+
+
+@pytest.mark.parametrize(("size", "columns", "scale"), SHAPES)
+@pytest.mark.parametrize("limbs", [None, 1, 2, 3])
+def test_every_entry_is_that_of_a_slow_exact_reference(size: int, columns: int, scale: int, limbs: int | None) -> None:
+    drawn = rounded_wishart(size, columns, scale, Scripted(size + columns), limbs=limbs)
+    z = exact_normals(size * columns, Scripted(size + columns))
+    assert np.array_equal(drawn, reference(z, size, columns, scale))
+
+
+def test_fewer_limbs_send_more_entries_down_the_exact_path_and_change_no_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = Counted(monkeypatch)
+    size, columns, scale = 30, 31, 2**32
+    taken, drawn = [], []
+    for limbs in (1, 2, 3, 4):
+        counted.calls = 0
+        drawn.append(rounded_wishart(size, columns, scale, Scripted(3), limbs=limbs))
+        taken.append(counted.calls)
+    assert all(np.array_equal(drawn[0], other) for other in drawn)
+    # one limb decides nothing; with two, E is a few hundredths and so is the share of open entries; then none remain
+    assert taken[0] == size * (size + 1) // 2
+    assert 0 < taken[1] < taken[0] / 2
+    assert taken[2] <= 2
+    assert taken[3] == 0
+
+
+def test_bits_that_128_do_not_decide_are_drawn_and_stay() -> None:
+    extended = 0
+    size, columns, scale = 4, 100, 2**50
+    for seed in range(60):
+        entropy = Scripted(seed)
+        long = exact_normals(size * columns, entropy)
+        short = Reals(long.negative, long.whole, long.fraction[:1], entropy)
+        drawn = products._rounded_gram(short, size, columns, scale, 1)
+        extended += len(entropy.singles)
+        # the reference goes on from the bits that were drawn on the way
+        assert np.array_equal(drawn, reference(short, size, columns, scale))
+    # each of 600 entries is open at 64 bits with a probability of about 4 %
+    assert extended > 0
+
+
+def _alike(columns: int, whole: int, places: range) -> Reals:
+    """Two rows of equal entries, one positive, one negative, with ones at these places of the fraction."""
+    fraction = sum(1 << (127 - place) for place in places)
+    words = np.array([[fraction >> 64], [fraction & (2**64 - 1)]], dtype=np.uint64)
+    negative = np.repeat([False, True], columns)
+    return Reals(negative, np.full(2 * columns, whole), np.repeat(words, 2 * columns, axis=1), Scripted(0))
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize(("columns", "whole"), [(2, 0), (2, 9), (785, 0), (785, 1), (2001, 1), (2001, 12)])
+def test_the_worst_digits_keep_the_products_exact_and_the_error_bound(
+    columns: int, whole: int, *, largest: bool
+) -> None:
+    norm = 1.01 * (whole + 0.01) * columns**0.5
+    cut = products._Splitting(columns, norm)
+    # the first place of every digit: all of them are as large as can be; all places: one carry goes through them all
+    z = _alike(columns, whole, range(cut.first, 128, cut.width if largest else 1))
+    exact = Fraction(sum(v * v for v in z.truncated(0, columns, 256)), 4**256)
+    for limbs in (1, 2, 3, 4):
+        parts = products._limbs(z, 2, cut, limbs)
+        for p, part in enumerate(parts):
+            assert sum(int(v) ** 2 for v in part[0]) < 2**53
+            assert p == 0 or np.abs(part).max() <= 2 ** (cut.width - 1)
+        assert limbs == 1 or not largest or np.abs(parts[1]).max() >= 2 ** (cut.width - 1) - 1
+        rest = [
+            abs(Fraction(v, 2**256) - sum(Fraction(int(part[0, c]), 2 ** cut.end(p)) for p, part in enumerate(parts)))
+            for c, v in enumerate(z.truncated(0, 1, 256))
+        ]
+        assert max(rest) < Fraction(1, 2 ** cut.end(limbs - 1))
+        high, low = products._gram(parts, cut)
+        error = [
+            abs(Fraction(int(h)) + Fraction(int(w), 2**64) - sign * exact)
+            for h, w, sign in zip(high, low, (1, -1, 1), strict=True)
+        ]
+        assert max(error) <= cut.error(limbs)
+        # the bound is no empty one: these rows come close to it
+        assert whole == 0 or not largest or max(error) > cut.error(limbs) / 5
+
+
+def test_the_limbs_chosen_are_the_least_that_leave_few_entries_open() -> None:
+    norm = 1.1 * 785**0.5
+    cut = products._Splitting(785, norm)
+    assert cut.width == 22
+    assert [cut.least(784, 2**power, 128) for power in (8, 32, 46)] == [2, 3, 4]
+    assert cut.least(784, 2**46, 64) == 2  # the third limb would need more than 64 bits
+
+
+def _exponential_law(scale: float, reach: int) -> npt.NDArray[np.float64]:
+    """Law of ``rnd(scale chi²_2)`` on 0 .. reach."""
+    edges = np.maximum(np.arange(reach + 2) - 0.5, 0)
+    tail: npt.NDArray[np.float64] = np.exp(-edges / (2 * scale))
+    return tail[:-1] - tail[1:]
+
+
+def test_with_two_columns_the_diagonal_has_the_law_of_rounded_exponentials() -> None:
+    size, scale, rounds = 750, 2, 40
+    ones = np.concatenate(
+        [rounded_wishart(size, 2, scale, SYSTEM)[diagonal_positions(size)] for _ in range(2 * rounds)]
+    )
+    differences = ones[: size * rounds] - ones[size * rounds :]
+
+    def passes(scale: float, *, two_sided: bool) -> bool:
+        law = _exponential_law(scale, 400)
+        law = np.convolve(law, law[::-1])[400 - 25 : 401 + 25] if two_sided else law[:40]
+        counted = differences + 25 if two_sided else ones
+        kept = counted[(counted >= 0) & (counted < law.size)]
+        observed = np.append(np.bincount(kept, minlength=law.size), counted.size - kept.size)
+        expected = counted.size * np.append(law, 1 - law.sum())
+        return bool(stats.chisquare(observed, expected).pvalue > FALSE_ALARM)
+
+    for two_sided in (False, True):
+        assert passes(scale, two_sided=two_sided)
+        # the twin, a scale 10 % off, is told apart with probability 1 - 1e-9
+        assert not passes(0.9 * scale, two_sided=two_sided)
+
+
+def test_trace_and_schur_complement_have_their_laws_and_a_twin_fails() -> None:
+    size, columns, scale = 6, 9, 2**40
+    sample = np.stack([unpacked(rounded_wishart(size, columns, scale, SYSTEM), size) for _ in range(6000)]) / scale
+    trace = np.trace(sample, axis1=1, axis2=2)
+    schur = 1 / np.linalg.inv(sample)[:, 0, 0]
+    off = sample[:, 0, 1:3].ravel() * np.sqrt(1 / columns)
+    for statistic, freedom in ((trace, size * columns), (schur, columns - size + 1)):
+        assert stats.kstest(statistic, stats.chi2(freedom).cdf).pvalue > FALSE_ALARM
+        # the twins: 10 % too much noise, and the neighbouring degrees of freedom
+        assert stats.kstest(1.1 * statistic, stats.chi2(freedom).cdf).pvalue < FALSE_ALARM
+        assert statistic is trace or stats.kstest(statistic, stats.chi2(freedom + 1).cdf).pvalue < FALSE_ALARM
+    # off the diagonal the mean square is 1; its fourth moment is 3 + 6 / columns, so z is normal well within 6
+    z = (np.mean(off**2) - 1) / (np.std(off**2) / off.size**0.5)
+    assert abs(z) < 6 < abs((1.2 * np.mean(off**2) - 1) / (1.2 * np.std(off**2) / off.size**0.5))
+
+
+def test_the_low_bits_are_uniform_where_those_of_float64_are_not() -> None:
+    size, columns, scale = 100, 101, 2**50
+    low = np.bincount((rounded_wishart(size, columns, scale, SYSTEM) & 255).astype(np.intp), minlength=256)
+    assert stats.chisquare(low).pvalue > FALSE_ALARM
+    z = normals(size * columns, SYSTEM).reshape(size, columns)
+    twin = packed(np.rint(scale * (z @ z.T)))
+    assert stats.chisquare(np.bincount((twin & 255).astype(np.intp), minlength=256)).pvalue < FALSE_ALARM
+
+
+@pytest.mark.parametrize(("size", "columns"), [(0, 1), (1, 0), (1, 2**20 + 1)])
+def test_shapes_outside_the_proof_are_refused(size: int, columns: int) -> None:
+    with pytest.raises(ValueError, match="columns"):
+        rounded_wishart(size, columns, 1, SYSTEM)
+
+
+@pytest.mark.parametrize("scale", [0, -1, 2**57 // 3 + 1])
+def test_scales_that_leave_the_lattice_are_refused(scale: int) -> None:
+    with pytest.raises(ValueError, match="scale"):
+        rounded_wishart(2, 3, scale, SYSTEM)

@@ -1,0 +1,298 @@
+"""Exact draws of reals: every decision against the exact path, the rare branches, the tables, the laws."""
+
+from __future__ import annotations
+
+import bisect
+from functools import lru_cache
+
+import mpmath
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats
+from support.scripted import Scripted
+from support.tallies import FALSE_ALARM
+
+from dpdist.noise import reals
+from dpdist.noise.entropy import SYSTEM
+from dpdist.noise.reals import EXPONENTIAL, GUARD, NORMAL, Bits, Law, Reals, draws, exact_normals
+
+LAWS = pytest.mark.parametrize("law", [NORMAL, EXPONENTIAL], ids=["normal", "exponential"])
+FULL = 2**16 - 1
+
+
+def candidate(law: Law, source: Scripted, x: int, u: int, v: int, *, negative: bool = False) -> Reals:
+    """Decide the candidate of a 58-bit x and of the first 80 bits of U and V."""
+    short = (u >> 64) | (v >> 64 << 16)
+    source.script([(x << 6) | negative, short], [u & (2**64 - 1), v & (2**64 - 1)])
+    return reals._candidates(law, 1, source, 1)
+
+
+def step_of(found: Reals) -> int:
+    return (int(found.whole[0]) << 6) | (int(found.fraction[0, 0]) >> 58)
+
+
+@lru_cache
+def cumulative(law: Law) -> list[mpmath.mpf]:
+    """``P(K <= k)`` by summation at 60 digits, as far as 64 bits tell it from 1."""
+    with mpmath.workdps(60):
+        terms = [
+            mpmath.exp(-(mpmath.mpf(i) ** law.power) / (law.power * 64**law.power)) for i in range(6000 // law.power)
+        ]
+        total, partial, out = mpmath.fsum(terms), mpmath.mpf(0), []
+        for term in terms:
+            partial += term
+            out.append(partial / total)
+            if out[-1] * 2**64 > 2**64 - 1:
+                return out
+    raise AssertionError("these terms reach beyond 64 bits")
+
+
+@LAWS
+def test_the_tables_are_the_law_of_k(law: Law) -> None:
+    exact = cumulative(law)
+    with mpmath.workdps(60):
+        floors = [int(mpmath.floor(p * 2**64)) for p in exact]
+        assert law.words.tolist() == floors
+        # a prefix of U settles k when, and only when, no P(K <= k) falls into its cell
+        prefixes = [int(p * 2**16) for p in exact]
+        settled = np.setdiff1d(np.arange(FULL + 1), prefixes)
+        assert law.guide[settled].tolist() == [bisect.bisect_left(prefixes, int(prefix)) for prefix in settled]
+        opened = np.unique(prefixes)
+        assert (law.squeeze[law.guide[opened]] == 0).all()
+        # a prefix of V settles acceptance only where the least p of the step exceeds its cell
+        least = [mpmath.exp(-law.exponent(mpmath.mpf(k), mpmath.mpf(1))) * 2**16 for k in range(len(exact))]
+        assert all(p - 2 < int(s) < p for p, s in zip(least, law.squeeze[:-1], strict=True))
+
+
+@LAWS
+@pytest.mark.parametrize("guard", [GUARD, 2.0])
+def test_every_decision_is_that_of_the_exact_path(monkeypatch: pytest.MonkeyPatch, law: Law, guard: float) -> None:
+    # a guard of 2 sends everything that 16 bits leave open through interval arithmetic
+    monkeypatch.setattr(reals, "GUARD", guard)
+    count = 2500
+    source = Scripted(5)
+    found = reals._candidates(law, count, source, count)
+    (words, short), rest = (source.drawn[0][:count], source.drawn[0][count:].view(np.uint16)), source.drawn[1]
+    open_ = [i for i in range(count) if short[count + i] >= law.squeeze[law.guide[short[i]]]]
+    assert rest.size == 2 * len(open_)
+    again, expected = Scripted(6), []
+    for i in range(count):
+        # bits that the fast path never drew are drawn here: whatever they are, the decision must be the same
+        known = [Bits(int(short[i + shift]), 16, again) for shift in (0, count)]
+        if i in open_:
+            at = open_.index(i)
+            for bits, word in zip(known, (rest[at], rest[len(open_) + at]), strict=True):
+                bits.numerator, bits.bits = (bits.numerator << 64) | int(word), 80
+        x = Bits(int(words[i]) >> 6, 58, again)
+        k = reals._decided(law, known[0], known[1], x)
+        if k is not None:
+            expected.append((bool(words[i] & np.uint64(1)), k >> 6, ((k & 63) << 58) | (int(words[i]) >> 6)))
+    drawn = zip(found.negative.tolist(), found.whole.tolist(), found.fraction[0].tolist(), strict=True)
+    assert list(drawn) == expected
+    assert again.extended == source.extended == 0
+    assert 0.98 * count < len(expected) < count
+    assert len(open_) > 20  # both paths had work
+
+
+@LAWS
+def test_the_float_errors_stay_far_inside_the_guard(law: Law) -> None:
+    # the proof allows 2^-45 for everything; the exponential is the only library function in it
+    rng = np.random.default_rng(1)
+    k = rng.integers(0, law.words.size, 10_000)
+    x = rng.integers(0, 2**58, 10_000)
+    p = np.exp(-law.exponent(k.astype(np.float64), x.astype(np.float64) * 2.0**-58))
+    with mpmath.workdps(40):
+        exact = [
+            mpmath.exp(-law.exponent(mpmath.mpf(int(a)), mpmath.mpf(int(b)) / 2**58)) for a, b in zip(k, x, strict=True)
+        ]
+        error = max(abs(mpmath.mpf(float(a)) - b) for a, b in zip(p, exact, strict=True))
+    assert error < GUARD / 2**8
+
+
+@LAWS
+@pytest.mark.parametrize("k", [0, 1, 60, 300])
+def test_a_word_on_a_threshold_of_k_is_extended(law: Law, k: int) -> None:
+    threshold = int(law.words[k])
+    with mpmath.workdps(60):
+        share = cumulative(law)[k] * 2**64 - threshold
+    # 16 more bits of U are known: on one side of the threshold they settle k
+    for bits, expected in ((int(share * 2**16) - 1, k), (int(share * 2**16) + 1, k + 1)):
+        source = Scripted(0)
+        assert step_of(candidate(law, source, 0, (threshold << 16) | (bits % 2**16), 0)) == expected
+    # on the threshold's own 80 bits, only 64 more do
+    outcomes = set()
+    for seed in range(60):
+        source = Scripted(seed)
+        outcomes.add(step_of(candidate(law, source, 0, (threshold << 16) | int(share * 2**16), 0)))
+        assert source.extended >= 1
+    assert outcomes == {k, k + 1}
+    # one unit away nothing is extended
+    for shift, expected in ((-1, k), (1, k + 1)):
+        source = Scripted(0)
+        assert step_of(candidate(law, source, 0, (threshold + shift) << 16, 0)) == expected
+        assert source.extended == 0
+
+
+@LAWS
+def test_a_k_beyond_the_table_is_found_by_further_bits(law: Law) -> None:
+    steps = set()
+    for seed in range(8):
+        found = candidate(law, Scripted(seed), 0, 2**80 - 1, 0)
+        steps.add(step_of(found))
+    assert min(steps) >= law.words.size - 1
+    assert len(steps) > 1
+
+
+@LAWS
+@pytest.mark.parametrize("missing", [104, 108, 112, 116])  # bits of precision: some leave one threshold open, some all
+def test_thresholds_that_coarse_intervals_leave_open_are_enclosed_more_narrowly(
+    monkeypatch: pytest.MonkeyPatch, law: Law, missing: int
+) -> None:
+    expected, enclosing = law.words.tolist(), reals._intervals
+    asked: list[int] = []
+
+    def coarse_at_first(bits: int) -> object:
+        asked.append(bits)
+        return enclosing(bits if len(asked) > 1 else bits - missing)
+
+    monkeypatch.setattr(reals, "_intervals", coarse_at_first)
+    assert reals._thresholds.__wrapped__(law, 64) == expected
+    assert len(asked) == 2 or missing < 112
+
+
+def near(law: Law, k: int, bits: int) -> tuple[int, int]:
+    """Return an x near 1/2, and the cell of V of so many bits that p cuts near its middle, whatever follows in x."""
+    with mpmath.workdps(60):
+        for x in range(2**57, 2**57 + 1000):
+            ends = [mpmath.exp(-law.exponent(mpmath.mpf(k), mpmath.mpf(x + end) / 2**58)) * 2**bits for end in (0, 1)]
+            if all(0.2 < end - mpmath.floor(ends[0]) < 0.8 for end in ends):
+                return x, int(ends[0])
+    raise AssertionError("one x in two will do")
+
+
+@LAWS
+def test_an_acceptance_inside_the_guard_is_decided_by_further_bits(law: Law) -> None:
+    # k = 100: p moves by less than a cell of 58 bits, and U = its threshold of k = 99, one unit up
+    k = 100
+    x, cell = near(law, k, 54)
+    u = (int(law.words[k - 1]) + 1) << 16
+    # V's first 54 bits are its cell, 26 more are known: both ends of the cell are decided exactly
+    for inside, accepted in ((0, 1), (2**26 - 1, 0)):
+        source = Scripted(0)
+        assert candidate(law, source, x, u, (cell << 26) | inside).whole.size == accepted
+
+
+@LAWS
+def test_an_acceptance_that_known_bits_do_not_decide_is_extended_and_its_bits_are_kept(law: Law) -> None:
+    k = 100
+    with mpmath.workdps(60):
+        x = 2**57 + 12345
+        ends = [mpmath.exp(-law.exponent(mpmath.mpf(k), mpmath.mpf(x + end) / 2**58)) * 2**80 for end in (0, 1)]
+        v = int((ends[0] + ends[1]) / 2)  # p crosses V somewhere in the cell of x, 2^-58 wide
+    u = (int(law.words[k - 1]) + 1) << 16
+    accepted = 0
+    for seed in range(60):
+        source = Scripted(seed)
+        found = candidate(law, source, x, u, v)
+        assert source.extended >= 2
+        if found.whole.size:
+            accepted += 1
+            assert found.known[0].bits == 64 + 64
+            assert found.known[0].numerator == (int(found.fraction[0, 0]) << 64) | int(source.singles[0])
+    # x's next bit decides: all or none of 60 has probability 2^-59
+    assert 0 < accepted < 60
+    # a clear distance on either side needs no further bit
+    for shift, size in ((-(2**42), 1), (2**42, 0)):
+        source = Scripted(0)
+        assert candidate(law, source, x, u, v + shift).whole.size == size
+        assert source.extended == 0
+
+
+def test_bits_looked_at_stay_with_their_draw_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    # every open candidate is extended: its place among the accepted, and its words, must be its own
+    decided = reals._decided
+
+    def extending(law: Law, u: Bits, v: Bits, x: Bits) -> int | None:
+        x.extend()
+        return decided(law, u, v, x)
+
+    monkeypatch.setattr(reals, "GUARD", 2.0)
+    monkeypatch.setattr(reals, "_decided", extending)
+    source = Scripted(11)
+    z = exact_normals(20_000, source)
+    singles = {int(word) for word in source.singles}
+    assert len(z.known) > 100
+    for position, bits in z.known.items():
+        assert bits.bits == 128
+        assert bits.numerator >> 64 == int(z.fraction[0, position])
+        assert bits.numerator & (2**64 - 1) == int(z.fraction[1, position])
+        assert int(z.fraction[1, position]) in singles
+    others = np.setdiff1d(np.arange(20_000), list(z.known))
+    assert not singles & set(z.fraction[1, others].tolist())
+
+
+def test_further_bits_are_drawn_once() -> None:
+    source = Scripted(1)
+    z = exact_normals(20, source)
+    first = z.truncated(0, 20, 320)
+    assert source.extended == 60
+    assert z.truncated(0, 20, 320) == first
+    assert [abs(v) >> 192 for v in first] == [abs(v) for v in z.truncated(0, 20, 128)]
+    assert source.extended == 60
+
+
+def test_a_truncated_draw_is_made_of_all_its_words() -> None:
+    z = exact_normals(50, Scripted(3))
+    words = zip(z.negative.tolist(), z.whole.tolist(), *z.fraction.tolist(), strict=True)
+    signed = [(-1 if negative else 1, (whole << 128) | (high << 64) | low) for negative, whole, high, low in words]
+    for bits in (20, 100, 128):
+        assert z.truncated(0, 50, bits) == [sign * (magnitude >> (128 - bits)) for sign, magnitude in signed]
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 100, 2**14, 40_000])
+def test_batches_hold_exactly_what_was_asked_for(size: int) -> None:
+    places: list[int] = []
+    for place, found in draws(NORMAL, size, SYSTEM):
+        assert found.whole.shape == found.negative.shape == found.fraction[0].shape == (place.stop - place.start,)
+        places += range(place.start, place.stop)
+    assert places == list(range(size))
+
+
+def values(found: Reals) -> npt.NDArray[np.float64]:
+    magnitude = found.whole + found.fraction[0].astype(np.float64) * 2.0**-64
+    signed: npt.NDArray[np.float64] = np.where(found.negative, -magnitude, magnitude)
+    return signed
+
+
+@LAWS
+def test_the_draws_have_their_law_and_a_twin_fails(law: Law) -> None:
+    sample = np.concatenate([values(found) for _, found in draws(law, 400_000, SYSTEM)])
+    name = "norm" if law is NORMAL else "laplace"
+    assert stats.kstest(sample, name).pvalue > FALSE_ALARM
+    # the twin: 3 % too much noise
+    assert stats.kstest(1.03 * sample, name).pvalue < FALSE_ALARM
+    assert stats.chisquare(np.bincount(sample > 0)).pvalue > FALSE_ALARM
+
+
+@LAWS
+def test_within_a_step_the_density_falls_as_it_must(law: Law) -> None:
+    # were all candidates accepted, the place within a 64th would be uniform, of mean 1/2
+    size, total = 10_000_000, 0.0
+    for _, found in draws(law, size, SYSTEM):
+        total += float((found.fraction[0] << np.uint64(6)).astype(np.float64).sum()) * 2.0**-64
+    edges = np.arange(64 * 40 + 1) / 64
+    if law is NORMAL:
+        mean = np.sqrt(2 / np.pi) - np.sum(edges[:-1] * -2 * np.diff(stats.norm.sf(edges)))
+    else:
+        mean = 1 - np.sum(edges[:-1] * -np.diff(np.exp(-edges)))
+    error = np.sqrt(1 / 12 / size)
+    assert abs(total / size - 64 * mean) < 5.5 * error < abs(total / size - 0.5)
+
+
+def test_the_low_words_of_exact_normals_are_uniform() -> None:
+    z = exact_normals(200_000, SYSTEM)
+    assert stats.kstest(values(z), "norm").pvalue > FALSE_ALARM
+    for word, shift in ((1, 56), (0, 0)):
+        counts = np.bincount(((z.fraction[word] >> np.uint64(shift)) & np.uint64(255)).astype(np.intp), minlength=256)
+        assert stats.chisquare(counts).pvalue > FALSE_ALARM

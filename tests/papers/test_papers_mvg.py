@@ -1,0 +1,174 @@
+"""Chanyaswad et al. 2018: the identity query's noise and its true privacy, the regression, and the three tasks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats
+from support.paper_runs import results, run
+from support.tallies import FALSE_ALARM
+
+from dpdist.errors import PrivacyLeakWarning, UsageError
+from dpdist.mechanisms.mvg import published_norm
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.privacy.accounting import gaussian_sigma
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from papers.chanyaswad import covariance, regression, tasks
+from papers.chanyaswad.identity import METHODS, SHARE, IdentityQuery, theorem_2
+from papers.common.answers import moment_of
+
+LOSS = PrivacyLoss.parse("1", "0.005")
+RNG = np.random.default_rng(8)
+Floats = npt.NDArray[np.float64]
+
+
+def test_the_condition_is_the_packages_for_square_queries_and_the_authors_for_others() -> None:
+    query = LatticeQuery(7, 4**16, Neighbours.REPLACE_ONE)
+    ours = theorem_2((7, 7), 50.0, math.sqrt(2), LOSS)
+    assert math.sqrt(ours) == pytest.approx(published_norm(query, LOSS, 50, two_sided=False))
+    # compute_precision_budget(6, 248, sqrt(6 * 248), 2 sqrt(6), 1, 0.005) of the authors' code
+    m, n = 6, 248
+    alpha = (2.45 + 3.6399) * m * n + 2 * 2.45 * math.sqrt(m * n) * 2 * math.sqrt(m)
+    zeta = math.sqrt(2 * math.sqrt(-m * n * math.log(0.005)) - 2 * math.log(0.005) + m * n)
+    beta = 2 * (m * n) ** 0.25 * zeta * 2.45 * 2 * math.sqrt(m)
+    theirs = (-beta + math.sqrt(beta**2 + 8 * alpha)) ** 2 / (4 * alpha**2)
+    assert theorem_2((m, n), math.sqrt(m * n), 2 * math.sqrt(m), LOSS) == pytest.approx(theirs, rel=1e-4)
+
+
+def test_the_precision_of_the_published_noise_meets_its_condition_with_equality() -> None:
+    query = IdentityQuery(240, 6)
+    allowed = theorem_2((6, 240), query.largest, query.frobenius, LOSS)
+    for method in ("MVG, theorem 2", "MVG, theorem 2, directional"):
+        precision = 1 / query.variances(method, LOSS)
+        assert np.linalg.norm(precision) * math.sqrt(240) == pytest.approx(allowed)
+    assert np.sum(precision[:2] ** 2) / np.sum(precision**2) == pytest.approx(SHARE)
+
+
+def test_no_two_rows_of_the_box_are_told_apart_better_than_stated() -> None:
+    query = IdentityQuery(50, 4)
+    corners = np.array(list(itertools.product((-1.0, 1.0), repeat=4)))
+    assert max(np.linalg.norm(a - b) for a in corners for b in corners) == pytest.approx(query.frobenius)
+    assert max(np.abs(a - b).sum() for a in corners for b in corners) == pytest.approx(query.l1)
+    for method in ("Gaussian, exact", "Gaussian, exact, directional", "MVG, theorem 2, directional"):
+        variances = query.variances(method, LOSS)
+        worst = max(float(np.sum((a - b) ** 2 / variances)) for a in corners for b in corners)
+        assert query.mu_squared(variances) == pytest.approx(worst)
+        if method.startswith("Gaussian"):
+            assert math.sqrt(worst) == pytest.approx(1 / gaussian_sigma(LOSS))
+        else:
+            assert math.sqrt(worst) < 0.01 / gaussian_sigma(LOSS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_copies_have_the_noise_stated(method: str) -> None:
+    query = IdentityQuery(4000, 3)
+    table = RNG.uniform(-1, 1, (4000, 3))
+    noise = query.noisy(table, method, LOSS) - table
+    if method == "exponential":  # its radius is one draw, tested below: here the direction
+        noise *= math.sqrt(query.variances(method, LOSS)[0] / np.mean(noise**2))
+    for column, variance in zip(noise.T, query.variances(method, LOSS), strict=True):
+        standard = column / math.sqrt(variance)
+        cdf = stats.laplace(scale=math.sqrt(0.5)).cdf if method == "Laplace" else stats.norm().cdf
+        assert stats.kstest(standard, cdf).pvalue > FALSE_ALARM
+        assert stats.kstest(1.4 * standard, cdf).pvalue < FALSE_ALARM
+    assert not np.array_equal(noise, query.noisy(table, method, LOSS) - table)
+
+
+def test_the_radius_of_the_exponential_mechanism_is_a_gamma_variable() -> None:
+    query, zero = IdentityQuery(2, 2), np.zeros((2, 2))
+    radii = [float(np.linalg.norm(query.noisy(zero, "exponential", LOSS))) for _ in range(1000)]
+    law = stats.gamma(4, scale=2 * query.frobenius)
+    assert stats.kstest(radii, law.cdf).pvalue > FALSE_ALARM
+    assert stats.kstest(radii, stats.gamma(4, scale=query.frobenius).cdf).pvalue < FALSE_ALARM
+
+
+def test_an_unknown_method_is_refused() -> None:
+    with pytest.raises(UsageError, match="no method"):
+        IdentityQuery(2, 2).variances("magic", LOSS)
+
+
+def test_a_fit_is_ridge_regression_with_a_free_constant() -> None:
+    features = RNG.uniform(-1, 1, (500, 2))
+    label = features @ [0.3, -0.2] + 0.1
+    rows = regression.with_one(np.column_stack([label, features]))
+    assert np.allclose(regression.fitted(rows.T @ rows, 1e-9), [0.3, -0.2, 0.1])
+    direct = np.linalg.solve(rows[:, 1:].T @ rows[:, 1:] + 5 * np.eye(3), rows[:, 1:].T @ label)
+    assert np.allclose(regression.fitted(rows.T @ rows, 5.0), direct)
+    indefinite = rows.T @ rows - 200 * np.outer([0, 1, 0, 0], [0, 1, 0, 0])
+    values, vectors = np.linalg.eigh(indefinite)
+    assert values[0] < -10
+    nearest = (vectors * np.maximum(values, 0)) @ vectors.T
+    assert np.allclose(regression.fitted(indefinite, 1.0), regression.fitted(nearest, 1.0))
+    assert not np.allclose(
+        regression.fitted(nearest, 1.0), np.linalg.solve(indefinite[1:, 1:] + np.eye(3), indefinite[1:, 0])
+    )
+
+
+def test_second_moments_give_the_regression_what_copies_of_rows_do_not() -> None:
+    n = 2000
+    features = RNG.uniform(-1, 1, (n, 3))
+    rows = np.column_stack([0.4 * features[:, 0] - 0.4, features])
+    found = {
+        method: regression.errors(method, rows, 4, 1).mean()
+        for method in ("not private", "Gaussian second moment", "two-sided Wishart", "MVG, theorem 2", "answering zero")
+    }
+    assert found["not private"] < 0.01 < found["Gaussian second moment"] < 0.1
+    assert found["two-sided Wishart"] < 0.15
+    assert found["MVG, theorem 2"] > 0.3
+
+
+def moment() -> Any:
+    rows = np.clip(RNG.normal(size=(3000, 4)) * [0.6, 0.2, 0.1, 0.1], -1, 1)
+    return rows, moment_of(rows, 2.0)
+
+
+def test_directional_requests_carry_the_directions_they_should() -> None:
+    _, exact = moment()
+    known = covariance.request_of("MVG, theorem 3, known directions", exact, 1)
+    vectors = np.array(known.options["directions"])
+    assert abs(vectors[0] @ np.linalg.eigh(exact.matrix)[1][:, -1]) == pytest.approx(1)
+    assert known.loss == regression.loss_of(exact.rows)
+    private = covariance.request_of("MVG, theorem 3, private directions", exact, 1)
+    first, rest = covariance._split(regression.loss_of(exact.rows))
+    assert private.loss == rest
+    assert (first.epsilon_micro, first.epsilon_micro + rest.epsilon_micro) == (300000, 1000000)
+    assert first.delta_atto + rest.delta_atto == regression.loss_of(exact.rows).delta_atto
+    again = covariance.request_of("MVG, theorem 3, private directions", exact, 1)
+    assert private.options["directions"] != again.options["directions"]
+    values = np.linalg.eigvalsh(
+        np.array(covariance.request_of("MVG, exact, known directions", exact, 1).options["sigma"])
+    )
+    assert values[1] / values[0] == pytest.approx(math.sqrt(SHARE / ((1 - SHARE) / 3)))
+
+
+def test_exact_calibration_beats_the_published_conditions() -> None:
+    rows, _ = moment()
+    deficit = {m: covariance.deficits(m, rows, 10, 0).mean() for m in ("Gaussian, exact", "MVG, theorem 3")}
+    assert deficit["Gaussian, exact"] < 1e-3 < deficit["MVG, theorem 3"]
+    residual = {
+        m: covariance.residuals(m, rows, 3, 0).mean() for m in ("Gaussian, exact", "answering zero", "MVG, theorem 2")
+    }
+    assert residual["Gaussian, exact"] < 0.01 * residual["answering zero"]
+    assert residual["MVG, theorem 2"] > 100 * residual["answering zero"]
+    assert 0 < covariance.deficits("random direction", rows, 10, 0).mean() < 0.4
+
+
+def test_the_quick_version_writes_its_files(scheduler: str, tmp_path: Path) -> None:
+    for name, shape in (("liver_disorders", (345, 6)), ("movement_rss", (2000, 4)), ("cardiotocography", (500, 21))):
+        np.savez(tmp_path / f"{name}.npz", X=RNG.normal(size=shape))
+    output = tmp_path / "out"
+    with pytest.warns(PrivacyLeakWarning) as named:
+        run(tasks.main, scheduler, output, "--data", str(tmp_path))
+    for leak in ("ranges that columns", "known directions"):
+        assert any(leak in str(warning.message) for warning in named)
+    found, rows = results(output, tasks.NAME)
+    assert {row["task"] for row in rows} == set(tasks.TASKS)
+    assert all(float(row["mean"]) >= 0 for row in rows)
+    stated = found["tasks"]["covariance estimation"]["methods"]
+    assert stated["Gaussian, exact"]["mu"] > 100 * stated["MVG, theorem 3"]["mu"]

@@ -1,0 +1,230 @@
+"""The laws of the noise's spectrum, against draws of the mechanisms themselves.
+
+Statistical tests here fail falsely with probability below 1e-6 each; twins show that they can fail.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy.integrate import solve_ivp
+from scipy.special import airy
+from scipy.stats import binom
+from support.folders import RESULTS
+
+from dpdist.mechanisms.noise_law import EdgeKind, Noise
+from dpdist.mechanisms.registry import calibrated
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.noise.entropy import SYSTEM
+from dpdist.noise.nuclear import nuclear_spectra
+from dpdist.pca.noise_edge import BEYOND, CONFIDENCE, QUANTILES, NoiseLaw, law_of
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.triangle import unpacked
+
+Floats = npt.NDArray[np.float64]
+NAMES = {"gaussian": "1e-6", "wishart": "1e-6", "two-sided-wishart": "0", "laplace": "0", "frobenius": "0"}
+
+
+@functools.cache
+def law(name: str, size: int) -> NoiseLaw:
+    query = LatticeQuery(size, 4**16, Neighbours.REPLACE_ONE)
+    found = law_of(calibrated(name, query, PrivacyLoss.parse("1", NAMES.get(name, "0"))).noise, size)
+    assert found is not None
+    return found
+
+
+def draw(name: str, size: int) -> Floats:
+    found = calibrated(
+        name, LatticeQuery(size, 4**16, Neighbours.REPLACE_ONE), PrivacyLoss.parse("1", NAMES.get(name, "0"))
+    )
+    noise = unpacked(found.answer(Zero(size), SYSTEM).astype(np.int64), size).astype(np.float64)
+    centred: Floats = noise - found.noise.mean_diagonal * np.eye(size)
+    return centred
+
+
+class Zero:
+    """The exact moment of no rows."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def triangle(self) -> npt.NDArray[np.int64]:
+        return np.zeros(self.size * (self.size + 1) // 2, dtype=np.int64)
+
+    def matrix(self) -> Floats:
+        return np.zeros((self.size, self.size))
+
+    def times(self, vectors: Floats) -> Floats:
+        return 0 * vectors
+
+
+@pytest.mark.parametrize("name", [*NAMES, "nuclear"])
+def test_slope_and_curvature_are_derivatives_and_the_critical_point_is_a_minimum(name: str) -> None:
+    found = law(name, 40)
+    for share in (0.2, 0.6, 0.9):
+        g = share * found.critical
+        step = 1e-5 * g
+        slope = (found.inverse(g + step) - found.inverse(g - step)) / (2 * step)
+        curvature = (found.slope(g + step) - found.slope(g - step)) / (2 * step)
+        assert found.slope(g) == pytest.approx(slope, rel=1e-6)
+        assert found.curvature(g) == pytest.approx(curvature, rel=1e-6)
+    assert found.slope(found.critical) * found.critical**2 == pytest.approx(0, abs=1e-9)
+    assert found.curvature(found.critical) > 0
+
+
+def test_known_edges() -> None:
+    """The constants of the literature: 2 sqrt(v), (sqrt(m) + sqrt(d))², 1.665 d/beta, pi d / (2 beta)."""
+    size = 200
+    semicircle = law("gaussian", size)
+    query = LatticeQuery(size, 4**16, Neighbours.REPLACE_ONE)
+    gaussian = calibrated("gaussian", query, PrivacyLoss.parse("1", "1e-6")).noise
+    assert semicircle.edge == pytest.approx(2 * math.sqrt(size * gaussian["variance_off_diagonal"]))
+    wishart = calibrated("wishart", query, PrivacyLoss.parse("1", "1e-6")).noise
+    m, s = wishart["degrees"], wishart["scale"]
+    assert law("wishart", size).edge == pytest.approx(s * (math.sqrt(m) + math.sqrt(size)) ** 2 - m * s)
+    beta = 1 / (2 * 4.0**16)
+    z = math.sqrt(math.sqrt(5) - 2)
+    edge = (1 / z + 2 * z / (1 - z**2)) * size / (2 * beta)
+    assert law("two-sided-wishart", size).edge == pytest.approx(edge, rel=2 / size)
+    assert law("two-sided-wishart", size).threshold == pytest.approx(2.058 * size / beta / 2, rel=2 / size)
+    assert law("nuclear", size).edge == pytest.approx(math.pi * size / (2 * beta), rel=2 / size)
+
+
+def test_quantiles_are_those_of_the_tracy_widom_law() -> None:
+    """Integrate Painlevé II from the Airy function at 6: F1(s) = exp(-1/2 int_s (q + (x - s) q²) dx)."""
+    start = 6.0
+    ai, slope, *_ = airy(start)
+
+    def rates(s: float, y: Floats) -> list[float]:
+        q, p, _, square, _ = y
+        return [p, s * q + 2 * q**3, -q, -(q**2), -square]
+
+    # tail = int q, square = int q², the last one int (x - s) q²; all of them zero at the start to 1e-8
+    found = solve_ivp(rates, (start, -1), [ai, slope, 0, 0, 0], rtol=1e-11, atol=1e-14, dense_output=True)
+    assert found.sol is not None
+    for confidence, quantile in QUANTILES.items():
+        _, _, tail, _, weighted = found.sol(quantile)
+        assert math.exp(-(tail + weighted) / 2) == pytest.approx(confidence, abs=2e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_noise_stays_below_its_edge_as_often_as_stated(name: str) -> None:
+    """At 30 columns."""
+    draws, size = 250, 30
+    found = law(name, size)
+    largest = np.array([np.linalg.eigvalsh(draw(name, size))[-1] for _ in range(draws)])
+    assert binom.cdf((largest <= found.edge_at(0.95)).sum(), draws, 0.95) > 1e-6
+    # the twin: noise a tenth larger than stated
+    assert binom.cdf((1.1 * largest <= found.edge_at(0.95)).sum(), draws, 0.95) < 1e-6
+
+
+def test_the_spectrum_of_nuclear_noise_ends_where_stated() -> None:
+    """Eigenvalues alone suffice, as the law is invariant: 60 spectra at 10 columns, scale 1."""
+    size, draws = 10, 60
+    largest = nuclear_spectra(size, draws, SYSTEM).max(axis=1)
+    found = law("nuclear", size)
+    scale = found.edge / (math.pi * size / 2)  # the law at scale 1, up to the 2/size of the variances
+    assert binom.cdf((scale * largest <= found.edge_at(0.99)).sum(), draws, 0.99) > 1e-6
+    assert 0.6 * found.edge < scale * largest.mean() < found.edge
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("factor", [0.7, 1.5, 3.0])
+def test_a_component_is_seen_where_and_as_well_as_forecast(name: str, factor: float) -> None:
+    """One component over 20 draws at 100 columns: means within 6 standard errors and 2 % of the size of an effect."""
+    size, draws = 100, 20
+    found = law(name, size)
+    strength = factor * found.threshold
+    direction = np.random.default_rng(1).normal(size=size)
+    direction /= np.linalg.norm(direction)
+    values, cosines = np.empty(draws), np.empty(draws)
+    for i in range(draws):
+        eigenvalues, vectors = np.linalg.eigh(draw(name, size) + strength * np.outer(direction, direction))
+        values[i], cosines[i] = eigenvalues[-1], (vectors[:, -1] @ direction) ** 2
+    expected = found.squared_cosine(strength)
+    error = cosines.std() / math.sqrt(draws)
+    assert cosines.mean() == pytest.approx(expected, abs=6 * error + (0.02 if expected else 0.15))
+    assert values.mean() == pytest.approx(found.seen(strength), rel=0.03 + 6 * values.std() / values.mean() / 20**0.5)
+    if factor > 1:
+        assert found.strength(found.seen(strength)) == pytest.approx(strength, rel=1e-9)
+        assert abs(cosines.mean() - found.squared_cosine(strength / 1.5)) > 6 * error + 0.02  # the twin
+    else:
+        assert (expected, found.strength(found.seen(strength))) == (0, 0)
+
+
+def test_what_adds_no_noise_of_a_known_law_has_no_edge() -> None:
+    assert law_of(Noise("none", variance_diagonal=0.0, variance_off_diagonal=0.0), 5) is None
+    assert law_of(Noise("successive-bingham", details={"concentration": 1.0}), 5) is None
+
+
+def heavy(kind: EdgeKind, size: int, count: int) -> tuple[NoiseLaw, Floats]:
+    """Return the law of Laplace, Frobenius-norm or normal noise of scale one, and draws, (count, d, d)."""
+    random, entries = np.random.default_rng(5), size * (size + 1) / 2
+    shape = (count, size, size)
+    drawn = random.laplace(size=shape) if kind is EdgeKind.LAPLACE else random.normal(size=shape)
+    drawn = np.triu(drawn) + np.triu(drawn, 1).swapaxes(1, 2)
+    variance = {EdgeKind.LAPLACE: 2.0, EdgeKind.FROBENIUS: (entries + 1) / 2, EdgeKind.NORMAL: 1.0}[kind]
+    if kind is not EdgeKind.LAPLACE:
+        drawn[:, np.arange(size), np.arange(size)] *= math.sqrt(2)
+    if kind is EdgeKind.FROBENIUS:
+        drawn *= (random.gamma(entries, size=count) / np.sqrt((drawn**2).sum(axis=(1, 2))))[:, None, None]
+    found = law_of(Noise("", kind, variance_diagonal=variance, variance_off_diagonal=variance), size)
+    assert found is not None
+    return found, drawn
+
+
+@pytest.mark.parametrize(("kind", "size", "count"), [(EdgeKind.LAPLACE, 20, 8000), (EdgeKind.FROBENIUS, 8, 30000)])
+def test_the_edge_of_few_columns_holds_where_that_of_many_does_not(kind: EdgeKind, size: int, count: int) -> None:
+    """The seed is fixed; of another one each confidence fails falsely with probability 1e-6."""
+    found, drawn = heavy(kind, size, count)
+    largest = np.linalg.eigvalsh(drawn)[:, -1]
+    for confidence in (0.95, 0.99, 0.999):
+        beyond = int((largest > found.edge_at(confidence)).sum())
+        assert binom.sf(beyond - 1, count, 1 - confidence) > 1e-6
+    without = int((largest > found.edge + QUANTILES[0.99] * found.width).sum())  # the twin: many columns
+    assert binom.sf(without - 1, count, 0.01) < 1e-6
+
+
+def test_the_table_of_few_columns_is_what_was_simulated() -> None:
+    rows = json.loads((RESULTS / "edge_table.json").read_text())
+    for kind, law_name in ((EdgeKind.LAPLACE, "laplace"), (EdgeKind.FROBENIUS, "frobenius")):
+        simulated = {
+            row["d"]: tuple(row["quantiles"][str(confidence)][1] for confidence in QUANTILES)
+            for row in rows
+            if row["law"] == law_name
+        }
+        assert simulated == BEYOND[kind]
+
+
+@pytest.mark.parametrize("kind", [EdgeKind.NORMAL, EdgeKind.LAPLACE, EdgeKind.FROBENIUS])
+@pytest.mark.parametrize("size", [2, 8, 20])
+def test_squared_cosines_lie_where_they_are_told_to_and_are_zero_below_the_edge(kind: EdgeKind, size: int) -> None:
+    """One component along an axis: none, below the threshold, near it and above. Each fails falsely in 1e-6.
+
+    The twin believes the noise a quarter as large as it is.
+    """
+    count = 400
+    found, drawn = heavy(kind, size, count)
+    for factor in (0.0, 0.8, 1.25, 3.0):
+        drawn[:, 0, 0] += factor * found.threshold
+        values, vectors = np.linalg.eigh(drawn)
+        drawn[:, 0, 0] -= factor * found.threshold
+        seen, cosines = values[:, -1], vectors[:, 0, -1] ** 2
+        told, low, high = np.array([found.cosine_of(value) for value in seen]).T
+        covered = int(((low - 1e-12 <= cosines) & (cosines <= high + 1e-12)).sum())
+        assert binom.cdf(covered, count, 0.95) > 1e-6
+        above = seen > found.edge_at(CONFIDENCE)
+        assert not told[~above].any()
+        assert np.all(told[above] > 0)
+        assert np.all((low <= told) & (told <= high))
+        if factor >= 1:
+            assert told.mean() <= cosines.mean() + 6 * cosines.std() / math.sqrt(count)
+        if factor == 0:
+            believed = np.array([found.cosine_of(4 * value) for value in seen])
+            missed = int(((cosines < believed[:, 1]) | (believed[:, 2] < cosines)).sum())
+            assert binom.sf(missed - 1, count, 0.05) < 1e-6

@@ -1,0 +1,243 @@
+"""What a folder is, is told from what is declared; no value of a row is, and damage is named chunk by chunk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from dpdist.cli import cli
+from dpdist.errors import DataError, RefusedError
+from dpdist.pca import projection
+from dpdist.pca.model import open_model
+from dpdist.pipeline import budget, inspect
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows import dataset
+from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
+from dpdist.rows.units import Unit
+from dpdist.runtime import engine
+from dpdist.storage.arrays import CHECKSUM_BYTES
+from faults import crash_driver, sentinel
+
+BUDGET = PrivacyLoss.parse("2", "1e-5")
+NAMES = tuple(f"column-{i}" for i in range(sentinel.COLUMNS))
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(a) for a in arguments])
+
+
+def inspected(*arguments: object) -> tuple[int, str]:
+    """Return exit code and output, as JSON and as words, of which neither holds the sentinel."""
+    said, told = call("inspect", *arguments), call("inspect", *arguments, "--json")
+    assert said.exit_code == told.exit_code
+    everything = "".join([said.output, told.output, said.stderr, told.stderr, str(said.exception)])
+    assert not sentinel.holds(everything.encode())
+    row = sentinel.planted_table()[3]
+    assert not any(f"{value:.6g}" in everything for value in row[1:])
+    if said.exit_code == 0:
+        assert json.loads(told.stdout)["path"] == str(arguments[0])
+    return said.exit_code, said.stdout
+
+
+def told(*arguments: object) -> str:
+    """Return the words, however they are wrapped."""
+    return " ".join(inspected(*arguments)[1].split())
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "compressed"])
+def rows(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RowsTable:
+    """Write a table with the sentinel in it, in eight chunks, and its ledger."""
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    values = sentinel.planted_table()
+    monkeypatch.setattr(dataset, "_TARGET_CHUNK", sentinel.CHUNK_ROWS * values[0].nbytes)
+    path = tmp_path / "rows.zarr"
+    with created(
+        path, rows=sentinel.ROWS, dtype="float64", names=NAMES, budget=BUDGET, compress=request.param,
+        unit=Unit("person", 3),
+    ) as writer:  # fmt: skip
+        writer.append(values)
+    budget.create_ledger(budget.default_ledger(path), path)
+    return open_rows(path)
+
+
+def altered(chunk: Path) -> None:
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 1
+    chunk.write_bytes(content)
+
+
+def shortened(chunk: Path) -> None:
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+
+
+def test_rows_are_described_and_no_value_of_them_is_told(rows: RowsTable) -> None:
+    code, words = inspected(rows.path)
+    assert code == 0
+    for part in (
+        "PRIVATE", str(sentinel.ROWS), "72: column-0, column-1", "and 66 more", "float64, 8 chunks of 40 rows",
+        "Blosc LZ4" if rows.compressed else "compression none", "CRC32C", rows.dataset_id,
+        "all rows of one person, 3 at most",
+        "rows.ledger: budget epsilon 2, delta 1e-05; charged 0 releases; left: one gaussian",
+    ):  # fmt: skip
+        assert part in " ".join(words.split())
+    facts = inspect.inspect_path(rows.path)
+    assert facts["bytes"] == sum(p.stat().st_size for p in (rows.path / "c").rglob("*") if p.is_file())
+    assert facts["columns"] == list(NAMES)
+    assert facts["damaged"] is None  # nobody looked
+
+
+def test_a_sound_table_verifies_and_every_chunk_was_read(rows: RowsTable) -> None:
+    seen: list[tuple[str, int, int]] = []
+    assert inspect.inspect_path(rows.path, verify=True, progress=lambda *at: seen.append(at))["damaged"] == []
+    assert seen == [("Checking chunks", i, 8) for i in range(9)]
+    code, words = inspected(rows.path, "--verify")
+    assert (code, "nothing is damaged" in words) == (0, True)
+
+
+def test_every_damaged_chunk_is_named(rows: RowsTable) -> None:
+    altered(rows.path / chunk_key(1))
+    (rows.path / chunk_key(4)).unlink()
+    altered(rows.path / chunk_key(7))
+    code, words = inspected(rows.path, "--verify")
+    assert code == 4
+    named = [line.split()[2] for line in words.splitlines() if line.startswith("DAMAGED")]
+    assert named == ["1", "4", "7"]
+    # without reading, what is missing is seen all the same, and what was altered is not
+    facts = inspect.inspect_path(rows.path)
+    assert [each.split()[1] for each in facts["damaged"]] == ["4"]
+    assert inspected(rows.path)[0] == 4
+
+
+@pytest.mark.parametrize("damage", [altered, shortened, Path.unlink])
+def test_damage_is_found_in_every_chunk(rows: RowsTable, damage: Callable[[Path], None]) -> None:
+    for index in range(rows.chunks):
+        chunk = rows.path / chunk_key(index)
+        content = chunk.read_bytes()
+        damage(chunk)
+        (wrong,) = inspect.inspect_path(rows.path, verify=True)["damaged"]
+        assert wrong.lower().startswith(f"chunk {index} ")
+        chunk.write_bytes(content)
+    assert CHECKSUM_BYTES == 4
+
+
+def test_the_ledger_is_told_where_it_is_and_how_it_stands(rows: RowsTable, tmp_path: Path) -> None:
+    asked = ("bound", rows.path, "--epsilon", "1", "--grid", "1:8192:1", "--quantile", "0.5")
+    assert call(*asked).exit_code in {0, 4}
+    assert "budget epsilon 2, delta 1e-05; charged 1 release; left: one " in told(rows.path)
+    place = budget.default_ledger(rows.path)
+    place.rename(tmp_path / "moved.ledger")
+    assert f"{place} is not there; budget epsilon 2" in told(rows.path)
+    assert "charged 1 release; left" in told(rows.path, "--ledger", tmp_path / "moved.ledger")
+    other = tmp_path / "other.zarr"
+    with created(other, rows=2, dtype="uint8", names=("a", "b"), budget=None) as writer:
+        writer.append(np.zeros((2, 2), dtype=np.uint8))
+    assert "other.ledger is not created; no budget declared" in told(other)
+    assert "is of other rows" in told(rows.path, "--ledger", make_ledger(other))
+
+
+def make_ledger(rows: Path) -> Path:
+    budget.create_ledger(budget.default_ledger(rows), rows, BUDGET)
+    return budget.default_ledger(rows)
+
+
+def test_releases_models_and_scores_say_what_they_are(rows: RowsTable, tmp_path: Path) -> None:
+    release, model, scores = (tmp_path / f"{name}.zarr" for name in ("release", "model", "scores"))
+    made = call("release", rows.path, release, "--epsilon", "1", "--delta", "1e-6", "--clip", "2048", "--workers", "1")
+    assert made.exit_code == 0
+    assert call("pca", release, model, "--components", "2").exit_code == 0
+    words = inspected(release)[1]
+    for part in ("Public", "gaussian, private", "epsilon 1, delta 1e-06 under replace-one of the rows of one person",
+                 "2048", str(sentinel.ROWS), "nothing is damaged"):  # fmt: skip
+        assert part in words
+    words = inspected(model)[1]
+    for part in ("Public", "2, with eigenvalues", "gaussian, private"):
+        assert part in words
+    step = rows.chunk_rows
+    with projection.scores_of(rows, open_model(model), model, scores, 3) as tasks:
+        for task in tasks:
+            projection.project_chunks(task)
+    code, words = inspected(scores, "--verify")
+    assert code == 0
+    for part in ("PRIVATE", str(sentinel.ROWS), rows.dataset_id, "nothing is damaged"):
+        assert part in words
+    altered(scores / "c" / "2" / "0")
+    (scores / "c" / "5" / "0").unlink()
+    damaged = inspect.inspect_path(scores, verify=True)["damaged"]
+    assert [each.split()[1] for each in damaged] == ["2", "5"]
+    assert inspected(scores, "--verify")[0] == 4
+    assert step == sentinel.CHUNK_ROWS
+
+
+def test_a_release_for_reproduction_is_not_called_public(rows: RowsTable, tmp_path: Path) -> None:
+    path = tmp_path / "release.zarr"
+    plain = tmp_path / "plain.zarr"
+    with created(plain, rows=2, dtype="uint8", names=("a", "b"), budget=None) as writer:
+        writer.append(np.zeros((2, 2), dtype=np.uint8))
+    made = call("release", plain, path, "--epsilon", "1", "--clip", "1", "--mechanism", "sn", "--for-reproduction")
+    assert made.exit_code == 0
+    words = inspected(path)[1]
+    assert "NOT PRIVATE AS CLAIMED: do not publish it" in words
+    assert "Public" not in words
+    assert rows.rows == sentinel.ROWS
+
+
+def test_a_folder_of_periods_is_described_and_verified_against_its_seals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    folder = nightly_folder(tmp_path)
+    code, words = inspected(folder)
+    assert code == 0
+    for part in ("PRIVATE", "2 closed, d1 to d2", "budget epsilon 1, delta 1e-06; charged 2 releases"):
+        assert part in words
+    assert "nothing is damaged" in inspected(folder, "--verify")[1]
+    assert "period    d2" in inspected(folder / "d2.zarr")[1]
+    chunk = folder / "d2.zarr" / "c" / "0" / "0"
+    sentinel.seal(chunk, np.frombuffer(chunk.read_bytes()[:-4], dtype="<f8") + 1)
+    assert inspected(folder / "d2.zarr", "--verify")[0] == 0  # its checksum is right
+    code, words = inspected(folder, "--verify")  # and the seal is not
+    assert (code, "is not what was sealed" in words) == (4, True)
+    budget.default_ledger(folder).rename(tmp_path / "away")
+    assert "is not there" in inspected(folder)[1]
+    with pytest.raises(RefusedError, match="seals of the periods"):
+        inspect.inspect_path(folder, verify=True)
+
+
+def nightly_folder(tmp_path: Path) -> Path:
+    """Run two nights."""
+    (tmp_path / "incoming").mkdir()
+    for seed, name in enumerate(("d1", "d2")):
+        np.save(tmp_path / "incoming" / f"{name}.npy", np.random.default_rng(seed).normal(size=(30, 3)))
+    (tmp_path / "job.toml").write_text(
+        '[rows]\npath = "visits"\nsource = "incoming"\nperiods = true\nbudget_epsilon = 1\nbudget_delta = 1e-6\n'
+        '[release]\npath = "published"\nepsilon = 1\ndelta = 1e-6\nclip = 8.0\n'
+    )
+    assert call("run", tmp_path / "job.toml").exit_code == 0
+    return tmp_path / "visits"
+
+
+def test_anything_else_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "table.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "later.zarr").mkdir()
+    (tmp_path / "later.zarr" / "zarr.json").write_text('{"attributes": {"dpdist": {"format": "dpdist-rows/9"}}}')
+    (tmp_path / "broken.zarr").mkdir()
+    (tmp_path / "broken.zarr" / "zarr.json").write_text('{"attributes": {"dpdist": {"format": "dpdist-scores/1"}}}')
+    (tmp_path / "ragged.zarr").mkdir()
+    (tmp_path / "ragged.zarr" / "zarr.json").write_text('{"attributes": {"dpdist": {"format": "dpdist-rows/1"}}}')
+    for name, said in {
+        "nowhere": "nothing at", "empty": "none of dpdist's", "table.csv": r"dpdist\.ingest_rows",
+        "later.zarr": "dpdist-rows/9", "broken.zarr": "damaged", "ragged.zarr": "no usable rows",
+    }.items():  # fmt: skip
+        with pytest.raises(DataError, match=said):
+            inspect.inspect_path(tmp_path / name)
+
+
+def test_a_ledger_is_pointed_to_its_own_command(rows: RowsTable) -> None:
+    with pytest.raises(DataError, match="dpdist ledger show"):
+        inspect.inspect_path(budget.default_ledger(rows.path))

@@ -1,0 +1,161 @@
+"""Values of shortened rows are said to be theirs, and a release that tells that nearly all rows were says so."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import warnings
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from click.testing import CliRunner, Result
+from support.folders import ROOT
+
+from dpdist import PrivateCovariance, PrivatePCA
+from dpdist.cli import cli
+from dpdist.errors import ShortenedRowsWarning
+from dpdist.moment.operator import MomentMatrix
+from dpdist.noise.entropy import SYSTEM
+from dpdist.pca.components import total_variance
+from dpdist.pca.shortened import shortened, trace_deviation
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release.artefact import Release
+from dpdist.release.request import ReleaseRequest
+from dpdist.runtime import engine
+from dpdist.triangle import unpacked
+from faults import crash_driver
+
+pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
+
+README = (ROOT / "README.md").read_text()
+Rows = npt.NDArray[np.float64]
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(each) for each in arguments])
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a table of large values, as incomes are, and be where it is."""
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.chdir(tmp_path)
+    rows = np.random.default_rng(3).normal(size=(30000, 12)) * np.linspace(6000, 500, 12)
+    names = ",".join(f"c{i}" for i in range(12))
+    np.savetxt(tmp_path / "table.csv", rows, delimiter=",", header=names, comments="", fmt="%.3f")
+    return tmp_path
+
+
+def five_minutes() -> list[list[str]]:
+    """Return the README's first commands."""
+    block = README.split("## Five minutes")[1].split("```sh\n")[1].split("```")[0]
+    return [shlex.split(line)[1:] for line in block.splitlines()]
+
+
+def test_the_commands_of_the_readme_choose_the_clip_norm_first(large: Path) -> None:
+    commands = five_minutes()
+    assert [words[0] for words in commands] == ["ingest", "bound", "release", "pca", "project", "ledger"]
+    clip = "100"
+    for words in commands:
+        found = call(*(clip if word == "100" else word for word in words))
+        assert found.exit_code == 0, found.output
+        if words[0] == "bound":
+            told = re.search(r"--clip (\S+)", found.output)
+            assert told is not None
+            clip = told[1]
+        assert "NEARLY EVERY ROW" not in found.output
+        if words[0] == "pca":
+            assert f"shortened to norm {clip}." in found.output
+    assert (large / "scores.zarr").exists()
+
+
+def test_a_clip_norm_out_of_the_air_is_found_out_and_bound_is_named(large: Path) -> None:
+    """The same commands without bound: every row has norm 100 afterwards, a hundredth of what it had."""
+    said: dict[str, Result] = {}
+    for words in five_minutes():
+        if words[0] != "bound":
+            said[words[0]] = call(*words)
+            assert said[words[0]].exit_code == 0, said[words[0]].output
+    for command in ("release", "pca"):
+        assert "NEARLY EVERY ROW WAS SHORTENED to the clip norm 100" in said[command].output
+        assert "dpdist bound" in said[command].output
+    assert "All values, exact ones included, are of rows shortened" in " ".join(said["pca"].output.split())
+    told = json.loads(call("pca", "release.zarr", "again.zarr", "--components", 2, "--json").stdout)["shortened"]
+    assert (told["norm"], told["nearly_all"]) == (100, True)
+    assert call("report", "release.zarr", "page.html").exit_code == 0
+    page = (large / "page.html").read_text()
+    assert "NEARLY EVERY ROW WAS SHORTENED" in page
+    assert "exact one of shortened rows in" in page
+
+
+def released(rows: Rows, clip: float, epsilon: float = 9, **more: object) -> Release:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ShortenedRowsWarning)
+        fitted = PrivateCovariance(epsilon=epsilon, delta=1e-6, clip=clip, **more).fit(rows)  # type: ignore[arg-type]
+    release: Release = fitted.release_
+    return release
+
+
+def normal(seed: int, rows: int = 20_000) -> Rows:
+    return np.random.default_rng(seed).normal(size=(rows, 4))
+
+
+def test_what_is_said_follows_the_rows() -> None:
+    half = normal(11) * np.where(np.arange(20_000) % 2, 100, 0.1)[:, None]
+    for number, centre in enumerate(("none", "private", [5.0, 5.0, 5.0, 5.0])):
+        far = normal(20 + number) * 100
+        all_of_them = shortened(released(far, 3, centre=centre))
+        assert all_of_them.nearly_all is True
+        assert all_of_them.share == pytest.approx(1, abs=all_of_them.error)
+    assert shortened(released(half, 3, centre="none")).nearly_all is False
+    assert shortened(released(normal(12), 50, centre="none")).nearly_all is False
+    unit = normal(13)
+    unit /= np.linalg.norm(unit, axis=1)[:, None]
+    assert "as normalised rows have" in shortened(released(unit, 1.0000001, centre="none")).warning()
+
+
+def test_nothing_is_said_where_nothing_is_known() -> None:
+    far = normal(14) * 100
+    assert shortened(released(far, 3, centre="private", neighbours="add-remove")).nearly_all is None  # n is private
+    few = normal(15, rows=60) * 100  # their noise is larger than their trace
+    found = shortened(released(few, 3, epsilon=0.1, centre="none"))
+    assert (found.nearly_all, found.warning()) == (None, "")
+    with pytest.warns(ShortenedRowsWarning):
+        subspace = PrivatePCA(1, epsilon=2, delta=1e-6, clip=3).fit(normal(16) * 100)
+    assert "norm 3" in shortened(subspace.release_).words()
+
+
+def test_the_estimators_warn_and_keep_what_was_paid_for() -> None:
+    pca = PrivatePCA(1, epsilon=2, delta=1e-6, clip=3)
+    with pytest.raises(ShortenedRowsWarning, match=r"dpdist\.choose_clip_norm"):  # warnings are errors here
+        pca.fit(normal(17) * 100)
+    with pytest.warns(ShortenedRowsWarning):
+        assert PrivatePCA.from_release(pca.release_, 2).n_components_ == 2
+    PrivatePCA(1, epsilon=2, delta=1e-6, clip=8).fit(normal(18))  # and nothing is said of other rows
+
+
+def test_the_trace_from_the_diagonal_is_that_of_the_matrix() -> None:
+    found = released(normal(19, rows=500), 3, centre="none")
+    assert np.array_equal(found.moment_diagonal, np.diagonal(found.second_moment))
+    assert total_variance(found) == pytest.approx(np.trace(found.second_moment) / 500)
+
+
+DRAWS = 300
+"""Standard deviations of so many traces are off by .065 (kurtosis up to 6); .3 is 4.6 of that: once in 200000."""
+LAWS = [("gaussian", "1e-6"), ("two-sided-wishart", "0"), ("wishart", "1e-6"), ("laplace", "0"), ("frobenius", "0"),
+        ("mvg-exact", "1e-6")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mechanism", "delta"), LAWS)
+def test_the_error_of_the_trace_is_that_of_the_noise(mechanism: str, delta: str) -> None:
+    d = 6
+    calibrated = ReleaseRequest(mechanism, PrivacyLoss.parse("1", delta), 1.0).calibrated(d)
+    nothing = np.zeros(d * (d + 1) // 2, dtype=np.int64)
+    draws = (calibrated.answer(MomentMatrix(nothing.copy(), d), SYSTEM) for _ in range(DRAWS))
+    traces = [float(np.trace(unpacked(each.astype(np.int64), d))) for each in draws]
+    ratio = float(np.std(traces)) / trace_deviation(calibrated.noise, d)
+    assert abs(ratio - 1) < 0.3
+    assert abs(ratio * np.sqrt(d) - 1) > 0.3  # the twin: an error that forgot how many entries a trace has

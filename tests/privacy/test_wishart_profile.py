@@ -1,0 +1,238 @@
+"""The exact privacy profiles of additive Wishart noise, against independent arithmetic, tables and simulation."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy import special, stats
+from support.tallies import FALSE_ALARM
+
+from dpdist.privacy import wishart_profile
+from dpdist.privacy.accounting import gaussian_sigma
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.privacy.wishart_profile import (
+    QUADRATURE_ERROR,
+    add_remove_delta,
+    joining_delta,
+    least_theta,
+    leaving_delta,
+    replace_one_delta,
+    replace_one_delta_at,
+)
+
+ADD_REMOVE_TABLE = [  # epsilon, kappa, theta, delta of a row that leaves, of one that joins
+    (1.0, 1.0, 1.0, 0.6321205588285577, 0.0),
+    (1.0, 1.0, 10.0, 0.09516258196404044, 0.0),
+    (0.5, 2.5, 3.0, 0.04565342516239665, 0.0),
+    (1.0, 5.0, 3.0, 0.0023342831592703343, 0.0),
+    (1.0, 20.0, 1.5, 2.8797705598157677e-05, 0.0),
+    (0.5, 50.0, 2.0, 2.006944289676091e-07, 0.0),
+    (2.0, 10.0, 1.0, 0.001268147868690922, 0.0),
+    (1.0, 213.0, 0.4, 1.2178189579976926e-07, 5.132569674758839e-18),
+    (1.0, 1280.0, 0.13, 7.480801826100721e-07, 1.0068932859101817e-08),
+]
+# epsilon, kappa, theta, (mu1, mu2), delta by adaptive quadrature (the first row by mpmath, and by 10^8 simulations),
+# and what an earlier table gave, whose quadrature was off by 5e-5 to 1e-3
+REPLACE_TABLE = [
+    (1.0, 1.0, 1.0, (1.0, 1.0), 0.522973854961, 0.5224514135),
+    (0.5, 3.0, 2.0, (1.0, 1.0), 0.062723319670, 0.0627183280),
+    (1.0, 5.0, 3.0, (1.0, 1.0), 0.002032068586, 0.0020318387),
+    (1.0, 20.0, 1.5, (1.0, 1.0), 4.361974532e-05, 4.361675523e-05),
+    (0.5, 50.0, 2.0, (1.0, 1.0), 7.225844238e-07, 7.225481105e-07),
+    (0.5, 3.0, 1.6, (0.6, 1.0), 0.089161508032, 0.0891574227),
+    (0.5, 3.0, 1.6, (1.0, 0.6), 0.040810782241, 0.0408044921),
+]
+CALIBRATIONS = [  # epsilon, delta, kappa, theta under add-remove, under replace-one (a scan of the edges)
+    (1.0, 1e-6, 160.0, 0.4256334163261582, 0.5059020481628028),
+    (1.0, 1e-2, 200.0, 0.14576965946065237, 0.18997712069703268),
+    (1.0, 1e-6, 200.0, 0.3703257012645796, 0.44643947958987706),
+    (1.0, 1e-2, 1280.0, 0.054396619060532884, 0.07436415242580367),
+    (1.0, 1e-6, 1280.0, 0.1280533005764955, 0.1684675504676436),
+    (0.1, 1e-6, 1280.0, 1.0877326954221556, 1.4444512673616536),
+]
+
+
+@pytest.mark.parametrize(("epsilon", "kappa", "theta", "leaving", "joining"), ADD_REMOVE_TABLE)
+def test_the_add_remove_profile_is_the_tabulated_one(
+    epsilon: float, kappa: float, theta: float, leaving: float, joining: float
+) -> None:
+    assert leaving_delta(epsilon, kappa, theta) == pytest.approx(leaving, rel=1e-9)
+    assert joining_delta(epsilon, kappa, theta) == pytest.approx(joining, rel=1e-6, abs=1e-11)
+    assert add_remove_delta(epsilon, kappa, theta) == max(
+        leaving_delta(epsilon, kappa, theta), joining_delta(epsilon, kappa, theta)
+    )
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 7.0])
+@pytest.mark.parametrize("later", [1.0, 1.5, 40.0])
+def test_with_one_degree_more_than_columns_delta_is_the_same_at_every_epsilon(epsilon: float, later: float) -> None:
+    # the published claim of (epsilon, 0) misses delta = 1 - exp(-epsilon), which no epsilon lowers
+    assert add_remove_delta(later * epsilon, 1.0, 1 / epsilon) == pytest.approx(-math.expm1(-epsilon), rel=1e-9)
+
+
+def exact_leaving(epsilon: float, kappa: float, theta: float) -> mpmath.mpf:
+    """Integrate the positive part of f - exp(epsilon) f(. - 1), in 40 digits: no cancellation, no closed form."""
+    with mpmath.workdps(40):
+        k, scale, e = mpmath.mpf(kappa), mpmath.mpf(theta), mpmath.mpf(epsilon)
+        threshold = 1 / (1 - mpmath.exp(-(e + 1 / scale) / (k - 1)))
+
+        def integrand(z: mpmath.mpf) -> mpmath.mpf:
+            density = mpmath.exp((k - 1) * mpmath.log(z / scale) - z / scale - mpmath.loggamma(k)) / scale
+            return density if z <= 1 else density * (1 - mpmath.exp(e + 1 / scale) * (1 - 1 / z) ** (k - 1))
+
+        low = threshold * (1 - min(0.9, 20 / math.sqrt(kappa)))
+        return mpmath.quad(integrand, sorted({min(1, low / 2), 1, *mpmath.linspace(max(1, low), threshold, 41)}))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "kappa", "theta"),
+    [(1.0, 1280.0, 0.13), (0.01, 400.0, 8.0), (1e-4, 300.0, 40.0), (1.0, 213.0, 2.0), (1.0, 5000.0, 0.08)],
+)
+def test_delta_is_above_the_exact_one_by_the_stated_rounding_only(epsilon: float, kappa: float, theta: float) -> None:
+    exact, found = exact_leaving(epsilon, kappa, theta), leaving_delta(epsilon, kappa, theta)
+    threshold = 1 / -math.expm1(-(epsilon + 1 / theta) / (kappa - 1)) / theta
+    larger = float(special.gammainc(kappa, threshold))
+    assert exact <= found
+    assert found <= exact + 2 * (1e-12 + 2e-15 * (kappa + 1 / theta)) * larger + 2e-50
+
+
+@pytest.mark.parametrize(("epsilon", "kappa", "theta", "mu", "delta", "tabulated"), REPLACE_TABLE)
+def test_the_replace_one_profile_is_that_of_adaptive_quadrature(
+    epsilon: float, kappa: float, theta: float, mu: tuple[float, float], delta: float, tabulated: float
+) -> None:
+    found = replace_one_delta_at(epsilon, kappa, theta, mu)
+    assert delta * (1 - 1e-8) <= found <= delta * (1 + 2 * QUADRATURE_ERROR)
+    assert found == pytest.approx(tabulated, rel=1.1e-3)
+
+
+def simulated_losses(
+    columns: int, theta: float, mu: tuple[float, float], draws: int, generator: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    """Draw the loss of a 3 x 3 Wishart matrix plus diag(mu1, 0, 0) against plus diag(0, mu2, 0), from determinants."""
+    size = 3
+    z = generator.normal(scale=math.sqrt(theta / 2), size=(draws, size, columns))
+    noise = z @ z.transpose(0, 2, 1)
+    moved = noise + np.diag([mu[0], -mu[1], 0.0])
+    inside = np.linalg.eigvalsh(moved)[:, 0] > 0
+    loss = np.full(draws, np.inf)
+    logs = np.linalg.slogdet(noise)[1][inside] - np.linalg.slogdet(moved)[1][inside]
+    loss[inside] = (columns - size - 1) / 2 * logs + (mu[0] - mu[1]) / theta
+    return loss
+
+
+def delta_passes(loss: npt.NDArray[np.float64], epsilon: float, delta: float) -> bool:
+    """Two-sided test of the mean of ``(1 - exp(epsilon - loss))_+``, by the central limit theorem."""
+    values = -np.expm1(np.minimum(0.0, epsilon - loss))
+    return bool(abs(values.mean() - delta) < stats.norm.isf(FALSE_ALARM / 2) * values.std() / math.sqrt(loss.size))
+
+
+@pytest.mark.parametrize("mu", [(0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (0.6, 1.0)])
+def test_the_profile_is_that_of_simulated_matrices(mu: tuple[float, float]) -> None:
+    epsilon, columns, theta = 0.25, 8, 1.2  # kappa = 3
+    loss = simulated_losses(columns, theta, mu, 400_000, np.random.default_rng())
+
+    def delta(kappa: float, theta: float) -> float:
+        if mu == (0.0, 1.0):
+            return leaving_delta(epsilon, kappa, theta)
+        if mu == (1.0, 0.0):
+            return joining_delta(epsilon, kappa, theta)
+        return replace_one_delta_at(epsilon, kappa, theta, mu)
+
+    assert delta_passes(loss, epsilon, delta(3.0, theta))
+    assert not delta_passes(loss, epsilon, delta(3.0, 1.05 * theta))
+    assert not delta_passes(loss, epsilon, delta(3.5, theta))  # one degree of freedom more
+
+
+@settings(max_examples=25)
+@given(
+    st.floats(0.05, 3),
+    st.sampled_from([1.0, 1.5, 4.0, 30.0, 600.0]),
+    st.floats(0.3, 4),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+def test_no_pair_of_rows_exceeds_the_certified_bound(
+    epsilon: float, kappa: float, sigmas: float, mu1: float, mu2: float
+) -> None:
+    theta = sigmas / math.sqrt(kappa)
+    bound = replace_one_delta(epsilon, kappa, theta)
+    assert replace_one_delta_at(epsilon, kappa, theta, (mu1, mu2)) <= bound * (1 + 2 * QUADRATURE_ERROR)
+    assert add_remove_delta(epsilon, kappa, theta) <= bound
+
+
+@settings(max_examples=30)
+@example(0.05, 600.0, 1.0, False, (0.0, 1.0))  # delta rises along the cell
+@example(0.05, 1.5, 1.0, True, (0.0, 0.5))
+@given(
+    st.floats(0.05, 3),
+    st.sampled_from([1.5, 4.0, 30.0, 600.0]),
+    st.floats(0.3, 4),
+    st.booleans(),
+    st.tuples(st.floats(0, 1), st.floats(0, 1)),
+)
+def test_no_pair_of_a_cell_exceeds_its_bound(
+    epsilon: float, kappa: float, sigmas: float, first_is_one: bool, ends: tuple[float, float]
+) -> None:
+    theta = sigmas / math.sqrt(kappa)
+    low, high = sorted(ends)
+    bound = wishart_profile._cell_bound(epsilon, kappa, theta, first_is_one, low, high)
+    for other in (low, high):
+        pair = (1.0, other) if first_is_one else (other, 1.0)
+        assert replace_one_delta_at(epsilon, kappa, theta, pair) <= bound * (1 + 2 * QUADRATURE_ERROR)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "kappa", "theta"), [(1.0, 1.0, 1.0), (0.5, 3.0, 2.0), (1.0, 20.0, 2.2), (1, 200, 0.4)]
+)
+def test_the_certified_bound_is_close_to_the_worst_pair(epsilon: float, kappa: float, theta: float) -> None:
+    grid = np.linspace(0, 1, 21)
+    edges = [(1.0, float(m)) for m in grid] + [(float(m), 1.0) for m in grid]
+    worst = max(replace_one_delta_at(epsilon, kappa, theta, mu) for mu in edges)
+    assert worst * (1 - QUADRATURE_ERROR) <= replace_one_delta(epsilon, kappa, theta) <= 1.2 * worst
+    # what suffices is a bound, too, and nothing more is looked for
+    assert worst * (1 - QUADRATURE_ERROR) <= replace_one_delta(epsilon, kappa, theta, enough=2 * worst) <= 2 * worst
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "kappa", "add_remove", "replace_one"), CALIBRATIONS)
+def test_the_least_scales_are_the_tabulated_ones(
+    epsilon: float, delta: float, kappa: float, add_remove: float, replace_one: float
+) -> None:
+    assert least_theta(epsilon, delta, kappa, Neighbours.ADD_REMOVE) == pytest.approx(add_remove, rel=1e-6)
+    found = least_theta(epsilon, delta, kappa, Neighbours.REPLACE_ONE)
+    assert replace_one < found < 1.012 * replace_one  # the price of the certificate
+
+
+@pytest.mark.parametrize("neighbours", list(Neighbours))
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "kappa"), [(1.0, 1e-6, 1.0), (0.1, 1e-9, 30.0), (5.0, 0.2, 4.0), (1.0, 1e-18, 100.0)]
+)
+def test_the_least_scale_keeps_delta_and_a_twin_does_not(
+    neighbours: Neighbours, epsilon: float, delta: float, kappa: float
+) -> None:
+    theta = least_theta(epsilon, delta, kappa, neighbours)
+    worst = [(0.0, 1.0), (1.0, 1.0)]
+    if neighbours is Neighbours.ADD_REMOVE:
+        assert add_remove_delta(epsilon, kappa, theta) <= delta < add_remove_delta(epsilon, kappa, theta * (1 - 1e-6))
+    else:
+        assert replace_one_delta(epsilon, kappa, theta, enough=delta) <= delta
+        assert max(replace_one_delta_at(epsilon, kappa, 0.95 * theta, mu) for mu in worst) > delta
+
+
+def test_with_many_degrees_of_freedom_the_noise_is_gaussian() -> None:
+    sigma = gaussian_sigma(PrivacyLoss.parse("1", "1e-6"))
+    thetas = [least_theta(1.0, 1e-6, kappa, Neighbours.ADD_REMOVE) * math.sqrt(kappa) for kappa in (1e3, 1e5, 1e7)]
+    assert sorted(thetas, reverse=True) == thetas
+    assert thetas[-1] == pytest.approx(sigma, rel=2e-3)
+    replaced = least_theta(1.0, 1e-6, 1e6, Neighbours.REPLACE_ONE) * 1e3
+    assert replaced == pytest.approx(math.sqrt(2) * sigma, rel=0.01)
+
+
+def test_a_delta_too_small_for_floats_is_not_called_zero() -> None:
+    assert 0 < add_remove_delta(1.0, 5000.0, 2.0) < 1e-40
+    assert 0 < replace_one_delta(1.0, 5000.0, 2.0, enough=1e-18) <= 1e-18

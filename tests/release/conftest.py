@@ -1,0 +1,45 @@
+"""A table, and a release of it that is not begun."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from support.trusted_scene import NAMES, REQUEST, ROWS
+
+from dpdist.pipeline import budget
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release.trusted import MomentTransaction
+from dpdist.rows import dataset
+from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.storage.store import store_at
+
+
+@pytest.fixture(scope="module")
+def values() -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(7).integers(0, 64, (ROWS, len(NAMES)), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory, values: npt.NDArray[np.uint8]) -> RowsTable:
+    """Return a table of eight chunks."""
+    path = tmp_path_factory.mktemp("rows") / "rows.zarr"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset, "_TARGET_CHUNK", 1000 * len(NAMES))
+        with created(path, rows=ROWS, dtype="uint8", names=NAMES, budget=None) as writer:
+            writer.append(values)
+    opened = open_rows(path)
+    assert opened.chunks == 8
+    return opened
+
+
+@pytest.fixture
+def transaction(table: RowsTable, tmp_path: Path, state: Path) -> MomentTransaction:  # noqa: ARG001 - copies of one table
+    """Return a release, not begun, of a table whose new ledger pays for four purely private ones of epsilon 1."""
+    ledger, rows = tmp_path / "books.ledger", tmp_path / "rows.zarr"
+    shutil.copytree(table.path, rows)
+    budget.create_ledger(ledger, rows, PrivacyLoss.parse("4"))
+    return MomentTransaction(REQUEST, open_rows(rows), ledger, store_at(tmp_path / "release.zarr"))

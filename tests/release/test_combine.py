@@ -1,0 +1,209 @@
+"""Sums of releases: what is added up, of which rows, and what is promised of all of them together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from support.releases import archive_of
+
+from dpdist.cli import cli
+from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.mechanisms.noise_law import Noise
+from dpdist.privacy import accounting
+from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.release.artefact import Release, open_release
+from dpdist.release.combine import combined, parallel, sequential, write_sum
+from dpdist.release.coverage import Extent, merged
+from dpdist.rows.bounding import RowBound
+from dpdist.rows.units import Unit
+
+BOUND = RowBound(2, clip_norm=8.0, grid_bits=4)
+MU_SQUARED = 1 / Fraction(accounting.gaussian_sigma(PrivacyLoss.parse("1", "1e-6"))) ** 2
+
+
+def guarantee(epsilon: str = "1", delta: str = "1e-6", *, gaussian: bool = True) -> Guarantee:
+    loss = PrivacyLoss.parse(epsilon, delta)
+    square = 1 / Fraction(accounting.gaussian_sigma(loss)) ** 2 if gaussian else None
+    return Guarantee(Neighbours.REPLACE_ONE, loss, square, Arithmetic.INTEGER_EXACT, "by hand")
+
+
+def part(start: int, stop: int | None = None, dataset: str = "d") -> Extent:
+    stop = start + 1 if stop is None else stop
+    return Extent(dataset, start, stop, f"day {start}", f"day {stop - 1}")
+
+
+def release(number: int, extent: Extent | None = None, **changes: Any) -> Release:
+    promised = changes.pop("guarantee", guarantee())
+    assert isinstance(promised, Guarantee)
+    lattice = np.array([[number, 2], [2, 3]], dtype=np.int64)
+    made = Release(
+        release_id=f"r-{number}",
+        mechanism="gaussian",
+        names=("a", "b"),
+        neighbours=Neighbours.REPLACE_ONE,
+        claim=promised.loss,
+        guarantee=promised,
+        bound=BOUND,
+        noise=Noise("by hand", variance_diagonal=2.0, variance_off_diagonal=1.0),
+        rows=10 * number,
+        answer=lattice,
+        extents=(extent or part(number),),
+    )
+    return replace(made, **changes)
+
+
+def test_periods_of_one_table_add_up_and_promise_what_the_weakest_promises() -> None:
+    weak = guarantee("2", "1e-7")
+    total = combined([release(1), release(2, guarantee=weak), release(3)])
+    np.testing.assert_array_equal(total.lattice, [[6, 6], [6, 9]])
+    assert total.rows == 60
+    assert total.noise == {
+        "law": "sum", "of": "by hand", "terms": 3, "variance_diagonal": 6.0, "variance_off_diagonal": 3.0
+    }  # fmt: skip
+    assert total.guarantee is not None
+    assert total.guarantee.loss == PrivacyLoss.parse("2", "1e-6")
+    assert total.guarantee.mu_squared == weak.mu_squared
+    assert total.private_as_claimed
+    assert total.extents == (part(1, 4),)
+
+
+def test_the_id_does_not_depend_on_order_or_grouping() -> None:
+    one, two, three = release(1), release(2), release(3)
+    whole = combined([three, one, two])
+    again = combined([combined([one, two]), three])
+    assert archive_of(whole).getvalue() == archive_of(again).getvalue()
+    assert whole.release_id != combined([one, two]).release_id
+
+
+def test_the_same_rows_are_not_added_up_twice() -> None:
+    for other in (part(1), part(0, 5), part(0, 2), Extent("d")):
+        with pytest.raises(RefusedError, match="of the same rows"):
+            combined([release(1), release(2, other)])
+    with pytest.raises(RefusedError, match="of the same rows"):
+        combined([release(1, Extent("d")), release(2, Extent("d"))])
+    with pytest.raises(RefusedError, match="named twice"):
+        combined([release(1), release(1, part(7))])
+
+
+def test_extents_of_one_table_are_joined() -> None:
+    found = merged([part(4), part(0, 2), part(2, 4), part(0, dataset="e"), part(6)])
+    assert found == (part(0, 5), part(6), part(0, dataset="e"))
+
+
+def test_tables_compose_as_if_a_row_were_in_each_unless_their_owners_say_otherwise() -> None:
+    sites = [release(1, part(0, dataset="d")), release(2, part(0, dataset="e"))]
+    said = combined(sites, disjoint=True).guarantee
+    unsaid = combined(sites).guarantee
+    assert said is not None
+    assert unsaid is not None
+    assert said.loss == PrivacyLoss.parse("1", "1e-6")
+    assert unsaid.mu_squared == 2 * MU_SQUARED
+    assert unsaid.loss.delta_atto == 2 * guarantee().loss.delta_atto
+    epsilon = Fraction(unsaid.loss.epsilon_micro, 10**6)
+    assert accounting.gaussian_delta(epsilon, 2 * MU_SQUARED) <= 2e-6
+    assert accounting.gaussian_delta(epsilon - Fraction(1, 10**6), 2 * MU_SQUARED) > 2e-6
+
+
+def test_a_release_of_unknown_rows_is_not_taken_to_be_of_the_same_table() -> None:
+    for other in (release(2, extents=()), release(3, extents=())):
+        for parts in ([release(1), other], [other, release(1)]):
+            found = combined(parts).guarantee
+            assert found is not None
+            assert found.mu_squared == 2 * MU_SQUARED
+
+
+def test_of_units_their_owners_must_say_that_no_unit_is_in_two_tables() -> None:
+    """A unit with rows in each table changes each release: neither tables, nor periods, nor rows tell it apart."""
+    unit = Unit("person", 3)
+
+    def joint(*parts: Release, disjoint: bool = False) -> Fraction:
+        found = combined(parts, disjoint=disjoint).guarantee
+        assert found is not None
+        assert found.mu_squared is not None
+        return found.mu_squared / MU_SQUARED
+
+    d, e = (release(i, Extent(name), unit=unit) for i, name in enumerate("de", 1))
+    assert joint(d, e) == 2
+    assert joint(d, e, disjoint=True) == 1
+    assert joint(release(1, unit=unit), release(2, unit=unit)) == 2  # periods of one table
+    assert joint(release(1, unit=unit), release(2, unit=unit), disjoint=True) == 2
+    assert joint(d, release(3, unit=unit, extents=()), disjoint=True) == 2
+
+
+@pytest.mark.parametrize(("unit", "word"), [(None, "row"), (Unit("person", 3), "person")])
+def test_the_command_says_what_was_taken_on_trust(tmp_path: Path, unit: Unit | None, word: str) -> None:
+    for number, dataset in ((1, "d"), (2, "e")):
+        write_sum(release(number, Extent(dataset), unit=unit), tmp_path / f"{number}.zarr")
+    parts = [str(tmp_path / "1.zarr"), str(tmp_path / "2.zarr")]
+    said = CliRunner().invoke(cli, ["combine", str(tmp_path / "s.zarr"), *parts, "--disjoint"], catch_exceptions=False)
+    assert f"provided that, as you say, no {word} is in two of the tables" in said.stderr
+    said = CliRunner().invoke(cli, ["combine", str(tmp_path / "t.zarr"), *parts], catch_exceptions=False)
+    assert "provided" not in said.stderr
+
+
+def test_pure_guarantees() -> None:
+    one, two = guarantee("1", "0", gaussian=False), guarantee("2", "0", gaussian=False)
+    assert parallel([one, two]).loss == PrivacyLoss.parse("2")
+    assert sequential([one, two]).loss == PrivacyLoss.parse("3")
+    assert sequential([one, two]).mu_squared is None
+    assert sequential([one]) == one
+    mixed = parallel([one, guarantee()])
+    assert mixed.loss == PrivacyLoss.parse("1", "1e-6")
+    assert mixed.mu_squared is None
+
+
+def test_ideal_arithmetic_and_bounded_range_are_claimed_only_where_all_have_them() -> None:
+    exact, ideal = guarantee(), replace(guarantee(), arithmetic=Arithmetic.IDEAL_REAL)
+    assert parallel([exact, ideal]).arithmetic is Arithmetic.IDEAL_REAL
+    ranged = replace(guarantee("1", "0", gaussian=False), bounded_ranges=(Fraction(1),))
+    assert parallel([ranged, ranged]).bounded_ranges == (Fraction(1),)
+    assert not parallel([ranged, replace(ranged, bounded_ranges=())]).bounded_ranges
+    assert not sequential([ranged, ranged]).bounded_ranges
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"names": ("a", "c")}, "columns"),
+        ({"bound": RowBound(2, clip_norm=9.0, grid_bits=4)}, "bound"),
+        ({"neighbours": Neighbours.ADD_REMOVE}, "neighbouring relation"),
+        ({"mechanism": "two-sided-wishart"}, "mechanism"),
+        ({"unit": Unit("person", 3)}, "privacy unit"),
+        ({"answer": np.array([[1.0, 0.0]])}, "components"),
+    ],
+)
+def test_what_cannot_be_added_up_is_refused(changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        combined([release(1), release(2, **changes)])
+
+
+def test_reproductions_and_overflow_are_refused() -> None:
+    with pytest.raises(RefusedError, match="not private as claimed"):
+        combined([release(1), release(2, claim=PrivacyLoss.parse("0.5"))])
+    huge = release(2, answer=np.full((2, 2), 2**62, dtype=np.int64))
+    with pytest.raises(DataError, match="leaves 64-bit integers"):
+        combined([release(1), huge])
+    with pytest.raises(UsageError, match="nothing to combine"):
+        combined([])
+
+
+def test_the_command_writes_a_release_that_opens(tmp_path: Path) -> None:
+    for number in (1, 2):
+        write_sum(release(number), tmp_path / f"{number}.zarr")
+    arguments = ["combine", str(tmp_path / "sum.zarr"), str(tmp_path / "1.zarr"), str(tmp_path / "2.zarr"), "--json"]
+    for _ in range(2):  # again: the same bytes are there
+        outcome = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+        assert outcome.exit_code == 0
+    told = json.loads(outcome.stdout)
+    opened = open_release(tmp_path / "sum.zarr")
+    assert told["release_id"] == opened.release_id
+    assert opened.releases == ("r-1", "r-2")
+    np.testing.assert_array_equal(opened.lattice, [[3, 4], [4, 6]])
+    assert opened.rows == 30

@@ -1,0 +1,247 @@
+"""A release for reproduction is no way around the ledger: rows have a budget, or are reproduced from, never both."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from dpdist import PrivateCovariance, PrivatePCA
+from dpdist.cli import cli
+from dpdist.errors import RefusedError, UsageError
+from dpdist.ingest.table import ingest
+from dpdist.jobs.job_file import read_job
+from dpdist.ledger.ledger import Ledger
+from dpdist.moment.operator import MomentMatrix
+from dpdist.pipeline import budget, release
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release import reproduction, trusted
+from dpdist.release.request import ReleaseRequest
+from dpdist.rows.dataset import created, open_rows
+from dpdist.runtime import engine
+from dpdist.storage.store import store_at
+from faults import crash_driver
+
+BUDGET = PrivacyLoss.parse("2", "1e-5")
+EXACT = ReleaseRequest("none", PrivacyLoss.parse("1"), 20.0, for_reproduction=True)
+REPRODUCE = ("--epsilon", "1", "--clip", "20", "--mechanism", "none", "--for-reproduction")
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(each) for each in arguments])
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    path = tmp_path / "table.npy"
+    np.save(path, np.random.default_rng(1).normal(size=(60, 3)) * 8)
+    return path
+
+
+@pytest.fixture
+def plain(source: Path) -> Path:
+    """Rows without a budget."""
+    return budget.ingest_rows(source, source.with_name("plain.zarr")).path
+
+
+def with_a_ledger(source: Path, rows: Path) -> None:
+    budget.ingest_rows(source, rows, budget=BUDGET)
+
+
+def whose_ledger_was_moved_away(source: Path, rows: Path) -> None:
+    budget.ingest_rows(source, rows, budget=BUDGET)
+    budget.default_ledger(rows).rename(rows.with_name("elsewhere"))
+
+
+def whose_ledger_was_deleted(source: Path, rows: Path) -> None:
+    budget.ingest_rows(source, rows, budget=BUDGET)
+    shutil.rmtree(budget.default_ledger(rows))
+
+
+def whose_ledger_does_not_exist_yet(source: Path, rows: Path) -> None:
+    ingest(source, rows, budget=BUDGET)
+
+
+def whose_budget_came_later(source: Path, rows: Path) -> None:
+    budget.ingest_rows(source, rows)
+    budget.create_ledger(rows.with_name("somewhere"), rows, BUDGET)
+
+
+def that_were_copied(source: Path, rows: Path) -> None:
+    whose_ledger_was_moved_away(source, rows.with_name("first.zarr"))
+    shutil.copytree(rows.with_name("first.zarr"), rows)
+
+
+def of_a_period(source: Path, rows: Path) -> None:
+    (source.parent / "incoming").mkdir()
+    shutil.copy(source, source.parent / "incoming" / "d1.npy")
+    job = source.with_name("job.toml")
+    job.write_text(
+        '[rows]\npath = "visits"\nsource = "incoming"\nperiods = true\nbudget_epsilon = 2\nbudget_delta = 1e-5\n'
+        '[release]\npath = "published"\nepsilon = 1\ndelta = 1e-6\nclip = 20.0\n'
+    )
+    assert call("run", job).exit_code == 0
+    shutil.copytree(source.parent / "visits" / "d1.zarr", rows)
+
+
+WAYS: list[Callable[[Path, Path], None]] = [
+    with_a_ledger,
+    whose_ledger_was_moved_away,
+    whose_ledger_was_deleted,
+    whose_ledger_does_not_exist_yet,
+    whose_budget_came_later,
+    that_were_copied,
+    of_a_period,
+]
+
+
+@pytest.mark.parametrize("declared", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("mechanism", ["none", "sn"])
+def test_rows_for_which_a_budget_was_ever_declared_are_not_reproduced_from(
+    source: Path, declared: Callable[[Path, Path], None], mechanism: str
+) -> None:
+    rows, target = source.with_name("rows.zarr"), source.with_name("exact.zarr")
+    declared(source, rows)
+    before = (rows / "zarr.json").read_bytes()
+    found = call("release", rows, target, *REPRODUCE, "--mechanism", mechanism)
+    assert isinstance(found.exception, RefusedError)  # exit code 3
+    assert "A budget is declared" in str(found.exception)
+    assert not target.exists()
+    assert (rows / "zarr.json").read_bytes() == before
+    with pytest.raises(RefusedError):  # and by the function that the command calls
+        release.release_rows(rows, target, EXACT)
+    transaction = trusted.MomentTransaction(EXACT, open_rows(rows), budget.default_ledger(rows), store_at(target))
+    with pytest.raises(RefusedError):  # and where the noise would have been drawn, whatever came before
+        trusted.conclude(transaction, MomentMatrix(np.zeros(6, dtype=np.int64), 3))
+    assert not target.exists()
+
+
+def test_periods_together_are_not_reproduced_from(source: Path) -> None:
+    of_a_period(source, source.with_name("copy.zarr"))
+    visits = source.parent / "visits"
+    table, ledger = budget.periodic_table(visits)
+    with pytest.raises(RefusedError, match="A budget is declared"):
+        release.release_table(table.span(ledger.periods, 0), source.with_name("exact.zarr"), EXACT)
+
+
+def test_a_table_that_was_opened_before_its_budget_was_declared_is_refused_too(plain: Path) -> None:
+    opened = open_rows(plain)
+    budget.create_ledger(budget.default_ledger(plain), plain, BUDGET)
+    with pytest.raises(RefusedError, match="A budget is declared"):
+        release.release_table(opened, plain.with_name("exact.zarr"), EXACT)
+    with pytest.raises(RefusedError, match="A budget is declared"):  # nor one that claims to have none
+        reproduction.admit(replace(open_rows(plain), budget=None, ledger_id=None))
+    assert not plain.with_name("exact.zarr").exists()
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+def test_what_is_reproduced_is_its_owners_alone_whatever_the_umask(plain: Path) -> None:
+    exact, model, page = (plain.with_name(name) for name in ("exact.zarr", "model.zarr", "page.html"))
+    assert "NOT PRIVATE AS CLAIMED" in call("release", plain, exact, *REPRODUCE).output
+    assert call("pca", exact, model, "--components", 1).exit_code == 0
+    assert call("report", exact, page).exit_code == 0
+    for folder in (exact, model):
+        modes = {(path.is_dir(), path.stat().st_mode & 0o777) for path in (folder, *folder.rglob("*"))}
+        assert modes == {(True, 0o700), (False, 0o600)}
+    assert page.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_private_release_stays_as_readable_as_the_umask_says(source: Path) -> None:
+    rows = budget.ingest_rows(source, source.with_name("rows.zarr"), budget=BUDGET).path
+    found = call("release", rows, source.with_name("public.zarr"), "--epsilon", "1", "--clip", "20")
+    assert found.exit_code == 0
+    assert source.with_name("public.zarr").stat().st_mode & 0o055 == 0o055
+
+
+def test_rows_that_were_reproduced_from_get_no_budget_any_more(plain: Path) -> None:
+    assert call("release", plain, plain.with_name("exact.zarr"), *REPRODUCE).exit_code == 0
+    shutil.rmtree(plain.with_name("exact.zarr"))  # it may have been copied
+    ledger = budget.default_ledger(plain)
+    found = call("ledger", "create", ledger, "--rows", plain, "--budget-epsilon", "1")
+    assert isinstance(found.exception, RefusedError)
+    assert "release for reproduction" in str(found.exception)
+    assert not ledger.exists()
+    with pytest.raises(RefusedError):
+        budget.create_ledger(ledger, plain, BUDGET)
+    assert call("release", plain, plain.with_name("again.zarr"), *REPRODUCE).exit_code == 0  # as often as one likes
+    assert "reproduced" in call("inspect", plain).output
+
+
+def test_a_reproduction_that_died_before_a_row_was_read_counts(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(release, "_compute", dies)
+    with pytest.raises(KeyboardInterrupt):
+        release.release_rows(plain, plain.with_name("exact.zarr"), EXACT)
+    with pytest.raises(RefusedError):
+        budget.create_ledger(budget.default_ledger(plain), plain, BUDGET)
+
+
+def test_of_a_reproduction_and_a_budget_at_once_one_is_refused(tmp_path: Path) -> None:
+    # a table for every round, and both started together; without the lock both pass in some rounds
+    outcomes = set()
+    for number in range(20):
+        rows = tmp_path / f"{number}.zarr"
+        with created(rows, rows=1, dtype="uint8", names=("a", "b"), budget=None) as writer:
+            writer.append(np.zeros((1, 2), dtype=np.uint8))
+        table, together = open_rows(rows), threading.Barrier(2)
+        passed: list[str] = []
+
+        def one(act: Callable[[], object], name: str, together: threading.Barrier, passed: list[str]) -> None:
+            together.wait()
+            try:
+                act()
+            except RefusedError:
+                return
+            passed.append(name)
+
+        acts: list[tuple[Callable[[], object], str]] = [
+            (lambda table=table: reproduction.admit(table), "reproduced"),  # type: ignore[misc]
+            (lambda rows=rows: budget.create_ledger(rows.with_suffix(".ledger"), rows, BUDGET), "budget"),  # type: ignore[misc]
+        ]
+        threads = [threading.Thread(target=one, args=(*act, together, passed)) for act in acts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(passed) == 1
+        found = open_rows(rows)
+        assert (found.reproduced, found.ledger_id is not None) == (passed == ["reproduced"], passed == ["budget"])
+        outcomes |= set(passed)
+    assert outcomes
+
+
+def test_no_other_door_leads_to_a_reproduction(source: Path) -> None:
+    rows = budget.ingest_rows(source, source.with_name("rows.zarr"), budget=BUDGET).path
+    for kind in (PrivatePCA, PrivateCovariance):
+        with pytest.raises((RefusedError, UsageError)):
+            kind(epsilon=1, clip=20, mechanism="none").fit(str(rows))
+        with pytest.raises((RefusedError, UsageError)):
+            kind(epsilon=1, clip=20, mechanism="none").fit(np.load(source))
+        assert not hasattr(kind(epsilon=1, clip=20), "for_reproduction")
+    job = source.with_name("job.toml")
+    for line in ("", "for_reproduction = true\n"):
+        job.write_text(f'[rows]\npath = "rows.zarr"\n[release]\npath = "x.zarr"\nepsilon = 1\nclip = 20.0\n{line}'
+                       'mechanism = "none"\n')  # fmt: skip
+        found = call("run", job)
+        assert isinstance(found.exception, UsageError if line else RefusedError)
+    with pytest.raises(UsageError, match="has no key 'for_reproduction'"):
+        read_job(job)
+    assert not Ledger(budget.default_ledger(rows)).records
+    assert sorted(path.name for path in source.parent.glob("*.zarr")) == ["rows.zarr"]

@@ -1,0 +1,423 @@
+"""The trusted node's transaction: the exact total plus one draw, committed once, published to the byte."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sqlite3
+import stat
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from support.ledgers import losses
+from support.replays import Recording, Replaying
+from support.trusted_scene import (
+    CLIP,
+    NAMES,
+    REQUEST,
+    ROWS,
+    asking,
+    books,
+    committed_bytes,
+    exact,
+    flipped,
+    ledger_of,
+    moment_of,
+    partials_of,
+    published,
+    rows_of,
+    target_of,
+    tree,
+)
+
+from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
+from dpdist.mechanisms.base import Additive
+from dpdist.moment.total import Partial
+from dpdist.pipeline import budget
+from dpdist.pipeline.release import Outcome, release_rows
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.release import archive, trusted
+from dpdist.release.artefact import open_release
+from dpdist.release.request import Centring
+from dpdist.release.trusted import MomentTransaction
+from dpdist.rows import chunks
+from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
+from dpdist.runtime import engine
+from dpdist.storage.store import store_at
+from dpdist.triangle import unpacked
+from faults import crash_driver
+
+# --- the sum and the noise --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("centring", list(Centring))
+@pytest.mark.parametrize("mechanism", ["two-sided-wishart", "gaussian"])
+def test_a_release_is_the_exact_moment_plus_one_draw_of_the_noise(
+    transaction: MomentTransaction,
+    values: npt.NDArray[np.uint8],
+    monkeypatch: pytest.MonkeyPatch,
+    mechanism: str,
+    centring: Centring,
+) -> None:
+    loss = PrivacyLoss.parse("1", "1e-6") if mechanism == "gaussian" else PrivacyLoss.parse("1")
+    transaction = asking(
+        transaction, mechanism=mechanism, loss=loss, centring=centring, neighbours=Neighbours.ADD_REMOVE
+    )
+    recording = Recording()
+    monkeypatch.setattr(trusted, "SYSTEM", recording)
+    drawn = io.BytesIO(b"".join(trusted._drawn(transaction, moment_of(transaction))))
+    archive.publish(drawn, target_of(transaction))
+    release = open_release(target_of(transaction))
+    replaying = Replaying(recording.drawn)
+    calibrated = transaction.request.calibrated(len(NAMES))
+    assert isinstance(calibrated, Additive)
+    noise = calibrated.draw(replaying)
+    assert not replaying.left  # all that was drawn went into one matrix
+    assert noise.any()
+    width = len(NAMES) + (centring is Centring.PRIVATE)
+    np.testing.assert_array_equal(release.lattice - unpacked(noise, width), exact(transaction, values))
+
+
+def test_finalise_is_idempotent(transaction: MomentTransaction) -> None:
+    transaction.reserve()
+    partials = partials_of(transaction)
+    trusted.finalise(transaction, *partials)
+    first, head = committed_bytes(transaction), ledger_of(transaction).head
+    trusted.finalise(transaction, *partials)
+    trusted.finalise(transaction, *partials_of(transaction, per_worker=2))
+    assert committed_bytes(transaction) == first
+    assert ledger_of(transaction).head == head
+    assert len(list((books(transaction) / "blobs").iterdir())) == 1
+
+
+def test_two_releases_carry_different_noise(transaction: MomentTransaction) -> None:
+    one = published(transaction).lattice
+    other = published(
+        replace(asking(transaction, name="other"), target=store_at(target_of(transaction).with_name("other.zarr")))
+    ).lattice
+    assert (one != other).all()  # one partial noise in common would reveal a difference of rows
+
+
+@pytest.mark.parametrize("period", ["", "may"])
+def test_the_id_follows_from_the_request_alone(transaction: MomentTransaction, period: str) -> None:
+    asked = asking(transaction, name=None, period=period)
+    assert asked.release_id == replace(asked, target=store_at("elsewhere"), ledger=Path("other")).release_id
+    assert asked.release_id != asking(asked, period="june").release_id
+    longer = replace(rows_of(asked), rows=ROWS + 1)
+    assert asked.release_id == replace(asked, table=longer).release_id  # a hash of n would reveal n
+
+
+# --- coverage ---------------------------------------------------------------------------------------------------------
+
+
+def shortened(partial: Partial) -> Partial:
+    return replace(partial, rows=partial.rows - 1)
+
+
+WRONG: dict[str, Callable[[list[Partial]], list[Partial]]] = {
+    "one missing": lambda partials: partials[1:],
+    "the last missing": lambda partials: partials[:-1],
+    "one in the middle missing": lambda partials: partials[:1] + partials[2:],
+    "one twice": lambda partials: [*partials, partials[0]],
+    "all twice": lambda partials: partials * 2,
+    "one twice instead of another": lambda partials: [partials[0], *partials[:-1]],
+    "one row too few": lambda partials: [shortened(partials[0]), *partials[1:]],
+    "none at all": lambda _: [],
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
+def test_partials_that_do_not_cover_the_table_once_are_never_released(
+    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch, wrong: Callable[[list[Partial]], list[Partial]]
+) -> None:
+    transaction.reserve()
+    partials = partials_of(transaction)
+    recording = Recording()
+    monkeypatch.setattr(trusted, "SYSTEM", recording)
+    with pytest.raises(DpdistError):
+        trusted.finalise(transaction, *wrong(partials))
+    assert recording.drawn == []
+    record = ledger_of(transaction).record("census")
+    assert record is not None
+    assert record.state is State.RESERVED
+    assert list((books(transaction) / "blobs").iterdir()) == []
+    with pytest.raises(DpdistError):
+        trusted.publish(transaction)
+    assert not target_of(transaction).exists()
+    trusted.finalise(transaction, *partials)
+    trusted.publish(transaction)
+    assert losses(ledger_of(transaction)) == [PrivacyLoss.parse("1")]
+
+
+# --- reserving --------------------------------------------------------------------------------------------------------
+
+
+def test_a_target_that_cannot_be_written_is_refused_before_anything_is_charged(
+    transaction: MomentTransaction, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    places = ["missing/release.zarr", "file/release.zarr", "file", "folder", "dangling", "books.ledger"]
+    before = sorted(tmp_path.iterdir())
+    for place in places:
+        with pytest.raises(DataError):
+            replace(transaction, target=store_at(tmp_path / place)).reserve()
+    assert ledger_of(transaction).records == []
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_place_taken_by_another_release_is_refused_before_anything_is_charged(transaction: MomentTransaction) -> None:
+    published(transaction)
+    before = tree(target_of(transaction))
+    with pytest.raises(DataError):
+        asking(transaction, name="other").reserve()
+    assert [record.release_id for record in ledger_of(transaction).records] == ["census"]
+    assert tree(target_of(transaction)) == before
+
+
+def test_without_a_ledger_nothing_is_released(transaction: MomentTransaction, tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="restore it from a copy"):
+        replace(transaction, ledger=tmp_path / "none.ledger").reserve()
+    assert not (tmp_path / "none.ledger").exists()
+    with pytest.raises(RefusedError, match="Declare one with"):
+        replace(transaction, table=replace(rows_of(transaction), ledger_id=None)).reserve()
+
+
+def test_no_other_ledger_pays_not_even_one_of_the_same_data_set(transaction: MomentTransaction, tmp_path: Path) -> None:
+    # a second ledger would pay for a second draw of the same release, and the average of two undoes the noise
+    for dataset_id in ("f" * 32, transaction.table.dataset_id):
+        place = tmp_path / f"{dataset_id}.ledger"
+        other = Ledger.create(place, dataset_id=dataset_id, budget=PrivacyLoss.parse("9"))
+        with pytest.raises(RefusedError, match="not the ledger of"):
+            replace(transaction, ledger=place).reserve()
+        assert other.records == []
+
+
+def test_a_release_costs_what_its_mechanism_guarantees(transaction: MomentTransaction) -> None:
+    assert transaction.reserve() is State.RESERVED
+    assert transaction.reserve() is State.RESERVED
+    (record,) = ledger_of(transaction).records
+    assert record.guarantee == REQUEST.calibrated(len(NAMES)).guarantee
+    assert record.guarantee.loss == PrivacyLoss.parse("1")
+    assert "rows" not in record.parameters
+    with pytest.raises(RefusedError, match="epsilon_micro differ"):
+        asking(transaction, loss=PrivacyLoss.parse("2")).reserve()
+    with pytest.raises(RefusedError, match="bound differ"):
+        asking(transaction, clip_norm=2 * CLIP).reserve()
+
+
+def test_a_release_for_reproduction_is_written_where_only_its_owner_can_enter(table: RowsTable, tmp_path: Path) -> None:
+    rows = open_rows(shutil.copytree(table.path, tmp_path / "rows.zarr"))  # of which nothing else is released any more
+    request = replace(REQUEST, mechanism="none", name=None, for_reproduction=True)
+    transaction = MomentTransaction(request, rows, tmp_path / "none.ledger", store_at(tmp_path / "release.zarr"))
+    trusted.finalise(transaction, *partials_of(transaction))
+    assert stat.S_IMODE(target_of(transaction).stat().st_mode) == 0o700
+    assert not (tmp_path / "none.ledger").exists()
+
+
+def test_a_delta_that_is_not_below_one_in_n_is_accepted_for_one_charge(
+    transaction: MomentTransaction, tmp_path: Path
+) -> None:
+    place, dataset_id = tmp_path / "large.ledger", "e" * 32  # another table of the same rows
+    ledger = Ledger.create(place, dataset_id=dataset_id, budget=PrivacyLoss.parse("4", "1e-2"))
+    other = replace(rows_of(transaction), dataset_id=dataset_id, ledger_id=ledger.ledger_id)
+    transaction = replace(transaction, ledger=place, table=other)
+    asked = asking(transaction, mechanism="gaussian", loss=PrivacyLoss.parse("1", "1e-3"))
+    with pytest.raises(RefusedError, match="delta"):
+        asked.reserve()
+    assert ledger.records == []
+    assert asking(asked, accept_large_delta=True).reserve() is State.RESERVED
+    assert asked.reserve() is State.RESERVED  # what is charged already is resumed
+    asked.abort()
+    with pytest.raises(RefusedError, match="delta"):
+        asked.reserve()
+
+
+@pytest.mark.parametrize("mechanism", ["none", "analyze-gauss"])
+def test_a_release_for_reproduction_is_charged_to_no_ledger(transaction: MomentTransaction, mechanism: str) -> None:
+    loss = PrivacyLoss.parse("1", "1e-6") if mechanism == "analyze-gauss" else PrivacyLoss.parse("1")
+    with pytest.raises(UsageError, match="no guarantee that a ledger could charge"):
+        asking(transaction, mechanism=mechanism, loss=loss, name=None, for_reproduction=True).reserve()
+    assert ledger_of(transaction).records == []
+
+
+# --- the step as a whole ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+
+
+def released(transaction: MomentTransaction, **changes: Any) -> Outcome:
+    request = replace(transaction.request, **changes)
+    return release_rows(rows_of(transaction).path, target_of(transaction), request, ledger=transaction.ledger)
+
+
+@pytest.mark.usefixtures("inline")
+def test_an_unusable_chunk_is_refunded_and_the_release_can_be_had_later(transaction: MomentTransaction) -> None:
+    table, target = rows_of(transaction), target_of(transaction)
+    path = table.path / chunk_key(3)
+    sound = path.read_bytes()
+    flipped(path)
+    with pytest.raises(DataError, match="Chunk 3 "):
+        released(transaction)
+    (record,) = ledger_of(transaction).records
+    assert record.state is State.ABORTED
+    assert ledger_of(transaction).charges == []
+    assert not target.exists()
+    path.write_bytes(sound)
+    assert released(transaction).fresh
+    assert losses(ledger_of(transaction)) == [PrivacyLoss.parse("1")]
+    before = tree(target)
+    assert not released(transaction).fresh
+    assert tree(target) == before
+    assert len(ledger_of(transaction).records) == 1
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_table_too_long_for_the_grid_costs_nothing(transaction: MomentTransaction, tmp_path: Path) -> None:
+    # no release of it can ever be computed with this request, so none may stay charged
+    rows = tmp_path / "long.zarr"
+    with created(rows, rows=40_000, dtype="uint8", names=NAMES, budget=None) as writer:
+        writer.append(np.ones((40_000, len(NAMES)), dtype=np.uint8))
+    ledger = budget.create_ledger(tmp_path / "long.ledger", rows, PrivacyLoss.parse("1"))
+    transaction = replace(transaction, table=open_rows(rows), ledger=tmp_path / "long.ledger")
+    with pytest.raises(DataError, match=r"\(grid_bits\)"):
+        released(transaction, grid_bits=24)
+    assert ledger.charges == []
+    assert released(transaction, name="coarser").fresh
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_refused_release_reads_no_row(transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> None:
+        pytest.fail("a row was read")
+
+    monkeypatch.setattr(chunks.ChunkReader, "read", never)
+    with pytest.raises(RefusedError):
+        released(transaction, loss=PrivacyLoss.parse("5"))
+    assert ledger_of(transaction).records == []
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_committed_release_is_published_without_a_cluster_or_a_row(
+    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transaction.reserve()
+    trusted.finalise(transaction, *partials_of(transaction))
+
+    def never(*_: Any, **__: Any) -> None:
+        pytest.fail("the rows are not needed any more")
+
+    monkeypatch.setattr(engine, "connected", never)
+    monkeypatch.setattr(chunks.ChunkReader, "read", never)
+    assert not released(transaction).fresh
+    assert ledger_of(transaction).records[0].state is State.PUBLISHED
+    with pytest.raises(RefusedError, match="bound differ"):  # committed or not, the id stands for its parameters
+        released(transaction, clip_norm=1.0)
+
+
+# --- the ledger's head ------------------------------------------------------------------------------------------------
+
+
+def test_a_release_carries_the_head_of_the_ledger_after_it_was_reserved_and_before_it_was_drawn(
+    transaction: MomentTransaction,
+) -> None:
+    transaction.reserve()
+    reserved = ledger_of(transaction).head
+    release = published(transaction)
+    with closing(sqlite3.connect(books(transaction) / "ledger.sqlite")) as connection:
+        digests = [row[0] for row in connection.execute("SELECT digest FROM journal ORDER BY sequence")]
+    assert len(digests) == 7  # created, capped, reserved, begun, committed, witnessed, published
+    assert reserved == digests[2]
+    assert release.ledger_head == digests[3]
+    assert budget.verify_ledger(books(transaction), [target_of(transaction)]).head == digests[6]
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3, 4])
+def test_a_ledger_that_forgot_a_release_is_refused_and_draws_nothing(
+    transaction: MomentTransaction, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(transaction)
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "another machine"))  # no witness: the release itself tells
+    before = tree(target_of(transaction))
+    with closing(sqlite3.connect(books(transaction) / "ledger.sqlite")) as connection:
+        connection.execute("DELETE FROM journal WHERE sequence > ?", (kept,))
+        connection.commit()
+    ledger = ledger_of(transaction)
+    ledger.verify()  # a chain cut short is sound by itself
+    records = ledger.records
+    for use in (
+        transaction.reserve,
+        lambda: budget.verify_ledger(books(transaction), [target_of(transaction)]),
+    ):
+        with pytest.raises(RefusedError, match="older copy"):
+            use()
+    assert ledger_of(transaction).records == records
+    assert tree(target_of(transaction)) == before
+
+
+def test_a_restored_ledger_is_behind_its_witness_and_goes_on_when_it_has_adopted(
+    transaction: MomentTransaction, tmp_path: Path
+) -> None:
+    copy = books(transaction).with_name("backup")
+    shutil.copytree(books(transaction), copy)
+    published(transaction)
+    forgotten = target_of(transaction).rename(tmp_path / "seen.zarr")  # published elsewhere
+    shutil.rmtree(books(transaction))
+    copy.rename(books(transaction))
+    with pytest.raises(RefusedError, match=r"committed elsewhere: census\. Nothing was drawn"):
+        transaction.reserve()
+    restored = ledger_of(transaction)
+    assert restored.records == []
+    assert restored.adopt() == ["census"]
+    assert transaction.reserve() is State.ADOPTED
+    for step in (trusted.publish, lambda asked: trusted.finalise(asked, *partials_of(asked))):
+        with pytest.raises(RefusedError, match="another copy"):
+            step(transaction)
+    assert not target_of(transaction).exists()
+    before = tree(forgotten)
+    forgotten.rename(target_of(transaction))  # as the message says
+    assert transaction.reserve() is State.ADOPTED
+    trusted.publish(transaction)
+    assert tree(target_of(transaction)) == before
+    budget.verify_ledger(books(transaction), [target_of(transaction)])  # known by its id
+
+
+def test_a_ledger_restored_and_used_again_is_found_out_by_the_release_it_forgot(
+    transaction: MomentTransaction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "one machine"))
+    copy = books(transaction).with_name("backup")
+    shutil.copytree(books(transaction), copy)
+    published(transaction)
+    forgotten = target_of(transaction).rename(target_of(transaction).with_name("seen.zarr"))  # published elsewhere
+    shutil.rmtree(books(transaction))
+    copy.rename(books(transaction))
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "another machine"))  # which has seen nothing of it
+    second = published(transaction)
+    assert second.release_id == open_release(forgotten).release_id
+    budget.verify_ledger(books(transaction), [target_of(transaction)])
+    with pytest.raises(RefusedError, match="older copy"):
+        budget.verify_ledger(books(transaction), [target_of(transaction), forgotten])
+
+
+def test_a_release_that_was_altered_does_not_verify(transaction: MomentTransaction) -> None:
+    published(transaction)
+    metadata = target_of(transaction) / "zarr.json"
+    content = metadata.read_text()
+    assert content.count("dpdist 0.1.0") == 1
+    metadata.write_text(content.replace("dpdist 0.1.0", "dpdist 0.1.1"))
+    open_release(target_of(transaction))
+    with pytest.raises(DataError, match="not what was committed"):
+        budget.verify_ledger(books(transaction), [target_of(transaction)])

@@ -1,0 +1,366 @@
+"""Of every privacy unit the first M rows are kept, whatever the others do, and noise is calibrated to M rows."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.ingest import table as ingesting
+from dpdist.ingest.table import ingest
+from dpdist.jobs import job_file, run, status
+from dpdist.mechanisms.registry import calibrated
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.pipeline import budget
+from dpdist.pipeline.release import release_rows
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.release.artefact import open_release
+from dpdist.release.request import ReleaseRequest
+from dpdist.rows import units
+from dpdist.rows.chunks import ChunkReader
+from dpdist.rows.dataset import open_rows
+from dpdist.rows.units import KeptRows, Unit, first_rows, unit_from
+from dpdist.runtime import engine
+from faults import crash_driver
+
+Numbers = npt.NDArray[np.int64]
+BUDGET = PrivacyLoss.parse("2", "1e-5")
+
+
+def by_hand(ids: list[int], most: int) -> list[bool]:
+    seen: Counter[int] = Counter()
+    kept = []
+    for unit in ids:
+        kept.append(seen[unit] < most)
+        seen[unit] += 1
+    return kept
+
+
+def kept(ids: list[int], most: int, folder: Path, piece: int = 1000) -> list[bool]:
+    array = np.array(ids, dtype=np.int64)
+    pieces = (array[start : start + piece] for start in range(0, len(ids), piece))
+    found = first_rows(pieces, len(ids), most, folder)
+    mask = found.among(0, len(ids))
+    assert mask.sum() == found.count
+    assert list(folder.iterdir()) == []
+    return [bool(keep) for keep in mask]
+
+
+@pytest.mark.parametrize("looked_at", [1 << 17, 3])
+def test_the_first_rows_of_every_unit_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_at: int) -> None:
+    monkeypatch.setattr(units, "_PIECE", looked_at)
+    monkeypatch.setattr(units, "_BITS", 2)
+
+    @settings(max_examples=25)
+    @given(
+        st.lists(st.one_of(st.integers(0, 4), st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=60),
+        st.integers(1, 4),
+        st.integers(1, 9),
+    )
+    def check(ids: list[int], most: int, piece: int) -> None:
+        assert kept(ids, most, tmp_path, piece) == by_hand(ids, most)
+
+    check()
+
+
+def test_many_rows_of_many_units(tmp_path: Path) -> None:
+    ids = np.random.default_rng(3).zipf(1.3, 60_000).clip(1, 2**62).tolist()
+    assert kept(ids, 5, tmp_path, 7_001) == by_hand(ids, 5)
+
+
+def test_one_unit_cannot_change_which_rows_of_others_are_kept(tmp_path: Path) -> None:
+    """The theorem, on its own terms: any rows of one unit, anywhere, and the rest is kept as before."""
+    chance = np.random.default_rng(4)
+    for _ in range(5):
+        others = chance.integers(1, 6, 40).tolist()
+        before = kept(others, 2, tmp_path)
+        mixed: list[tuple[int, int]] = [(unit, i) for i, unit in enumerate(others)]
+        for _ in range(int(chance.integers(1, 30))):
+            mixed.insert(int(chance.integers(0, len(mixed) + 1)), (0, -1))
+        after = kept([unit for unit, _ in mixed], 2, tmp_path)
+        assert [keep for keep, (unit, _) in zip(after, mixed, strict=True) if unit != 0] == before
+        assert sum(keep for keep, (unit, _) in zip(after, mixed, strict=True) if unit == 0) <= 2
+
+
+def test_which_rows_are_kept_is_read_in_any_slice(tmp_path: Path) -> None:
+    found = first_rows(iter([np.arange(100, dtype=np.int64) % 7]), 100, 3, tmp_path)
+    whole = found.among(0, 100)
+    for start in range(0, 100, 9):
+        count = min(11, 100 - start)
+        np.testing.assert_array_equal(found.among(start, count), whole[start : start + count])
+
+
+# --- sensitivity ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("neighbours", list(Neighbours))
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_the_sensitivities_of_several_rows_bound_every_change_and_are_attained(
+    neighbours: Neighbours, rows: int
+) -> None:
+    size, bound = 3, 100
+    query = LatticeQuery(size, bound, neighbours, rows)
+    chance = np.random.default_rng(rows)
+
+    def change(added: Numbers, removed: Numbers) -> npt.NDArray[np.int64]:
+        taken = removed if neighbours is Neighbours.REPLACE_ONE else removed[:0]
+        difference: npt.NDArray[np.int64] = added.T @ added - taken.T @ taken
+        return difference
+
+    def sizes(difference: npt.NDArray[np.int64]) -> tuple[float, float, float]:
+        return (
+            float((difference**2).sum()),
+            float(np.abs(np.linalg.eigvalsh(difference)).sum()),
+            float(np.abs(difference[np.triu_indices(size)]).sum()),
+        )
+
+    limits = (query.frobenius_squared, query.nuclear, query.triangle_l1)
+    for _ in range(300):
+        both = chance.integers(-5, 6, (2, rows, size))
+        both = both[:, :, :] * ((both**2).sum(axis=2, keepdims=True) <= bound)
+        for found, limit in zip(sizes(change(both[0], both[1])), limits, strict=True):
+            assert found <= limit * (1 + 1e-12)
+    one, other = (np.tile(10 * np.eye(size, dtype=np.int64)[i], (rows, 1)) for i in (0, 1))
+    frobenius, nuclear, _ = sizes(change(one, other))
+    assert frobenius == query.frobenius_squared
+    assert nuclear == pytest.approx(query.nuclear)
+    single = LatticeQuery(size, bound, neighbours)
+    assert query.frobenius_squared == rows**2 * single.frobenius_squared
+    assert query.nuclear == rows * single.nuclear
+
+
+@pytest.mark.parametrize(("name", "delta"), [("gaussian", "1e-6"), ("two-sided-wishart", "0")])
+def test_noise_grows_with_the_rows_of_a_unit(name: str, delta: str) -> None:
+    loss = PrivacyLoss.parse("1", delta)
+    one, four = (calibrated(name, LatticeQuery(4, 4**16, Neighbours.ADD_REMOVE, rows), loss) for rows in (1, 4))
+    ratio = four.noise["variance_off_diagonal"] / one.noise["variance_off_diagonal"]
+    assert ratio == pytest.approx(16, rel=1e-4)
+    assert four.guarantee is not None
+    assert four.guarantee.loss == loss
+
+
+# --- ingest and release -----------------------------------------------------------------------------------------------
+
+
+def table(folder: Path, ids: list[float] | Numbers, name: str = "source.csv") -> Path:
+    """Write a source whose second value is the number of the row."""
+    source = folder / name
+    lines = [f"{unit},{row},{row % 3}" for row, unit in enumerate(ids)]
+    source.write_text("\n".join(["person,a,b", *lines]) + "\n")
+    return source
+
+
+def stored(rows: Path) -> list[int]:
+    opened = open_rows(rows)
+    reader = ChunkReader(opened, opened.chunk_rows)
+    return [int(row[0]) for index in range(opened.chunks) for piece in reader.read(index) for row in piece]
+
+
+def test_ingest_keeps_the_first_rows_over_all_files_and_drops_the_column(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    table(tmp_path / "in", [7, 8, 7, 7, 9], "1.csv")
+    table(tmp_path / "in", [7, 8, 8, 9, 10], "2.csv")
+    unit = Unit("person", 2)
+    made = ingest(tmp_path / "in", tmp_path / "rows.zarr", unit=unit)
+    assert made.names == ("a", "b")
+    assert made.unit == unit
+    assert open_rows(tmp_path / "rows.zarr").max_rows == 2
+    assert stored(tmp_path / "rows.zarr") == [0, 1, 2, 4, 1, 3, 4]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "rows.zarr"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "what"), [([1, 2, 1.5], "row 2"), ([1, float(2**53), 1], "row 1"), ([1, "", 2], "missing")]
+)
+def test_units_that_may_be_taken_for_one_another_are_refused(tmp_path: Path, ids: list[float], what: str) -> None:
+    with pytest.raises(DataError, match=what):
+        ingest(table(tmp_path, ids), tmp_path / "rows.zarr", unit=Unit("person", 2))
+    assert not (tmp_path / "rows.zarr").exists()
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("float16", 11), ("float32", 24), ("float64", 53)])
+@pytest.mark.parametrize("suffix", ["npy", "parquet", "year=2026/0.parquet"])
+def test_units_are_refused_from_where_their_type_rounds(tmp_path: Path, kind: str, bits: int, suffix: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    assert np.array([2**bits + 1]).astype(kind)[0] == 2**bits  # the next unit is taken for this one
+
+    def written(name: str, *ids: int) -> Path:
+        source = tmp_path / (name if "/" in suffix else f"{name}.{suffix}")
+        file = source / suffix if "/" in suffix else source
+        file.parent.mkdir(parents=True, exist_ok=True)
+        columns = [np.array(ids).astype(kind), *(np.arange(len(ids)).astype(kind) for _ in range(2))]
+        if suffix == "npy":
+            np.save(file, np.stack(columns, axis=1))
+        else:
+            pq.write_table(pa.table({f"c{i}": column for i, column in enumerate(columns)}), file)
+        return source
+
+    sound = written("sound", 2**bits - 1, 2**bits - 2, 2**bits - 1, 2 - 2**bits)
+    ingest(sound, tmp_path / "sound.zarr", unit=Unit("c0", 1))
+    assert stored(tmp_path / "sound.zarr") == [0, 1, 3]
+    for sign in (1, -1):
+        with pytest.raises(DataError, match="row 1 "):
+            ingest(written("rounded", 1, sign * 2**bits), tmp_path / "rounded.zarr", unit=Unit("c0", 1))
+    assert not (tmp_path / "rounded.zarr").exists()
+
+
+def test_a_source_that_changes_between_the_passes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a unit that were chosen in the first pass would be another unit's in the second."""
+    source = tmp_path / "x.npy"
+    rows = np.array([[1, 10, 10], [1, 11, 11], [2, 20, 20], [3, 30, 30]])
+    np.save(source, rows)
+    os.utime(source, (1, 1))
+    original = first_rows
+
+    def swapped(*arguments: Any) -> KeptRows:
+        found = original(*arguments)
+        np.save(source, rows[[2, 0, 3, 1]])
+        os.utime(source, (1, 1))
+        return found
+
+    monkeypatch.setattr(ingesting, "first_rows", swapped)
+    with pytest.raises(DataError, match="changed while it was read"):
+        ingest(source, tmp_path / "rows.zarr", unit=Unit("c0", 1))
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
+    monkeypatch.undo()
+    ingest(source, tmp_path / "rows.zarr", unit=Unit("c0", 1))
+
+
+def test_a_process_that_is_killed_leaves_no_units_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, seen = units._first, []
+
+    def looked_at(file: Any, most: int) -> Any:
+        seen.append([path.name for path in tmp_path.iterdir()])
+        return original(file, most)
+
+    monkeypatch.setattr(units, "_first", looked_at)
+    ingest(table(tmp_path, [7, 8, 7]), tmp_path / "rows.zarr", unit=Unit("person", 1))
+    assert seen == [["source.csv"]] * 256  # whatever dies here, there is no name to find the numbers under
+
+
+def test_integers_of_64_bits_are_told_apart(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    ids = [2**62, 2**62 + 1, 2**62, -(2**62)]
+    pq.write_table(pa.table({"person": ids, "a": [0.0, 1.0, 2.0, 3.0], "b": [1.0] * 4}), tmp_path / "x.parquet")
+    ingest(tmp_path / "x.parquet", tmp_path / "rows.zarr", unit=Unit("person", 1))
+    assert stored(tmp_path / "rows.zarr") == [0, 1, 3]
+
+
+def test_units_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    source = table(tmp_path, [1, 2])
+    with pytest.raises(UsageError, match="no column nobody"):
+        ingest(source, tmp_path / "rows.zarr", unit=Unit("nobody", 1))
+    with pytest.raises(UsageError, match="cannot be one of the columns"):
+        ingest(source, tmp_path / "rows.zarr", columns=["a", "person"], unit=Unit("person", 1))
+    with pytest.raises(UsageError, match="from 1 to"):
+        Unit("person", 0)
+    for pair in (("person", None), (None, 2)):
+        with pytest.raises(UsageError, match="needs both"):
+            unit_from(*pair)
+
+
+def test_a_release_says_whose_rows_it_protects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    rows = tmp_path / "rows.zarr"
+    budget.ingest_rows(table(tmp_path, [1, 1, 1, 2]), rows, budget=BUDGET, privacy_unit="person", max_rows=2)
+    request = ReleaseRequest(mechanism="gaussian", loss=PrivacyLoss.parse("1", "1e-6"), clip_norm=4.0)
+    outcome = release_rows(rows, tmp_path / "r.zarr", request)
+    release = open_release(tmp_path / "r.zarr")
+    assert release.unit == Unit("person", 2)
+    assert release.rows == 3
+    alone = request.calibrated(2).noise["variance_diagonal"]
+    assert release.noise["variance_diagonal"] == pytest.approx(4 * alone, rel=1e-4)
+    assert "replace-one of the rows of one person, 2 at most" in outcome.words()
+    refused = ReleaseRequest(mechanism="laplace", loss=PrivacyLoss.parse("1"), clip_norm=4.0)
+    with pytest.raises(RefusedError, match="nothing is proved for several rows"):
+        release_rows(rows, tmp_path / "s.zarr", refused)
+    assert not (tmp_path / "s.zarr").exists()
+
+
+def test_a_job_file_may_name_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    table(tmp_path, [5, 5, 6])
+    job = tmp_path / "job.toml"
+    text = (
+        '[rows]\npath = "rows.zarr"\nsource = "source.csv"\nbudget_epsilon = 1\nprivacy_unit = "person"\n'
+        'max_rows = 1\n[release]\npath = "r.zarr"\nepsilon = 1\nclip = 4.0\n'
+    )
+    job.write_text(text)
+    run.run(job_file.read_job(job), say=print)
+    assert stored(tmp_path / "rows.zarr") == [0, 2]
+    job.write_text(text.replace('source = "source.csv"\n', 'source = "."\nperiods = true\n'))
+    with pytest.raises(UsageError, match="cannot yet bound"):
+        job_file.read_job(job)
+
+
+ROWS = 'source = "source.csv"\nbudget_epsilon = 2\nbudget_delta = 1e-5\n'
+INGESTED = {
+    "alone": 'columns = ["a", "b"]\n',
+    "unit": 'privacy_unit = "person"\nmax_rows = 3\n',
+}
+
+
+@pytest.mark.parametrize(
+    ("ingested", "asked", "match"),
+    [
+        ("alone", ROWS + INGESTED["unit"], r"protects each row alone, .* asks for the rows of one person, 3 at most"),
+        ("alone", INGESTED["unit"], r"protects each row alone, .* asks for the rows of one person, 3 at most"),
+        ("unit", ROWS, r"protects the rows of one person, 3 at most, .* asks for each row alone"),
+        ("unit", ROWS + INGESTED["unit"].replace("3", "4"), r"3 at most, and the job asks for .* 4 at most"),
+        ("alone", ROWS + 'columns = ["b", "a"]\n', "has the columns a, b, and the job asks for b, a"),
+        ("alone", ROWS + 'columns = ["a", "b", "person"]\n', "asks for a, b, person"),
+        (
+            "alone",
+            ROWS.replace("= 2", "= 3") + INGESTED["alone"],
+            "declares a budget of epsilon 2, .* the job one of epsilon 3",
+        ),
+    ],
+)
+def test_a_job_refuses_rows_that_were_ingested_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ingested: str, asked: str, match: str
+) -> None:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    table(tmp_path, [5, 5, 6])
+
+    def job(rows: str, release: str) -> job_file.Job:
+        text = f'[rows]\npath = "rows.zarr"\n{rows}[release]\npath = "{release}"\nepsilon = 1\nclip = 4.0\n'
+        (tmp_path / "job.toml").write_text(text)
+        return job_file.read_job(tmp_path / "job.toml")
+
+    first = job(ROWS + INGESTED[ingested], "r.zarr")
+    for _ in range(2):  # the second time there are rows already
+        run.run(first, say=print)
+    other = job(asked, "s.zarr")
+    kind = UsageError if "declares a budget" in match else RefusedError
+    with pytest.raises(kind, match=match):
+        run.run(other, say=print)
+    with pytest.raises(kind, match=match):
+        status.preview(other)
+    assert not (tmp_path / "s.zarr").exists()
+    run.run(job("", "t.zarr"), say=print)  # takes them as they are
+    assert (tmp_path / "t.zarr").exists()
+
+
+def test_what_a_job_says_tells_no_number_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    table(tmp_path, list(range(4321)))
+    (tmp_path / "job.toml").write_text(
+        f'[rows]\npath = "rows.zarr"\n{ROWS}columns = ["a", "b"]\n'
+        '[release]\npath = "r.zarr"\nepsilon = 1\nclip = 4.0\nneighbours = "add-remove"\n'
+    )
+    said: list[str] = []
+    outcome = run.run(job_file.read_job(tmp_path / "job.toml"), say=said.append)
+    assert said
+    assert "4321" not in " ".join(said) + str(outcome)

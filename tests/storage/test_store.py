@@ -1,0 +1,233 @@
+"""What every place where rows live must do: bytes under keys, published once and last, and dpdist's steps on them."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.memory_store import MemoryStore
+
+from dpdist.errors import DataError, UsageError
+from dpdist.ingest.periods import take_in
+from dpdist.ingest.table import ingest
+from dpdist.moment.total import complete, partition_moment, plan
+from dpdist.pca.projection import scores_in_memory
+from dpdist.pipeline.budget import create_ledger, default_ledger, periodic_table, verify_ledger
+from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.inspect import inspect_path
+from dpdist.pipeline.release import release_rows
+from dpdist.pipeline.scores import project_rows
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release.request import ReleaseRequest
+from dpdist.rows import dataset
+from dpdist.rows.bounding import RowBound
+from dpdist.rows.chunks import ChunkReader
+from dpdist.rows.dataset import chunk_key, open_rows
+from dpdist.runtime import engine
+from dpdist.storage import store as stores
+from dpdist.storage.store import Store, store_at
+from faults import crash_driver
+
+STORES = ("folder", "memory")
+"""The places that keep the contract."""
+BOUND = RowBound(4, 30.0)
+BUDGET = PrivacyLoss.parse("3")
+REQUEST = ReleaseRequest("laplace", PrivacyLoss.parse("1"), 20.0, grid_bits=10)
+ROWS = np.random.default_rng(7).integers(0, 9, (50, 4)).astype(np.uint8)
+CHUNKS = 5
+
+
+@pytest.fixture(params=STORES)
+def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Return something that others can be put into."""
+    monkeypatch.setitem(stores.PLACES, "memory", MemoryStore)
+    return store_at({"folder": str(tmp_path), "memory": f"memory://{tmp_path.name}"}[request.param])
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a file of rows, which shall be stored in several chunks."""
+    monkeypatch.setattr(dataset, "_TARGET_CHUNK", ROWS.nbytes // CHUNKS)
+    np.save(tmp_path / "source.npy", ROWS)
+    return tmp_path / "source.npy"
+
+
+def test_what_is_built_appears_at_the_end_with_all_its_objects(bucket: Store) -> None:
+    store = bucket.within("a.zarr")
+    with store.staged("rows") as aside:
+        aside.put("zarr.json", b"{}")
+        aside.put(chunk_key(0), b"first")
+        aside.put(chunk_key(0), b"again, and longer")
+        assert dict(aside.list("c")) == {chunk_key(0): 17}
+        assert not store.exists()
+        assert not store.exists("zarr.json")
+    assert store.exists()
+    assert store.exists("zarr.json")
+    assert dict(store.list()) == {"zarr.json": 2, chunk_key(0): 17}
+    assert (store.size(chunk_key(0)), store.get(chunk_key(0))) == (17, b"again, and longer")
+
+
+def test_an_object_is_read_into_the_buffers_of_the_caller(bucket: Store) -> None:
+    store, buffer = bucket.within("a.zarr"), bytearray(4)
+    with store.staged("rows") as aside:
+        aside.put("x", b"abcdef")
+    with store.opened("x") as file:
+        assert file.readinto(memoryview(buffer)) == 4
+        assert buffer == b"abcd"
+        assert file.readinto(memoryview(buffer)) == 2
+        assert buffer == b"efcd"
+
+
+def test_nothing_appears_of_what_was_not_finished(bucket: Store) -> None:
+    store = bucket.within("a.zarr")
+    with pytest.raises(ZeroDivisionError), store.staged("rows") as aside:  # noqa: PT012 - it dies after it has written
+        aside.put("zarr.json", b"{}")
+        raise ZeroDivisionError
+    assert not store.exists()
+    with store.staged("rows") as aside:
+        assert list(aside.list()) == []
+
+
+def test_of_two_builders_one_publishes_and_the_other_is_refused(bucket: Store) -> None:
+    store = bucket.within("a.zarr")
+    with pytest.raises(DataError, match="exists already"), store.staged("rows") as late:  # noqa: PT012
+        late.put("x", b"late")
+        with store.staged("rows") as early:
+            early.put("x", b"early")
+    assert store.get("x") == b"early"
+    with pytest.raises(DataError, match="exists already"):
+        store.require_new("rows")
+
+
+def test_an_object_is_replaced_in_one_step_and_made_if_it_is_not_there(bucket: Store) -> None:
+    store = bucket.within("a.zarr")
+    with store.staged("rows") as aside:
+        aside.put("x", b"old")
+    store.replace("x", b"new", "rows", private=True)
+    store.replace("y", b"made", "rows")
+    assert (store.get("x"), store.get("y")) == (b"new", b"made")
+
+
+def test_what_is_not_there_cannot_be_read(bucket: Store) -> None:
+    store = bucket.within("a.zarr")
+    for read in (store.size, store.get, store.opened):
+        with pytest.raises(OSError, match="x"):
+            read("x")
+    with store.staged("rows") as aside:
+        aside.put("x", b"12345")
+    with pytest.raises(OSError, match=r"MiB|x"):
+        store.get("x", 4)
+    store.delete()
+    assert not store.exists()
+    store.delete()
+
+
+def test_it_is_held_against_others(bucket: Store) -> None:
+    store, order = bucket.within("a.zarr"), []
+
+    def other() -> None:
+        with store.locked():
+            order.append("other")
+
+    with store.staged("rows") as aside:
+        aside.put("x", b"")
+    thread = threading.Thread(target=other)
+    with store.locked():
+        thread.start()
+        thread.join(0.2)
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "other"]
+
+
+def test_it_names_the_same_in_other_processes(bucket: Store) -> None:
+    store = bucket.within("a.zarr").absolute()
+    for same in (pickle.loads(pickle.dumps(store)), store_at(store.address()), store_at(store)):  # noqa: S301 - our own
+        assert (same, hash(same), str(same)) == (store, hash(store), str(store))
+    assert store.parent == bucket.absolute()
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_rows_are_ingested_read_and_summed(bucket: Store, source: Path, *, compress: bool) -> None:
+    table = ingest(source, bucket.within("rows.zarr"), compress=compress)
+    assert (table.store, table.chunks) == (bucket.within("rows.zarr").absolute(), CHUNKS)
+    reader = ChunkReader(table, 3)
+    read = [piece.copy() for index in range(CHUNKS) for piece in reader.read(index)]
+    assert np.array_equal(np.concatenate(read), ROWS)
+    groups = plan(table, BOUND, workers=2).groups
+    tasks = [pickle.loads(pickle.dumps(task)) for group in groups for task in group]  # noqa: S301 - our own
+    total = complete(table, *map(partition_moment, tasks))
+    elsewhere = ingest(source, source.with_name("elsewhere.zarr"))
+    (task,) = plan(elsewhere, BOUND, 1, 1).groups[0]
+    assert np.array_equal(total.values, partition_moment(task).values)
+
+
+def test_a_damaged_chunk_is_an_error(bucket: Store, source: Path) -> None:
+    table = ingest(source, bucket.within("rows.zarr"))
+    sound = table.store.get(chunk_key(2))
+    table.store.replace(chunk_key(2), sound[:-1], "rows")
+    with pytest.raises(DataError, match="chunk 2 of 5 is truncated"):
+        open_rows(table.store)
+    table.store.replace(chunk_key(2), bytes([sound[0] ^ 1]) + sound[1:], "rows")
+    with pytest.raises(DataError, match=r"Chunk 2 of .*rows.zarr was altered"):
+        list(ChunkReader(open_rows(table.store), 3).read(2))
+
+
+def test_from_rows_to_scores(bucket: Store, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    kinds = ("rows", "release", "model", "scores")
+    rows, release, model, scores = places = [str(bucket.within(f"{name}.zarr")) for name in kinds]
+    table, ledger = ingest(source, store_at(rows), budget=BUDGET), tmp_path / "rows.ledger"
+    create_ledger(ledger, rows)
+    assert open_rows(rows).ledger_id is not None
+    first, again = (release_rows(rows, release, REQUEST, ledger=ledger) for _ in range(2))
+    assert (first.fresh, again.fresh) == (True, False)
+    assert str(again.path) == release
+    verify_ledger(ledger, [release])
+    found, _, fresh = fit_components(release, model, 2)
+    assert fresh
+    assert project_rows(rows, model, scores) == (50, True)
+    assert project_rows(rows, model, scores) == (50, False)
+    for place, kind in zip(places, kinds, strict=True):
+        facts = inspect_path(place, ledger=ledger, verify=True)
+        assert (facts["kind"], facts["damaged"]) == (kind, [])
+    assert scores_in_memory(table, found.components).shape == (50, 2)
+
+
+def test_rows_come_in_periods(bucket: Store, source: Path, tmp_path: Path) -> None:
+    entry = tmp_path / "2026-01-05.npy"
+    source.rename(entry)
+    table, ledger = periodic_table(bucket.within("visits"), BUDGET, tmp_path / "visits.ledger")
+    seal = take_in(table, "2026-01-05", entry, {})
+    ledger.close_period("2026-01-05", seal)
+    span = table.span(ledger.periods, 0)
+    assert (span.rows, span.chunks, span.stored_bytes) == (50, CHUNKS, CHUNKS * (len(ROWS) // CHUNKS * 4 + 4))
+    (task,) = plan(span, BOUND, 1, 1).groups[0]
+    assert complete(span, partition_moment(task)).rows == 50
+
+
+def test_a_ledger_cannot_stand_beside_what_is_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(stores.PLACES, "memory", MemoryStore)
+    with pytest.raises(UsageError) as refused:
+        default_ledger("memory://bucket/rows.zarr")
+    assert refused.value.parameter == "ledger"
+
+
+def test_an_address_that_nobody_reads_in_place_is_refused() -> None:
+    with pytest.raises(UsageError, match="is an address"):
+        store_at("s3://bucket/rows.zarr")
+
+
+def test_a_small_object_is_read_in_little_memory(bucket: Store) -> None:
+    store = bucket.within("a.zarr")
+    with store.staged("rows") as aside:
+        aside.put("x", b"small")
+    tracemalloc.start()
+    assert store.get("x") == b"small"
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20  # however much it might have been

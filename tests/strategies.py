@@ -1,0 +1,25 @@
+"""What properties are tested on: rows as hostile as floats can be, coefficients, seeds and random words."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+SEEDS = st.integers(0, 2**32 - 1)
+WORDS = st.integers(0, 2**64 - 1)
+"""What a generator of random bits gives at once."""
+ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)
+
+
+def float_rows(
+    rows: int, columns: int, elements: st.SearchStrategy[float] = ANY_FLOAT
+) -> st.SearchStrategy[npt.NDArray[np.float64]]:
+    """Return tables of this shape; of any floats, or of those that are given."""
+    return hnp.arrays(np.float64, (rows, columns), elements=elements)
+
+
+def coefficients(count: int) -> st.SearchStrategy[list[float]]:
+    """Return so many numbers between -1 and 1: what a symmetric matrix is made of."""
+    return st.lists(st.floats(-1, 1), min_size=count, max_size=count)

@@ -1,0 +1,1 @@
+"""What several tests need: scenes, files by independent writers, doubles, and constants."""

@@ -1,0 +1,13 @@
+"""Folders of the repository that tests read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = ROOT / "cluster"
+RESULTS = ROOT / "workflows" / "results"
+STORED = ROOT / "tests" / "stored"
+"""What older versions wrote."""
+PUBLIC_DATA = ROOT.parent / "shared" / "data"
+"""Real data sets: tests that read them are skipped where they are not."""

@@ -1,0 +1,100 @@
+"""A table, a release of it that is not begun, and what the trusted node makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist._util.paths import local
+from dpdist.ledger.ledger import Ledger
+from dpdist.moment.operator import MomentMatrix
+from dpdist.moment.total import Partial, complete, partition_moment, plan
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release import trusted
+from dpdist.release.artefact import Release, open_release
+from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.release.trusted import MomentTransaction
+from dpdist.rows.dataset import RowsTable
+from support.releases import content_of
+
+ROWS = 7919
+"""Appears nowhere else by chance: neither in a scale of the noise nor in a name."""
+NAMES = ("a", "b", "c")
+CLIP = 64.0
+BITS = 10
+REQUEST = ReleaseRequest("two-sided-wishart", PrivacyLoss.parse("1"), CLIP, grid_bits=BITS, name="census")
+
+
+def rows_of(transaction: MomentTransaction) -> RowsTable:
+    """Return the rows of a transaction, which were ingested at once."""
+    assert isinstance(transaction.table, RowsTable)
+    return transaction.table
+
+
+def target_of(transaction: MomentTransaction) -> Path:
+    """Return the folder where a transaction publishes."""
+    return local(str(transaction.target))
+
+
+def asking(transaction: MomentTransaction, **changes: Any) -> MomentTransaction:
+    """Return the transaction with another request."""
+    return replace(transaction, request=replace(transaction.request, **changes))
+
+
+def moment_of(transaction: MomentTransaction) -> MomentMatrix:
+    total = complete(transaction.table, *partials_of(transaction))
+    return MomentMatrix(total.values, transaction.request.bound(transaction.table.columns).width)
+
+
+def partials_of(transaction: MomentTransaction, per_worker: int = 1) -> list[Partial]:
+    bound = transaction.request.bound(transaction.table.columns)
+    groups = plan(transaction.table, bound, 4, per_worker).groups
+    return [partition_moment(task) for group in groups for task in group]
+
+
+def exact(transaction: MomentTransaction, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the integer moment by plain Python-sized integers, nothing of the product's but its definition."""
+    z = np.trunc(values.astype(np.float64) * 2**BITS / CLIP).astype(np.int64)
+    squares = (z**2).sum(axis=1)
+    over = squares > 4**BITS
+    z[over] = np.trunc(z[over] * (2**BITS / np.sqrt(squares[over]))[:, None]).astype(np.int64)
+    if transaction.request.centring is Centring.PRIVATE:
+        z = np.column_stack([z, np.full(len(z), 2 ** (BITS - 1))])
+    moment: npt.NDArray[np.int64] = z.T @ z
+    return moment
+
+
+def ledger_of(transaction: MomentTransaction) -> Ledger:
+    return Ledger(transaction.ledger)
+
+
+def books(transaction: MomentTransaction) -> Path:
+    assert isinstance(transaction.ledger, Path)
+    return transaction.ledger
+
+
+def committed_bytes(transaction: MomentTransaction) -> bytes:
+    return content_of(ledger_of(transaction), transaction.release_id)
+
+
+def published(transaction: MomentTransaction) -> Release:
+    transaction.reserve()
+    trusted.finalise(transaction, *partials_of(transaction))
+    trusted.publish(transaction)
+    return open_release(target_of(transaction))
+
+
+def tree(root: Path) -> dict[str, tuple[bytes, int]]:
+    """Return every file under root: content and inode."""
+    files = [path for path in root.rglob("*") if path.is_file()]
+    return {str(path.relative_to(root)): (path.read_bytes(), path.stat().st_ino) for path in files}
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)

@@ -1,0 +1,44 @@
+"""Where tests stand: a folder for each room of the package, and no test of anything but the product."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from support.folders import ROOT
+
+ROOMS = {path.name for path in (ROOT / "dpdist").iterdir() if path.is_dir()}
+BESIDE = {"cluster", "papers"}
+"""Folders of the repository, beside the package, that have tests of their own."""
+OTHERS = {"whole", "support", "stored", "__pycache__"}
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+
+def imported(text: str) -> set[str]:
+    """Return the first words of all modules that a text imports."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+    return found
+
+
+def test_a_folder_of_tests_is_called_like_what_it_tests() -> None:
+    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()}
+    assert folders <= ROOMS | BESIDE | OTHERS
+    assert all((ROOT / name).is_dir() for name in BESIDE)
+
+
+@pytest.mark.parametrize("folder", ["tests", "faults"])
+def test_nothing_that_is_tested_with_is_a_workflow(folder: str) -> None:
+    files = list((ROOT / folder).rglob("*.py"))
+    assert files
+    assert [str(path) for path in files if "workflows" in imported(path.read_text())] == []
+
+
+def test_nobody_imports_a_test() -> None:
+    names = {path.stem for path in TESTS if path.stem.startswith("test_")}
+    files = [path for room in ("tests", "faults", "workflows", "papers") for path in (ROOT / room).rglob("*.py")]
+    assert [str(path) for path in files if imported(path.read_text()) & names] == []

@@ -1,0 +1,371 @@
+"""A release survives the death of its process at any moment: one charge, one matrix, the same bytes for ever.
+
+Every fault leaves a marker at the very moment it strikes; without the marker the test fails, because a fault that did
+not land proves nothing. What the fault left behind is checked as well, so each lands where its name says.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.ledgers import losses
+
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import Record, State
+from dpdist.pipeline import budget
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release.artefact import Release, open_release
+from dpdist.rows.dataset import created
+from faults import crash_driver
+from faults.crash_points import FAULTS, Left
+from faults.forks import forking
+from faults.nightly import events
+from faults.waiting import PATIENCE, until
+
+BUDGET, COST = PrivacyLoss.parse("3"), PrivacyLoss.parse("1")
+DRIVER = [sys.executable, crash_driver.__file__]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder with rows, their ledger and room for a release."""
+
+    folder: Path
+
+    @property
+    def rows(self) -> Path:
+        """The table."""
+        return self.folder / "rows.zarr"
+
+    @property
+    def target(self) -> Path:
+        """Where the release is published: a folder of its own, so that litter beside it is seen."""
+        return self.folder / "public" / "release.zarr"
+
+    @property
+    def marker(self) -> Path:
+        """What a fault leaves when it strikes."""
+        return self.folder / "struck"
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger, opened anew."""
+        return Ledger(budget.default_ledger(self.rows))
+
+    @property
+    def record(self) -> Record | None:
+        """The only release in the ledger, if there is one."""
+        records = self.ledger.records
+        assert len(records) <= 1
+        return records[0] if records else None
+
+    @property
+    def blobs(self) -> list[str]:
+        """What lies in the private folder of the ledger."""
+        return sorted(path.name for path in (budget.default_ledger(self.rows) / "blobs").iterdir())
+
+    def command(self, *more: str, epsilon: str = "1") -> list[str]:
+        """Return the command line of the release."""
+        return ["release", str(self.rows), str(self.target), "--epsilon", epsilon, "--clip", "64", *more]
+
+    def published(self) -> dict[str, bytes]:
+        """Return every file in the public folder."""
+        public = self.target.parent
+        return {str(path.relative_to(public)): path.read_bytes() for path in public.rglob("*") if path.is_file()}
+
+    def events(self) -> Counter[str]:
+        """Count the journal's entries by what happened."""
+        return events(budget.default_ledger(self.rows))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    made = Place(tmp_path)
+    made.target.parent.mkdir()
+    values = np.random.default_rng(1).integers(0, 32, (500, 4), dtype=np.uint8)
+    with created(made.rows, rows=500, dtype="uint8", names=("a", "b", "c", "d"), budget=BUDGET) as writer:
+        writer.append(values)
+    budget.create_ledger(budget.default_ledger(made.rows), made.rows)
+    return made
+
+
+def require_one_release(place: Place) -> Release:
+    """Check that exactly one release exists, is charged, committed and published, once; return it."""
+    ledger, record = place.ledger, place.record
+    ledger.verify()
+    assert record is not None
+    assert record.state is State.PUBLISHED
+    assert losses(ledger) == [COST]
+    events = place.events()
+    assert (events["reserved"], events["committed"], events["published"], events["aborted"]) == (1, 1, 1, 0)
+    assert place.blobs == [record.blob]
+    assert [path.name for path in place.target.parent.iterdir()] == [place.target.name]
+    release = open_release(place.target)
+    assert release.release_id == record.release_id
+    assert release.rows == 500
+    return release
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+Run = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Give a function that runs one command line in a process of its own, computing inline, and returns its code."""
+    with forking() as forks:
+
+        def run(
+            place: Place, command: Sequence[str], action: str = "note", point: str = "", cluster: str = "inline"
+        ) -> int:
+            words = place.folder / "words"
+            code = forks.start(words, [action, point, str(place.marker), cluster, *command]).wait()
+            sys.stdout.write(words.read_text())  # pytest shows it if the test fails
+            assert "Traceback" not in words.read_text()
+            return code
+
+        yield run
+
+
+@contextmanager
+def started(
+    place: Place, command: Sequence[str], action: str = "note", point: str = "", cluster: str = "processes"
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command line by itself, in a session of its own; nothing of that session survives the block."""
+    arguments = [action, point, str(place.marker), cluster, *command]
+    with (place.folder / "words").open("ab") as words:
+        process = subprocess.Popen([*DRIVER, *arguments], stdout=words, stderr=words, start_new_session=True)
+        try:
+            yield process
+        finally:
+            for member in session(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(member, signal.SIGKILL)
+            process.wait(PATIENCE)
+
+
+def session(leader: int) -> list[int]:
+    """Return the living processes of a session."""
+    members = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, _, sid = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            except (OSError, ValueError):
+                continue  # it ended meanwhile
+            if int(sid) == leader and state != "Z":
+                members.append(int(entry.name))
+    return members
+
+
+# --- death ------------------------------------------------------------------------------------------------------------
+
+
+def what_is_left(place: Place) -> Left:
+    record = place.record
+    if record is None:
+        return Left(None, 0, len(place.blobs), place.target.exists())
+    return Left(record.state, record.fence, len(place.blobs), place.target.exists())
+
+
+@pytest.mark.parametrize("point", FAULTS)
+def test_a_release_killed_at_any_moment_is_finished_by_the_same_command(run: Run, place: Place, point: str) -> None:
+    assert run(place, place.command(), "kill", point) == -signal.SIGKILL
+    assert place.marker.exists()
+    assert what_is_left(place) == FAULTS[point]
+    place.ledger.verify()
+    observable = place.record.digest if place.record else None, place.published() if FAULTS[point].published else None
+
+    assert run(place, place.command()) == 0
+    require_one_release(place)
+    first = place.published()
+    # what could be seen after the fault is what can be seen for ever
+    digest, seen = observable
+    assert place.record is not None
+    assert digest in {None, place.record.digest}
+    assert seen in (None, first)
+
+    head = place.ledger.head
+    assert run(place, place.command()) == 0
+    require_one_release(place)
+    assert place.published() == first
+    assert place.ledger.head == head
+
+
+@pytest.mark.parametrize(
+    "points", [("after the draw", "after the draft", "inside the commit"), ("after the draft",) * 4]
+)
+def test_a_release_killed_again_and_again_is_charged_once(run: Run, place: Place, points: tuple[str, ...]) -> None:
+    for attempt, point in enumerate(points, start=1):
+        place.marker.unlink(missing_ok=True)
+        assert run(place, place.command(), "kill", point) == -signal.SIGKILL
+        assert place.marker.exists()
+        record = place.record
+        assert record is not None
+        assert (record.state, record.fence) == (State.RESERVED, attempt)
+        assert len(place.blobs) <= 1  # the drafts of earlier attempts are gone before a new one is written
+        assert losses(place.ledger) == [COST]
+    assert run(place, place.command()) == 0
+    require_one_release(place)
+
+
+@pytest.mark.parametrize("action", ["kill", "interrupt"])
+def test_a_release_in_bands_struck_between_two_of_them_is_drawn_anew_as_a_whole(
+    run: Run, place: Place, action: str
+) -> None:
+    command = place.command("--mechanism", "laplace")
+    code = run(place, command, action, "in the second band", "bands")
+    assert code == (-signal.SIGKILL if action == "kill" else 5)
+    assert place.marker.exists()
+    left = Left(State.RESERVED, 1, 1 if action == "kill" else 0)  # a band was drawn, and is seen by nobody
+    assert what_is_left(place) == left
+    assert losses(place.ledger) == [COST]
+    assert run(place, command, cluster="bands") == 0
+    require_one_release(place)
+    first = place.published()
+    assert run(place, command, cluster="bands") == 0
+    assert place.published() == first
+
+
+def test_a_killed_release_may_be_published_elsewhere(run: Run, place: Place) -> None:
+    assert run(place, place.command(), "kill", "after the rename") == -signal.SIGKILL
+    first = place.published()
+    copy = place.folder / "copy.zarr"
+    command = ["release", str(place.rows), str(copy), *place.command()[3:]]
+    assert run(place, command) == 0
+    copied = {f"release.zarr/{p.relative_to(copy)}": p.read_bytes() for p in copy.rglob("*") if p.is_file()}
+    assert copied == first
+    require_one_release(place)
+
+
+@pytest.mark.parametrize("point", ["with the cluster at work", "after the draft", "after the commit"])
+def test_a_release_on_a_real_cluster_killed_half_way_is_finished_by_the_same_command(place: Place, point: str) -> None:
+    command = place.command("--workers", "1")
+    with started(place, command, "kill", point) as process:
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+        assert place.marker.exists()
+        until(lambda: not session(process.pid))  # the workers hold sums of private rows: they must not stay behind
+    record = place.record
+    assert record is not None
+    assert record.state is (State.COMMITTED if point == "after the commit" else State.RESERVED)
+    assert not place.target.exists()
+    with started(place, command) as process:
+        assert process.wait(PATIENCE) == 0
+        until(lambda: not session(process.pid))
+    require_one_release(place)
+    first = place.published()
+    with started(place, command) as process:
+        assert process.wait(PATIENCE) == 0
+    require_one_release(place)
+    assert place.published() == first
+
+
+# --- interruption -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ["interrupt", "terminate"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        *("after the reservation", "before reading", "after the draw", "after the draft"),
+        *("inside the commit", "after the commit", "before the rename", "inside the record"),
+    ],
+)
+def test_an_interrupted_release_says_so_and_is_finished_by_the_same_command(
+    run: Run, place: Place, point: str, action: str
+) -> None:
+    assert run(place, place.command(), action, point) == 5
+    assert place.marker.exists()
+    by = "SIGINT" if action == "interrupt" else "SIGTERM"
+    said = f"dpdist: Interrupted by {by}: the same command resumes, and what was reserved is not charged again."
+    assert (place.folder / "words").read_text().split("\n").count(said) == 1
+    # unlike a killed process, an interrupted one tidies up
+    assert place.published() == {} or FAULTS[point].published
+    record = place.record
+    assert record is not None
+    assert place.blobs == ([] if record.blob is None else [record.blob])
+    assert losses(place.ledger) == [COST]
+    assert run(place, place.command()) == 0
+    require_one_release(place)
+
+
+def test_control_c_in_a_terminal_ends_the_cluster_too_and_the_same_command_resumes(run: Run, place: Place) -> None:
+    with started(place, place.command("--workers", "1"), "linger", "with the cluster at work") as process:
+        until(lambda: place.marker.exists() or process.poll() is not None)
+        assert process.poll() is None
+        assert len(session(process.pid)) > 1
+        os.killpg(process.pid, signal.SIGINT)  # a terminal interrupts the workers as well
+        assert process.wait(PATIENCE) == 5
+        until(lambda: not session(process.pid))
+    words = (place.folder / "words").read_text()
+    assert "same command resumes" in words
+    assert place.record is not None
+    assert place.record.state is State.RESERVED
+    assert run(place, place.command()) == 0
+    require_one_release(place)
+
+
+# --- company ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("point", "cluster"),
+    [("after the beginning", "inline"), ("before the rename", "inline"), ("with the cluster at work", "processes")],
+)
+def test_three_runs_of_one_release_at_once_all_end_well_with_one_release(
+    place: Place, point: str, cluster: str
+) -> None:
+    place.marker.mkdir()  # where they wait for one another, so that they are at it together
+    more = ("--workers", "1")
+    with (
+        started(place, place.command(*more), "meet-3", point, cluster) as one,
+        started(place, place.command(*more), "meet-3", point, cluster) as two,
+        started(place, place.command(*more), "meet-3", point, cluster) as three,
+    ):
+        codes = [process.wait(PATIENCE) for process in (one, two, three)]
+    assert codes == [0, 0, 0], (place.folder / "words").read_text()
+    assert len(list(place.marker.iterdir())) == 3
+    require_one_release(place)
+    if point == "after the beginning":
+        assert place.record is not None
+        assert place.record.fence == 3  # three draws were made or about to be made; one counts
+
+
+# --- refusal ----------------------------------------------------------------------------------------------------------
+
+
+def test_over_budget_the_command_ends_with_three_and_no_row_is_read(run: Run, place: Place) -> None:
+    assert run(place, place.command(epsilon="4"), "note", "before reading") == 3
+    assert not place.marker.exists()
+    assert place.record is None
+    assert place.ledger.charges == []
+    assert place.published() == {}
+    assert "budget" in (place.folder / "words").read_text()
+    # and the marker does tell when rows are read
+    assert run(place, place.command(), "note", "before reading") == 0
+    assert place.marker.exists()
+    require_one_release(place)
+
+
+def test_the_budget_pays_for_as_many_releases_as_it_says(run: Run, place: Place) -> None:
+    public = place.target.parent
+    codes = []
+    for number in range(4):
+        command = ["release", str(place.rows), str(public / f"{number}"), *place.command()[3:], "--id", f"n{number}"]
+        codes.append(run(place, command, "kill" if number == 1 else "note", "after the draft"))
+    assert codes == [0, -signal.SIGKILL, 0, 3]  # one that died has spent its part
+    command = ["release", str(place.rows), str(public / "1"), *place.command()[3:], "--id", "n1"]
+    assert run(place, command) == 0
+    assert losses(place.ledger) == [COST] * 3
+    assert len({path.read_bytes() for path in public.glob("*/lattice/c/0/0")}) == 3

@@ -1,0 +1,246 @@
+"""The whole job as a user runs it: the installed command, real files, a LocalCluster and a cluster started by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import zarr
+from scipy import stats
+from support.folders import PUBLIC_DATA
+from support.tallies import FALSE_ALARM
+
+from dpdist.pca.components import captured_variance
+from dpdist.pca.eigen import top_eigenpairs
+from faults import worker_environment
+from faults.waiting import until
+
+SECONDS = 300
+
+
+def dpdist(*arguments: str | Path, code: int = 0) -> Any:
+    """Run the command, check its exit code, and return the JSON object it printed."""
+    run = subprocess.run(
+        [sys.executable, "-m", "dpdist", *map(str, arguments), "--json"],
+        capture_output=True, text=True, check=False, timeout=SECONDS,
+    )  # fmt: skip
+    assert run.returncode == code, run.stderr
+    assert "Traceback" not in run.stderr
+    return json.loads(run.stdout) if run.stdout else run.stderr
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+@dataclass
+class Cluster:
+    """A scheduler and two workers, the second of them the trusted one, each a process of its own."""
+
+    address: str
+    processes: list[subprocess.Popen[bytes]]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    contact = folder / "scheduler.json"
+    loopback = ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "distributed.cli."]
+    environment = {**os.environ, **worker_environment.without_tls(), "PYTHONWARNINGS": "ignore"}
+
+    def start(tool: str, *options: str) -> subprocess.Popen[bytes]:
+        module = [*command[:-1], command[-1] + tool]
+        with (folder / f"{tool}-{len(processes)}.log").open("wb") as log:
+            return subprocess.Popen(
+                [*module, *options, *loopback, "--scheduler-file", str(contact)], stderr=log, stdout=log, cwd=folder,
+                env=environment,
+            )  # fmt: skip
+
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        processes.append(start("dask_scheduler", "--port", "0"))
+        until(lambda: contact.exists() and contact.stat().st_size)
+        processes.append(start("dask_worker", "--nthreads", "1", "--no-nanny"))
+        processes.append(start("dask_worker", "--nthreads", "1", "--no-nanny", "--resources", "trusted=1"))
+        yield Cluster(json.loads(contact.read_text())["address"], processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def rows_of(folder: Path, data: npt.NDArray[Any]) -> Path:
+    np.save(folder / "data.npy", data)
+    dpdist("ingest", folder / "data.npy", folder / "rows.zarr", "--budget-epsilon", "2", "--budget-delta", "1e-5")
+    return folder / "rows.zarr"
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    spread = np.diag(np.linspace(3, 0.1, 8))
+    return rows_of(tmp_path, np.random.default_rng(0).normal(size=(5000, 8)) @ spread)
+
+
+RELEASE = ("--epsilon", "1", "--delta", "1e-6", "--clip", "8")
+
+
+@pytest.mark.parametrize("trusted", ["driver", "worker"])
+def test_a_cluster_started_by_hand_does_the_whole_job(cluster: Cluster, rows: Path, trusted: str) -> None:
+    folder = rows.parent
+    options = ("--scheduler", cluster.address)
+    first = dpdist("release", rows, folder / "release.zarr", *RELEASE, *options, "--trusted", trusted)
+    assert first["fresh"]
+    assert first["n"] == 5000
+    again = dpdist("release", rows, folder / "release.zarr", *RELEASE, *options, "--trusted", trusted)
+    assert not again["fresh"]
+    dpdist("pca", folder / "release.zarr", folder / "model.zarr", "--components", "3")
+    dpdist("project", rows, folder / "model.zarr", folder / "scores.zarr", *options)
+    data = np.load(folder / "data.npy")
+    model = zarr.open_group(folder / "model.zarr", mode="r")
+    vectors = np.asarray(model["components"])
+    scores = np.asarray(zarr.open_array(folder / "scores.zarr", mode="r")[:])
+    assert np.allclose(scores, data @ vectors.T)
+    assert captured_variance(vectors, data.T @ data) > 0.98
+    assert [r["state"] for r in dpdist_ledger(folder)["releases"]] == ["published"]
+
+
+def dpdist_ledger(folder: Path) -> Any:
+    return dpdist("ledger", "show", folder / "rows.ledger")
+
+
+def test_the_same_release_again_is_the_same_bytes_and_one_charge(rows: Path) -> None:
+    folder = rows.parent
+    dpdist("release", rows, folder / "one.zarr", *RELEASE, "--workers", "2")
+    charged = dpdist_ledger(folder)["charged"]
+    dpdist("release", rows, folder / "one.zarr", *RELEASE, "--workers", "1")
+    dpdist("release", rows, folder / "two.zarr", *RELEASE)
+    assert tree(folder / "one.zarr") == tree(folder / "two.zarr")
+    assert dpdist_ledger(folder)["charged"] == charged
+    # another id is another release: it is charged, and its noise is another draw
+    dpdist("release", rows, folder / "three.zarr", *RELEASE, "--id", "another", "--workers", "1")
+    assert dpdist_ledger(folder)["charged"] == charged + 1
+    one, three = (
+        np.asarray(zarr.open_array(folder / name / "lattice", mode="r")[:]) for name in ("one.zarr", "three.zarr")
+    )
+    assert not np.array_equal(one, three)
+
+
+def chi_squared_p(sample: npt.NDArray[np.float64], sigma: float) -> float:
+    """Two-sided p-value of N(0, sigma²) for independent draws, by their sum of squares."""
+    statistic = float(np.sum((sample / sigma) ** 2))
+    return float(2 * min(stats.chi2.cdf(statistic, sample.size), stats.chi2.sf(statistic, sample.size)))
+
+
+def test_on_rows_of_zeros_the_release_is_the_noise(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, np.zeros((100, 300), dtype=np.uint8))
+    found = dpdist("release", rows, tmp_path / "release.zarr", *RELEASE, "--workers", "1")
+    moment = np.asarray(zarr.open_array(tmp_path / "release.zarr" / "second_moment", mode="r")[:])
+    sigma = np.sqrt(2) * 8**2 * 4.224679
+    on, off = np.diag(moment), moment[np.triu_indices(300, 1)]
+    assert chi_squared_p(on, sigma) > FALSE_ALARM
+    assert chi_squared_p(off, sigma / np.sqrt(2)) > FALSE_ALARM
+    # the twin, with 5 % too little noise, is told apart with probability 1 - 1e-9
+    assert chi_squared_p(0.95 * off, sigma / np.sqrt(2)) < FALSE_ALARM
+    assert found["noise"]["sigma_diagonal"] * (8 / 2**16) ** 2 == pytest.approx(sigma, rel=1e-6)
+
+
+@pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
+def test_private_centring_finds_mean_and_covariance_and_keeps_n_private_under_add_remove(
+    tmp_path: Path, neighbours: str
+) -> None:
+    generator = np.random.default_rng(3)
+    data = generator.normal(size=(20011, 4)) * [2.0, 1.0, 0.5, 0.2] + [3.0, -2.0, 1.0, 0.0]
+    rows = rows_of(tmp_path, data)
+    options = ("--epsilon", "1", "--delta", "1e-6", "--clip", "12", "--centre", "private", "--workers", "1")
+    found = dpdist("release", rows, tmp_path / "release.zarr", *options, "--neighbours", neighbours)
+    dpdist("pca", tmp_path / "release.zarr", tmp_path / "model.zarr", "--components", "4")
+    model = zarr.open_group(tmp_path / "model.zarr", mode="r")
+    assert np.allclose(np.asarray(model["mean"]), data.mean(axis=0), atol=0.15)
+    assert np.allclose(np.asarray(model["eigenvalues"])[:2], top_eigenpairs(np.cov(data.T), 2)[0], rtol=0.15)
+    if neighbours == "add-remove":
+        assert found["n"] is None
+        assert all(b"20011" not in content for content in tree(tmp_path / "release.zarr").values())
+    else:
+        assert found["n"] == 20011
+
+
+def test_a_job_file_runs_from_csv_to_scores_and_again_for_free(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).normal(size=(400, 3)).round(3)
+    np.savetxt(tmp_path / "data.csv", data, delimiter=",", header="a,b,c", comments="")
+    (tmp_path / "job.toml").write_text(
+        """
+        [rows]
+        path = "rows.zarr"
+        source = "data.csv"
+        budget_epsilon = 1
+        [release]
+        path = "release.zarr"
+        epsilon = 1
+        clip = 3
+        period = "2026-W47"
+        [pca]
+        path = "model.zarr"
+        components = 2
+        [project]
+        path = "scores.zarr"
+        [cluster]
+        workers = 1
+        """
+    )
+    first = dpdist("run", tmp_path / "job.toml")
+    assert first["release"]["mechanism"] == "two-sided-wishart"
+    before = tree(tmp_path)
+    again = dpdist("run", tmp_path / "job.toml")
+    assert not again["release"]["fresh"]
+    assert {k: v for k, v in tree(tmp_path).items() if "ledger" not in k} == {
+        k: v for k, v in before.items() if "ledger" not in k
+    }
+    assert len(dpdist_ledger(tmp_path)["releases"]) == 1
+
+
+def test_the_demo_runs_twice_and_spends_once(tmp_path: Path) -> None:
+    for _ in range(2):
+        run = subprocess.run(
+            [sys.executable, "-m", "dpdist", "demo", str(tmp_path / "demo"), "--workers", "1"],
+            capture_output=True, text=True, check=True, timeout=SECONDS,
+        )  # fmt: skip
+    assert "the same bytes, nothing spent" in run.stdout
+    assert "evaluation on public data: not private" in run.stdout
+
+
+REAL = {"mnist": (2500.0, 50, 60000, 784, 0.92), "covertype": (10000.0, 10, 581012, 54, 0.998)}
+"""Clip norm, components, rows, columns, and a captured variance that ten draws exceeded by a wide margin."""
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_data_sets_end_to_end(tmp_path: Path, name: str) -> None:
+    source = PUBLIC_DATA / f"{name}.npz"
+    if not source.exists():  # the data sets are not committed: they are large, and not ours
+        pytest.skip(f"the data set {name}.npz is not beside this checkout (../shared/data)")
+    clip, k, n, d, least = REAL[name]
+    with np.load(source) as content:
+        data = content["X"][:n]
+    rows = rows_of(tmp_path, data)
+    options = ("--epsilon", "1", "--delta", "1e-6", "--clip", str(clip), "--workers", "2")
+    found = dpdist("release", rows, tmp_path / "release.zarr", *options)
+    assert (found["n"], len(found["columns"])) == (n, d)
+    dpdist("pca", tmp_path / "release.zarr", tmp_path / "model.zarr", "--components", str(k))
+    dpdist("project", rows, tmp_path / "model.zarr", tmp_path / "scores.zarr", "--workers", "2")
+    vectors = np.asarray(zarr.open_group(tmp_path / "model.zarr", mode="r")["components"])
+    moment = np.zeros((d, d))
+    for start in range(0, n, 20000):
+        block = data[start : start + 20000].astype(np.float64)
+        moment += block.T @ block
+    assert captured_variance(vectors, moment) > least
+    scores = zarr.open_array(tmp_path / "scores.zarr", mode="r")
+    assert np.allclose(np.asarray(scores[-100:]), data[-100:].astype(np.float64) @ vectors.T)

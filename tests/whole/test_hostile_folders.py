@@ -1,0 +1,202 @@
+"""Releases, models, rows, ledgers and small files from anybody: whatever they hold or lead to, one sentence, soon."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import sqlite3
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cli_scene import Call
+from support.folders import STORED
+
+from dpdist.errors import DataError
+from dpdist.pca.model import open_model
+from dpdist.release.artefact import open_release
+from dpdist.rows.dataset import open_rows
+
+SECONDS = 60
+OPENED: dict[str, Callable[[Path], object]] = {
+    "release.zarr": open_release, "model.zarr": open_model, "rows.zarr": open_rows,
+}  # fmt: skip
+CHUNKS = {"release.zarr": "lattice/c/0/0", "model.zarr": "components/c/0/0", "rows.zarr": "c/0/0"}
+LOSS = ("--epsilon", "1", "--clip", "8")
+
+
+@pytest.fixture(autouse=True)
+def patience() -> Iterator[None]:
+    """End what waits for ever."""
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kept")
+    with tarfile.open(STORED / "laplace-0.1.0.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture
+def here(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> Path:
+    """Work beside rows, their ledger, a release and its model."""
+    shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    assert call("pca", "release.zarr", "model.zarr", "--components", "2").code == 0
+    return tmp_path
+
+
+def fifo(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+def hole(path: Path) -> None:
+    os.truncate(path, 1 << 40)
+
+
+def elsewhere(path: Path) -> None:
+    """Let a link lead to the same bytes."""
+    path.rename(path.with_name("moved"))
+    path.symlink_to("moved")
+
+
+@pytest.mark.parametrize("way", [fifo, device, hole])
+@pytest.mark.parametrize("name", OPENED)
+def test_what_a_folder_says_of_itself_is_a_plain_file_of_some_length(here: Path, name: str, way: Any) -> None:
+    way(here / name / "zarr.json")
+    with pytest.raises(DataError, match=name):
+        OPENED[name](here / name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits its own memory")
+@pytest.mark.parametrize("name", OPENED)
+def test_a_small_folder_is_opened_in_little_memory(here: Path, name: str) -> None:
+    OPENED[name](here / name)  # whatever is imported or started late
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE") + (128 << 20), before[1]))
+    try:
+        OPENED[name](here / name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize("way", [fifo, device, hole, elsewhere])
+@pytest.mark.parametrize("name", OPENED)
+def test_a_chunk_is_a_plain_file_of_the_length_announced(here: Path, name: str, way: Any) -> None:
+    OPENED[name](here / name)
+    way(here / name / CHUNKS[name])
+    with pytest.raises(DataError, match=name):
+        OPENED[name](here / name)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"columns": ["a\ud800", "b", "c"]}, {"columns": [1, None, {}]}, {"columns": "abc"}, {"n": 10**400},
+    ],
+    ids=["no text", "no words", "no list", "more rows than can be"],
+)  # fmt: skip
+def test_attributes_that_cannot_be_are_refused_everywhere(here: Path, call: Call, changed: dict[str, Any]) -> None:
+    for name in OPENED:
+        about = json.loads((here / name / "zarr.json").read_text())
+        about["attributes"]["dpdist"] |= changed
+        (here / name / "zarr.json").write_text(json.dumps(about))
+    released = [("pca", "release.zarr", "new", "--components", "1"), ("report", "release.zarr", "new.html")]
+    for command in (*released, ("combine", "new", "release.zarr")):
+        assert call(*command).code == 4, command
+    if "columns" in changed:
+        for name in ("model.zarr", "rows.zarr"):
+            with pytest.raises(DataError):
+                OPENED[name](here / name)
+    assert not (here / "new").exists()
+
+
+def test_names_that_no_font_has_are_drawn_without_a_word_of_a_library(here: Path, call: Call) -> None:
+    about = json.loads((here / "release.zarr" / "zarr.json").read_text())
+    about["attributes"]["dpdist"]["columns"] = ["年龄", "a\x1b[2J", "<script>alert(1)</script>"]
+    (here / "release.zarr" / "zarr.json").write_text(json.dumps(about))
+    said = call("report", "release.zarr", "new.html")
+    assert said.code == 0
+    assert "Warning" not in said.err
+    assert "\x1b" not in said.err
+    assert "<script>alert" not in (here / "new.html").read_text()
+
+
+@pytest.mark.parametrize("way", [fifo, device])
+@pytest.mark.parametrize("name", ["periods.json", "key"])
+def test_a_folder_of_periods_is_told_by_plain_files(tmp_path: Path, call: Call, name: str, way: Any) -> None:
+    (tmp_path / "in").mkdir()
+    job = '[rows]\npath = "rows"\nsource = "in"\nperiods = true\nbudget_epsilon = 3\n'
+    (tmp_path / "job.toml").write_text(job + '[release]\npath = "rel"\nepsilon = 1\nclip = 8.0\n')
+    assert call("run", tmp_path / "job.toml").code == 0
+    (tmp_path / "in" / "2026.csv").write_text("a,b\n1,2\n")
+    way(tmp_path / "rows" / name)
+    assert call("run", tmp_path / "job.toml").code == 4
+
+
+@pytest.mark.parametrize("way", [fifo, device, Path.mkdir])
+def test_a_job_a_centre_and_a_certificate_are_plain_files(here: Path, call: Call, way: Any) -> None:
+    for name in ("job.toml", "centre.json", "centre.npy", "ca.pem"):
+        way(here / name)
+    away = ("release", "rows.zarr", "new", *LOSS, "--id", "other", "--scheduler")
+    assert call("run", "job.toml").code == 4
+    for centre in ("centre.json", "centre.npy"):
+        assert call(*away, "tcp://127.0.0.1:9", "--centre", centre).code == 4
+    certificates = ("--tls-ca", "ca.pem", "--tls-cert", "ca.pem", "--tls-key", "ca.pem")
+    assert call(*away, "tls://127.0.0.1:9", *certificates).code == 4
+
+
+def test_a_centre_that_unpacks_to_gigabytes_is_refused(here: Path, call: Call) -> None:
+    with zipfile.ZipFile(here / "centre.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("centre.npy", bytes(100 << 20))
+    said = call("release", "rows.zarr", "new", *LOSS, "--scheduler", "tcp://127.0.0.1:9", "--centre", "centre.npz")
+    assert said.code == 4
+    assert "holds no public centre" in said.message
+
+
+def test_a_ledger_that_computes_what_is_read_is_refused(here: Path, call: Call) -> None:
+    with closing(sqlite3.connect(here / "rows.ledger" / "ledger.sqlite")) as connection:
+        connection.execute("ALTER TABLE journal RENAME TO other")
+        connection.execute(
+            "CREATE VIEW journal AS WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) "
+            "SELECT sequence, entry, digest FROM other, r"
+        )
+        connection.commit()
+    for command in (("ledger", "show", "rows.ledger"), ("ledger", "verify", "rows.ledger")):
+        said = call(*command)
+        assert said.code == 4
+        assert "holds more than a journal" in said.message
+
+
+def test_a_committed_file_that_became_a_device_is_missing(here: Path, call: Call) -> None:
+    (blob,) = (here / "rows.ledger" / "blobs").iterdir()
+    device(blob)
+    assert call("ledger", "verify", "rows.ledger").code == 4
+
+
+def test_a_name_that_no_file_system_takes_is_a_question_of_usage(here: Path, call: Call) -> None:
+    job = '[rows]\npath = "{}"\nsource = "t.csv"\n[release]\npath = "r.zarr"\nepsilon = 1\nclip = 8.0\n'
+    (here / "t.csv").write_text("a,b\n1,2\n")
+    (here / "job.toml").write_text(job.format("r" * 300))
+    said = call("run", "job.toml", "--dry-run")
+    assert said.code == 2
+    assert "longer than the file system takes" in said.message

@@ -1,0 +1,278 @@
+"""SIGINT and SIGTERM: exit code 5 and one sentence, whenever they come; nothing half-written, nothing left running."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from faults import signals
+
+SENTENCE = "dpdist: Interrupted by {}: the same command resumes, and what was reserved is not charged again.\n"
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+START = """
+import os, signal, sys, time
+from pathlib import Path
+from dpdist._util import interruption
+interruption.GRACE_SECONDS = 0.5
+interruption.install()
+def strike(number=signal.SIGTERM):
+    os.kill(os.getpid(), number)
+def run(work):
+    import click
+    from dpdist.cli import execute
+    execute(click.Command("work", callback=work))
+"""
+
+
+SERVER = """
+import json, os, sys
+import dpdist.cli
+for line in iter(sys.stdin.readline, ""):
+    asked = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.chdir(asked["folder"])
+        for number, name in ((1, asked["out"]), (2, asked["err"])):
+            os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY), number)
+        exec(asked["script"], {"__name__": "__main__"})
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+Ended = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
+    """Return a function that runs a script in a folder and a process of its own, forked from one that has it all.
+
+    It returns the exit code and what was said.
+    """
+    said = tmp_path_factory.mktemp("said")
+    out, err = said / "out", said / "err"
+    command = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        ask, answers = server.stdin, server.stdout
+
+        def run(folder: Path, script: str, *, before: str = "") -> tuple[int, str, str]:
+            out.unlink(missing_ok=True)
+            err.unlink(missing_ok=True)
+            asked = {"folder": str(folder), "out": str(out), "err": str(err), "script": before + START + script}
+            ask.write(json.dumps(asked) + "\n")
+            ask.flush()
+            return int(answers.readline()), out.read_text(), err.read_text().lstrip("\n")
+
+        yield run
+        ask.close()
+
+
+# --- when they come ---------------------------------------------------------------------------------------------------
+
+
+def test_nothing_heavy_is_imported_before_signals_are_answered() -> None:
+    light = """
+import sys
+import dpdist.__main__
+print({"numpy", "dask", "click", "zarr", "pyarrow", "multiprocessing", "logging"} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", light], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_during_the_first_imports_is_one_sentence_and_exit_5(tmp_path: Path, number: signal.Signals) -> None:
+    place = signals.Place(tmp_path / "place")
+    found = place.struck("ingest", number, everybody=False, moment=0)
+    assert (found.code, found.words) == (5, SENTENCE.format(number.name))
+
+
+def test_a_signal_after_the_last_line_of_a_command_changes_nothing(ended: Ended, tmp_path: Path) -> None:
+    script = """
+import atexit
+atexit.register(strike)
+run(lambda: print("done"))
+"""
+    assert ended(tmp_path, script) == (0, "done\n", "")
+
+
+def test_a_signal_that_was_ignored_from_the_start_stays_ignored(ended: Ended, tmp_path: Path) -> None:
+    before = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    script = """
+def work():
+    strike(signal.SIGHUP)
+    time.sleep(1)
+    print("done")
+run(work)
+"""
+    assert ended(tmp_path, script, before=before) == (0, "done\n", "")
+
+
+# --- where they come --------------------------------------------------------------------------------------------------
+
+
+def test_more_signals_do_not_disturb_the_tidying_up(ended: Ended, tmp_path: Path) -> None:
+    script = """
+def work():
+    try:
+        strike()
+    finally:
+        strike()
+        strike(signal.SIGINT)
+        Path("tidied").touch()
+run(work)
+"""
+    assert ended(tmp_path, script) == (5, "", SENTENCE.format("SIGTERM"))
+    assert (tmp_path / "tidied").exists()
+
+
+def test_a_signal_whose_exception_a_destructor_swallows_is_answered_all_the_same(ended: Ended, tmp_path: Path) -> None:
+    script = """
+interruption.GRACE_SECONDS = 100
+class Gone:
+    def __del__(self):
+        strike()
+def work():
+    try:
+        Gone()
+        time.sleep(50)
+        print("went on")
+    finally:
+        Path("tidied").touch()
+run(work)
+"""
+    assert ended(tmp_path, script) == (5, "", SENTENCE.format("SIGTERM"))
+    assert (tmp_path / "tidied").exists()
+
+
+SWALLOWED = """try:
+            strike()
+            time.sleep(50)
+        except BaseException:
+            time.sleep(50)"""
+WAITING = """held = sqlite3.connect("db")
+        held.execute("BEGIN IMMEDIATE")
+        threading.Timer(0.5, strike).start()
+        sqlite3.connect("db", timeout=50).execute("BEGIN IMMEDIATE")"""
+
+
+@pytest.mark.parametrize("deaf", [SWALLOWED, WAITING], ids=["swallowed by a library", "native code"])
+def test_what_hears_no_signal_is_ended_after_a_while_with_nothing_left(tmp_path: Path, deaf: str) -> None:
+    script = f"""
+import multiprocessing, sqlite3, threading
+from dpdist.storage.atomic import scratch, staged
+def work():
+    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(100,), daemon=True)
+    child.start()
+    print(child.pid, flush=True)
+    with staged(Path("target").absolute(), "rows") as aside, scratch(Path().absolute(), "scratch") as other:
+        (aside / "half").touch()
+        (other / "half").touch()
+        {deaf}
+if __name__ == "__main__":
+    interruption.install()
+    run(work)
+"""
+    (tmp_path / "script.py").write_text(START.replace("interruption.install()", "") + script)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "script.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.lstrip("\n")) == (5, SENTENCE.format("SIGTERM"))
+    assert not Path(f"/proc/{int(done.stdout)}").exists()
+    assert {path.name for path in tmp_path.iterdir()} <= {"script.py", "db", "db-journal"}
+
+
+def test_what_was_just_made_aside_is_removed_even_if_its_owner_never_knew_of_it(ended: Ended, tmp_path: Path) -> None:
+    script = """
+from dpdist.storage.atomic import replace_file, staged
+def work():
+    make = Path.mkdir
+    def struck(self, *arguments):
+        make(self, *arguments)
+        strike()
+    Path.mkdir = struck
+    with staged(Path("target").absolute(), "rows"):
+        print("went on")
+run(work)
+"""
+    assert ended(tmp_path, script) == (5, "", SENTENCE.format("SIGTERM"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_library_reports_because_of_the_signal_is_not_said(ended: Ended, tmp_path: Path) -> None:
+    script = """
+import logging
+def work():
+    try:
+        strike()
+    finally:
+        logging.getLogger("asyncio").error("Task exception was never retrieved")
+run(work)
+"""
+    assert ended(tmp_path, script) == (5, "", SENTENCE.format("SIGTERM"))
+
+
+@pytest.mark.parametrize("late", ["before the rename", "after the rename"])
+def test_what_has_its_place_is_whole_or_not_there(ended: Ended, tmp_path: Path, late: str) -> None:
+    """The process is ended from outside the main thread while it moves a folder to its place."""
+    script = f"""
+from dpdist.storage.atomic import staged
+def work():
+    rename = Path.rename
+    def struck(self, target):
+        if {late == "after the rename"}:
+            rename(self, target)
+        try:
+            strike()
+            time.sleep(5)
+        except KeyboardInterrupt:
+            time.sleep(1.5)
+        if {late == "before the rename"}:
+            rename(self, target)
+    Path.rename = struck
+    with staged(Path("target").absolute(), "rows") as aside:
+        for number in range(100):
+            (aside / str(number)).touch()
+    time.sleep(50)
+run(work)
+"""
+    assert ended(tmp_path, script) == (5, "", SENTENCE.format("SIGTERM"))
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+    assert len(list((tmp_path / "target").iterdir())) == 100
+
+
+# --- whole commands ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def supply(tmp_path_factory: pytest.TempPathFactory) -> signals.Place:
+    return signals.supplied(tmp_path_factory.mktemp("supply") / "place", rows=2000)
+
+
+def test_a_batch_script_ended_by_sigterm_and_requeued_makes_one_release(supply: signals.Place, tmp_path: Path) -> None:
+    struck, codes, well = signals.requeued(tmp_path / "place", supply, [4.0])
+    assert struck + 1 == len(codes)
+    assert codes[-1] == 0
+    assert well
+
+
+@pytest.mark.parametrize(("number", "everybody"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_a_job_struck_half_way_leaves_nothing_running_and_nothing_in_tmpdir(
+    supply: signals.Place, tmp_path: Path, number: signal.Signals, everybody: bool
+) -> None:
+    found, well = signals.again_and_again(tmp_path, supply, "run", number, [3.0, 5.0], everybody=everybody)
+    assert [one.faults for one in found] == [[], []]
+    assert well
+
+
+def test_an_undisturbed_command_leaves_nothing_in_tmpdir(supply: signals.Place, tmp_path: Path) -> None:
+    place = signals.fresh(tmp_path / "place", supply, "run")
+    place.done("run")
+    assert list(place.temporary.iterdir()) == []
