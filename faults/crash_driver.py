@@ -165,7 +165,7 @@ def in_bands(height: int, patch: Callable[[Any, str, Any], None] = setattr) -> N
 
 @contextmanager
 def inline(*_: Any, **__: Any) -> Iterator[InlineEngine]:
-    """Stand in for :func:`dpdist.runtime.engine.connected`."""
+    """Stand in for :func:`dpdist.runtime.connection.connected`."""
     yield InlineEngine()
 
 
@@ -201,7 +201,7 @@ def run(arguments: Sequence[str]) -> None:
     """Run the command line with a fault in it."""
     from dpdist import cli
     from dpdist._util import interruption
-    from dpdist.runtime import engine
+    from dpdist.runtime import connection
 
     action, point, marker, cluster, *rest = arguments
     # a test run in the background of a shell ignores interrupts, and so would this process
@@ -211,7 +211,7 @@ def run(arguments: Sequence[str]) -> None:
         strikes = iter([True])  # once: a point may be passed again, by an attempt that begins anew
         points()[point].patch(functools.partial(_act, action, Path(marker)), lambda: next(strikes, False))
     if cluster != "processes":
-        engine.connected = inline  # type: ignore[assignment]
+        connection.connected = inline  # type: ignore[assignment]
     if cluster == "bands":
         in_bands(2)
     sys.argv[1:] = rest

@@ -50,7 +50,8 @@ from dpdist.moment.total import add_partials, complete, partition_moment, plan  
 from dpdist.rows import bounding  # noqa: E402
 from dpdist.rows.chunks import ChunkReader  # noqa: E402
 from dpdist.rows.dataset import RowsTable, created  # noqa: E402
-from dpdist.runtime.engine import Engine, connected  # noqa: E402
+from dpdist.runtime.connection import connected  # noqa: E402
+from dpdist.runtime.engine import Engine  # noqa: E402
 from dpdist.triangle import Band  # noqa: E402
 
 Rows = npt.NDArray[Any]

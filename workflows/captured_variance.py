@@ -25,7 +25,8 @@ from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.moment.total import add_partials, complete, partition_moment, plan
 from dpdist.pca.components import captured_variance
 from dpdist.rows.dataset import RowsTable
-from dpdist.runtime.engine import Engine, connected
+from dpdist.runtime.connection import connected
+from dpdist.runtime.engine import Engine
 from papers.common.answers import NOTICE, PublicMoment, private_components, request_for
 
 ITERATIONS = 4

@@ -20,7 +20,8 @@ from dpdist import RowBound
 from dpdist.moment.layout import layout_of
 from dpdist.moment.total import PER_WORKER
 from dpdist.rows.table import Shape
-from dpdist.runtime.engine import Engine, connected
+from dpdist.runtime.connection import connected
+from dpdist.runtime.engine import Engine
 
 COLUMNS = 100
 CHUNK_ROWS = 100

@@ -41,7 +41,7 @@ from dpdist.ledger.state import State
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.lattice import rounded_normal
 from dpdist.release.continual import ended, levels_for, variance_factor
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 from faults.nightly import JOB
 
 _COLUMNS = 16
@@ -277,7 +277,7 @@ def cluster_of(workers: int) -> Iterator[str]:
     _, _, port = address.rpartition(":")
     commands = [[*base[:2], base[2] + "dask_scheduler", "--port", port, *local]]
     commands += [[*base[:2], base[2] + "dask_worker", address, "--nthreads", "1", *local] for _ in range(workers)]
-    engine.CONNECT_SECONDS = 300  # a busy machine is no failure
+    connection.CONNECT_SECONDS = 300  # a busy machine is no failure
     started = [
         subprocess.Popen(command, env={**os.environ, **settings}, **quiet)  # type: ignore[call-overload]  # noqa: S603
         for command in commands

@@ -11,7 +11,8 @@ from pathlib import Path
 from dpdist._util.progress import Progress
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
-from dpdist.runtime import engine
+from dpdist.runtime import connection
+from dpdist.runtime.engine import Engine
 from dpdist.runtime.tls import Certificates, require_safe
 from dpdist.storage.atomic import scratch
 
@@ -94,12 +95,12 @@ class Cluster:
         return self.scheduler is not None or self.workers is not None
 
     @contextmanager
-    def connected(self, *, trusted_worker: bool = False) -> Iterator[engine.Engine]:
+    def connected(self, *, trusted_worker: bool = False) -> Iterator[Engine]:
         """Connect for the time of a block; with ``trusted_worker`` one of the workers must be the trusted one."""
         with ExitStack() as stack:
             folder = None if self.scheduler is not None else _folder_of_workers(stack)
             yield stack.enter_context(
-                engine.connected(
+                connection.connected(
                     self.scheduler,
                     self.workers,
                     trusted_worker=trusted_worker,
@@ -134,10 +135,10 @@ class _KeptCluster(Cluster):
     """A cluster that is connected to once."""
 
     stack: ExitStack = field(default_factory=ExitStack)
-    engines: list[engine.Engine] = field(default_factory=list)
+    engines: list[Engine] = field(default_factory=list)
 
     @contextmanager
-    def connected(self, *, trusted_worker: bool = False) -> Iterator[engine.Engine]:  # noqa: ARG002
+    def connected(self, *, trusted_worker: bool = False) -> Iterator[Engine]:  # noqa: ARG002
         """Give the one connection."""
         if not self.engines:
             self.engines.append(self.stack.enter_context(super().connected(trusted_worker=self.trusted_worker)))

@@ -1,4 +1,4 @@
-"""The scheduler, known to no other module: connect or start, run tasks, reduce, pin, gather, tell progress.
+"""The scheduler, known to two modules: this one runs tasks, reduces, pins, gathers; ``connection`` connects to it.
 
 It is generic: it takes pure functions and their arguments and knows nothing of rows or privacy. Arguments of tasks
 are public (paths, bounds); private sums exist only as results of tasks, on the workers. A task that fails raises an
@@ -8,71 +8,41 @@ error that carries a code or a type name and never a value, because Dask copies 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import signal
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import islice
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
 import cloudpickle
 import dask
-from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
-from distributed.comm import CommClosedError
-from distributed.core import rpc
-from distributed.security import Security
+from distributed import Client, Future, KilledWorker, as_completed
 from distributed.system import MEMORY_LIMIT
-from distributed.utils import LoopRunner, silence_logging_cmgr
 from distributed.utils_comm import gather_from_workers
-from tornado.ioloop import IOLoop
 
 from dpdist._util.progress import Count, Progress
 from dpdist._util.tree import levels
 from dpdist._version import __version__
 from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
-from dpdist.naming import Face, current_face, naming, parameter
+from dpdist.naming import Face, current_face, naming
 from dpdist.runtime.process import forbid_core_dumps
-from dpdist.runtime.tls import Certificates, require_safe_workers
+from dpdist.runtime.tls import require_safe_workers
 from dpdist.storage.store import AnyStore, Store, store_at
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-CONNECT_SECONDS = 15
 LOST_SECONDS = 60
 """How long a pass waits for a worker when there is none left."""
 _LOOK_SECONDS = 5
 _AGAIN_SECONDS = 0.5
 """Between two attempts to fetch a sum whose worker has just gone."""
-WORKER_ENVIRONMENT = {
-    # one BLAS thread per worker process: the processes are the parallelism
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    # glibc hands chunk-sized blocks back to the kernel and page-faults them in again unless told to keep them
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
-}
-
-_LOCAL_CONFIG = {
-    "distributed.nanny.pre-spawn-environ": WORKER_ENVIRONMENT,
-    # a spilled partial sum would be private data in a plain file
-    "distributed.worker.memory.target": False,
-    "distributed.worker.memory.spill": False,
-}
-
-
-def available_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def memory_here() -> int:
@@ -118,7 +88,7 @@ def _probe(store: Store, key: str, dask_worker: Any) -> tuple[str, bool, bool]:
 
 
 class Engine:
-    """A connection to a cluster; made by :func:`connected`."""
+    """A connection to a cluster; made by :func:`dpdist.runtime.connection.connected`."""
 
     def __init__(
         self,
@@ -157,6 +127,30 @@ class Engine:
             require_safe_workers(self._client.scheduler.address, found, foreign=self._foreign)
         return found
 
+    def require_trusted_worker(self) -> None:
+        """Check that a worker offers the resource ``trusted``.
+
+        Raises
+        ------
+        DataError
+            If none does.
+        """
+        if not any(map(_is_trusted, self._known().values())):
+            raise DataError(
+                "No worker offers the resource `trusted`. Start the trusted one with: dask worker ... "
+                '--resources "trusted=1"'
+            )
+
+    def require_safe(self) -> None:
+        """Check that nobody on the network can listen to the scheduler or a worker.
+
+        Raises
+        ------
+        RefusedError
+            If he could, unless told to be insecure.
+        """
+        self._known()
+
     @property
     def memory(self) -> int:
         """Bytes that every process may use: the least limit of a worker, or this process's part of its machine."""
@@ -180,7 +174,7 @@ class Engine:
         DataError
             Naming the worker that does not.
         """
-        self._known()
+        self.require_safe()
         store = store_at(place)
         with _translated():
             try:
@@ -483,173 +477,3 @@ def _translated() -> Iterator[None]:
             "The connection to the cluster was lost. Run the same command again when it is back: it resumes at no "
             "further cost."
         ) from None
-
-
-def _require_answer(scheduler: str, security: Security | None) -> None:
-    """Check that a scheduler answers; a client waits without a limit for one that accepts and then says nothing."""
-
-    async def ask() -> None:
-        arguments = security and security.get_connection_args("client")
-        async with rpc(scheduler, connection_args=arguments) as remote:
-            await asyncio.wait_for(remote.identity(n_workers=0), CONNECT_SECONDS)
-
-    try:
-        asyncio.run(ask())
-    # Dask's complaints about an address: no port, an unknown protocol, TLS without certificates
-    except (OSError, ValueError, TypeError, TimeoutError, CommClosedError):
-        cure = (
-            "Check the address, such as tcp://127.0.0.1:8786, and that the scheduler runs, or leave "
-            f"{parameter('scheduler')} out to compute on this machine."
-        )
-        if security is not None:
-            cure = (
-                "Check the address and that the scheduler runs; that its certificate has not expired, and is of the "
-                f"CA in {security.tls_ca_file}; and that {security.tls_client_cert} is of the CA it trusts."
-            )
-        raise DataError(f"No Dask scheduler answers at {scheduler} within {CONNECT_SECONDS} seconds. {cure}") from None
-
-
-@contextmanager
-def _deaf_loop() -> Iterator[IOLoop]:
-    """Run an event loop whose processes never hear a terminal's Ctrl-C, not even while they start.
-
-    They belong to this process, which hears it and ends them. A blocked signal stays so in what a thread starts.
-    """
-    _start_tracker()  # whoever starts it unblocks the signal in its thread, which must not be the loop's
-    runner = LoopRunner()
-    runner.start()
-    try:
-        runner.run_sync(_block_interrupts)
-        yield runner.loop
-    finally:
-        runner.stop()
-
-
-def _start_tracker() -> None:
-    """Start multiprocessing's tracker: if this process ends in the middle, it tidies up, and shall not say so."""
-    before = os.environ.get("PYTHONWARNINGS")
-    os.environ["PYTHONWARNINGS"] = "ignore::UserWarning"
-    try:
-        resource_tracker.ensure_running()
-    finally:
-        del os.environ["PYTHONWARNINGS"]
-        if before is not None:
-            os.environ["PYTHONWARNINGS"] = before
-
-
-async def _block_interrupts() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
-
-def _own_security(folder: Path) -> Security:
-    """Return keys for one local cluster, in files that only their owner can read.
-
-    Dask takes keys in memory too, and then writes them to a new folder in TMPDIR for every connection: what is ended
-    meanwhile leaves one there.
-    """
-    made = Security.temporary()
-    files = {"tls_ca_file": "ca.pem"}
-    files |= {
-        f"tls_{role}_{part}": f"{part}.pem" for role in ("scheduler", "worker", "client") for part in ("cert", "key")
-    }
-    for option, name in files.items():
-        if not (folder / name).exists():
-            with open(os.open(folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:  # noqa: PTH123 - of a handle
-                file.write(getattr(made, option))
-    return Security(require_encryption=True, **{option: str(folder / name) for option, name in files.items()})
-
-
-def _local_cluster(count: int, loop: IOLoop, folder: Path | None, *, trusted: bool) -> LocalCluster:
-    try:
-        return LocalCluster(
-            loop=loop,
-            n_workers=count,
-            threads_per_worker=1,
-            processes=True,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            # other users of this machine can reach its loopback interface
-            security=Security.temporary() if folder is None else _own_security(folder),
-            protocol="tls://",
-            resources={"trusted": 1} if trusted else None,
-            # failures reach the user through us, once and without a traceback
-            silence_logs=logging.CRITICAL,
-        )
-    except RuntimeError:
-        raise DataError(
-            "The worker processes did not start. A Python script that computes here must do so below "
-            'if __name__ == "__main__": because every worker process imports it.'
-        ) from None
-
-
-@contextmanager
-def connected(
-    scheduler: str | None = None,
-    workers: int | None = None,
-    *,
-    trusted_worker: bool = False,
-    certificates: Certificates | None = None,
-    insecure: bool = False,
-    folder: Path | None = None,
-    progress: Progress | None = None,
-) -> Iterator[Engine]:
-    """Connect to a scheduler, or start a local cluster for the time of the block.
-
-    From then on this process leaves no core dump: it will hold the un-noised total, and the local workers, which
-    inherit the limit, hold sums.
-
-    Parameters
-    ----------
-    scheduler
-        Address of an existing scheduler, such as ``tls://10.0.0.1:8786``; None starts worker processes on this
-        machine that listen on the loopback interface only.
-    workers
-        Number of local worker processes; None takes one per core.
-    trusted_worker
-        Run :meth:`Engine.trusted` on the worker that offers the resource ``trusted``.
-    certificates
-        For an existing scheduler that speaks TLS.
-    insecure
-        Whether its workers may be on the network without encryption.
-    folder
-        Where scheduler and workers of a local cluster put their files; None is Dask's own place, and some stay there.
-    progress
-        Told how far the work has come.
-
-    Raises
-    ------
-    RefusedError
-        If a worker is on the network and not encrypted, unless told to be insecure.
-    DataError
-        If the certificates cannot be used, no scheduler answers in time, it has no workers, or none of them is the
-        trusted one.
-    """
-    forbid_core_dumps()
-    security = certificates and certificates.security()
-    with ExitStack() as stack:
-        stack.enter_context(dask.config.set({**_LOCAL_CONFIG, "temporary-directory": folder and str(folder)}))
-        if scheduler is None:
-            count, loop = workers or available_cores(), stack.enter_context(_deaf_loop())
-            address: Any = stack.enter_context(_local_cluster(count, loop, folder, trusted=trusted_worker))
-        else:
-            _require_answer(scheduler, security)
-            # what Dask says of a lost scheduler is a traceback; we say it in words
-            stack.enter_context(silence_logging_cmgr(logging.CRITICAL))
-            address = scheduler
-        client = stack.enter_context(Client(address, timeout=CONNECT_SECONDS, set_as_default=False, security=security))
-        try:
-            client.wait_for_workers(1, timeout=CONNECT_SECONDS)
-        except TimeoutError:
-            raise DataError(
-                f"The scheduler at {scheduler} has no workers after {CONNECT_SECONDS} seconds. Start some with: "
-                f"dask worker {scheduler} --host 127.0.0.1 --dashboard-address 127.0.0.1:0"
-            ) from None
-        local = 0 if scheduler is not None else len(address.workers)
-        engine = Engine(client, trusted_worker=trusted_worker, insecure=insecure, sharing=1 + local, progress=progress)
-        known = engine._known()  # noqa: SLF001 - its own
-        if trusted_worker and not any(map(_is_trusted, known.values())):
-            raise DataError(
-                "No worker offers the resource `trusted`. Start the trusted one with: dask worker ... "
-                '--resources "trusted=1"'
-            )
-        yield engine

@@ -20,7 +20,7 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.rows.dataset import open_rows
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 
 # Ingest
 
@@ -297,7 +297,7 @@ def test_scores_that_cannot_be_had_are_refused_and_leave_nothing(
     elif what == "a lost chunk":
         CHUNK.unlink()
     else:
-        monkeypatch.setattr(engine, "CONNECT_SECONDS", 0.5)
+        monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.5)
         places["at"] = "tcp://127.0.0.1:1"
     before = tree(released)
     said = call("project", places["rows"], places["model"], places["scores"], "--scheduler", places["at"])

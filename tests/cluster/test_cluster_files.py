@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dpdist.jobs.job_file import read_job
-from dpdist.runtime.engine import WORKER_ENVIRONMENT
+from dpdist.runtime.connection import WORKER_ENVIRONMENT
 from faults import nightly, worker_environment
 from faults.nightly import CLUSTER
 from faults.packages import missing, need

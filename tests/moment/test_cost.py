@@ -18,7 +18,7 @@ from dpdist.moment.layout import Layout
 from dpdist.moment.total import add_partials, complete, partition_moment
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import created, open_rows
-from dpdist.runtime.engine import connected
+from dpdist.runtime.connection import connected
 from dpdist.triangle import Band
 
 COLUMNS = 1200

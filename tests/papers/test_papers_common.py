@@ -17,7 +17,8 @@ from distributed import Client
 from support.folders import ROOT
 
 from dpdist.errors import DataError, PrivacyLeakWarning, UsageError
-from dpdist.runtime.engine import Engine, connected
+from dpdist.runtime.connection import connected
+from dpdist.runtime.engine import Engine
 from faults.waiting import until
 from papers.common import answers, data, runs
 

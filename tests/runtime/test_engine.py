@@ -29,8 +29,9 @@ from dpdist.moment.total import add_partials, complete, partition_moment, plan
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, created, open_rows
-from dpdist.runtime import engine
-from dpdist.runtime.engine import Engine, connected
+from dpdist.runtime import connection, engine
+from dpdist.runtime.connection import connected
+from dpdist.runtime.engine import Engine
 from dpdist.triangle import Band
 from faults.waiting import until
 
@@ -77,7 +78,7 @@ def core_limits() -> tuple[int, int]:
 
 
 def _environment() -> dict[str, str | None]:
-    return {name: os.environ.get(name) for name in engine.WORKER_ENVIRONMENT}
+    return {name: os.environ.get(name) for name in connection.WORKER_ENVIRONMENT}
 
 
 def _spills(dask_worker: Any) -> tuple[Any, Any]:
@@ -87,7 +88,7 @@ def _spills(dask_worker: Any) -> tuple[Any, Any]:
 
 def test_local_workers_have_one_blas_thread_keep_their_memory_and_never_spill(local: Engine) -> None:
     for environment in local._client.run(_environment).values():
-        assert environment == engine.WORKER_ENVIRONMENT
+        assert environment == connection.WORKER_ENVIRONMENT
     for fractions in local._client.run(_spills).values():
         assert fractions == (False, False)
 
@@ -145,7 +146,7 @@ def test_a_worker_of_another_version_is_refused(local: Engine, tmp_path: Path, m
 
 
 def test_a_scheduler_that_does_not_answer_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "CONNECT_SECONDS", 1)
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", 1)
     for address in ("tcp://127.0.0.1:9", "nonsense://x", "127.0.0.1:notaport"):
         with pytest.raises(DataError, match="No Dask scheduler answers"), connected(address):
             pass
@@ -330,7 +331,7 @@ def test_a_worker_takes_the_memory_computed_in_advance_whatever_the_rows(table: 
     hide = "import sys; sys.modules['numba'] = None\n" if kernel == "none" else ""
     run = subprocess.run(
         [sys.executable, "-c", hide + PEAK, str(table.path)], check=True, capture_output=True, text=True,
-        env={**os.environ, **engine.WORKER_ENVIRONMENT},
+        env={**os.environ, **connection.WORKER_ENVIRONMENT},
     )  # fmt: skip
     bound = RowBound(600, 3000.0)
     computed = worker_bytes(table, bound)

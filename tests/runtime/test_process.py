@@ -23,10 +23,10 @@ forbid_core_dumps()
 forbid_core_dumps()
 """
 CONNECTING = """
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 from dpdist.errors import DataError
 try:
-    with engine.connected("tcp://127.0.0.1:port"):
+    with connection.connected("tcp://127.0.0.1:port"):
         pass
 except DataError:
     pass

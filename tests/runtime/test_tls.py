@@ -23,9 +23,9 @@ from support.folders import CLUSTER
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.jobs.job_file import read_job
 from dpdist.ledger.ledger import Ledger
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 from dpdist.runtime import tls as tls_keys
-from dpdist.runtime.engine import connected
+from dpdist.runtime.connection import connected
 from dpdist.runtime.tls import Certificates, require_safe, require_safe_workers
 from faults import worker_environment
 from faults.waiting import until
@@ -194,7 +194,7 @@ def test_each_side_checks_the_other(address: str, folder: Path, wrong: str) -> N
     began = time.monotonic()
     with pytest.raises(DataError, match="No Dask scheduler answers"), connected(address, certificates=mixed):
         pass
-    assert time.monotonic() - began < 2 * engine.CONNECT_SECONDS
+    assert time.monotonic() - began < 2 * connection.CONNECT_SECONDS
 
 
 def test_tls_itself_refuses_a_cluster_whose_certificates_expired(

@@ -19,7 +19,7 @@ from dpdist.mechanisms.base import Additive
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 from dpdist.triangle import packed, unpacked
 from faults import chaos, sentinel
 from faults.chaos import Fault
@@ -150,7 +150,7 @@ def test_sums_on_their_way_to_the_trusted_node_do_not_pass_through_the_scheduler
     numbers = 4_000_000
     stage.near.mend()
     scheduler = stage.near.children["scheduler"].pid
-    with engine.connected(stage.near.address) as started:
+    with connection.connected(stage.near.address) as started:
         sums = started.reduce(np.ones, partial(np.sum, axis=0), [[numbers]] * 3, "Adding")
         before = [peak(scheduler) for _ in range(2)][1]
         assert started.trusted(lambda *parts: sum(int(part.sum()) for part in parts), sums=sums) == 3 * numbers
