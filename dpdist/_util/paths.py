@@ -6,7 +6,10 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from dpdist.errors import DataError, UsageError
 
@@ -87,13 +90,38 @@ def read_plain(path: Path, most: int) -> bytes:
     OSError
         If it cannot be read, is something else than a file, or is longer.
     """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - of a handle
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, "it is no file")
-        content = file.read(min(about.st_size, most) + 1)  # as much memory as there is to read, and not as may be
+    with _opened_plain(path) as (file, size):
+        content = file.read(min(size, most) + 1)  # as much memory as there is to read, and not as may be
         while len(content) <= most and (more := file.read(_PIECE)):  # it has grown since
             content += more
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it is of more than {most >> 20} MiB")
     return content
+
+
+def read_plain_range(path: Path, start: int, length: int) -> bytes:
+    """Return so many bytes of a file that may come from anybody, from a place in it.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read, is something else than a file, or has not so many.
+    """
+    with _opened_plain(path) as (file, size):
+        if start + length > size:
+            raise OSError(errno.EINVAL, "it is shorter")
+        file.seek(start)
+        content = file.read(length)
+    if len(content) < length:
+        raise OSError(errno.EINVAL, "it is shorter")
+    return content
+
+
+@contextmanager
+def _opened_plain(path: Path) -> Iterator[tuple[IO[bytes], int]]:
+    """Open a file that may come from anybody, and say how long it is."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - of a handle
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "it is no file")
+        yield file, about.st_size

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dpdist._util.ids import random_token
-from dpdist._util.paths import AnyPath, is_address, local, read_plain
+from dpdist._util.paths import AnyPath, is_address, local, read_plain, read_plain_range
 from dpdist.storage import atomic
 
 if TYPE_CHECKING:
@@ -95,6 +95,10 @@ class Store(Protocol):
 
     def get(self, key: str, most: int = MOST_AT_ONCE) -> bytes:
         """Return an object of at most so many bytes; OSError if it has more, or is none."""
+        ...
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return so many bytes of an object, from a place in it; OSError if it has not so many, or is none."""
         ...
 
     def opened(self, key: str) -> AbstractContextManager[Reader]:
@@ -205,6 +209,10 @@ class FolderStore:
     def get(self, key: str, most: int = MOST_AT_ONCE) -> bytes:
         """Return the bytes of a file."""
         return read_plain(self.path / key, most)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return bytes of a file."""
+        return read_plain_range(self.path / key, start, length)
 
     def opened(self, key: str) -> FileIO:
         """Open a file, without a buffer between it and those it is read into."""

@@ -82,6 +82,18 @@ def test_an_object_is_read_into_the_buffers_of_the_caller(bucket: Store) -> None
         assert buffer == b"efcd"
 
 
+def test_a_part_of_an_object_is_read_alone(bucket: Store) -> None:
+    store = bucket.within("a.zarr")
+    with store.staged("rows") as aside:
+        aside.put("x", b"abcdef")
+    assert (store.get_range("x", 0, 6), store.get_range("x", 2, 3)) == (b"abcdef", b"cde")
+    for start, length in ((2, 5), (6, 1), (9, 1)):
+        with pytest.raises(OSError, match=r"shorter|x"):
+            store.get_range("x", start, length)
+    with pytest.raises(OSError, match="y"):
+        store.get_range("y", 0, 1)
+
+
 def test_nothing_appears_of_what_was_not_finished(bucket: Store) -> None:
     store = bucket.within("a.zarr")
     with pytest.raises(ZeroDivisionError), store.staged("rows") as aside:  # noqa: PT012 - it dies after it has written

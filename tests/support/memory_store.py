@@ -69,6 +69,12 @@ class MemoryStore:
             raise OSError(key)
         return found
 
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        found = self.get(key)[start : start + length]
+        if len(found) < length:
+            raise OSError(key)
+        return found
+
     def opened(self, key: str) -> io.BytesIO:
         return io.BytesIO(self.get(key))
 
