@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.coverage import Extent
+from dpdist.rows.attributes import UnitAttributes
 from dpdist.storage.arrays import Text
 
 _Ratio = tuple[str, str]
@@ -34,11 +35,6 @@ class _Bound(TypedDict):
     centre: tuple[float, ...] | None
     scale: tuple[float, ...] | None
     constant: int
-
-
-class _Unit(Struct, frozen=True, forbid_unknown_fields=True):
-    column: Text
-    max_rows: int
 
 
 class Attributes(Struct, frozen=True):
@@ -64,7 +60,7 @@ class Attributes(Struct, frozen=True):
     n: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None
     ledger_head: Text | None
     extents: tuple[Extent, ...]
-    unit: _Unit | None
+    unit: UnitAttributes | None
     releases: tuple[Text, ...] = ()
     condition: Text | None = None
 

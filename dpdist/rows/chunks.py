@@ -35,7 +35,7 @@ class ChunkReader:
         self._most = piece_rows
         self.checksum = 0
         """CRC32C of the chunk that was read last, as stored; known when its last piece was taken. Private."""
-        self._tags: dict[str, list[str]] = {}
+        self._tags: dict[str, tuple[str, ...]] = {}
         self._part: RowsTable | None = None
         self._rows: npt.NDArray[Any] = np.empty((0, table.columns))
         self._file = np.empty(0, dtype=np.uint8)

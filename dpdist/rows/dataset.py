@@ -9,14 +9,13 @@ an error, because a silently dropped block of rows is a wrong answer with a righ
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import zarr
@@ -27,9 +26,10 @@ from dpdist._util.paths import local
 from dpdist.errors import DataError, quiet
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows.attributes import RowsAttributes, UnitAttributes, builtins_of
 from dpdist.rows.table import Shape
 from dpdist.rows.units import Unit
-from dpdist.storage.arrays import Array, Text, array_options, require_format, set_attributes
+from dpdist.storage.arrays import Array, array_options, require_format, set_attributes
 from dpdist.storage.store import AnyStore, Store, store_at
 
 FORMAT = "dpdist-rows/1"
@@ -183,7 +183,7 @@ def created(
     ledger_id: str | None = None,
     period: str | None = None,
     unit: Unit | None = None,
-    origin: dict[str, Any] | None = None,
+    origin: Mapping[str, object] | None = None,
 ) -> Iterator[RowsWriter]:
     """Create a rows.zarr; it appears at target when the block ends without an error and all rows were written.
 
@@ -223,17 +223,17 @@ def created(
             zarr_format=3,
             **array_options(dtype, compress=compress),
         )
-        declared = None if budget is None else budget.to_json()
-        array.attrs["dpdist"] = {
-            "format": FORMAT,
-            "dataset_id": random_token(),
-            "columns": list(names),
-            "budget": declared,
-            "ledger_id": ledger_id,
-            **({} if period is None else {"period": period}),
-            **({} if unit is None else {"unit": unit.to_json()}),
-            **({} if origin is None else {"origin": origin}),
-        }
+        attributes = RowsAttributes(
+            format=FORMAT,
+            dataset_id=random_token(),
+            columns=names,
+            budget=None if budget is None else budget.to_json(),
+            ledger_id=ledger_id,
+            period=period,
+            unit=None if unit is None else UnitAttributes(unit.column, unit.max_rows),
+            origin=origin,
+        )
+        array.attrs["dpdist"] = builtins_of(attributes)
         writer = RowsWriter(array)
         yield writer
         writer.flush()
@@ -316,21 +316,21 @@ def open_rows(path: AnyStore, *, whole: bool = True) -> RowsTable:
     info = require_format(store, FORMAT, otherwise)
     try:
         array = zarr.open_array(store.for_zarr(), mode="r", zarr_format=3)
-        declared = info["budget"]
+        said = RowsAttributes.of(info)
         table: RowsTable | None = RowsTable(
             store=store.absolute(),
-            dataset_id=str(info["dataset_id"]),
+            dataset_id=said.dataset_id,
             rows=int(array.shape[0]),
             columns=int(array.shape[1]),
             dtype=str(array.dtype),
             chunk_rows=int(array.chunks[0]),
-            names=msgspec.convert(info["columns"], tuple[Text, ...]),
-            budget=None if declared is None else PrivacyLoss.from_json(declared),
-            ledger_id=None if info["ledger_id"] is None else str(info["ledger_id"]),
+            names=said.columns,
+            budget=None if said.budget is None else PrivacyLoss.from_json(said.budget),
+            ledger_id=said.ledger_id,
             compressed=any(isinstance(codec, BloscCodec) for codec in array.metadata.codecs),  # type: ignore[union-attr]
-            period=None if info.get("period") is None else str(info["period"]),
-            unit=None if info.get("unit") is None else Unit(**info["unit"]),
-            reproduced=bool(info.get("reproduced", False)),
+            period=said.period,
+            unit=None if said.unit is None else Unit(said.unit.column, said.unit.max_rows),
+            reproduced=said.reproduced,
         )
     except Exception:  # noqa: BLE001 - whatever a foreign or damaged array lacks, the cure is the same
         table = None

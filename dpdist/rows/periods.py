@@ -13,17 +13,19 @@ when it is read. A release reads a :class:`Span`: some consecutive periods as on
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
+import msgspec
+
 from dpdist._util.ids import random_token
 from dpdist.errors import DataError
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows.attributes import ArrayShape, PeriodsAttributes, text_of
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, open_rows
 from dpdist.rows.seal import KEY, sealed_tags, write_seal
@@ -71,8 +73,8 @@ class PeriodicTable:
         for period in periods:
             stored = self.rows_of(period)
             try:
-                total += int(json.loads(stored.get(ROOT))["shape"][0])
-            except (OSError, ValueError, KeyError, TypeError, IndexError):
+                total += msgspec.json.decode(stored.get(ROOT), type=ArrayShape).shape[0]
+            except (OSError, ValueError, IndexError, RecursionError):
                 raise DataError(f"{stored.address(ROOT)} is missing or damaged. Restore it.") from None
         return total
 
@@ -221,13 +223,8 @@ def create_periods(place: AnyStore, budget: PrivacyLoss) -> PeriodicTable:
 
 
 def _write(table: PeriodicTable) -> None:
-    content = {
-        "format": FORMAT,
-        "dataset_id": table.dataset_id,
-        "budget": table.budget.to_json(),
-        "ledger_id": table.ledger_id,
-    }
-    table.store.replace(_FILE, json.dumps(content, indent=2).encode(), "rows", private=True)
+    attributes = PeriodsAttributes(FORMAT, table.dataset_id, table.budget.to_json(), table.ledger_id)
+    table.store.replace(_FILE, text_of(attributes, indent=2), "rows", private=True)
 
 
 def bind_periods(table: PeriodicTable, ledger_id: str) -> PeriodicTable:
@@ -260,17 +257,11 @@ def open_periods(place: AnyStore) -> PeriodicTable:
     """
     store = store_at(place)
     try:
-        info = json.loads(store.get(_FILE))
-        if info["format"] != FORMAT:
+        said = msgspec.json.decode(store.get(_FILE), type=PeriodsAttributes)
+        if said.format != FORMAT:
             raise ValueError  # noqa: TRY301 - one message for whatever is wrong
-        ledger_id = info["ledger_id"]
-        return PeriodicTable(
-            store.absolute(),
-            str(info["dataset_id"]),
-            PrivacyLoss.from_json(info["budget"]),
-            None if ledger_id is None else str(ledger_id),
-        )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, DataError):
+        return PeriodicTable(store.absolute(), said.dataset_id, PrivacyLoss.from_json(said.budget), said.ledger_id)
+    except (OSError, ValueError, KeyError, RecursionError, DataError):
         raise DataError(
             f"{store} is not a folder of periods, or its {_FILE} was damaged. {step('run')} makes one from a job file "
             "whose [rows] has periods = true."

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
-from typing import Any
 
+import msgspec
+
+from dpdist._util.text import canonical
 from dpdist.errors import DataError
+from dpdist.rows.attributes import SealedRows, builtins_of, text_of
 from dpdist.rows.dataset import RowsTable
 from dpdist.storage.store import Store
 
@@ -42,22 +44,20 @@ def key_of(periods: Store) -> bytes:
     return key
 
 
-def _seal_of(content: dict[str, Any], periods: Store) -> str:
+def _seal_of(sealed: SealedRows, periods: Store) -> str:
     """Return the seal of what ``seal.json`` says, under the key of the folder that holds the periods."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hmac.new(key_of(periods), text.encode(), hashlib.sha256).hexdigest()
+    return hmac.new(key_of(periods), canonical(builtins_of(sealed)).encode(), hashlib.sha256).hexdigest()
 
 
-def _described(table: RowsTable) -> dict[str, Any]:
-    """Return what a seal covers besides the chunks: all that tells how their bytes are read as rows."""
-    return {
-        "columns": list(table.names),
-        "dtype": table.dtype,
-        "rows": table.rows,
-        "chunk_rows": table.chunk_rows,
-        # periods without rows are alike, and repeat nothing
-        **({} if table.rows else {"period": table.period}),
-    }
+def _described(table: RowsTable, tags: tuple[str, ...]) -> SealedRows:
+    return SealedRows(
+        columns=table.names,
+        dtype=table.dtype,
+        rows=table.rows,
+        chunk_rows=table.chunk_rows,
+        period=None if table.rows else table.period,
+        chunks=tags,
+    )
 
 
 def write_seal(table: RowsTable, tags: list[str]) -> str:
@@ -70,12 +70,12 @@ def write_seal(table: RowsTable, tags: list[str]) -> str:
     tags
         SHA-256 of the rows of every chunk, hexadecimal.
     """
-    content = {**_described(table), "chunks": tags}
-    table.store.replace(SEAL, json.dumps(content).encode(), "seal", private=True)
-    return _seal_of(content, table.store.parent)
+    sealed = _described(table, tuple(tags))
+    table.store.replace(SEAL, text_of(sealed), "seal", private=True)
+    return _seal_of(sealed, table.store.parent)
 
 
-def sealed_tags(table: RowsTable) -> list[str]:
+def sealed_tags(table: RowsTable) -> tuple[str, ...]:
     """Return the digest of each chunk of the rows of one period, as it was sealed.
 
     Raises
@@ -84,12 +84,13 @@ def sealed_tags(table: RowsTable) -> list[str]:
         If ``seal.json`` is missing or does not agree with the seal, or the table is of another shape or type, or has
         other columns, than it says.
     """
+    altered = DataError(f"{table} is not what was sealed when its period was closed. Restore it from a copy.")
     try:
-        content = json.loads(table.store.get(SEAL))
-        tags = [str(tag) for tag in content["chunks"]]
-        same = content == {**_described(table), "chunks": tags} and len(tags) == table.chunks
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        content, tags, same = None, [], False
-    if not same or not hmac.compare_digest(_seal_of(content, table.store.parent), str(table.seal)):
-        raise DataError(f"{table} is not what was sealed when its period was closed. Restore it from a copy.")
-    return tags
+        sealed = msgspec.json.decode(table.store.get(SEAL), type=SealedRows)
+    except (OSError, ValueError, RecursionError):
+        raise altered from None
+    if sealed != _described(table, sealed.chunks) or len(sealed.chunks) != table.chunks:
+        raise altered
+    if not hmac.compare_digest(_seal_of(sealed, table.store.parent), str(table.seal)):
+        raise altered
+    return sealed.chunks
