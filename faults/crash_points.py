@@ -57,8 +57,8 @@ def _appends(event: str) -> Callable[..., bool]:
     return which
 
 
-def _tells(_: Any, testimony: Any) -> bool:
-    return bool(testimony.releases)
+def _tells(_: Any, content: Any) -> bool:
+    return bool(getattr(content, "releases", ()))
 
 
 def _continues(_: Any, band: Any, *__: Any, **___: Any) -> bool:
@@ -81,7 +81,7 @@ def points() -> dict[str, Point]:
     from dpdist.ledger.ledger import Ledger
     from dpdist.ledger.postgresql import PostgresStorage, PostgresTransaction
     from dpdist.ledger.sqlite import FolderStorage
-    from dpdist.ledger.witness import HeldFile
+    from dpdist.ledger.state_folder import StateFile
     from dpdist.mechanisms.base import IndependentEntries
     from dpdist.mechanisms.quantile import CalibratedHistogram
     from dpdist.moment import total
@@ -114,8 +114,8 @@ def points() -> dict[str, Point]:
         "with the draft staged": Point(PostgresStorage, "stage", after=True),
         "with the draft sent": Point(PostgresTransaction, "keep", after=True),
         "inside the commit": Point(Transaction, "append", after=True, which=_appends("committed")),
-        "before the witness": Point(HeldFile, "write", after=False, which=_tells),
-        "after the witness": Point(HeldFile, "write", after=True, which=_tells),
+        "before the witness": Point(StateFile, "write", after=False, which=_tells),
+        "after the witness": Point(StateFile, "write", after=True, which=_tells),
         "inside the note of the witness": Point(Transaction, "append", after=True, which=_appends("witnessed")),
         "after the commit": Point(Ledger, "commit", after=True),
         "before publication": Point(trusted, "publish", after=False),

@@ -29,10 +29,13 @@ from types import FunctionType, SimpleNamespace
 from typing import Any, BinaryIO, NamedTuple
 from unittest import mock
 
+from msgspec import convert, to_builtins
+
 from dpdist._util.text import canonical
 from dpdist.errors import DpdistError, RefusedError
 from dpdist.ledger import journal
 from dpdist.ledger import ledger as ledgers
+from dpdist.ledger.entries import Caps, CommittedRelease
 from dpdist.ledger.journal import Transaction
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State, View
@@ -254,8 +257,8 @@ class MemoryWitness:
         assert (dataset_id, ledger_id, place) == (DATASET, LEDGER_ID, "books")  # copies are one ledger
 
     def write(self, testimony: Testimony) -> None:
-        releases = sorted(testimony.releases, key=lambda each: (each["id"], each["digest"]))
-        text = canonical([releases, testimony.capped])  # its head is told to people, and decides nothing
+        releases = sorted(testimony.releases, key=lambda release: (release.id, str(release.digest)))
+        text = canonical(to_builtins([releases, testimony.capped]))  # its head is told to people, and decides nothing
         self.machine.leaves(witness=text)
 
 
@@ -263,8 +266,8 @@ class MemoryWitness:
 def told(text: str | None) -> Testimony | None:
     if text is None:
         return None
-    releases, capped = json.loads(text)
-    return Testimony("head", tuple(releases), None, capped)
+    releases, capped = convert(json.loads(text), tuple[tuple[CommittedRelease, ...], Caps | None])
+    return Testimony("head", releases, None, capped)
 
 
 # --- what a process does ----------------------------------------------------------------------------------------------

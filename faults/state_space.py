@@ -225,7 +225,7 @@ class Space:
 
     def _check_books(self, books: int, witness: int, given: int) -> None:
         view, heard, out = folded(self._things[books].journal), told(self._things[witness]), self._things[given]
-        seen = {} if heard is None else {(each["id"], each["digest"]) for each in heard.releases}
+        seen = {} if heard is None else {(release.id, release.digest) for release in heard.releases}
         ids = Counter(release_id for release_id, _ in out)
         if any(count > 1 for count in ids.values()):
             raise ViolationError(f"two draws of one id were given out: {sorted(out)}")
@@ -263,7 +263,7 @@ class Space:
         heard = told(scene.witness)
         reasons = {
             "done": record is not None and record.state is State.PUBLISHED,
-            "adopted": heard is not None and any(each["id"] == release_id for each in heard.releases),
+            "adopted": heard is not None and any(release.id == release_id for release in heard.releases),
             "over budget": len(view.charged) == self.budget and (record is None or record.state is State.ABORTED),
         }
         if not reasons.get(local.end, False):

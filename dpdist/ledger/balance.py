@@ -6,13 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import TypedDict
 
 from dpdist._util.text import counted
 from dpdist.naming import parameter, step
-from dpdist.privacy.accounting import Left, composed, prices
+from dpdist.privacy.accounting import Left, LeftJson, composed, prices
 from dpdist.privacy.guarantee import ATTO, MICRO, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
+
+
+class _LeftClosed(TypedDict, total=False):
+    left_closed: LeftJson
+
+
+class BalanceJson(_LeftClosed):
+    """A :class:`Balance` as JSON values."""
+
+    budget: dict[str, int]
+    charged: int
+    left: LeftJson
+    closed: bool
+    exhausted: bool
+    condition: str | None
+    exceeded: bool
 
 
 @dataclass(frozen=True)
@@ -89,13 +105,14 @@ class Balance:
     def __str__(self) -> str:
         return f"{self.so_far}; {self.rest}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> BalanceJson:
         """Return plain JSON values."""
+        left_closed: _LeftClosed = {} if self.left_closed is None else {"left_closed": self.left_closed.to_json()}
         return {
             "budget": self.budget.to_json(),
             "charged": self.charged,
             "left": self.left.to_json(),
-            **({} if self.left_closed is None else {"left_closed": self.left_closed.to_json()}),
+            **left_closed,
             "closed": self.closed,
             "exhausted": self.exhausted,
             "condition": self.condition,
@@ -103,7 +120,7 @@ class Balance:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Balance:
+    def from_json(cls, value: BalanceJson) -> Balance:
         """Read what :meth:`to_json` wrote."""
         closed = value.get("left_closed")
         return cls(
@@ -112,9 +129,9 @@ class Balance:
             Left.from_json(value["left"]),
             None if closed is None else Left.from_json(closed),
             value["closed"],
-            value.get("exhausted", False),
+            value["exhausted"],
             value["condition"],
-            value.get("exceeded", False),
+            value["exceeded"],
         )
 
 

@@ -7,11 +7,11 @@ the ledger is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from dpdist._util.text import listed
 from dpdist.errors import DataError, RefusedError
 from dpdist.ledger.balance import refusal
+from dpdist.ledger.entries import Capped, Event
 from dpdist.ledger.state import Record, State, View
 from dpdist.naming import parameter
 from dpdist.privacy.accounting import certified, prices
@@ -56,7 +56,7 @@ def require_apart(view: View, periods: tuple[str, ...], place: str) -> None:
             )
 
 
-def caps_to_fix(view: View, budget: PrivacyLoss, charge: Charge, place: str) -> list[dict[str, Any]]:
+def caps_to_fix(view: View, budget: PrivacyLoss, charge: Charge, place: str) -> list[Event]:
     """Return what has to be written before a charge that fits: the caps, if they are not fixed yet."""
     charged, guarantee = view.charged, charge.guarantee
     if view.exhausted:
@@ -76,7 +76,7 @@ def caps_to_fix(view: View, budget: PrivacyLoss, charge: Charge, place: str) -> 
         raise RefusedError(refusal(place, budget, accounts, charged, charge))
     if view.accounts is not None:
         return []
-    return [{"event": "capped", "sets": [each.to_json() for each in accounts.caps]}]
+    return [Capped(tuple(caps.to_json() for caps in accounts.caps))]
 
 
 def require_kept(view: View, budget: PrivacyLoss, place: str) -> None:

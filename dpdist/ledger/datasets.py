@@ -18,7 +18,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+
+from msgspec import Struct
 
 from dpdist.errors import DataError, RefusedError
 from dpdist.ledger.state_folder import StateFile, state_home
@@ -27,9 +28,8 @@ from dpdist.naming import parameter, step
 FORMAT = "dpdist-dataset/1"
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What was seen of a data set.
+class Seen(Struct, frozen=True):
+    """What was seen of a data set, as it is stored.
 
     Attributes
     ----------
@@ -76,50 +76,20 @@ def _cure() -> str:
     )
 
 
-class HeldDataset:
-    """What was seen of a data set, while nobody else can change it."""
-
-    def __init__(self, file: StateFile) -> None:
-        self._file = file
-
-    def read(self) -> Seen:
-        """Return what was seen.
-
-        Raises
-        ------
-        DataError
-            If the file is damaged or cannot be read.
-        """
-        value = self._file.read()
-        return Seen() if value is None else Seen(value["ledger_id"], value["place"], value["reproduced"])
-
-    def write(self, seen: Seen) -> None:
-        """Replace it; it is durable when this returns.
-
-        Raises
-        ------
-        DataError
-            If the folder cannot be written.
-        ResumableError
-            If the disk is full.
-        """
-        self._file.write(asdict(seen))
-
-
-def _file(dataset_id: str) -> StateFile:
+def _file(dataset_id: str) -> StateFile[Seen]:
     if not re.fullmatch(r"[0-9a-f]{32}", dataset_id):
         raise DataError("The rows have no proper identity: their zarr.json is damaged. Restore it from a copy.")
-    return StateFile(state_home() / "datasets" / f"{dataset_id}.json", "record of the data set", FORMAT, _LOST)
+    return StateFile(state_home() / "datasets" / f"{dataset_id}.json", "record of the data set", FORMAT, Seen, _LOST)
 
 
 def seen(dataset_id: str) -> Seen:
     """Return what was seen of a data set, without a lock; nothing is created."""
-    return HeldDataset(_file(dataset_id)).read()
+    return _file(dataset_id).read() or Seen()
 
 
 @contextmanager
-def held(dataset_id: str) -> Iterator[HeldDataset]:
-    """Hold what was seen of a data set against every other process.
+def held(dataset_id: str) -> Iterator[StateFile[Seen]]:
+    """Hold the file that says what was seen of a data set against every other process.
 
     Raises
     ------
@@ -130,7 +100,7 @@ def held(dataset_id: str) -> Iterator[HeldDataset]:
     """
     file = _file(dataset_id)
     with file.locked():
-        yield HeldDataset(file)
+        yield file
 
 
 def charge(dataset_id: str, ledger_id: str, place: str) -> None:
@@ -143,11 +113,11 @@ def charge(dataset_id: str, ledger_id: str, place: str) -> None:
     DataError
         If the file is damaged, or cannot be written.
     """
-    found = seen(dataset_id)
-    found.require_charged_to(ledger_id, place)
-    if found.ledger_id is None:
-        with held(dataset_id) as data:
-            found = data.read()  # another process may have been faster
-            found.require_charged_to(ledger_id, place)
-            if found.ledger_id is None:
-                data.write(Seen(ledger_id, place))
+    known = seen(dataset_id)
+    known.require_charged_to(ledger_id, place)
+    if known.ledger_id is None:
+        with held(dataset_id) as file:
+            known = seen(dataset_id)  # another process may have been faster
+            known.require_charged_to(ledger_id, place)
+            if known.ledger_id is None:
+                file.write(Seen(ledger_id, place))

@@ -14,17 +14,16 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 from dpdist._util.text import canonical
 from dpdist.errors import DataError
+from dpdist.ledger.entries import Entry
 from dpdist.naming import step
 
 _ORIGIN = "0" * 64
 WAIT_SECONDS = 60
 """How long a transaction waits for another process to end its own."""
-
-Entry = dict[str, Any]
 
 
 def origin() -> str:
@@ -64,10 +63,10 @@ class Transaction(ABC):
         rows = self._rows(after)
         entries = []
         if not rows or (after and rows[0][::2] != (after, head)):
-            raise self._broken(after)
+            raise self.broken(after)
         for sequence, entry, digest in rows[1 if after else 0 :]:
             if sequence != after + 1 or digest != _digest(head, entry):
-                raise self._broken(after + 1)
+                raise self.broken(after + 1)
             entries.append(json.loads(entry))
             after, head = sequence, digest
         return entries, after, head
@@ -99,7 +98,8 @@ class Transaction(ABC):
     def _insert(self, sequence: int, entry: str, digest: str) -> None:
         """Store one entry."""
 
-    def _broken(self, sequence: int) -> DataError:
+    def broken(self, sequence: int) -> DataError:
+        """Return what is to be raised where an entry is not what was written."""
         return DataError(
             f"The journal of {self._place} is broken at entry {sequence}: it was edited or restored in part. Nothing "
             f"can be spent from it; restore the ledger from a copy whose `{step('ledger verify')}` passes."

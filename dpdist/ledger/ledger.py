@@ -35,7 +35,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from dpdist._util.ids import random_token
 from dpdist._util.text import canonical, counted, listed
@@ -43,6 +43,7 @@ from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.ledger.address import Place, PlaceGiven, place_given
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.charging import caps_to_fix, closed_as_read, require_apart, require_charged, require_kept
+from dpdist.ledger.entries import Aborted, Begun, Capped, Closed, Committed, Created, Published, Reserved, entry_of
 from dpdist.ledger.journal import Storage
 from dpdist.ledger.sqlite import FolderStorage
 from dpdist.ledger.state import FORMAT, PERIODIC, Record, State, View
@@ -146,13 +147,14 @@ class Ledger(Witnessed):
             If the place cannot be trusted to keep it.
         """
         _storage(place).create(
-            {
-                "event": "created",
-                "format": PERIODIC if periodic else FORMAT,
-                "ledger_id": random_token(),
-                "dataset_id": dataset_id,
-                **budget.to_json(),
-            }
+            entry_of(
+                Created(
+                    format=PERIODIC if periodic else FORMAT,
+                    ledger_id=random_token(),
+                    dataset_id=dataset_id,
+                    **budget.to_json(),
+                )
+            )
         )
         return cls(place)
 
@@ -226,7 +228,7 @@ class Ledger(Witnessed):
                         f"The rows of the period {name} are those of {other}: released again, each would be charged "
                         "and counted twice. Remove the repetition."
                     )
-            self._append(view, transaction, {"event": "closed", "period": name, "digest": digest})
+            self._append(view, transaction, Closed(name, digest))
 
     def attest(self) -> Balance:
         """State in the journal that every request so far was fixed before the first answer; of version 1 only.
@@ -253,7 +255,7 @@ class Ledger(Witnessed):
                     f"The releases charged to {self._storage} do not keep its budget, even if all of them were fixed "
                     "beforehand: nothing more can be charged to it."
                 )
-            self._append(view, transaction, {"event": "capped", "sets": [caps.to_json()], "condition": condition})
+            self._append(view, transaction, Capped((caps.to_json(),), condition))
         return self.balance()
 
     def reserve(
@@ -261,7 +263,7 @@ class Ledger(Witnessed):
         release_id: str,
         *,
         dataset_id: str,
-        parameters: dict[str, Any],
+        parameters: Mapping[str, object],
         guarantee: Guarantee,
         periods: Mapping[str, str] | None = None,
     ) -> State:
@@ -288,7 +290,8 @@ class Ledger(Witnessed):
         UsageError
             If the id is malformed.
         """
-        parameters, place = json.loads(canonical(parameters)), str(self._storage)
+        asked: dict[str, object] = json.loads(canonical(parameters))
+        place = str(self._storage)
         if not re.fullmatch(ID_PATTERN, release_id):
             raise UsageError("A release id is 1 to 64 letters, digits, hyphens or underscores.", parameter="id")
         with self._current(release_id) as (view, transaction):
@@ -299,10 +302,10 @@ class Ledger(Witnessed):
                 )
             charge = Charge(guarantee, closed_as_read(view, periods or {}, place))
             known = view.records.get(release_id)
-            if known is not None and (known.parameters != parameters or known.periods != charge.periods):
+            if known is not None and (known.parameters != asked or known.periods != charge.periods):
                 raise RefusedError(
                     f"The release id {release_id} stands for other parameters in {self._storage}: "
-                    f"{_differences(known.parameters, parameters) or 'periods'} differ. Choose another "
+                    f"{_differences(known.parameters, asked) or 'periods'} differ. Choose another "
                     f"{parameter('id')}."
                 )
             if known is not None and known.state is not State.ABORTED:
@@ -310,14 +313,8 @@ class Ledger(Witnessed):
                 return known.state
             require_apart(view, charge.periods, place)
             caps = caps_to_fix(view, self._budget_of(view), charge, place)
-            entry = {
-                "event": "reserved",
-                "id": release_id,
-                "parameters": parameters,
-                "guarantee": guarantee.to_json(),
-                **({"periods": list(charge.periods)} if charge.periods else {}),
-            }
-            self._append(view, transaction, *caps, entry)
+            reserved = Reserved(release_id, asked, guarantee.to_json(), charge.periods)
+            self._append(view, transaction, *caps, reserved)
         return State.RESERVED
 
     def begin(self, release_id: str) -> int | None:
@@ -345,8 +342,7 @@ class Ledger(Witnessed):
                 )
             transaction.sweep(release_id, keep=None)
             # the token makes this head unlike that of the same attempt in a ledger that was restored and used again
-            entry = {"event": "begun", "id": release_id, "attempt": random_token()}
-            self._append(view, transaction, entry)
+            self._append(view, transaction, Begun(release_id, random_token()))
             return record.fence + 1
 
     def commit(self, release_id: str, fence: int, content: Iterable[bytes]) -> bool:
@@ -379,13 +375,7 @@ class Ledger(Witnessed):
                     record = self._known(view, release_id)
                     live = record.state is State.RESERVED and record.fence == fence
                     if live and transaction.keep(name):
-                        entry = {
-                            "event": "committed",
-                            "id": release_id,
-                            "blob": name,
-                            "digest": digest,
-                        }
-                        self._append(view, transaction, entry)
+                        self._append(view, transaction, Committed(release_id, name, digest))
                         committed = True
                 if committed:
                     self._tell(witness, release_id)
@@ -457,7 +447,7 @@ class Ledger(Witnessed):
             record = self._known(view, release_id)
             transaction.sweep(release_id, keep=record.blob)
             if record.state is State.COMMITTED:
-                self._append(view, transaction, {"event": "published", "id": release_id})
+                self._append(view, transaction, Published(release_id))
 
     def abort(self, release_id: str) -> bool:
         """Refund a reservation whose noise was not committed; any attempt still alive is fenced out.
@@ -471,7 +461,7 @@ class Ledger(Witnessed):
             record = self._known(view, release_id)
             if record.state is State.RESERVED:
                 transaction.sweep(release_id, keep=None)
-                self._append(view, transaction, {"event": "aborted", "id": release_id})
+                self._append(view, transaction, Aborted(release_id))
                 return True
             return record.state is State.ABORTED
 
@@ -539,7 +529,7 @@ def _witness() -> Witness:
     return FolderWitness()
 
 
-def _differences(left: dict[str, Any], right: dict[str, Any]) -> str:
+def _differences(left: dict[str, object], right: dict[str, object]) -> str:
     absent = object()
     names = sorted(k for k in left.keys() | right.keys() if left.get(k, absent) != right.get(k, absent))
     return ", ".join(names)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dpdist.errors import DataError, RefusedError, ResumableError
-from dpdist.ledger.journal import WAIT_SECONDS, Entry, Transaction, origin, written
+from dpdist.ledger.entries import Entry
+from dpdist.ledger.journal import WAIT_SECONDS, Transaction, origin, written
 from dpdist.ledger.mounts import network_file_system
 from dpdist.naming import parameter
 from dpdist.storage.atomic import staged, sync

@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import assert_never
 
 from dpdist.errors import DataError
+from dpdist.ledger.entries import (
+    Aborted,
+    Adopted,
+    Begun,
+    Capped,
+    Caps,
+    Closed,
+    Committed,
+    CommittedRelease,
+    CommitWitnessed,
+    Created,
+    Entry,
+    Published,
+    Reserved,
+    event_of,
+)
 from dpdist.ledger.journal import origin
 from dpdist.privacy.accounting import CapSet, caps_for, composed, widest
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
@@ -49,7 +65,7 @@ class Record:
     """
 
     release_id: str
-    parameters: dict[str, Any]
+    parameters: dict[str, object]
     guarantee: Guarantee
     state: State
     fence: int = 0
@@ -63,22 +79,21 @@ class Record:
         """Whether somebody may have seen its bytes: they are the only ones that ever may be."""
         return self.state is State.PUBLISHED or (self.state is State.COMMITTED and self.witnessed)
 
-    def testimony(self) -> dict[str, Any]:
-        """Return what a witness keeps of it, JSON values; the inverse of :meth:`adopted`."""
-        return {
-            "id": self.release_id,
-            "parameters": self.parameters,
-            "guarantee": self.guarantee.to_json(),
-            "periods": list(self.periods),
-            "digest": self.digest,
-        }
+    def testimony(self) -> CommittedRelease:
+        """Return what a witness keeps of it; the inverse of :meth:`adopted`."""
+        return CommittedRelease(self.release_id, self.parameters, self.guarantee.to_json(), self.periods, self.digest)
 
     @classmethod
-    def adopted(cls, value: dict[str, Any], fence: int) -> Record:
+    def adopted(cls, release: CommittedRelease, fence: int) -> Record:
         """Return the record of a release that another copy committed."""
-        guarantee, periods = Guarantee.from_json(value["guarantee"]), tuple(value["periods"])
         return cls(
-            value["id"], value["parameters"], guarantee, State.ADOPTED, fence, digest=value["digest"], periods=periods
+            release.id,
+            release.parameters,
+            Guarantee.from_json(release.guarantee),
+            State.ADOPTED,
+            fence,
+            digest=release.digest,
+            periods=release.periods,
         )
 
 
@@ -119,77 +134,83 @@ class View:
     witnessed: bool = False
     exhausted: bool = False
 
-    def fold(self, entry: dict[str, Any]) -> None:
-        """Take in the next entry of the journal."""
-        event = entry["event"]
-        if event in {"created", "closed", "capped"}:
-            self._fold_of_all(event, entry)
-            return
-        if event == "adopted":
-            self._adopt(entry)
-            return
-        release_id = entry["id"]
-        if event == "reserved":
-            self._reserve(release_id, entry)
-            return
-        record = self.records[release_id]
-        self.witnessed |= event == "witnessed"
-        changes: dict[str, dict[str, Any]] = {
-            "begun": {"fence": record.fence + 1},
-            "committed": {"state": State.COMMITTED, "blob": entry.get("blob"), "digest": entry.get("digest")},
-            "witnessed": {"witnessed": True},
-            "published": {"state": State.PUBLISHED},
-            "aborted": {"state": State.ABORTED, "fence": record.fence + 1},
-        }
-        self.records[release_id] = replace(record, **changes[event])
-        if event == "aborted" and self.accounts is not None:
-            self.accounts.refund(release_id)
-            if all(each.state is State.ABORTED for each in self.records.values()):
+    def fold(self, entry: Entry) -> None:
+        """Take in the next entry of the journal.
+
+        Raises
+        ------
+        ValueError, ArithmeticError, KeyError
+            If it is none that any version wrote, or speaks of a release that was never reserved.
+        DataError
+            If it cannot follow those before it.
+        """
+        event = event_of(entry)
+        match event:
+            case Created():
+                self._create(event)
+            case Closed():
+                self._periods()[event.period] = event.digest
+                if self.accounts is not None:
+                    self.accounts.close(event.period)
+            case Capped():
+                self._cap(Caps(event.sets, event.condition))
+            case Reserved():
+                self._reserve(event)
+            case Adopted():
+                self._adopt(event)
+            case Begun() | Committed() | CommitWitnessed() | Published() | Aborted():
+                self._move(event)
+            case _:
+                assert_never(event)
+
+    def _create(self, event: Created) -> None:
+        if event.format not in _FORMATS:
+            raise DataError(
+                f"This ledger has format {event.format!r}; this version reads {', '.join(map(repr, _FORMATS))}."
+            )
+        self.periods = {} if _FORMATS[event.format] else None
+        self.begun_with_caps = event.format in {FORMAT, PERIODIC}
+        self.ledger_id = event.ledger_id
+        self.dataset_id = event.dataset_id
+        self.budget = event.budget
+
+    def _move(self, event: Begun | Committed | CommitWitnessed | Published | Aborted) -> None:
+        """Take in what became of a release."""
+        record = self.records[event.id]
+        match event:
+            case Begun():
+                record = replace(record, fence=record.fence + 1)
+            case Committed():
+                record = replace(record, state=State.COMMITTED, blob=event.blob, digest=event.digest)
+            case CommitWitnessed():
+                self.witnessed = True
+                record = replace(record, witnessed=True)
+            case Published():
+                record = replace(record, state=State.PUBLISHED)
+            case Aborted():
+                record = replace(record, state=State.ABORTED, fence=record.fence + 1)
+        self.records[event.id] = record
+        if isinstance(event, Aborted) and self.accounts is not None:
+            self.accounts.refund(event.id)
+            if all(other.state is State.ABORTED for other in self.records.values()):
                 self.accounts = None  # nothing was ever committed, so the next release is the first again
 
-    def _fold_of_all(self, event: str, entry: dict[str, Any]) -> None:
-        """Take in an entry about the whole ledger."""
-        if event == "created":
-            if entry["format"] not in _FORMATS:
-                raise DataError(
-                    f"This ledger has format {entry['format']!r}; this version reads {', '.join(map(repr, _FORMATS))}."
-                )
-            self.periods = {} if _FORMATS[entry["format"]] else None
-            self.begun_with_caps = entry["format"] in {FORMAT, PERIODIC}
-            self.ledger_id = entry["ledger_id"]
-            self.dataset_id = entry["dataset_id"]
-            self.budget = PrivacyLoss.from_json(entry)
-            return
-        if event == "closed":
-            self._periods()[entry["period"]] = entry["digest"]
-            if self.accounts is not None:
-                self.accounts.close(entry["period"])
-            return
-        if event == "capped":
-            self._cap(tuple(CapSet.from_json(each) for each in entry["sets"]), entry.get("condition"))
-
-    def _reserve(self, release_id: str, entry: dict[str, Any]) -> None:
-        fence = self.records.pop(release_id).fence if release_id in self.records else 0  # it goes to the end
-        periods = tuple(entry.get("periods", ()))
-        if periods and not self._periods().keys() >= set(periods):
-            raise DataError(f"The release {release_id} is charged to a period that was never closed.")
-        self.records[release_id] = Record(
-            release_id,
-            entry["parameters"],
-            Guarantee.from_json(entry["guarantee"]),
-            State.RESERVED,
-            fence,
-            periods=periods,
-        )
+    def _reserve(self, event: Reserved) -> None:
+        fence = self.records.pop(event.id).fence if event.id in self.records else 0  # it goes to the end
+        if event.periods and not self._periods().keys() >= set(event.periods):
+            raise DataError(f"The release {event.id} is charged to a period that was never closed.")
+        guarantee = Guarantee.from_json(event.guarantee)
+        record = Record(event.id, event.parameters, guarantee, State.RESERVED, fence, periods=event.periods)
+        self.records[event.id] = record
         if self.accounts is not None:
-            self._book(self.accounts, self.records[release_id])
+            self._book(self.accounts, record)
         elif self.begun_with_caps:
-            self.exceeded = self.exceeded or release_id
+            self.exceeded = self.exceeded or event.id
 
-    def _cap(self, caps: tuple[CapSet, ...], condition: str | None = None) -> None:
+    def _cap(self, caps: Caps) -> None:
         """Fix the caps, and charge what a ledger of version 1 had charged before."""
-        self.accounts = PeriodFilters(self._budget(), caps, self.periods or ())
-        self.condition = condition
+        self.accounts = PeriodFilters(self._budget(), caps.fixed, self.periods or ())
+        self.condition = caps.condition
         for record in self.records.values():
             if record.state is not State.ABORTED:
                 self._book(self.accounts, record)
@@ -201,44 +222,44 @@ class View:
         if not accounts.book(record.release_id, Charge(record.guarantee, record.periods)) or not alike:
             self.exceeded = self.exceeded or record.release_id
 
-    def _adopt(self, entry: dict[str, Any]) -> None:
+    def _adopt(self, event: Adopted) -> None:
         """Take in what another copy committed, and take back what was under way here and never given out."""
         self.witnessed = True
-        self.exhausted |= entry["head"] is None
-        for release_id in entry["void"]:
+        self.exhausted |= event.head is None
+        for release_id in event.void:
             known = self.records[release_id]
             self.records[release_id] = replace(
                 known, state=State.ABORTED, fence=known.fence + 1, blob=None, digest=None, witnessed=False
             )
-        if entry["periods"]:
-            self.periods = dict(sorted({**self._periods(), **entry["periods"]}.items()))
-        for value in entry["releases"]:
-            here = self.records.pop(value["id"], None)  # it goes to the end
+        if event.periods:
+            self.periods = dict(sorted({**self._periods(), **event.periods}.items()))
+        for release in event.releases:
+            here = self.records.pop(release.id, None)  # it goes to the end
             if here is not None and here.digest is not None:  # both draws are out: both stay charged
                 second = f"{here.release_id}.{here.digest[:16]}"
                 self.records[second] = replace(here, release_id=second, state=State.ADOPTED, blob=None)
-            self.records[value["id"]] = Record.adopted(value, here.fence + 1 if here else 0)
-        self._cap_as_adopted(entry["capped"])
+            self.records[release.id] = Record.adopted(release, here.fence + 1 if here else 0)
+        self._cap_as_adopted(event.capped)
 
-    def _cap_as_adopted(self, capped: dict[str, Any] | None) -> None:
+    def _cap_as_adopted(self, capped: Caps | None) -> None:
         """Fix the caps that the other copy fixed before its first answer, and charge everything to them.
 
         What was given out here before was given out there too, or by the same beginning, so the caps are the same; if
         they are not, two machines went on without a common witness, and no caps precede all answers.
         """
-        here = None if self.accounts is None else self.capped
+        here = self.capped
         if capped is not None and here is not None and capped != here:
             self.exhausted |= any(record.given_out for record in self.records.values())
         fixed = capped or here
         if fixed is not None:
-            self._cap(tuple(CapSet.from_json(each) for each in fixed["sets"]), fixed["condition"])
+            self._cap(fixed)
 
     @property
-    def capped(self) -> dict[str, Any] | None:
-        """The caps and their condition, JSON values; None where none are fixed."""
+    def capped(self) -> Caps | None:
+        """The caps and their condition; None where none are fixed."""
         if self.accounts is None:
             return None
-        return {"sets": [each.to_json() for each in self.accounts.caps], "condition": self.condition}
+        return Caps(tuple(caps.to_json() for caps in self.accounts.caps), self.condition)
 
     def _periods(self) -> dict[str, str]:
         if self.periods is None:

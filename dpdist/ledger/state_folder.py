@@ -15,11 +15,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
 
 from dpdist._util.text import canonical
 from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
-from dpdist.ledger.journal import WAIT_SECONDS, Entry
+from dpdist.ledger.journal import WAIT_SECONDS
 from dpdist.storage.atomic import put_in_place, sync
 
 VARIABLE = "DPDIST_STATE_HOME"
@@ -56,7 +59,10 @@ def state_home() -> Path:
         ) from None
 
 
-class StateFile:
+Content = TypeVar("Content", bound=Struct)
+
+
+class StateFile(Generic[Content]):
     """One file in the state folder.
 
     Parameters
@@ -67,14 +73,24 @@ class StateFile:
         What it is, for messages.
     format
         What its content says it is.
+    kind
+        The type of its content.
     lost
         What to do if it is damaged and there is no copy, a sentence.
     """
 
-    def __init__(self, path: Path, what: str, format: str, lost: str) -> None:  # noqa: A002 - the key of the content
+    def __init__(
+        self,
+        path: Path,
+        what: str,
+        format: str,  # noqa: A002 - the key of the content
+        kind: type[Content],
+        lost: str,
+    ) -> None:
         self.path = path
         self._what = what
         self._format = format
+        self._kind = kind
         self._lost = lost
 
     @contextmanager
@@ -116,7 +132,7 @@ class StateFile:
             else:
                 return
 
-    def read(self) -> Entry | None:
+    def read(self) -> Content | None:
         """Return what it says, or None where there is nothing.
 
         Raises
@@ -131,16 +147,24 @@ class StateFile:
         except OSError as error:
             raise self._unusable(error) from None
         if hashlib.sha256(body).hexdigest().encode() != digest.strip():
-            raise DataError(
-                f"The {self._what} {self.path} is damaged, so nothing can be spent from its ledger. Restore the file "
-                f"if you can. {self._lost}"
-            )
-        value: dict[str, Any] = json.loads(body)
-        if value["format"] != self._format:
-            raise DataError(f"{self.path} has format {value['format']!r}, and this version reads {self._format!r}.")
-        return value
+            raise self._damaged()
+        try:
+            value = json.loads(body)
+            stored = msgspec.convert(value, _Format).format
+            content = msgspec.convert(value, self._kind) if stored == self._format else None
+        except (ValueError, RecursionError):
+            raise self._damaged() from None
+        if content is None:
+            raise DataError(f"{self.path} has format {stored!r}, and this version reads {self._format!r}.")
+        return content
 
-    def write(self, value: Entry) -> None:
+    def _damaged(self) -> DataError:
+        return DataError(
+            f"The {self._what} {self.path} is damaged, so nothing can be spent from its ledger. Restore the file "
+            f"if you can. {self._lost}"
+        )
+
+    def write(self, content: Content) -> None:
         """Replace it, while it is locked; it is durable when this returns.
 
         Raises
@@ -150,7 +174,7 @@ class StateFile:
         ResumableError
             If the disk is full.
         """
-        body = canonical({"format": self._format, **value}).encode()
+        body = canonical({"format": self._format, **msgspec.to_builtins(content)}).encode()
         aside = self.path.with_suffix(".partial")  # one name: whoever writes holds the lock
         try:
             aside.unlink(missing_ok=True)
@@ -165,6 +189,10 @@ class StateFile:
             "that is charged, so nothing is drawn without it. Mend that, or name a private folder that lasts in "
             f"{VARIABLE}, and run the same command again."
         )
+
+
+class _Format(Struct):
+    format: str
 
 
 def _make_private(folder: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from dpdist.errors import DataError, UsageError
 from dpdist.ledger.balance import Balance
+from dpdist.ledger.entries import Event, entry_of
 from dpdist.ledger.journal import Storage, Transaction
 from dpdist.ledger.state import Record, View
 from dpdist.privacy.accounting import CapSet, Left
@@ -26,11 +26,29 @@ class Standing:
     def _locked(self) -> Iterator[tuple[View, Transaction]]:
         """Hold the journal and give the view folded up to its end."""
         with self._storage.transaction() as transaction:
-            view = self._view
-            entries, view.after, view.head = transaction.read(view.after, view.head)
-            for entry in entries:
-                view.fold(entry)
-            yield view, transaction
+            yield self._folded(transaction), transaction
+
+    def _folded(self, transaction: Transaction) -> View:
+        """Return the view folded up to the end of the journal.
+
+        Raises
+        ------
+        DataError
+            If the journal is broken, or an entry is none that a ledger writes.
+        """
+        view = self._view
+        entries, after, head = transaction.read(view.after, view.head)
+        try:
+            for number, entry in enumerate(entries, view.after + 1):
+                try:
+                    view.fold(entry)
+                except (ValueError, ArithmeticError, KeyError):
+                    raise transaction.broken(number) from None
+        except BaseException:
+            self._view = View()  # it holds some of the entries: the next time none of them may be passed over
+            raise
+        view.after, view.head = after, head
+        return view
 
     def _snapshot(self) -> View:
         with self._locked() as (view, _):
@@ -116,11 +134,11 @@ class Standing:
         return Balance(budget, count, left, closed, condition=view.condition)
 
     @staticmethod
-    def _append(view: View, transaction: Transaction, *entries: dict[str, Any]) -> None:
-        """Append entries behind the end of the view; it folds them when it is read again."""
+    def _append(view: View, transaction: Transaction, *events: Event) -> None:
+        """Append events behind the end of the view; it folds them when it is read again."""
         after, head = view.after, view.head
-        for entry in entries:
-            after, head = transaction.append(entry, after, head)
+        for event in events:
+            after, head = transaction.append(entry_of(event), after, head)
 
     def _budget_of(self, view: View) -> PrivacyLoss:
         """Return the budget of a view."""

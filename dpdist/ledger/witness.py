@@ -27,12 +27,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from dpdist.errors import DataError
 from dpdist.ledger import datasets
-from dpdist.ledger.journal import Entry
+from dpdist.ledger.entries import Caps, CommittedRelease
 from dpdist.ledger.state import View
 from dpdist.ledger.state_folder import StateFile, state_home
 from dpdist.naming import step
@@ -44,16 +45,15 @@ def _lost() -> str:
     return f"If it is lost, remove it and see what {step('ledger adopt')} says."
 
 
-@dataclass(frozen=True)
-class Testimony:
-    """What a witness has seen of a ledger.
+class Testimony(Struct, frozen=True):
+    """What a witness has seen of a ledger, as it is stored.
 
     Attributes
     ----------
     head
         Digest of the journal's last entry when it was seen.
     releases
-        JSON values of every release that was committed, with its charge.
+        Every release that was committed, with its charge.
     periods
         The closed periods with their digests; None where rows do not come in periods.
     capped
@@ -63,9 +63,9 @@ class Testimony:
     """
 
     head: str
-    releases: tuple[Entry, ...]
+    releases: tuple[CommittedRelease, ...]
     periods: dict[str, str] | None
-    capped: Entry | None
+    capped: Caps | None
     exhausted: bool = False
 
     @classmethod
@@ -75,10 +75,10 @@ class Testimony:
         periods = None if view.periods is None else dict(view.periods)
         return cls(view.head, releases, periods, view.capped, view.exhausted)
 
-    def unknown_to(self, view: View) -> list[Entry]:
+    def unknown_to(self, view: View) -> list[CommittedRelease]:
         """Return the releases that a ledger does not know of, in the order of commitment."""
         known = {_draw(record.release_id, record.digest) for record in view.records.values()}
-        return [entry for entry in self.releases if _draw(entry["id"], entry["digest"]) not in known]
+        return [release for release in self.releases if _draw(release.id, release.digest) not in known]
 
     def exhausts(self, view: View) -> bool:
         """Say whether the whole budget was charged elsewhere, and not to this ledger yet."""
@@ -86,7 +86,7 @@ class Testimony:
 
     def tells(self, view: View) -> bool:
         """Say whether every release that the ledger committed was seen, and that it is exhausted if it is."""
-        seen = {_draw(entry["id"], entry["digest"]) for entry in self.releases}
+        seen = {_draw(release.id, release.digest) for release in self.releases}
         known = all(r.digest is None or _draw(r.release_id, r.digest) in seen for r in view.records.values())
         return known and (self.exhausted or not view.exhausted)
 
@@ -103,7 +103,7 @@ class Held(Protocol):
         """Return what was seen last, or None where there is nothing."""
         ...
 
-    def write(self, testimony: Testimony) -> None:
+    def write(self, content: Testimony, /) -> None:
         """Replace it; it is durable when this returns."""
         ...
 
@@ -135,10 +135,10 @@ class Witness(Protocol):
 class FolderWitness:
     """One private file for each ledger and one for each data set, under :func:`state_home`."""
 
-    def _file(self, ledger_id: str) -> StateFile:
+    def _file(self, ledger_id: str) -> StateFile[Testimony]:
         if not re.fullmatch(r"[0-9a-f]{32}", ledger_id):
             raise DataError("The ledger has no proper identity: it is damaged. Restore it from a copy.")
-        return StateFile(state_home() / "witness" / f"{ledger_id}.json", "witness", FORMAT, _lost())
+        return StateFile(state_home() / "witness" / f"{ledger_id}.json", "witness", FORMAT, Testimony, _lost())
 
     def place(self, ledger_id: str) -> str:
         """Return the file."""
@@ -146,10 +146,10 @@ class FolderWitness:
 
     def read(self, ledger_id: str) -> Testimony | None:
         """Return what was seen last of a ledger, without a lock; nothing is created."""
-        return HeldFile(self._file(ledger_id)).read()
+        return self._file(ledger_id).read()
 
     @contextmanager
-    def held(self, ledger_id: str) -> Iterator[HeldFile]:
+    def held(self, ledger_id: str) -> Iterator[StateFile[Testimony]]:
         """Lock the witness of a ledger against every other process.
 
         Raises
@@ -161,7 +161,7 @@ class FolderWitness:
         """
         file = self._file(ledger_id)
         with file.locked():
-            yield HeldFile(file)
+            yield file
 
     def charged(self, dataset_id: str) -> datasets.Seen:
         """Return what was seen of a data set, without a lock; nothing is created."""
@@ -170,44 +170,3 @@ class FolderWitness:
     def charge(self, dataset_id: str, ledger_id: str, place: str) -> None:
         """Let a ledger be the one that is charged for a data set, unless another one is."""
         datasets.charge(dataset_id, ledger_id, place)
-
-
-class HeldFile:
-    """The file of one ledger's witness."""
-
-    def __init__(self, file: StateFile) -> None:
-        self._file = file
-
-    def read(self) -> Testimony | None:
-        """Return what was seen last, or None where there is nothing.
-
-        Raises
-        ------
-        DataError
-            If the file is damaged or cannot be read.
-        """
-        value = self._file.read()
-        if value is None:
-            return None
-        releases, exhausted = tuple(value["releases"]), value.get("exhausted", False)
-        return Testimony(value["head"], releases, value["periods"], value["capped"], exhausted)
-
-    def write(self, testimony: Testimony) -> None:
-        """Replace it; it is durable when this returns.
-
-        Raises
-        ------
-        DataError
-            If the folder cannot be written.
-        ResumableError
-            If the disk is full.
-        """
-        self._file.write(
-            {
-                "head": testimony.head,
-                "releases": list(testimony.releases),
-                "periods": testimony.periods,
-                "capped": testimony.capped,
-                "exhausted": testimony.exhausted,
-            }
-        )

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from dpdist._util.text import counted, listed
 from dpdist.errors import NoWitnessWarning, RefusedError
+from dpdist.ledger.entries import Adopted, CommitWitnessed
 from dpdist.ledger.journal import Storage, Transaction
 from dpdist.ledger.state import State, View
 from dpdist.ledger.state_folder import VARIABLE
@@ -87,7 +88,7 @@ class Witnessed(Standing):
             raise RefusedError(
                 f"The ledger {self._storage} is behind its witness {place}. It is a copy, or was restored from a "
                 f"backup, and lacks {counted(len(missing), 'release')} committed elsewhere: "
-                f"{listed(entry['id'] for entry in missing)}. Nothing was drawn. Use the ledger that has them, or "
+                f"{listed(release.id for release in missing)}. Nothing was drawn. Use the ledger that has them, or "
                 f"charge them to this one with: {step('ledger adopt', self._storage)}"
             )
 
@@ -121,7 +122,7 @@ class Witnessed(Standing):
             self._require_current(witness, view)
             record = self._known(view, release_id)
             if record.state is State.COMMITTED and not record.witnessed:
-                self._append(view, transaction, {"event": "witnessed", "id": release_id})
+                self._append(view, transaction, CommitWitnessed(release_id))
 
     def missing(self) -> list[str]:
         """Return the ids of releases that the witness has seen and this ledger does not know of; none: it is current.
@@ -132,7 +133,7 @@ class Witnessed(Standing):
             If the witness is damaged.
         """
         seen, view = self._looked_at()
-        return [] if seen is None else [entry["id"] for entry in seen.unknown_to(view)]
+        return [] if seen is None else [release.id for release in seen.unknown_to(view)]
 
     @property
     def exhausted_elsewhere(self) -> bool:
@@ -159,7 +160,7 @@ class Witnessed(Standing):
                 missing = [] if seen is None else seen.unknown_to(view)
                 exhausts = lost and not view.exhausted if seen is None else seen.exhausts(view)
                 if missing or exhausts:
-                    witnessed = set() if seen is None else {entry["digest"] for entry in seen.releases}
+                    witnessed = set() if seen is None else {release.digest for release in seen.releases}
                     void = [
                         record.release_id
                         for record in view.records.values()
@@ -169,19 +170,18 @@ class Witnessed(Standing):
                     ]
                     for release_id in void:
                         transaction.sweep(release_id, keep=None)
-                    entry = {
-                        "event": "adopted",
-                        "head": None if seen is None or seen.exhausted else seen.head,  # None: of nothing certain
-                        "void": void,
-                        "releases": missing,
-                        "periods": {} if seen is None else seen.periods or {},
-                        "capped": seen and seen.capped,
-                    }
-                    self._append(view, transaction, entry)
+                    adopted = Adopted(
+                        head=None if seen is None or seen.exhausted else seen.head,  # None: of nothing certain
+                        void=tuple(void),
+                        releases=tuple(missing),
+                        periods={} if seen is None else seen.periods or {},
+                        capped=None if seen is None else seen.capped,
+                    )
+                    self._append(view, transaction, adopted)
             with self._locked() as (view, _):
                 # looked at anew: should the books have been exchanged meanwhile, the witness must forget nothing
                 if lost and view.exhausted:
                     witness.write(Testimony.of(view))
                 else:
                     self._require_current(witness, view)
-        return [entry["id"] for entry in missing]
+        return [release.id for release in missing]

@@ -308,7 +308,7 @@ def _only_ledger(
         opened = _ledger_to_name(place, rows, dataset_id, budget)
         if opened is None:
             opened = Ledger.create(place, dataset_id=dataset_id, budget=_declared(rows, budget), periodic=periodic)
-        if data.read().ledger_id is None:
+        if datasets.seen(dataset_id).ledger_id is None:
             data.write(datasets.Seen(opened.ledger_id, str(absolute(place))))
         return opened
 

@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import TypedDict
 
 from mpmath.ctx_mp import MPContext
 
 from dpdist.errors import UsageError
-from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, MixedBudget, PrivacyLoss
+from dpdist.privacy.guarantee import ATTO, MICRO, Guarantee, MixedBudget, PrivacyLoss, Ratio, fraction_of, ratio_of
 from dpdist.privacy.profile import largest_mu_squared, mu_of_pure, near_profile, profile
 
 _DIGITS = MPContext()  # a private context: mpmath's global precision belongs to the caller
@@ -133,6 +133,14 @@ def share(loss: PrivacyLoss, count: int, *, gaussian: bool) -> PrivacyLoss:
     return share
 
 
+class CapSetJson(TypedDict):
+    """A :class:`CapSet` as JSON values."""
+
+    epsilon_micro: int
+    mu_squared: Ratio
+    delta_atto: int
+
+
 @dataclass(frozen=True)
 class CapSet:
     """Limits on what is charged: E for pure epsilons, M for squares of Gaussian mu, D for probabilities of failure.
@@ -174,20 +182,18 @@ class CapSet:
         """Return ``D + H(epsilon)``, rounded up: the delta of every interaction that keeps to these caps."""
         return Fraction(self.delta_atto, ATTO) + profile(Fraction(self.epsilon_micro, MICRO), self.mu_squared, epsilon)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> CapSetJson:
         """Return plain JSON values; the inverse of :meth:`from_json`."""
-        square = self.mu_squared
         return {
             "epsilon_micro": self.epsilon_micro,
-            "mu_squared": [str(square.numerator), str(square.denominator)],
+            "mu_squared": ratio_of(self.mu_squared),
             "delta_atto": self.delta_atto,
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> CapSet:
+    def from_json(cls, value: CapSetJson) -> CapSet:
         """Read what :meth:`to_json` wrote."""
-        numerator, denominator = value["mu_squared"]
-        return cls(value["epsilon_micro"], Fraction(int(numerator), int(denominator)), value["delta_atto"])
+        return cls(value["epsilon_micro"], fraction_of(value["mu_squared"]), value["delta_atto"])
 
 
 def widest(budget: PrivacyLoss, epsilon_micro: int, delta_atto: int) -> CapSet:
@@ -251,6 +257,15 @@ def prices(guarantee: Guarantee) -> Iterator[CapSet]:
         yield CapSet(mu_squared=mu_of_pure(Fraction(loss.epsilon_micro, MICRO)), delta_atto=loss.delta_atto)
 
 
+class LeftJson(TypedDict):
+    """A :class:`Left` as JSON values."""
+
+    gaussian_epsilon_micro: int
+    pure_epsilon_micro: int
+    delta_atto: int
+    share_charged: float
+
+
 @dataclass(frozen=True)
 class Left:
     """What a budget still buys.
@@ -296,7 +311,7 @@ class Left:
             max(self.share, other.share),
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> LeftJson:
         """Return plain JSON values."""
         return {
             "gaussian_epsilon_micro": self.gaussian_micro,
@@ -306,7 +321,7 @@ class Left:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Left:
+    def from_json(cls, value: LeftJson) -> Left:
         """Read what :meth:`to_json` wrote."""
         return cls(
             value["gaussian_epsilon_micro"], value["pure_epsilon_micro"], value["delta_atto"], value["share_charged"]

@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
@@ -286,6 +286,33 @@ class MixedBudget(PrivacyLoss):
         )
 
 
+Ratio = list[str]
+"""An exact fraction in JSON: numerator and denominator in decimal digits."""
+
+
+def ratio_of(value: Fraction) -> Ratio:
+    """Return a fraction for JSON."""
+    return [str(value.numerator), str(value.denominator)]
+
+
+def fraction_of(ratio: Ratio) -> Fraction:
+    """Read a fraction from JSON; ValueError or ZeroDivisionError where it is none."""
+    numerator, denominator = ratio
+    return Fraction(int(numerator), int(denominator))
+
+
+class GuaranteeJson(TypedDict):
+    """A :class:`Guarantee` as JSON values; older versions wrote no ``bounded_ranges``."""
+
+    neighbours: str
+    epsilon_micro: int
+    delta_atto: int
+    mu_squared: Ratio | None
+    arithmetic: str
+    proof: str
+    bounded_ranges: NotRequired[list[Ratio]]
+
+
 @dataclass(frozen=True)
 class Guarantee:
     """What is proved of one release.
@@ -343,29 +370,28 @@ class Guarantee:
         """
         return f"Guarantee(epsilon={self.loss.epsilon:.12g}, delta={self.loss.delta:.12g}, {self.neighbours})"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> GuaranteeJson:
         """Return plain JSON values; the inverse of :meth:`from_json`."""
-        squared = self.mu_squared
         return {
             "neighbours": self.neighbours.value,
             "epsilon_micro": self.loss.epsilon_micro,
             "delta_atto": self.loss.delta_atto,
-            "mu_squared": None if squared is None else [str(squared.numerator), str(squared.denominator)],
+            "mu_squared": None if self.mu_squared is None else ratio_of(self.mu_squared),
             "arithmetic": self.arithmetic.value,
             "proof": self.proof,
-            "bounded_ranges": [[str(length.numerator), str(length.denominator)] for length in self.bounded_ranges],
+            "bounded_ranges": [ratio_of(length) for length in self.bounded_ranges],
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Guarantee:
+    def from_json(cls, value: GuaranteeJson) -> Guarantee:
         """Read what :meth:`to_json` wrote."""
         squared = value["mu_squared"]
         return cls(
             neighbours=Neighbours(value["neighbours"]),
             loss=PrivacyLoss(value["epsilon_micro"], value["delta_atto"]),
-            mu_squared=None if squared is None else Fraction(int(squared[0]), int(squared[1])),
+            mu_squared=None if squared is None else fraction_of(squared),
             arithmetic=Arithmetic(value["arithmetic"]),
             proof=value["proof"],
             # before lists there was one word, which was too good for several draws: such a loss counts as any other
-            bounded_ranges=tuple(Fraction(int(n), int(d)) for n, d in value.get("bounded_ranges", ())),
+            bounded_ranges=tuple(fraction_of(length) for length in value.get("bounded_ranges", ())),
         )

@@ -391,7 +391,7 @@ def open_release(path: AnyStore) -> Release:
     )
     try:
         said = Attributes.of(info)
-        bound = RowBound.from_json(dict(said.bound))
+        bound = RowBound.from_json(said.bound)
         moment = mechanism_named(said.mechanism).info.output is Output.SECOND_MOMENT
         names = {"second_moment", "lattice"} | ({"row_sum"} if bound.constant else set()) if moment else {"components"}
         arrays = complete_arrays(store, names)
@@ -404,7 +404,7 @@ def open_release(path: AnyStore) -> Release:
             names=said.columns,
             neighbours=said.neighbours,
             claim=None if said.claim is None else PrivacyLoss.from_json(said.claim),
-            guarantee=None if said.guarantee is None else Guarantee.from_json(dict(said.guarantee)),
+            guarantee=None if said.guarantee is None else Guarantee.from_json(said.guarantee),
             bound=bound,
             noise=Noise.from_json(said.noise),
             rows=said.n,

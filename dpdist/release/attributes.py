@@ -5,36 +5,20 @@ These are the attributes that :meth:`dpdist.release.artefact.Heading.attributes`
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
-from dpdist.privacy.guarantee import Neighbours
+from dpdist.privacy.guarantee import GuaranteeJson, Neighbours
 from dpdist.release.coverage import Extent
 from dpdist.rows.attributes import UnitAttributes
+from dpdist.rows.bounding import BoundJson
 from dpdist.storage.arrays import Text
 
-_Ratio = tuple[str, str]
 
-
-class _Guarantee(TypedDict):
-    neighbours: str
-    epsilon_micro: int
-    delta_atto: int
-    mu_squared: _Ratio | None
-    arithmetic: str
-    proof: Text
-    bounded_ranges: NotRequired[tuple[_Ratio, ...]]
-
-
-class _Bound(TypedDict):
-    columns: int
-    clip_norm: float
-    grid_bits: int
-    centre: tuple[float, ...] | None
-    scale: tuple[float, ...] | None
-    constant: int
+class _Guarantee(GuaranteeJson):
+    proof: Text  # and no half of a character
 
 
 class Attributes(Struct, frozen=True):
@@ -55,7 +39,7 @@ class Attributes(Struct, frozen=True):
     neighbours: Neighbours
     claim: dict[str, int] | None
     guarantee: _Guarantee | None
-    bound: _Bound
+    bound: BoundJson
     noise: dict[str, Any]  # laws have parameters of their own; Noise checks them
     n: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None
     ledger_head: Text | None

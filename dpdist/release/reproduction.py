@@ -55,7 +55,7 @@ def admit(table: Table) -> None:
         require_undeclared(found)
         if found.dataset_id != table.dataset_id:
             raise DataError(f"{table} was replaced by other rows meanwhile. Run the same command again.")
-        if not data.read().reproduced:
+        if not datasets.seen(table.dataset_id).reproduced:
             data.write(datasets.Seen(reproduced=True))
         if not found.reproduced:
             mark_reproduced(found)

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,17 @@ def compiled_kernel() -> Callable[..., int] | None:
         return None
     kernel: Callable[..., int] = bound_rows
     return kernel
+
+
+class BoundJson(TypedDict):
+    """A :class:`RowBound` as JSON values."""
+
+    columns: int
+    clip_norm: float
+    grid_bits: int
+    centre: list[float] | None
+    scale: list[float] | None
+    constant: int
 
 
 @dataclass(frozen=True)
@@ -159,7 +170,7 @@ class RowBound:
         centre = np.zeros(self.columns) if self.centre is None else np.array(self.centre)
         return centre, np.ones(self.columns) if self.scale is None else np.array(self.scale)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> BoundJson:
         """Return plain JSON values; floats survive exactly."""
         return {
             "columns": self.columns,
@@ -171,15 +182,16 @@ class RowBound:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> RowBound:
+    def from_json(cls, value: BoundJson) -> RowBound:
         """Read what :meth:`to_json` wrote."""
-        vectors = {name: None if value[name] is None else tuple(value[name]) for name in ("centre", "scale")}
+        centre, scale = value["centre"], value["scale"]
         return cls(
             columns=value["columns"],
             clip_norm=value["clip_norm"],
             grid_bits=value["grid_bits"],
+            centre=None if centre is None else tuple(centre),
+            scale=None if scale is None else tuple(scale),
             constant=value["constant"],
-            **vectors,
         )
 
     def shifted(self, rows: npt.NDArray[Any], out: Block) -> None:

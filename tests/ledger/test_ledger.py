@@ -39,6 +39,7 @@ from support.releases import content_of
 
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.ledger.address import Place
+from dpdist.ledger.entries import Capped, Reserved
 from dpdist.ledger.journal import Transaction
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.sqlite import FolderStorage
@@ -194,12 +195,9 @@ def test_a_budget_without_delta_is_the_plain_sum_of_epsilons(place: Place) -> No
     ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1.9"))
     small = replace(pure(), loss=PrivacyLoss.parse("0.001"))
     with ledger._locked() as (view, transaction):
-        caps = [caps.to_json() for caps in caps_for(PrivacyLoss.parse("1.9"))]
-        charges = [
-            {"event": "reserved", "id": f"r{number}", "parameters": {}, "guarantee": small.to_json()}
-            for number in range(1900)
-        ]
-        ledger._append(view, transaction, {"event": "capped", "sets": caps}, *charges)
+        caps = tuple(caps.to_json() for caps in caps_for(PrivacyLoss.parse("1.9")))
+        charges = [Reserved(f"r{number}", {}, small.to_json()) for number in range(1900)]
+        ledger._append(view, transaction, Capped(caps), *charges)
     ledger.verify()
     assert len(losses(ledger)) == 1900
     with pytest.raises(RefusedError):

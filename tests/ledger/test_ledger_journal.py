@@ -19,6 +19,7 @@ from support.releases import content_of
 
 from dpdist.errors import DataError, DpdistError, ResumableError
 from dpdist.ledger.address import Place
+from dpdist.ledger.entries import Capped, Event, Reserved
 from dpdist.ledger.journal import Transaction, origin
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.sqlite import FolderStorage
@@ -233,14 +234,14 @@ def test_a_journal_cut_short_is_noticed_by_who_knew_more(ledger: Ledger, place: 
         ledger.balance()
 
 
-WIDE = {"event": "capped", "sets": [CapSet(10**9, Fraction(0), 0).to_json()]}
-NARROW = {"event": "capped", "sets": [CapSet(3 * 10**6, Fraction(0), 0).to_json()]}
+WIDE = Capped((CapSet(10**9, Fraction(0), 0).to_json(),))
+NARROW = Capped((CapSet(3 * 10**6, Fraction(0), 0).to_json(),))
 
 
 @pytest.mark.parametrize("before", [[], [NARROW], [WIDE]], ids=["no caps", "its own caps", "caps beyond the budget"])
-def test_charges_beyond_the_budget_do_not_verify(ledger: Ledger, before: list[dict[str, Any]]) -> None:
+def test_charges_beyond_the_budget_do_not_verify(ledger: Ledger, before: list[Event]) -> None:
     with ledger._locked() as (view, transaction):
-        entry = {"event": "reserved", "id": "a", "parameters": {}, "guarantee": pure(4).to_json()}
+        entry = Reserved("a", {}, pure(4).to_json())
         ledger._append(view, transaction, *before, entry)
     with pytest.raises(DataError, match="budget"):
         ledger.verify()

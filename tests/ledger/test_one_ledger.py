@@ -18,9 +18,9 @@ from dpdist.errors import DataError, RefusedError
 from dpdist.ingest.table import ingest
 from dpdist.ledger import datasets
 from dpdist.ledger.address import Place
-from dpdist.ledger.datasets import HeldDataset
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
+from dpdist.ledger.state_folder import StateFile
 from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import periods
@@ -166,7 +166,7 @@ def test_two_copies_that_ask_at_once_get_one_ledger(twins: tuple[Path, Path], he
 
 
 def _before_it_is_seen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(HeldDataset, "write", dies)
+    patch.setattr(StateFile, "write", dies)
 
 
 def _before_the_rows_name_it(patch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,8 @@ from dpdist.ledger.journal import Transaction
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.sqlite import FolderStorage
 from dpdist.ledger.state import State
-from dpdist.ledger.state_folder import state_home
-from dpdist.ledger.witness import FolderWitness, HeldFile
+from dpdist.ledger.state_folder import StateFile, state_home
+from dpdist.ledger.witness import FolderWitness
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 
 pytestmark = pytest.mark.usefixtures("typed")
@@ -586,7 +586,7 @@ def test_a_witness_holds_charges_and_no_draw(ledger: Ledger, place: Place) -> No
 
 
 def _dies_before_the_witness(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(HeldFile, "write", dies)
+    patch.setattr(StateFile, "write", dies)
 
 
 def _dies_after_the_witness(patch: pytest.MonkeyPatch) -> None:
@@ -651,7 +651,7 @@ def test_a_death_while_adopting_is_mended_by_adopting_again(
     shutil.rmtree(state)
     lost = twin
     with monkeypatch.context() as patch:
-        patch.setattr(HeldFile, "write", dies)
+        patch.setattr(StateFile, "write", dies)
         with pytest.raises(DiedError):
             lost.adopt()
     assert lost.exhausted  # the charge comes first
