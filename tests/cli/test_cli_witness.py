@@ -9,7 +9,7 @@ import pytest
 from support.cli_scene import LOSS, Call, tree
 
 from dpdist.ledger.ledger import Ledger
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 from faults import crash_driver
 
 RELEASE = ("release", "rows.zarr", "release.zarr", *LOSS)
@@ -17,7 +17,7 @@ RELEASE = ("release", "rows.zarr", "release.zarr", *LOSS)
 
 @pytest.fixture(autouse=True)
 def _computing_inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.pca import model as models
 from dpdist.pipeline import budget, release
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 from dpdist.storage.store import FolderStore
 from faults import crash_driver
 from faults.nightly import events
@@ -48,7 +48,7 @@ PERIODS = PLAIN.replace('"table.npy"', '"incoming"\nperiods = true').partition("
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
     rows = np.random.default_rng(0).normal(size=(30, 3))
     np.save(tmp_path / "table.npy", rows)
     (tmp_path / "incoming").mkdir()

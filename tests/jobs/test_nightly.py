@@ -36,7 +36,7 @@ from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import open_rows
 from dpdist.rows.periods import open_periods
 from dpdist.rows.seal import SEAL, sealed_tags
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 from faults import crash_driver
 from faults.nightly import JOB, events
 
@@ -89,7 +89,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
     (tmp_path / "incoming").mkdir()
     (tmp_path / "job.toml").write_text(JOB)
     return Place(tmp_path)

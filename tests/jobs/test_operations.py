@@ -20,7 +20,7 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.pipeline import budget
 from dpdist.report.status import preview_words, standing_words
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 from faults import crash_driver
 from faults.nightly import JOB
 
@@ -40,7 +40,7 @@ PERIODS = JOB + "continual = 4\n"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Path) -> Path:  # noqa: ARG001
-    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
     (tmp_path / "incoming").mkdir()
     np.save(tmp_path / "table.npy", rows(0))
     return tmp_path

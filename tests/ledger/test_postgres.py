@@ -24,7 +24,7 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.postgresql import PostgresStorage
 from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 from faults import crash_driver, postgres_server
 from faults.postgres_server import PASSWORD, Server
 
@@ -300,7 +300,7 @@ ledger = "{address}"
 
 
 def test_a_job_is_charged_to_a_database_once(address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
     (tmp_path / "table.csv").write_text("a,b\n" + "1,2\n3,0\n" * 50)
     (tmp_path / "job.toml").write_text(JOB.format(address=address))
     for fresh in (True, False, False):
@@ -325,12 +325,12 @@ def test_a_job_is_charged_to_a_database_once(address: Address, tmp_path: Path, m
 def test_a_database_restored_from_an_older_copy_pays_for_no_second_draw(
     address: Address, tmp_path: Path, postgres: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
     (tmp_path / "table.csv").write_text("a,b\n" + "1,2\n3,0\n" * 50)
     (tmp_path / "job.toml").write_text(JOB.format(address=address))
     assert CliRunner().invoke(cli, ["run", str(tmp_path / "job.toml")]).exit_code == 0
-    with postgres.connect() as connection:  # as it was before the commit
-        gone = connection.execute("DELETE FROM dpdist_journal WHERE ledger = %s AND sequence > 4", (address.ledger,))
+    with postgres.connect() as database:  # as it was before the commit
+        gone = database.execute("DELETE FROM dpdist_journal WHERE ledger = %s AND sequence > 4", (address.ledger,))
         assert gone.rowcount == 3
     monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "another machine"))  # no witness: the release itself tells
     Ledger(address).verify()  # a chain cut short is sound by itself

@@ -38,7 +38,7 @@ from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, created, open_rows
 from dpdist.rows.table import Shape
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import store_at
 from dpdist.triangle import Band, packed, unpacked
@@ -83,7 +83,7 @@ def table(tmp_path: Path) -> RowsTable:
 @pytest.fixture
 def in_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute in this process, in bands of three rows."""
-    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
     crash_driver.in_bands(3, monkeypatch.setattr)
 
 
@@ -366,7 +366,7 @@ def test_a_tile_that_contradicts_the_others_is_refused(table: RowsTable, place: 
 def test_components_from_products_are_those_of_the_matrix_whoever_multiplies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, centring: Centring
 ) -> None:
-    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
     crash_driver.in_bands(15, monkeypatch.setattr)
     table = table_at(tmp_path / "rows.zarr", 400, 40)
     create_ledger(default_ledger(table.path), table.path)

@@ -47,7 +47,7 @@ from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
 from dpdist.rows.periods import create_periods
 from dpdist.rows.units import Unit
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 from dpdist.runtime.cluster import Cluster
 from faults import crash_driver
 from faults.forks import forking
@@ -81,7 +81,7 @@ def some_rows(count: int = 600) -> Rows:
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RowsTable:
     """Six hundred rows in several chunks; everything is computed in this process."""
-    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
     rows = some_rows()
     monkeypatch.setattr(dataset, "_TARGET_CHUNK", rows.nbytes // 7)
     return table_of(tmp_path / "rows.zarr", rows)
@@ -253,7 +253,7 @@ def test_the_scale_is_the_least_that_keeps_epsilon(
 
 
 def test_the_rows_of_one_unit_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
     made = table_of(tmp_path / "rows.zarr", some_rows(), unit=Unit("person", 3))
     choice = clip_norm.choose_clip_norm(made.path, REQUEST, HALF)
     assert choice.histogram.noise == DiscreteLaplace(6)

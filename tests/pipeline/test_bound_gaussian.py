@@ -32,7 +32,7 @@ from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
 from dpdist.rows.units import Unit
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 from dpdist.runtime.cluster import Cluster
 from faults import crash_driver
 
@@ -65,7 +65,7 @@ def table_of(path: Path, budget: PrivacyLoss, unit: Unit | None = None) -> RowsT
 @pytest.fixture(autouse=True)
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is computed in this process."""
-    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import dataset
 from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
 from dpdist.rows.units import Unit
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 from dpdist.storage.arrays import CHECKSUM_BYTES
 from faults import crash_driver, sentinel
 
@@ -52,7 +52,7 @@ def told(*arguments: object) -> str:
 @pytest.fixture(params=[False, True], ids=["plain", "compressed"])
 def rows(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RowsTable:
     """Write a table with the sentinel in it, in eight chunks, and its ledger."""
-    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
     values = sentinel.planted_table()
     monkeypatch.setattr(dataset, "_TARGET_CHUNK", sentinel.CHUNK_ROWS * values[0].nbytes)
     path = tmp_path / "rows.zarr"
@@ -189,7 +189,7 @@ def test_a_release_for_reproduction_is_not_called_public(rows: RowsTable, tmp_pa
 def test_a_folder_of_periods_is_described_and_verified_against_its_seals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
     folder = nightly_folder(tmp_path)
     code, words = inspected(folder)
     assert code == 0

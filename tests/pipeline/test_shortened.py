@@ -24,7 +24,7 @@ from dpdist.pca.shortened import shortened, trace_deviation
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.release.request import ReleaseRequest
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 from dpdist.triangle import unpacked
 from faults import crash_driver
 
@@ -41,7 +41,7 @@ def call(*arguments: object) -> Result:
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a table of large values, as incomes are, and be where it is."""
-    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
     monkeypatch.chdir(tmp_path)
     rows = np.random.default_rng(3).normal(size=(30000, 12)) * np.linspace(6000, 500, 12)
     names = ",".join(f"c{i}" for i in range(12))

@@ -25,7 +25,7 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import reproduction, trusted
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import created, open_rows
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 from dpdist.storage.store import store_at
 from faults import crash_driver
 
@@ -40,7 +40,7 @@ def call(*arguments: object) -> Result:
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
     path = tmp_path / "table.npy"
     np.save(path, np.random.default_rng(1).normal(size=(60, 3)) * 8)
     return path

@@ -50,7 +50,7 @@ from dpdist.release.request import Centring
 from dpdist.release.trusted import MomentTransaction
 from dpdist.rows import chunks
 from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 from dpdist.storage.store import store_at
 from dpdist.triangle import unpacked
 from faults import crash_driver
@@ -255,7 +255,7 @@ def test_a_release_for_reproduction_is_charged_to_no_ledger(transaction: MomentT
 
 @pytest.fixture
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
 
 
 def released(transaction: MomentTransaction, **changes: Any) -> Outcome:
@@ -319,7 +319,7 @@ def test_a_committed_release_is_published_without_a_cluster_or_a_row(
     def never(*_: Any, **__: Any) -> None:
         pytest.fail("the rows are not needed any more")
 
-    monkeypatch.setattr(engine, "connected", never)
+    monkeypatch.setattr(connection, "connected", never)
     monkeypatch.setattr(chunks.ChunkReader, "read", never)
     assert not released(transaction).fresh
     assert ledger_of(transaction).records[0].state is State.PUBLISHED

@@ -27,7 +27,7 @@ from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import chunk_key, open_rows
-from dpdist.runtime import engine
+from dpdist.runtime import connection
 from dpdist.storage import store as stores
 from dpdist.storage.store import Store, store_at
 from faults import crash_driver
@@ -190,7 +190,7 @@ def test_a_damaged_chunk_is_an_error(bucket: Store, source: Path) -> None:
 
 
 def test_from_rows_to_scores(bucket: Store, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "connected", crash_driver.inline)
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
     kinds = ("rows", "release", "model", "scores")
     rows, release, model, scores = places = [str(bucket.within(f"{name}.zarr")) for name in kinds]
     table, ledger = ingest(source, store_at(rows), budget=BUDGET), tmp_path / "rows.ledger"
