@@ -28,12 +28,12 @@ from distributed.utils_comm import gather_from_workers
 
 from dpdist._util.progress import Count, Progress
 from dpdist._util.tree import levels
-from dpdist._version import __version__
 from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
-from dpdist.naming import Face, current_face, naming
+from dpdist.naming import naming
 from dpdist.runtime.process import forbid_core_dumps
 from dpdist.runtime.tls import require_safe_workers
-from dpdist.storage.store import AnyStore, Store, store_at
+from dpdist.runtime.workers import Asker, require_fit, require_version
+from dpdist.storage.store import AnyStore, store_at
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -50,15 +50,16 @@ def memory_here() -> int:
     return int(MEMORY_LIMIT)
 
 
-def _guarded(face: Face, function: Callable[..., Result], *arguments: Any) -> Result:
+def _guarded(asker: Asker, function: Callable[..., Result], *arguments: Any) -> Result:
     """Run a task so that an error carries no value: our own errors pass, of others only type and place remain.
 
     They name things as a face does, that of whoever submitted the task. Whoever started this worker, and however often
-    it was restarted, it leaves no core dump with sums in it.
+    it was restarted, it leaves no core dump with sums in it; and whenever it came, it is of the version that asks.
     """
     forbid_core_dumps()
     try:
-        with naming(face):
+        with naming(asker.face):
+            require_version(asker.version)
             return function(*arguments)
     except DpdistError as error:
         failure = type(error)(*error.args)
@@ -76,15 +77,8 @@ def _by_value(task: bytes, common: bytes) -> Any:
     return function(cloudpickle.loads(task), shared)
 
 
-def _added(face: Face, add: Callable[[Sequence[Any]], Any], *parts: Any) -> Any:
-    return _guarded(face, add, parts)
-
-
-def _probe(store: Store, key: str, dask_worker: Any) -> tuple[str, bool, bool]:
-    forbid_core_dumps()  # sums of others may reach a worker before its first task does
-    memory = dask_worker.memory_manager
-    spills = bool(memory.memory_target_fraction or memory.memory_spill_fraction)
-    return __version__, store.exists(key), spills
+def _added(asker: Asker, add: Callable[[Sequence[Any]], Any], *parts: Any) -> Any:
+    return _guarded(asker, add, parts)
 
 
 class Engine:
@@ -175,27 +169,8 @@ class Engine:
             Naming the worker that does not.
         """
         self.require_safe()
-        store = store_at(place)
         with _translated():
-            try:
-                answers = self._client.run(_probe, store, key)
-            except (ImportError, AttributeError):
-                raise DataError(
-                    f"A worker cannot import dpdist. Install dpdist {__version__} in the workers' environment."
-                ) from None
-        for address, (version, seen, spills) in answers.items():
-            if version != __version__:
-                raise DataError(f"The worker {address} runs dpdist {version}, not {__version__}: install the same.")
-            if not seen:
-                raise DataError(
-                    f"The worker {address} does not see {store.address(key)}. Put it on a file system that every "
-                    "worker mounts under the same name."
-                )
-            if spills:
-                raise DataError(
-                    f"The worker {address} may spill un-noised sums to its disk. Start it with distributed.worker."
-                    "memory.target and .spill set to False, as in cluster/worker.env."
-                )
+            require_fit(self._client, store_at(place), key)
 
     def map(self, function: Callable[[Task], None], tasks: Sequence[Task], label: str) -> None:
         """Run a task per argument on whatever worker is free; results are dropped."""
@@ -296,12 +271,12 @@ class Engine:
         return leaves, sums
 
     def _submit(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future:
-        return self._client.submit(_guarded, current_face(), function, *arguments, pure=False, **options)
+        return self._client.submit(_guarded, Asker.here(), function, *arguments, pure=False, **options)
 
     def _sum(self, add: Callable[[Sequence[Any]], Any], parts: list[Future], **options: Any) -> Future:
         if len(parts) == 1:
             return parts[0]
-        return self._client.submit(_added, current_face(), add, *parts, pure=False, **options)
+        return self._client.submit(_added, Asker.here(), add, *parts, pure=False, **options)
 
     def _watch(self, futures: list[Future], count: Count, placed: AbstractSet[str] = frozenset()) -> None:
         for future in self._completed(futures, placed):
@@ -425,9 +400,9 @@ def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[
         here = Engine(client, trusted_worker=False, insecure=False, sharing=1, foreign=True)
         here.require_visible(os.sep)  # any path will do: it is about the network, versions and spilling
     blocks = [block for row in array.to_delayed() for block in row]
-    sums = [dask.delayed(_guarded, pure=False, traverse=False)(current_face(), function, block) for block in blocks]
+    sums = [dask.delayed(_guarded, pure=False, traverse=False)(Asker.here(), function, block) for block in blocks]
     for level in levels(len(sums)):
-        sums = [dask.delayed(_added, pure=False)(current_face(), add, *sums[part.start : part.stop]) for part in level]
+        sums = [dask.delayed(_added, pure=False)(Asker.here(), add, *sums[part.start : part.stop]) for part in level]
     if client is None:
         return add(dask.compute(*sums))
     with _translated():

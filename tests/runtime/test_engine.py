@@ -140,7 +140,7 @@ def test_a_path_that_workers_do_not_see_is_refused(local: Engine, tmp_path: Path
 
 
 def test_a_worker_of_another_version_is_refused(local: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpdist.runtime.engine.__version__", "99")
+    monkeypatch.setattr("dpdist.runtime.workers.__version__", "99")
     with pytest.raises(DataError, match="not 99"):
         local.require_visible(tmp_path)
 

@@ -32,17 +32,17 @@ except DataError:
     pass
 """
 TASK = """
-from dpdist.naming import PYTHON
+from dpdist.runtime.workers import Asker
 from dpdist.runtime import engine
-engine._guarded(PYTHON, int)
+engine._guarded(Asker.here(), int)
 """
 PROBE = """
 from pathlib import Path
 from types import SimpleNamespace
-from dpdist.runtime import engine
+from dpdist.runtime import workers
 from dpdist.storage.store import FolderStore
 worker = SimpleNamespace(memory_manager=SimpleNamespace(memory_target_fraction=False, memory_spill_fraction=False))
-engine._probe(FolderStore(Path.cwd()), "", worker)
+workers._traits(FolderStore(Path.cwd()), "", worker)
 """
 
 

@@ -1,0 +1,138 @@
+"""What a worker must be before rows or sums reach it: of this version, seeing what it reads, spilling nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from distributed import Client, Worker, get_worker
+
+from dpdist._version import __version__
+from dpdist.errors import DataError
+from dpdist.naming import Face, current_face
+from dpdist.runtime.process import forbid_core_dumps
+from dpdist.storage.store import Store
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Whoever submits a task: how messages name things to him, and the version that he runs."""
+
+    face: Face
+    version: str
+
+    @classmethod
+    def here(cls) -> Asker:
+        """Return the one that is this process."""
+        return cls(current_face(), __version__)
+
+
+class Traits(NamedTuple):
+    """What a worker says of itself: its version, whether it sees a place, whether it may write sums to its disk."""
+
+    version: str
+    sees: bool
+    spills: bool
+
+
+def require_version(asked: str) -> None:
+    """Check, in a task, that this process runs the version of whoever submitted it.
+
+    Raises
+    ------
+    DataError
+        If it does not. Other code could sum other bits, without a word.
+    """
+    if asked != __version__:
+        raise DataError(_other_version(_own_address(), __version__, asked))
+
+
+def check_worker(worker: Worker, store: Store, key: str, asked: str) -> None:
+    """Check, on a worker, that it may have work: also on one that has come since the work began.
+
+    Parameters
+    ----------
+    worker
+        The worker that this runs on.
+    store, key
+        A store, and an object in it that the work reads; "" is the store itself.
+    asked
+        The version of whoever submits the work.
+
+    Raises
+    ------
+    DataError
+        Naming the worker, and what to do.
+    """
+    fault = _fault(worker.address, _traits(store, key, worker), store, key, asked)
+    if fault is not None:
+        raise DataError(fault)
+
+
+def require_fit(client: Client, store: Store, key: str) -> None:
+    """Check that every worker that is there now may have work; there need be none.
+
+    Raises
+    ------
+    DataError
+        Naming a worker that may not, and what to do.
+    """
+    # what a worker cannot unpickle is an error without a type: so first a task that needs nothing of ours
+    for address, each in client.run(import_module, __name__, on_error="return").items():
+        if isinstance(each, Exception):
+            raise DataError(_without_dpdist(address, client))
+    found: dict[str, Traits] = client.run(_traits, store, key)
+    for address, traits in found.items():
+        fault = _fault(address, traits, store, key, __version__)
+        if fault is not None:
+            raise DataError(fault)
+
+
+def _traits(store: Store, key: str, dask_worker: Any) -> Traits:
+    forbid_core_dumps()  # sums of others may reach a worker before its first task does
+    memory = dask_worker.memory_manager
+    return Traits(__version__, store.exists(key), bool(memory.memory_target_fraction or memory.memory_spill_fraction))
+
+
+def _fault(address: str, found: Traits, store: Store, key: str, asked: str) -> str | None:
+    """Say why a worker may not have work; None if it may."""
+    if found.version != asked:
+        return _other_version(address, found.version, asked)
+    if not found.sees:
+        return (
+            f"The worker {address} does not see {store.address(key)}. Put it on a file system that every worker mounts "
+            "under the same name."
+        )
+    if found.spills:
+        return (
+            f"The worker {address} may spill un-noised sums to its disk. Start it with distributed.worker.memory."
+            "target and .spill set to False, as in cluster/worker.env; where a script starts it, call "
+            "dask.config.set({'distributed.worker.memory.target': False, 'distributed.worker.memory.spill': False}) "
+            "first."
+        )
+    return None
+
+
+def _other_version(address: str, found: str, asked: str) -> str:
+    return f"The worker {address} runs dpdist {found}, not {asked}: install the same."
+
+
+def _without_dpdist(address: str, client: Client) -> str:
+    """Say what a worker that cannot import this module has in its place, as far as Dask can tell."""
+    told: Mapping[str, Any] = client.get_versions(packages=["dpdist"])["workers"].get(address) or {}
+    found = told.get("packages", {}).get("dpdist")
+    if found not in {None, __version__}:
+        return _other_version(address, found, __version__)
+    return (
+        f"The worker {address} cannot import dpdist. Install dpdist {__version__} where workers run; a cluster service "
+        "takes it as a package of its software environment or image."
+    )
+
+
+def _own_address() -> str:
+    try:
+        return str(get_worker().address)
+    except ValueError:
+        return "of this process"

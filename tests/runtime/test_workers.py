@@ -1,0 +1,103 @@
+"""What a worker must be: of this version, with dpdist, and also when it joins while the work is under way."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dask
+import pytest
+from distributed import LocalCluster
+
+import dpdist
+from dpdist.errors import DataError
+from dpdist.runtime.connection import connected
+from dpdist.runtime.workers import check_worker
+from dpdist.storage.store import FolderStore
+from faults.waiting import until
+
+WORKER = """
+import sys
+{before}
+from distributed.cli.dask_worker import main
+main([sys.argv[1], "--no-nanny", "--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0", "--nthreads", "1"])
+"""
+WITHOUT = "sys.modules['dpdist'] = None"
+OTHER = "import dpdist._version; dpdist._version.__version__ = '98'"
+
+
+@contextmanager
+def worker(before: str, address: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a worker of a process in which something else was imported first."""
+    keep = "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET", "DASK_DISTRIBUTED__WORKER__MEMORY__SPILL"
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKER.format(before=before), address],
+        cwd=folder, stderr=subprocess.DEVNULL, env={**os.environ, **dict.fromkeys(keep, "False")},
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def cluster(*, workers: int) -> Iterator[LocalCluster]:
+    settings = {"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False}
+    local = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "protocol": "tcp"}
+    with (
+        dask.config.set(settings),
+        LocalCluster(n_workers=workers, threads_per_worker=1, processes=False, **local) as made,
+    ):
+        yield made
+
+
+def _count(made: LocalCluster) -> int:
+    return len(made.scheduler.workers)
+
+
+@pytest.mark.parametrize(("before", "words"), [(WITHOUT, "cannot import dpdist"), (OTHER, "runs dpdist 98, not")])
+def test_a_worker_without_dpdist_or_with_another_is_named_and_told(tmp_path: Path, before: str, words: str) -> None:
+    with cluster(workers=1) as made, worker(before, made.scheduler_address, tmp_path):
+        until(lambda: _count(made) == 2)
+        (named,) = set(made.scheduler.workers) - {each.address for each in made.workers.values()}
+        with connected(made.scheduler_address) as started, pytest.raises(DataError, match=words) as refused:
+            started.require_visible(tmp_path)
+        assert named in str(refused.value)
+
+
+def test_so_is_one_of_another_version_that_joins_while_the_work_is_under_way(tmp_path: Path) -> None:
+    with cluster(workers=1) as made, connected(made.scheduler_address) as started:
+        started.require_visible(tmp_path)
+        with worker(OTHER, made.scheduler_address, tmp_path):
+            until(lambda: _count(made) == 2)
+            made.scale(0)  # so that the work goes to the other one
+            until(lambda: _count(made) == 1)
+            with pytest.raises(DataError, match="runs dpdist 98, not"):
+                started.map(math.sqrt, [1], "Working")  # type: ignore[arg-type]
+
+
+def test_a_worker_can_be_checked_on_itself(tmp_path: Path) -> None:
+    def given(**memory: Any) -> Any:
+        fractions = {"memory_target_fraction": False, "memory_spill_fraction": False, **memory}
+        return SimpleNamespace(address="tls://10.0.0.7:1", memory_manager=SimpleNamespace(**fractions))
+
+    store = FolderStore(tmp_path)
+    check_worker(given(), store, "", dpdist_version())
+    with pytest.raises(DataError, match=r"tls://10\.0\.0\.7:1 runs dpdist .*, not 99"):
+        check_worker(given(), store, "", "99")
+    with pytest.raises(DataError, match="does not see"):
+        check_worker(given(), store, "table.json", dpdist_version())
+    for option in ("memory_target_fraction", "memory_spill_fraction"):
+        with pytest.raises(DataError, match="may spill"):
+            check_worker(given(**{option: 0.6}), store, "", dpdist_version())
+
+
+def dpdist_version() -> str:
+    return dpdist.__version__
