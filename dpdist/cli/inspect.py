@@ -37,8 +37,8 @@ def inspect(path: Path, ledger: Place | None, verify: bool, as_json: bool) -> No
     No value and no statistic of a row is told. Exit code 4 if something is damaged.
     """
     facts = inspecting.inspect_path(path, ledger=ledger, verify=verify, progress=BARS)
-    show(json.dumps(facts) if as_json else words(facts))
-    if facts["damaged"]:
+    show(json.dumps(facts.to_json()) if as_json else words(facts))
+    if facts.damaged:
         click.get_current_context().exit(DataError.exit_code)
 
 

@@ -43,12 +43,12 @@ def run(
         job, scheduler=scheduler, certificates=certificates, insecure=insecure, continual=continual
     )
     if dry_run:
-        found = job_status.preview(read)
-        answer(as_json, found, status_report.preview_words(found))
+        preview = job_status.preview(read)
+        answer(as_json, preview.to_json(), status_report.preview_words(preview))
         return
     outcome = job_runs.run(read, say=say, progress=BARS)
     if as_json:
-        click.echo(json.dumps(outcome))
+        click.echo(json.dumps(outcome.to_json()))
 
 
 @click.command()
@@ -58,15 +58,15 @@ def run(
 @naming(JOB_FILE)
 def status(job: Path, textfile: Path | None, as_json: bool) -> None:
     """Show where a job stands: its budget, its releases, what is unfinished, and which periods wait."""
-    found = job_status.standing(job_file.read_job(job))
+    found = job_status.status_of(job_file.read_job(job))
     if textfile is not None:
         replace_file(textfile, status_report.textfile(found).encode(), "metrics")
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(found.to_json()))
     else:
-        show(status_report.standing_words(found))
-    if found["refused"] is not None:
-        raise RefusedError(found["refused"])
+        show(status_report.status_words(found))
+    if found.refused is not None:
+        raise RefusedError(found.refused)
 
 
 @click.command("demo")

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from dpdist._util.progress import steps
 from dpdist._util.text import counted
@@ -30,6 +29,7 @@ from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.ingest.periods import changes, discard, take_in, waiting
 from dpdist.jobs.job_file import Job
 from dpdist.ledger.address import Place
+from dpdist.ledger.balance import Balance
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.pca.scree import DrownedError, require_edge
@@ -48,6 +48,39 @@ from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_public_folder
 from dpdist.storage.store import store_at
+
+
+@dataclass(frozen=True)
+class PeriodicOutcome:
+    """What a run of a job with periods made.
+
+    Attributes
+    ----------
+    periods
+        Number of closed periods.
+    released
+        Ids of the releases that were computed now.
+    balance
+        Of the budget, afterwards.
+    total, model
+        Where the total up to the last period is, and its components; None where there is none.
+    """
+
+    periods: int
+    released: tuple[str, ...]
+    balance: Balance
+    total: Path | None
+    model: Path | None
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON values."""
+        return {
+            "periods": self.periods,
+            "released": list(self.released),
+            "balance": self.balance.to_json(),
+            "total": None if self.total is None else str(self.total),
+            "model": None if self.model is None else str(self.model),
+        }
 
 
 @dataclass(frozen=True)
@@ -121,7 +154,7 @@ def open_series(job: Job) -> Series:
     return Series(job, table, ledger, job.ledger or budget.default_ledger(job.rows))
 
 
-def run(job: Job, *, say: Callable[[str], None]) -> dict[str, Any]:
+def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
     """Take in the new periods of a job, release them, and add up the total.
 
     Parameters
@@ -131,8 +164,8 @@ def run(job: Job, *, say: Callable[[str], None]) -> dict[str, Any]:
 
     Returns
     -------
-    dict
-        JSON values: how many periods are closed, the releases that were computed now, and the paths of total and model.
+    PeriodicOutcome
+        What is closed, what was released now, and where total and model are.
 
     Raises
     ------
@@ -157,7 +190,7 @@ def run(job: Job, *, say: Callable[[str], None]) -> dict[str, Any]:
     with job.cluster.kept() as cluster:
         for count in _counts(series, sources, say, problems):
             fresh += _release(series, count, cluster, say)
-    made = _conclude(series, list(series.ledger.periods)[:count], say)
+    total, model = _conclude(series, list(series.ledger.periods)[:count], say)
     problems = _changed(series, sources) + problems + strays
     try:
         series.ledger.require_current()  # also where nothing was charged tonight: the balance would not be true
@@ -167,7 +200,7 @@ def run(job: Job, *, say: Callable[[str], None]) -> dict[str, Any]:
         raise type(problems[0])(" ".join(map(str, problems)))
     balance = series.ledger.balance()
     say(f"Every row keeps the budget of {series.table.budget}: {balance}.")
-    return {"periods": count, "released": fresh, "balance": balance.to_json(), **made}
+    return PeriodicOutcome(count, tuple(fresh), balance, total, model)
 
 
 def _counts(
@@ -271,11 +304,11 @@ def _require_small_delta(series: Series, release_id: str, periods: Sequence[str]
         caution.require_small_delta(asked.loss, asked.neighbours, rows, accepted=asked.accept_large_delta)
 
 
-def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]) -> dict[str, Any]:
-    """Write the total of the periods, and the components of it."""
+def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]) -> tuple[Path | None, Path | None]:
+    """Write the total of the periods, and the components of it; return where they are."""
     job = series.job
     if not periods:
-        return {"total": None, "model": None}
+        return None, None
     total = series.total_path(periods[-1])
     _write_total(series, periods, total)
     alone = " for this sum alone, of rows that other releases are of too" if series.levels > 1 else ""
@@ -294,7 +327,7 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
         except DrownedError:  # more periods may lift some above it: the release of this one is no failure
             say("No component stands above the noise of this total, so no model was written.")
             model = None
-    return {"total": str(total), "model": model and str(model)}
+    return total, model
 
 
 def _write_total(series: Series, periods: Sequence[str], target: Path) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dpdist._util.progress import Progress
 from dpdist._util.text import counted, listed
@@ -17,10 +16,28 @@ from dpdist.jobs.job_file import Job
 from dpdist.pca.scree import require_edge
 from dpdist.pipeline import budget, release
 from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.release import Outcome
 from dpdist.pipeline.scores import project_rows
 from dpdist.rows.dataset import RowsTable, open_rows
 from dpdist.rows.units import Unit
 from dpdist.storage.atomic import make_once
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """What a job made; a step that it leaves out is None."""
+
+    release: Outcome
+    model: Path | None
+    scores: Path | None
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON values: what is public of the release, and the paths of what was made of it."""
+        return {
+            "release": self.release.to_json(),
+            "model": None if self.model is None else str(self.model),
+            "scores": None if self.scores is None else str(self.scores),
+        }
 
 
 def scores_words(scores: Path, *, fresh: bool) -> str:
@@ -79,7 +96,9 @@ def _unit_words(unit: Unit | None) -> str:
     return "each row alone" if unit is None else f"the rows of one {unit.column}, {unit.max_rows} at most"
 
 
-def run(job: Job, *, say: Callable[[str], None], progress: Progress | None = None) -> dict[str, Any]:
+def run(
+    job: Job, *, say: Callable[[str], None], progress: Progress | None = None
+) -> JobOutcome | periodic.PeriodicOutcome:
     """Run a job: ingest, release, components, scores.
 
     Parameters
@@ -93,8 +112,8 @@ def run(job: Job, *, say: Callable[[str], None], progress: Progress | None = Non
 
     Returns
     -------
-    dict
-        JSON values: the release's attributes, and the paths of what was made.
+    JobOutcome or PeriodicOutcome
+        The latter where rows come in periods.
 
     Raises
     ------
@@ -122,8 +141,7 @@ def run(job: Job, *, say: Callable[[str], None], progress: Progress | None = Non
     if job.scores is not None and job.model is not None:
         _, fresh = project_rows(job.rows, job.model, job.scores, cluster=job.cluster)
         say(scores_words(job.scores, fresh=fresh))
-    paths = {"model": job.model, "scores": job.scores}
-    return {"release": outcome.to_json(), **{name: path and str(path) for name, path in paths.items()}}
+    return JobOutcome(outcome, job.model, job.scores)
 
 
 def _ingest(job: Job, source: Place, say: Callable[[str], None]) -> None:

@@ -6,27 +6,120 @@ Everything told is public or the operator's own: periods by name, releases by id
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from dpdist.errors import DataError, RefusedError
 from dpdist.ingest.periods import waiting
 from dpdist.jobs.job_file import Job
 from dpdist.jobs.periodic import share_of
 from dpdist.jobs.run import require_components, require_same_rows
+from dpdist.ledger.balance import Balance
 from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State
+from dpdist.ledger.state import Record, State
 from dpdist.pipeline.budget import ledger_of
 from dpdist.pipeline.components import made_from
 from dpdist.privacy import caution
-from dpdist.privacy.accounting import caps_for
+from dpdist.privacy.accounting import Left, caps_for
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
 from dpdist.release.continual import ended, levels_for
 from dpdist.rows.dataset import open_rows
 from dpdist.rows.periods import open_periods
 from dpdist.storage.atomic import require_folder, require_new
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What the next run of a job would release and spend.
+
+    Attributes
+    ----------
+    releases
+        What each release would be of, and what it would be charged.
+    new_periods
+        The periods that would be closed.
+    budget
+        The declared budget, or None.
+    charged
+        Number of releases charged before.
+    left
+        What would be left of the whole table; None where nothing can be charged.
+    fits
+        Whether the run would be paid for.
+    """
+
+    releases: tuple[tuple[str, Charge], ...]
+    new_periods: tuple[str, ...]
+    budget: PrivacyLoss | None
+    charged: int
+    left: Left | None
+    fits: bool
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON values."""
+        return {
+            "releases": [{"of": of, **charge.guarantee.loss.to_json()} for of, charge in self.releases],
+            "new_periods": list(self.new_periods),
+            "budget": None if self.budget is None else self.budget.to_json(),
+            "charged": self.charged,
+            "left": None if self.left is None else self.left.to_json(),
+            "fits": self.fits,
+        }
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """Where a job stands.
+
+    Attributes
+    ----------
+    rows
+        Its rows.
+    refused
+        Why nothing new can be released, whatever is asked for: the ledger is not there, or is behind its witness. None
+        where nothing is in the way.
+    budget, balance
+        None where none is declared, and before there is a ledger.
+    releases
+        Number of releases in each state.
+    attempts
+        Number of attempts to draw noise.
+    unfinished
+        The releases that are charged and not published.
+    periods_closed, last_period, periods_waiting
+        Of rows that come in periods.
+    head
+        Digest of the journal's last entry; None before there is a ledger.
+    """
+
+    rows: Path
+    refused: str | None
+    budget: PrivacyLoss | None
+    balance: Balance | None
+    releases: dict[State, int]
+    attempts: int
+    unfinished: tuple[Record, ...]
+    periods_closed: int
+    last_period: str | None
+    periods_waiting: tuple[str, ...]
+    head: str | None
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON values."""
+        return {
+            "rows": str(self.rows),
+            "refused": self.refused,
+            "budget": None if self.budget is None else self.budget.to_json(),
+            "balance": None if self.balance is None else self.balance.to_json(),
+            "releases": {state.value: count for state, count in self.releases.items()},
+            "attempts": self.attempts,
+            "unfinished": [{"id": r.release_id, "state": r.state.value, "attempts": r.fence} for r in self.unfinished],
+            "periods_closed": self.periods_closed,
+            "last_period": self.last_period,
+            "periods_waiting": list(self.periods_waiting),
+            "head": self.head,
+        }
 
 
 def _budget(job: Job, ledger: Ledger | None) -> PrivacyLoss | None:
@@ -115,8 +208,8 @@ def _proved(guarantee: Guarantee | None) -> Guarantee:
     return guarantee
 
 
-def preview(job: Job) -> dict[str, Any]:
-    """Return what the next run would release and spend, as JSON values; nothing is read, created or charged.
+def preview(job: Job) -> Preview:
+    """Return what the next run would release and spend; nothing is read, created or charged.
 
     Raises
     ------
@@ -140,14 +233,8 @@ def preview(job: Job) -> dict[str, Any]:
             filters.close(period)
         fits = all(filters.book(f"planned {number}", charge) for number, (_, charge) in enumerate(plan))
         left = filters.left()
-    return {
-        "releases": [{"of": of, **charge.guarantee.loss.to_json()} for of, charge in plan],
-        "new_periods": fresh,
-        "budget": None if budget is None else budget.to_json(),
-        "charged": ledger.balance().charged if ledger else 0,
-        "left": left and left.to_json(),
-        "fits": budget is not None and fits,
-    }
+    charged = ledger.balance().charged if ledger else 0
+    return Preview(tuple(plan), tuple(fresh), budget, charged, left, budget is not None and fits)
 
 
 def _charges(job: Job, ledger: Ledger) -> bool:
@@ -156,11 +243,8 @@ def _charges(job: Job, ledger: Ledger) -> bool:
     return record is None or not record.given_out
 
 
-def standing(job: Job) -> dict[str, Any]:
-    """Return where a job stands, as JSON values: budget, releases by state, unfinished ones, periods.
-
-    ``refused`` says why nothing new can be released, whatever is asked for: the ledger is not there, or is behind its
-    witness. It is None where nothing is in the way.
+def status_of(job: Job) -> JobStatus:
+    """Return where a job stands: budget, releases by state, unfinished ones, periods.
 
     Raises
     ------
@@ -174,20 +258,18 @@ def standing(job: Job) -> dict[str, Any]:
             ledger.require_current()
     except RefusedError as error:
         refused = str(error)
-    budget, records = _budget(job, ledger), ledger.records if ledger else []
-    closed, balance = list(ledger.periods) if ledger else [], ledger.balance() if ledger else None
+    records, closed = (ledger.records, list(ledger.periods)) if ledger else ([], [])
     states = Counter(record.state for record in records)
-    unfinished = [r for r in records if r.state in {State.RESERVED, State.COMMITTED}]
-    return {
-        "rows": str(job.rows),
-        "refused": refused,
-        "budget": None if budget is None else budget.to_json(),
-        "balance": balance and balance.to_json(),
-        "releases": {state.value: states[state] for state in State},
-        "attempts": sum(record.fence for record in records),
-        "unfinished": [{"id": r.release_id, "state": r.state.value, "attempts": r.fence} for r in unfinished],
-        "periods_closed": len(closed),
-        "last_period": closed[-1] if closed else None,
-        "periods_waiting": new_periods(job, closed),
-        "head": ledger.head if ledger else None,
-    }
+    return JobStatus(
+        rows=job.rows,
+        refused=refused,
+        budget=_budget(job, ledger),
+        balance=ledger.balance() if ledger else None,
+        releases={state: states[state] for state in State},
+        attempts=sum(record.fence for record in records),
+        unfinished=tuple(record for record in records if record.state in {State.RESERVED, State.COMMITTED}),
+        periods_closed=len(closed),
+        last_period=closed[-1] if closed else None,
+        periods_waiting=tuple(new_periods(job, closed)),
+        head=ledger.head if ledger else None,
+    )

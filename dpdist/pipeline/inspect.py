@@ -7,11 +7,13 @@ and says only which ones are damaged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 import zarr
+from msgspec import Struct
 
 from dpdist._util.progress import Count, Progress
 from dpdist.errors import DataError, RefusedError, quiet
@@ -20,6 +22,16 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.naming import step
 from dpdist.pca import model, projection
 from dpdist.pipeline.budget import default_ledger
+from dpdist.pipeline.facts import (
+    AnyFacts,
+    LedgerFacts,
+    LedgerState,
+    ModelFacts,
+    PeriodsFacts,
+    ReleaseFacts,
+    RowsFacts,
+    ScoresFacts,
+)
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import artefact
 from dpdist.release.artefact import open_release
@@ -28,17 +40,16 @@ from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, chunk_key, incomplete, open_rows
 from dpdist.rows.periods import PeriodicTable, is_periodic, open_periods
 from dpdist.rows.table import Table
-from dpdist.storage.arrays import attributes_of
+from dpdist.storage.arrays import Text, attributes_of
 from dpdist.storage.store import AnyStore, Store, store_at
 
-Facts = dict[str, Any]
 _CHECKING = "Checking chunks"
 
 
 @quiet()
 def inspect_path(
     path: AnyStore, *, ledger: PlaceGiven | None = None, verify: bool = False, progress: Progress | None = None
-) -> Facts:
+) -> AnyFacts:
     """Return what is declared about a folder: rows, a folder of periods, a release, a model or scores.
 
     No value of a row and no statistic of the rows is computed, let alone told.
@@ -57,9 +68,9 @@ def inspect_path(
 
     Returns
     -------
-    dict
-        JSON values by name: ``kind`` (str), ``private`` (bool) and ``path`` (str); the rest depends on the kind. After
-        verifying ``damaged`` (list of str) says what is wrong, and is empty if nothing is.
+    RowsFacts, PeriodsFacts, ReleaseFacts, ModelFacts or ScoresFacts
+        ``kind`` (str), ``private`` (bool) and ``path`` (str); the rest depends on the kind. After verifying ``damaged``
+        (tuple of str) says what is wrong, and is empty if nothing is. ``to_json()`` returns all of it as JSON values.
 
     Raises
     ------
@@ -84,22 +95,24 @@ def inspect_path(
     >>> np.save(f"{here.name}/table.npy", np.arange(12.0).reshape(4, 3))
     >>> table = dpdist.ingest_rows(f"{here.name}/table.npy", f"{here.name}/rows.zarr")
     >>> facts = dpdist.inspect_path(table.path, verify=True)
-    >>> facts["kind"], facts["private"], facts["n"], facts["d"], facts["damaged"]
-    ('rows', True, 4, 3, [])
+    >>> facts.kind, facts.private, facts.damaged
+    ('rows', True, ())
+    >>> facts.to_json()["n"], facts.to_json()["d"]
+    (4, 3)
     >>> here.cleanup()
     """
     store, ledger = store_at(path), None if ledger is None else place_given(ledger)
-    kinds: dict[str, Callable[[], Facts]] = {
-        dataset.FORMAT: lambda: _rows(open_rows(store, whole=False), ledger, verify=verify, progress=progress),
+    kinds: dict[str, Callable[[], AnyFacts]] = {
+        dataset.FORMAT: lambda: _rows(store, open_rows(store, whole=False), ledger, verify=verify, progress=progress),
         artefact.FORMAT: lambda: _release(store),
         model.FORMAT: lambda: _model(store),
         projection.FORMAT: lambda: _scores(store, verify=verify, progress=progress),
     }
     if is_periodic(store):
-        return {"path": str(store)} | _periods(open_periods(store), ledger, verify=verify, progress=progress)
+        return _periods(store, open_periods(store), ledger, verify=verify, progress=progress)
     described = attributes_of(store)
     if described is not None and described.get("format") in kinds:
-        return {"path": str(store)} | kinds[described["format"]]()
+        return kinds[described["format"]]()
     if described is not None:
         raise DataError(
             f"{store} has format {described.get('format')!r}, which this version of dpdist does not know. Use the "
@@ -130,32 +143,33 @@ def _checked(table: Table, chunks: list[int], progress: Progress | None, wrong: 
         count.one()
 
 
-def _rows(table: RowsTable, ledger: Place | None, *, verify: bool, progress: Progress | None) -> Facts:
+def _rows(
+    store: Store, table: RowsTable, ledger: Place | None, *, verify: bool, progress: Progress | None
+) -> RowsFacts:
     _require_plausible(table.store, table.chunks)
     missing = dict(incomplete(table))
-    damaged = list(missing.values())
+    damaged = tuple(missing.values())
     if verify:
-        damaged = list(_checked(table, list(range(table.chunks)), progress, missing))
+        damaged = tuple(_checked(table, list(range(table.chunks)), progress, missing))
     beside = table.store if table.period is None else table.store.parent
-    return {
-        "kind": "rows",
-        "private": True,
-        "n": table.rows,
-        "d": table.columns,
-        "dtype": table.dtype,
-        "chunks": table.chunks,
-        "chunk_rows": table.chunk_rows,
-        "codec": "Blosc LZ4" if table.compressed else "none",
-        "checksum": "CRC32C",
-        "bytes": sum(table.store.size(chunk_key(i)) or 0 for i in range(table.chunks) if i not in missing),
-        "dataset_id": table.dataset_id,
-        "columns": list(table.names),
-        "period": table.period,
-        "unit": None if table.unit is None else table.unit.to_json(),
-        "reproduced": table.reproduced,
-        "ledger": _ledger(ledger or default_ledger(beside), table.ledger_id, table.budget),
-        "damaged": damaged if verify or damaged else None,
-    }
+    return RowsFacts(
+        path=str(store),
+        damaged=damaged if verify or damaged else None,
+        n=table.rows,
+        d=table.columns,
+        dtype=table.dtype,
+        chunks=table.chunks,
+        chunk_rows=table.chunk_rows,
+        codec="Blosc LZ4" if table.compressed else "none",
+        checksum="CRC32C",
+        bytes=sum(table.store.size(chunk_key(i)) or 0 for i in range(table.chunks) if i not in missing),
+        dataset_id=table.dataset_id,
+        columns=table.names,
+        period=table.period,
+        unit=table.unit,
+        reproduced=table.reproduced,
+        ledger=_ledger(ledger or default_ledger(beside), table.ledger_id, table.budget)[0],
+    )
 
 
 def _require_plausible(store: Store, announced: int) -> None:
@@ -165,114 +179,113 @@ def _require_plausible(store: Store, announced: int) -> None:
         raise DataError(f"{store} announces {announced} chunks and holds {stored}. Restore its zarr.json.")
 
 
-def _periods(table: PeriodicTable, ledger: Place | None, *, verify: bool, progress: Progress | None) -> Facts:
+def _periods(
+    store: Store, table: PeriodicTable, ledger: Place | None, *, verify: bool, progress: Progress | None
+) -> PeriodsFacts:
     place = ledger or default_ledger(table.store)
-    found = _ledger(place, table.ledger_id, table.budget)
-    known = Ledger(place) if found["state"] == "in use" else None
-    closed = list(known.periods) if known else []
-    facts: Facts = {
-        "kind": "periods",
-        "private": True,
-        "dataset_id": table.dataset_id,
-        "periods_closed": len(closed),
-        "first_period": closed[0] if closed else None,
-        "last_period": closed[-1] if closed else None,
-        "ledger": found,
-        "damaged": None,
-    }
+    facts, opened = _ledger(place, table.ledger_id, table.budget)
+    periods = {} if opened is None else opened.periods
+    damaged = None
     if verify:
-        if known is None:
+        if opened is None:
             raise RefusedError(
                 f"The seals of the periods of {table.store} stand in their ledger, which is not at {place}. Name its "
                 "place.",
                 parameter="ledger",
             )
-        span = table.span(known.periods, 0) if closed else None
-        facts["damaged"] = [] if span is None else list(_checked(span, list(range(span.chunks)), progress, {}))
-    return facts
+        span = table.span(periods, 0) if periods else None
+        damaged = () if span is None else tuple(_checked(span, list(range(span.chunks)), progress, {}))
+    return PeriodsFacts(
+        path=str(store),
+        damaged=damaged,
+        dataset_id=table.dataset_id,
+        periods_closed=len(periods),
+        first_period=next(iter(periods), None),
+        last_period=next(reversed(periods), None),
+        ledger=facts,
+    )
 
 
-def _ledger(place: Place, ledger_id: str | None, declared: PrivacyLoss | None) -> Facts:
-    """Return where the budget of a table is kept and how it stands."""
-    facts: Facts = {
-        "place": str(place),
-        "state": "not created",
-        "budget": None if declared is None else declared.to_json(),
-        "balance": None,
-        "refused": None,
-    }
+def _ledger(place: Place, ledger_id: str | None, declared: PrivacyLoss | None) -> tuple[LedgerFacts, Ledger | None]:
+    """Return where the budget of a table is kept and how it stands, and its ledger if that is in use."""
     if ledger_id is None:
-        return facts
+        return LedgerFacts(str(place), LedgerState.NOT_CREATED, declared), None
     if not Ledger.stands_at(place):
-        return facts | {"state": "not there"}
+        return LedgerFacts(str(place), LedgerState.NOT_THERE, declared), None
     opened = Ledger(place)
     if opened.ledger_id != ledger_id:
-        return facts | {"state": "of other rows"}
-    facts |= {"state": "in use", "balance": opened.balance().to_json()}
+        return LedgerFacts(str(place), LedgerState.OF_OTHER_ROWS, declared), None
+    balance, refused = opened.balance(), None
     try:
         opened.require_current()
     except RefusedError as error:
-        facts["refused"] = str(error)
-    return facts
+        refused = str(error)
+    return LedgerFacts(str(place), LedgerState.IN_USE, declared, balance, refused), opened
 
 
-def _release(store: Store) -> Facts:
+def _release(store: Store) -> ReleaseFacts:
     release = open_release(store)
-    return {
-        "kind": "release", "private": release.status != "private", **release.attributes(),
-        "cautions": list(release.cautions), "damaged": [],
-    }  # fmt: skip
+    return ReleaseFacts(path=str(store), private=not release.private_as_claimed, damaged=(), release=release)
 
 
-def _model(store: Store) -> Facts:
-    found, described = model.open_model(store), attributes_of(store) or {}
-    return {
-        "kind": "model",
-        "private": described["status"] != "private",
-        "release_id": found.release_id,
-        "mechanism": described["mechanism"],
-        "status": described["status"],
-        "k": len(found.components.components),
-        "columns": list(found.names),
-        "eigenvalues": found.components.eigenvalues is not None,
-        "damaged": [],
-    }
+class _ModelHead(Struct):
+    mechanism: Text
+    status: Text
 
 
-def _scores(store: Store, *, verify: bool, progress: Progress | None) -> Facts:
-    described = attributes_of(store) or {}
+def _model(store: Store) -> ModelFacts:
+    opened = model.open_model(store)
     try:
+        said = msgspec.convert(attributes_of(store), _ModelHead)
+    except ValueError:
+        raise DataError(f"{store} is a model.zarr that was damaged. Write it again with {step('pca')}.") from None
+    return ModelFacts(
+        path=str(store),
+        private=said.status != "private",
+        damaged=(),
+        release_id=opened.release_id,
+        mechanism=said.mechanism,
+        status=said.status,
+        k=len(opened.components.components),
+        columns=opened.names,
+        eigenvalues=opened.components.eigenvalues is not None,
+    )
+
+
+class _ScoresHead(Struct):
+    dataset_id: Text
+    release_id: Text
+
+
+def _scores(store: Store, *, verify: bool, progress: Progress | None) -> ScoresFacts:
+    try:
+        said = msgspec.convert(attributes_of(store), _ScoresHead)
         array = zarr.open_array(store.for_zarr(), mode="r", zarr_format=3)
         (rows, k), chunk = array.shape, array.chunks[0]
-        facts: Facts = {
-            "kind": "scores",
-            "private": True,
-            "n": rows,
-            "k": k,
-            "dtype": str(array.dtype),
-            "chunks": array.nchunks,
-            "dataset_id": described["dataset_id"],
-            "release_id": described["release_id"],
-            "damaged": None,
-        }
+        facts: ScoresFacts | None = ScoresFacts(
+            path=str(store),
+            n=rows,
+            k=k,
+            dtype=str(array.dtype),
+            chunks=array.nchunks,
+            dataset_id=said.dataset_id,
+            release_id=said.release_id,
+        )
     except Exception:  # noqa: BLE001 - damaged metadata fails in as many ways as there are libraries
-        facts = {}
-    if not facts:
+        facts = None
+    if facts is None:
         raise DataError(f"{store} is a scores.zarr that was damaged. Write it again with {step('project')}.")
-    _require_plausible(store, facts["chunks"])
-    if verify:
-        facts["damaged"], count = [], Count(progress, _CHECKING, facts["chunks"])
-        for index in range(facts["chunks"]):
-            try:
-                sound = store.size(chunk_key(index)) is not None  # zarr reads a missing chunk as zeros
-                np.asarray(array[index * chunk : (index + 1) * chunk])
-            except Exception:  # noqa: BLE001 - whatever zarr and its codecs raise
-                sound = False
-            if not sound:
-                facts["damaged"].append(f"Chunk {index} of {store} is missing or was altered. Project the rows again.")
-            count.one()
-    return facts
-
-
-def _moved(bound: Facts) -> bool:
-    return bound["centre"] is not None or bound["scale"] is not None
+    _require_plausible(store, facts.chunks)
+    if not verify:
+        return facts
+    damaged, count = [], Count(progress, _CHECKING, facts.chunks)
+    for index in range(facts.chunks):
+        try:
+            sound = store.size(chunk_key(index)) is not None  # zarr reads a missing chunk as zeros
+            np.asarray(array[index * chunk : (index + 1) * chunk])
+        except Exception:  # noqa: BLE001 - whatever zarr and its codecs raise
+            sound = False
+        if not sound:
+            damaged.append(f"Chunk {index} of {store} is missing or was altered. Project the rows again.")
+        count.one()
+    return replace(facts, damaged=tuple(damaged))

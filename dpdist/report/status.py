@@ -2,92 +2,75 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dpdist._util.text import counted, labelled
-from dpdist.ledger.balance import Balance
-from dpdist.privacy.accounting import Left
-from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.jobs.status import JobStatus, Preview
+from dpdist.ledger.state import State
+from dpdist.privacy.guarantee import MICRO
 
 
-def preview_words(found: dict[str, Any]) -> str:
+def preview_words(preview: Preview) -> str:
     """Return a preview as text."""
-    lines = [
-        f"{each['of']}: epsilon {each['epsilon_micro'] / 1e6:g}, delta {each['delta_atto'] / 1e18:g}"
-        for each in found["releases"]
-    ]
-    if found["new_periods"]:
-        lines.insert(0, f"Periods to close: {', '.join(found['new_periods'])}.")
-    budget = found["budget"]
-    declared = "no budget is declared" if budget is None else f"the budget is {PrivacyLoss.from_json(budget)}"
+    lines = [f"{of}: {charge.guarantee.loss}" for of, charge in preview.releases]
+    if preview.new_periods:
+        lines.insert(0, f"Periods to close: {', '.join(preview.new_periods)}.")
+    declared = "no budget is declared" if preview.budget is None else f"the budget is {preview.budget}"
     lines.append(
-        f"{counted(len(found['releases']), 'release')} to make, and {found['charged']} charged before; {declared}"
-        + (
-            f". Left of the whole table afterwards: {Left.from_json(found['left'])}."
-            if found["fits"]
-            else ": THE RUN WOULD BE REFUSED."
-        )
+        f"{counted(len(preview.releases), 'release')} to make, and {preview.charged} charged before; {declared}"
+        + (f". Left of the whole table afterwards: {preview.left}." if preview.fits else ": THE RUN WOULD BE REFUSED.")
     )
     return "\n".join([*lines, "Nothing was read, charged or published."])
 
 
-def standing_words(found: dict[str, Any]) -> str:
-    """Return a standing as text."""
-    budget = found["budget"]
-    counts = ", ".join(f"{count} {state}" for state, count in found["releases"].items())
-    nothing = "nothing is charged yet" if found["refused"] is None else "not known"
+def status_words(status: JobStatus) -> str:
+    """Return how a job stands as text."""
+    counts = ", ".join(f"{count} {state}" for state, count in status.releases.items())
+    nothing = "nothing is charged yet" if status.refused is None else "not known"
     lines = [
-        ("budget", "not declared yet" if budget is None else str(PrivacyLoss.from_json(budget))),
-        ("balance", nothing if found["balance"] is None else str(Balance.from_json(found["balance"]))),
-        ("releases", f"{counts}; {counted(found['attempts'], 'attempt')} in all"),
+        ("budget", "not declared yet" if status.budget is None else str(status.budget)),
+        ("balance", nothing if status.balance is None else str(status.balance)),
+        ("releases", f"{counts}; {counted(status.attempts, 'attempt')} in all"),
     ]
     lines += [
-        ("unfinished", f"{r['id']} is {r['state']}, {counted(r['attempts'], 'attempt')}") for r in found["unfinished"]
+        ("unfinished", f"{record.release_id} is {record.state}, {counted(record.fence, 'attempt')}")
+        for record in status.unfinished
     ]
-    if found["periods_closed"] or found["periods_waiting"]:
-        wait = ", ".join(found["periods_waiting"]) or "none"
-        last = f", the last {found['last_period']}" if found["last_period"] else ""
-        lines.append(("periods", f"{found['periods_closed']} closed{last}; waiting: {wait}"))
-    said = labelled(lines)
-    if found["refused"] is not None:
-        said = f"NOTHING NEW CAN BE RELEASED; what is said of the balance may be out of date.\n{said}"
-    return said
+    if status.periods_closed or status.periods_waiting:
+        waiting = ", ".join(status.periods_waiting) or "none"
+        last = f", the last {status.last_period}" if status.last_period else ""
+        lines.append(("periods", f"{status.periods_closed} closed{last}; waiting: {waiting}"))
+    words = labelled(lines)
+    if status.refused is not None:
+        words = f"NOTHING NEW CAN BE RELEASED; what is said of the balance may be out of date.\n{words}"
+    return words
 
 
-def textfile(found: dict[str, Any]) -> str:
-    """Return a standing in the text format of Prometheus, for node_exporter's textfile collector."""
-    label = "{rows=" + '"' + found["rows"].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
-    budget = found["budget"]
-    nothing = {"gaussian_epsilon_micro": 0, "pure_epsilon_micro": 0, "share_charged": 0.0}
-    left = found["balance"]["left"] if found["balance"] and found["refused"] is None else nothing
+def textfile(status: JobStatus) -> str:
+    """Return how a job stands in the text format of Prometheus, for node_exporter's textfile collector."""
+    path = str(status.rows).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    left = None if status.balance is None or status.refused is not None else status.balance.left
+    gaussian, pure, share = (0, 0, 0.0) if left is None else (left.gaussian_micro, left.pure_micro, left.share)
     metrics: list[tuple[str, str, str, list[tuple[str, float]]]] = [
-        ("budget_epsilon", "gauge", "Declared budget.", [("", budget["epsilon_micro"] / 1e6 if budget else 0.0)]),
-        (
-            "left_gaussian_epsilon",
-            "gauge",
-            "Largest Gaussian release left.",
-            [("", left["gaussian_epsilon_micro"] / 1e6)],
-        ),
-        ("left_pure_epsilon", "gauge", "Largest pure release left.", [("", left["pure_epsilon_micro"] / 1e6)]),
-        ("charged_share", "gauge", "Share of the caps that is charged.", [("", left["share_charged"])]),
-        (
-            "releases",
-            "gauge",
-            "Releases by state.",
-            [(f',state="{state}"', count) for state, count in found["releases"].items()],
-        ),
-        ("attempts_total", "counter", "Attempts to draw noise.", [("", found["attempts"])]),
-        ("periods_closed", "gauge", "Periods closed.", [("", found["periods_closed"])]),
-        ("refused", "gauge", "Whether the ledger refuses every new release.", [("", found["refused"] is not None)]),
+        ("budget_epsilon", "gauge", "Declared budget.", [("", status.budget.epsilon if status.budget else 0.0)]),
+        ("left_gaussian_epsilon", "gauge", "Largest Gaussian release left.", [("", gaussian / MICRO)]),
+        ("left_pure_epsilon", "gauge", "Largest pure release left.", [("", pure / MICRO)]),
+        ("charged_share", "gauge", "Share of the caps that is charged.", [("", share)]),
+        ("releases", "gauge", "Releases by state.", [_of_state(*counted) for counted in status.releases.items()]),
+        ("attempts_total", "counter", "Attempts to draw noise.", [("", status.attempts)]),
+        ("periods_closed", "gauge", "Periods closed.", [("", status.periods_closed)]),
+        ("refused", "gauge", "Whether the ledger refuses every new release.", [("", status.refused is not None)]),
         (
             "periods_waiting",
             "gauge",
             "Periods in the source that are not closed.",
-            [("", len(found["periods_waiting"]))],
+            [("", len(status.periods_waiting))],
         ),
     ]
     lines = []
     for name, kind, words, values in metrics:
         lines += [f"# HELP dpdist_{name} {words}", f"# TYPE dpdist_{name} {kind}"]
-        lines += [f"dpdist_{name}{label}{more}}} {value:g}" for more, value in values]
+        lines += [f'dpdist_{name}{{rows="{path}"{more}}} {value:g}' for more, value in values]
     return "\n".join(lines) + "\n"
+
+
+def _of_state(state: State, count: int) -> tuple[str, float]:
+    return f',state="{state}"', count

@@ -56,7 +56,7 @@ def _everything(folder: Path, form: Callable[[Path], AnyPath]) -> list[Any]:
         budget.complete_ingest(at("rows.zarr")).dataset_id == table.dataset_id,
         budget.verify_ledger(at("rows.ledger"), [at("r.zarr")]).head == dpdist.Ledger(at("rows.ledger")).head,
         dpdist.open_model(at("m.zarr")).release_id == release.release_id,
-        dpdist.inspect_path(at("r.zarr"), ledger=at("rows.ledger"))["kind"],
+        dpdist.inspect_path(at("r.zarr"), ledger=at("rows.ledger")).kind,
         job_file.read_job(at("job.toml")).rows == folder / "rows.zarr",
         dpdist.PrivatePCA.from_release(at("r.zarr"), 2).transform(at("rows.zarr")).shape,
         sorted(path.name for path in folder.iterdir()),
@@ -141,10 +141,10 @@ def test_a_dry_run_refuses_the_paths_that_the_run_refuses(
     np.save("t.npy", np.random.default_rng(1).normal(size=(30, 3)))
     job = Path("job.toml")
     job.write_text(JOB.format(**GOOD))
-    assert status.preview(job_file.read_job(job))["fits"]
+    assert status.preview(job_file.read_job(job)).fits
     if again:
         run.run(job_file.read_job(job), say=print)
-        assert status.preview(job_file.read_job(job))["fits"]
+        assert status.preview(job_file.read_job(job)).fits
     before = sorted(Path().iterdir())
     job.write_text(JOB.format(**{**GOOD, **wrong}))
     with pytest.raises(DataError):

@@ -58,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(job: Path) -> dict[str, Any]:
+def run(job: Path) -> object:
     return job_runs.run(job_file.read_job(job), say=print)
 
 

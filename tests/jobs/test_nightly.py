@@ -24,6 +24,7 @@ from support.tallies import FALSE_ALARM
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.jobs import job_file
 from dpdist.jobs import run as job_runs
+from dpdist.jobs.periodic import PeriodicOutcome
 from dpdist.ledger.ledger import Ledger
 from dpdist.pca.components import components
 from dpdist.pca.model import open_model
@@ -70,8 +71,10 @@ class Place:
             self.rows[name] = np.random.default_rng(seed).normal(size=(count, 3))
             np.save(self.incoming / f"{name}.npy", self.rows[name])
 
-    def run(self, **options: Any) -> dict[str, Any]:
-        return job_runs.run(job_file.read_job(self.job, **options), say=print)
+    def run(self, **options: Any) -> PeriodicOutcome:
+        outcome = job_runs.run(job_file.read_job(self.job, **options), say=print)
+        assert isinstance(outcome, PeriodicOutcome)
+        return outcome
 
     def exact(self, *names: str) -> npt.NDArray[np.int64]:
         """Return the integer moment of some periods, by the bound of the job."""
@@ -116,15 +119,15 @@ def test_each_night_releases_the_new_period_and_reads_nothing_else(place: Place,
         chunks.clear()
         outcome = place.run()
         assert chunks == [f"{name}/0", f"{name}/0"]  # once to seal it, once to release it
-        assert outcome["periods"] == number
-        assert len(outcome["released"]) == 1
+        assert outcome.periods == number
+        assert len(outcome.released) == 1
         spent.add(str(place.ledger.balance().left_closed))
     assert spent == {"next to nothing"}  # of every period closed, and all is left of those to come
     assert place.ledger.balance().left.gaussian_micro == 10**6
     assert place.ledger.budget == PrivacyLoss.parse("1", "1e-6")
     chunks.clear()
     before = place.files()
-    assert place.run()["released"] == []
+    assert place.run().released == ()
     assert chunks == []
     assert place.files() == before
     place.ledger.verify()
@@ -199,7 +202,7 @@ def test_a_period_without_rows_is_released_like_any_other(place: Place) -> None:
     (place.incoming / "d2").mkdir()
     (place.incoming / "d3").mkdir()
     outcome = place.run()
-    assert len(outcome["released"]) == 3
+    assert len(outcome.released) == 3
     empty = open_release(place.published / "d2.zarr")
     assert empty.rows is None
     assert np.count_nonzero(empty.lattice) > 0
@@ -335,7 +338,7 @@ def test_a_wrong_name_is_told_and_ends_no_series(place: Place, name: str) -> Non
     assert (place.published / "d2.zarr").exists()
     (place.incoming / name).rename(place.incoming / f"_{name}")
     place.arrive("d3")
-    assert place.run()["periods"] == 3
+    assert place.run().periods == 3
 
 
 def test_a_wrong_name_keeps_no_half_done_release_waiting(place: Place) -> None:
@@ -418,10 +421,10 @@ def test_a_file_without_rows_is_a_night_like_any_other(place: Place, write: Call
     place.arrive("d3/c", count=5)
     place.arrive("d4")
     outcome = place.run()
-    assert len(outcome["released"]) == 4
+    assert len(outcome.released) == 4
     assert [open_rows(place.folder / "visits" / f"d{i}.zarr").rows for i in (1, 2, 3, 4)] == [0, 0, 5, 30]
     assert open_rows(place.folder / "visits" / "d3.zarr").dtype == "float64"
-    assert place.run()["released"] == []
+    assert place.run().released == ()
 
 
 def test_a_table_without_rows_is_none(place: Place) -> None:
@@ -673,9 +676,9 @@ def test_components_are_of_the_total(place: Place) -> None:
     place.job.write_text(JOB + '[pca]\npath = "models"\ncomponents = 2\n')
     place.arrive("d1", "d2")
     outcome = place.run()
-    assert Path(outcome["model"]) == place.folder / "models" / "d2.zarr"
+    assert outcome.model == place.folder / "models" / "d2.zarr"
     total = open_release(place.published / "total" / "d2.zarr")
-    assert open_model(Path(outcome["model"])).release_id == total.release_id
+    assert open_model(outcome.model or "nowhere").release_id == total.release_id
 
 
 def test_components_above_the_noise_are_taken_night_after_night(place: Place) -> None:
@@ -687,10 +690,10 @@ def test_components_above_the_noise_are_taken_night_after_night(place: Place) ->
     for count, night in enumerate(("d1", "d2", "d3"), 400):
         np.save(place.incoming / f"{night}.npy", np.outer(np.full(count, 4.0), [0.6, 0.8, 0.0]))
         outcome = place.run()
-        assert Path(outcome["model"]) == place.folder / "models" / f"{night}.zarr"
-        found = open_model(Path(outcome["model"])).components
+        assert outcome.model == place.folder / "models" / f"{night}.zarr"
+        found = open_model(outcome.model or "nowhere").components
         assert abs(found.components[0] @ [0.6, 0.8, 0.0]) > 0.9
-        assert require_scree(open_release(Path(outcome["total"])), found.eigenvalues).above == len(found.components)
+        assert require_scree(open_release(outcome.total or "nowhere"), found.eigenvalues).above == len(found.components)
     assert len(place.ledger.records) == 3
 
 
@@ -702,9 +705,9 @@ def test_a_night_whose_total_drowns_in_the_noise_is_released_without_a_model(pla
     for number, night in enumerate(("d1", "d2", "d3"), 1):
         place.arrive(night)
         outcome = place.run()
-        total = open_release(Path(outcome["total"]))
+        total = open_release(outcome.total or "nowhere")
         found = require_scree(total, components(total, 3).eigenvalues)
-        assert (outcome["model"] is None) == (found.above == 0)
+        assert (outcome.model is None) == (found.above == 0)
         assert (place.folder / "models" / f"{night}.zarr").exists() == (found.above > 0)
         assert len(place.ledger.records) == number
 

@@ -19,7 +19,7 @@ from dpdist.jobs import run as job_runs
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.pipeline import budget
-from dpdist.report.status import preview_words, standing_words
+from dpdist.report.status import preview_words, status_words
 from dpdist.runtime import connection
 from faults import crash_driver
 from faults.nightly import JOB
@@ -70,28 +70,28 @@ def test_a_dry_run_tells_what_a_run_then_spends_and_does_nothing(folder: Path) -
     before = everything(folder)
     found = status.preview(read)
     assert everything(folder) == before
-    assert found["new_periods"] == ["d1", "d2"]
-    assert [each["of"] for each in found["releases"]] == ["d1", "d2", "d1--d2"]
-    assert found["fits"]
-    assert found["charged"] == 0
+    assert found.new_periods == ("d1", "d2")
+    assert [of for of, _ in found.releases] == ["d1", "d2", "d1--d2"]
+    assert found.fits
+    assert found.charged == 0
     run(read)
     after = status.preview(read)
-    assert after["releases"] == after["new_periods"] == []
-    assert after["charged"] == len(Ledger(folder / "visits.ledger").charges) == 3
-    assert after["left"] == found["left"]
-    assert after["fits"]
+    assert (after.releases, after.new_periods) == ((), ())
+    assert after.charged == len(Ledger(folder / "visits.ledger").charges) == 3
+    assert after.left == found.left
+    assert after.fits
 
 
 def test_a_dry_run_of_a_plain_job_tells_when_it_would_be_refused(folder: Path) -> None:
     read = job(folder, PLAIN)
     found = status.preview(read)
-    assert (found["fits"], found["charged"], found["left"]["pure_epsilon_micro"]) == (True, 0, 500_000)
+    assert (found.fits, found.charged, found.left and found.left.pure_micro) == (True, 0, 500_000)
     assert not (folder / "rows.zarr").exists()
     run(read)
-    assert status.preview(read)["releases"] == []
+    assert status.preview(read).releases == ()
     again = job(folder, PLAIN.replace("clip = 8.0", "clip = 9.0").replace("release.zarr", "other.zarr"))
     found = status.preview(again)
-    assert (found["fits"], found["charged"], found["left"]["pure_epsilon_micro"]) == (False, 1, 500_000)
+    assert (found.fits, found.charged, found.left and found.left.pure_micro) == (False, 1, 500_000)
     assert "WOULD BE REFUSED" in preview_words(found)
     with pytest.raises(RefusedError, match="1 release is charged already"):
         run(again)
@@ -111,7 +111,7 @@ def test_the_command_line_tells_it_too(folder: Path) -> None:
 
 def test_status_tells_what_is_closed_waiting_and_unfinished(folder: Path) -> None:
     read = job(folder, PERIODS)
-    assert status.standing(read)["releases"] == dict.fromkeys(list(State), 0)
+    assert status.status_of(read).releases == dict.fromkeys(list(State), 0)
     np.save(folder / "incoming" / "d1.npy", rows(1))
     run(read)
     np.save(folder / "incoming" / "d2.npy", rows(2))
@@ -120,11 +120,11 @@ def test_status_tells_what_is_closed_waiting_and_unfinished(folder: Path) -> Non
     seals = ledger.periods
     ledger.reserve("dead", dataset_id=ledger.dataset_id, parameters={}, guarantee=record.guarantee, periods=seals)
     ledger.begin("dead")
-    found = status.standing(read)
-    assert found["releases"] == {"reserved": 1, "committed": 0, "published": 1, "aborted": 0, "adopted": 0}
-    assert found["unfinished"] == [{"id": "dead", "state": "reserved", "attempts": 1}]
-    assert (found["periods_closed"], found["last_period"], found["periods_waiting"]) == (1, "d1", ["d2"])
-    words = standing_words(found)
+    found = status.status_of(read)
+    assert found.releases == {"reserved": 1, "committed": 0, "published": 1, "aborted": 0, "adopted": 0}
+    assert [(r.release_id, r.state, r.fence) for r in found.unfinished] == [("dead", State.RESERVED, 1)]
+    assert (found.periods_closed, found.last_period, found.periods_waiting) == (1, "d1", ("d2",))
+    words = status_words(found)
     assert "dead is reserved, 1 attempt\n" in words
     assert "1 closed, the last d1; waiting: d2" in words
 

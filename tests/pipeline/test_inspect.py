@@ -15,6 +15,7 @@ from dpdist.errors import DataError, RefusedError
 from dpdist.pca import projection
 from dpdist.pca.model import open_model
 from dpdist.pipeline import budget, inspect
+from dpdist.pipeline.facts import RowsFacts
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import dataset
 from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
@@ -86,14 +87,15 @@ def test_rows_are_described_and_no_value_of_them_is_told(rows: RowsTable) -> Non
     ):  # fmt: skip
         assert part in " ".join(words.split())
     facts = inspect.inspect_path(rows.path)
-    assert facts["bytes"] == sum(p.stat().st_size for p in (rows.path / "c").rglob("*") if p.is_file())
-    assert facts["columns"] == list(NAMES)
-    assert facts["damaged"] is None  # nobody looked
+    assert isinstance(facts, RowsFacts)
+    assert facts.bytes == sum(p.stat().st_size for p in (rows.path / "c").rglob("*") if p.is_file())
+    assert facts.columns == NAMES
+    assert facts.damaged is None  # nobody looked
 
 
 def test_a_sound_table_verifies_and_every_chunk_was_read(rows: RowsTable) -> None:
     seen: list[tuple[str, int, int]] = []
-    assert inspect.inspect_path(rows.path, verify=True, progress=lambda *at: seen.append(at))["damaged"] == []
+    assert inspect.inspect_path(rows.path, verify=True, progress=lambda *at: seen.append(at)).damaged == ()
     assert seen == [("Checking chunks", i, 8) for i in range(9)]
     code, words = inspected(rows.path, "--verify")
     assert (code, "nothing is damaged" in words) == (0, True)
@@ -109,7 +111,7 @@ def test_every_damaged_chunk_is_named(rows: RowsTable) -> None:
     assert named == ["1", "4", "7"]
     # without reading, what is missing is seen all the same, and what was altered is not
     facts = inspect.inspect_path(rows.path)
-    assert [each.split()[1] for each in facts["damaged"]] == ["4"]
+    assert [sentence.split()[1] for sentence in facts.damaged or ()] == ["4"]
     assert inspected(rows.path)[0] == 4
 
 
@@ -119,7 +121,7 @@ def test_damage_is_found_in_every_chunk(rows: RowsTable, damage: Callable[[Path]
         chunk = rows.path / chunk_key(index)
         content = chunk.read_bytes()
         damage(chunk)
-        (wrong,) = inspect.inspect_path(rows.path, verify=True)["damaged"]
+        (wrong,) = inspect.inspect_path(rows.path, verify=True).damaged or ()
         assert wrong.lower().startswith(f"chunk {index} ")
         chunk.write_bytes(content)
     assert CHECKSUM_BYTES == 4
@@ -167,8 +169,8 @@ def test_releases_models_and_scores_say_what_they_are(rows: RowsTable, tmp_path:
         assert part in words
     altered(scores / "c" / "2" / "0")
     (scores / "c" / "5" / "0").unlink()
-    damaged = inspect.inspect_path(scores, verify=True)["damaged"]
-    assert [each.split()[1] for each in damaged] == ["2", "5"]
+    damaged = inspect.inspect_path(scores, verify=True).damaged
+    assert [sentence.split()[1] for sentence in damaged or ()] == ["2", "5"]
     assert inspected(scores, "--verify")[0] == 4
     assert step == sentinel.CHUNK_ROWS
 

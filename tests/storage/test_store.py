@@ -206,7 +206,7 @@ def test_from_rows_to_scores(bucket: Store, source: Path, tmp_path: Path, monkey
     assert project_rows(rows, model, scores) == (50, False)
     for place, kind in zip(places, kinds, strict=True):
         facts = inspect_path(place, ledger=ledger, verify=True)
-        assert (facts["kind"], facts["damaged"]) == (kind, [])
+        assert (facts.kind, facts.damaged) == (kind, ())
     assert scores_in_memory(table, found.components).shape == (50, 2)
 
 

@@ -1,0 +1,254 @@
+"""What :func:`dpdist.inspect_path` says of a folder, a class for each kind; all of them know their JSON values."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dpdist.ledger.balance import Balance
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release.artefact import Release
+from dpdist.rows.units import Unit
+
+
+class LedgerState(enum.StrEnum):
+    """Whether the ledger of rows is where it is looked for."""
+
+    NOT_CREATED = "not created"
+    NOT_THERE = "not there"
+    OF_OTHER_ROWS = "of other rows"
+    IN_USE = "in use"
+
+
+@dataclass(frozen=True)
+class LedgerFacts:
+    """Where the budget of rows is kept and how it stands.
+
+    Attributes
+    ----------
+    place
+        Where the ledger is looked for.
+    state
+        Whether it is there.
+    budget
+        What the rows declare, or None.
+    balance, refused
+        How it stands, and why nothing new can be released; None where it is not in use, or nothing is in the way.
+    """
+
+    place: str
+    state: LedgerState
+    budget: PrivacyLoss | None
+    balance: Balance | None = None
+    refused: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON values."""
+        return {
+            "place": self.place,
+            "state": self.state.value,
+            "budget": None if self.budget is None else self.budget.to_json(),
+            "balance": None if self.balance is None else self.balance.to_json(),
+            "refused": self.refused,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is declared about a folder of any kind.
+
+    Attributes
+    ----------
+    kind : str
+        ``"rows"``, ``"periods"``, ``"release"``, ``"model"`` or ``"scores"``.
+    path : str
+        The folder.
+    private : bool
+        Whether it is for whoever may read the rows only.
+    damaged : tuple of str or None
+        What is wrong, a sentence each; empty if nothing is, None if nobody looked.
+    """
+
+    kind: ClassVar[str]
+    path: str
+    private: bool = True
+    damaged: tuple[str, ...] | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON values by name."""
+        damaged = None if self.damaged is None else list(self.damaged)
+        head = {"path": self.path, "kind": self.kind, "private": self.private}
+        return {**head, **self._own_json(), "damaged": damaged}
+
+    def _own_json(self) -> dict[str, object]:
+        """Return the values that a kind has besides."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsFacts(Facts):
+    """What is declared about rows.
+
+    Attributes
+    ----------
+    n, d : int
+        Numbers of rows and of columns.
+    dtype, chunks, chunk_rows, codec, checksum
+        How they are stored.
+    bytes : int
+        What the chunks take that are there.
+    dataset_id : str
+        Their random identity.
+    columns : tuple of str
+        Column names.
+    period, unit, reproduced, ledger
+        As of rows; ``ledger`` says how their budget stands.
+    """
+
+    kind: ClassVar[str] = "rows"
+    n: int
+    d: int
+    dtype: str
+    chunks: int
+    chunk_rows: int
+    codec: str
+    checksum: str
+    bytes: int
+    dataset_id: str
+    columns: tuple[str, ...]
+    period: str | None
+    unit: Unit | None
+    reproduced: bool
+    ledger: LedgerFacts
+
+    def _own_json(self) -> dict[str, object]:
+        return {
+            "n": self.n,
+            "d": self.d,
+            "dtype": self.dtype,
+            "chunks": self.chunks,
+            "chunk_rows": self.chunk_rows,
+            "codec": self.codec,
+            "checksum": self.checksum,
+            "bytes": self.bytes,
+            "dataset_id": self.dataset_id,
+            "columns": list(self.columns),
+            "period": self.period,
+            "unit": None if self.unit is None else self.unit.to_json(),
+            "reproduced": self.reproduced,
+            "ledger": self.ledger.to_json(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeriodsFacts(Facts):
+    """What is declared about rows that come in periods.
+
+    Attributes
+    ----------
+    dataset_id : str
+        The identity of all of them together.
+    periods_closed : int
+        How many are closed; ``first_period`` and ``last_period`` name two of them, or are None.
+    ledger : LedgerFacts
+        How their budget stands.
+    """
+
+    kind: ClassVar[str] = "periods"
+    dataset_id: str
+    periods_closed: int
+    first_period: str | None
+    last_period: str | None
+    ledger: LedgerFacts
+
+    def _own_json(self) -> dict[str, object]:
+        return {
+            "dataset_id": self.dataset_id,
+            "periods_closed": self.periods_closed,
+            "first_period": self.first_period,
+            "last_period": self.last_period,
+            "ledger": self.ledger.to_json(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseFacts(Facts):
+    """What is known of a release; ``release`` is it."""
+
+    kind: ClassVar[str] = "release"
+    release: Release
+
+    def _own_json(self) -> dict[str, object]:
+        return {**self.release.attributes(), "cautions": list(self.release.cautions)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts(Facts):
+    """What is known of components.
+
+    Attributes
+    ----------
+    release_id, mechanism, status : str
+        Of the release that they are of.
+    k : int
+        Their number.
+    columns : tuple of str
+        Column names.
+    eigenvalues : bool
+        Whether there are eigenvalues.
+    """
+
+    kind: ClassVar[str] = "model"
+    release_id: str
+    mechanism: str
+    status: str
+    k: int
+    columns: tuple[str, ...]
+    eigenvalues: bool
+
+    def _own_json(self) -> dict[str, object]:
+        return {
+            "release_id": self.release_id,
+            "mechanism": self.mechanism,
+            "status": self.status,
+            "k": self.k,
+            "columns": list(self.columns),
+            "eigenvalues": self.eigenvalues,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoresFacts(Facts):
+    """What is declared about scores.
+
+    Attributes
+    ----------
+    n, k : int
+        Numbers of rows and of components.
+    dtype, chunks
+        How they are stored.
+    dataset_id, release_id : str
+        Whose scores they are, and of which release.
+    """
+
+    kind: ClassVar[str] = "scores"
+    n: int
+    k: int
+    dtype: str
+    chunks: int
+    dataset_id: str
+    release_id: str
+
+    def _own_json(self) -> dict[str, object]:
+        return {
+            "n": self.n,
+            "k": self.k,
+            "dtype": self.dtype,
+            "chunks": self.chunks,
+            "dataset_id": self.dataset_id,
+            "release_id": self.release_id,
+        }
+
+
+AnyFacts = RowsFacts | PeriodsFacts | ReleaseFacts | ModelFacts | ScoresFacts
