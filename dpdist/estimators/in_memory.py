@@ -106,7 +106,7 @@ class RowSum:
         for start in range(0, rows.shape[0], self._step):
             self._add(dense(rows[start : start + self._step]))
 
-    def _add(self, rows: npt.NDArray[Any]) -> None:
+    def _add(self, rows: npt.NDArray[np.generic]) -> None:
         count = rows.shape[0]
         if count > self._buffer.shape[0]:
             self._buffer = np.empty((count, self._bound.width))
@@ -143,7 +143,7 @@ class RowSum:
         )
 
 
-def dense(rows: Any) -> npt.NDArray[Any]:
+def dense(rows: Any) -> npt.NDArray[np.generic]:
     """Return rows as a C-ordered NumPy array of a type that rows are stored in: others become float64.
 
     Parameters

@@ -31,7 +31,7 @@ from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import DTYPES, FORMAT, open_rows
 from dpdist.runtime import engine
 
-Values = npt.NDArray[Any]
+Values = npt.NDArray[np.generic]
 _PIECE_BYTES = 8 << 20
 """float64 bytes of the rows that are read from a disk at once."""
 
@@ -73,7 +73,7 @@ class Rows:
         """Names of the columns; numbers, where they have none."""
         return self.names or numbered(self.columns)
 
-    def _pieces(self) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
+    def _pieces(self) -> Iterator[tuple[slice, npt.NDArray[np.generic]]]:
         chunk = getattr(self.data, "chunks", None)
         step = max(1, _PIECE_BYTES // (8 * self.columns))
         if chunk:  # whole chunks of a Zarr array or of an HDF5 file, so that none is read twice
@@ -96,13 +96,18 @@ class Rows:
         return found.total()
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.generic]:
         """The type in which rows are handed on: see :func:`dpdist.estimators.in_memory.dense`."""
         found = np.dtype(self.data.dtype)
         return found if found.name in DTYPES and found.isnative else np.dtype(np.float64)
 
     def mapped(
-        self, function: Callable[[npt.NDArray[Any]], Values], width: int, dtype: Any, names: Sequence[str], dim: str
+        self,
+        function: Callable[[npt.NDArray[np.generic]], Values],
+        width: int,
+        dtype: Any,
+        names: Sequence[str],
+        dim: str,
     ) -> Any:
         """Return what a function makes of the rows, each of which it takes alone: lazy where they are.
 
@@ -127,7 +132,7 @@ class Rows:
         return found if self.labelled is None else _labelled(self.labelled, found, names, dim)
 
 
-def of_rows(block: Any, function: Callable[[npt.NDArray[Any]], Values]) -> Values:
+def of_rows(block: Any, function: Callable[[npt.NDArray[np.generic]], Values]) -> Values:
     """Apply a function of rows to a block, which may be sparse; Dask calls its tasks by this name."""
     return function(dense(block))
 

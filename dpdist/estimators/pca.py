@@ -445,7 +445,7 @@ def _taken(release: Release, count: int | None) -> Components:
     return above_noise(release) if count is None else components(release, count)
 
 
-def _rows_of_scores(scores: npt.NDArray[Any], mean: Matrix, scale: Matrix, components: Matrix) -> Matrix:
+def _rows_of_scores(scores: npt.NDArray[np.generic], mean: Matrix, scale: Matrix, components: Matrix) -> Matrix:
     found: Matrix = scores.astype(np.float64) @ components
     found *= scale
     found += mean

@@ -233,7 +233,7 @@ class Fetched(Source):
     def survey(self, keep: Places) -> Survey:
         return self._asked(lambda source: source.survey(keep))
 
-    def kept_as(self, place: int) -> np.dtype[Any] | None:
+    def kept_as(self, place: int) -> np.dtype[np.generic] | None:
         return self._asked(lambda source: source.kept_as(place))
 
     def blocks(self, keep: Places) -> Generator[Rows]:

@@ -63,7 +63,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -129,7 +128,7 @@ class Sketch:
         return int(self.keys[-1]) if len(self.keys) == self.kept else 2**64 - 1
 
 
-def _few(counts: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _few(counts: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     few: npt.NDArray[np.uint8] = np.minimum(counts, _MOST + 1).astype(np.uint8)
     return few
 

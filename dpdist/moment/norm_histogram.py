@@ -48,7 +48,7 @@ def histogram_tasks(table: Table, bound: RowBound, edges: tuple[float, ...], wor
     return [[HistogramTask(table, bound, edges, run) for run in runs] for runs in runs_of(table, workers)]
 
 
-def partition_histogram(task: HistogramTask) -> Partial:
+def partition_histogram(task: HistogramTask) -> Partial[np.int64]:
     """Count the norms of one partition; the values of the sum are (edges + 1,) int64.
 
     Raises
@@ -186,7 +186,7 @@ def bits_for(columns: int) -> int:
     return (53 - math.ceil(math.log2(columns))) // 2
 
 
-def norms_of(rows: npt.NDArray[Any], bound: RowBound, out: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def norms_of(rows: npt.NDArray[np.generic], bound: RowBound, out: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the norms of rows after the public shift and scale of a bound, shape (r,).
 
     Parameters

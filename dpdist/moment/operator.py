@@ -77,7 +77,7 @@ class MomentBands(_Elsewhere):
         Starts a new pass over the table for every band, and yields the bands from the first row to the last.
     """
 
-    sums: Callable[[], Iterator[Partial]]
+    sums: Callable[[], Iterator[Partial[np.int64]]]
 
     def bands(self) -> Iterator[tuple[Band, Triangle]]:
         """Yield one band after the other, and hold none when the next one comes.
@@ -128,7 +128,7 @@ class ProductTask:
     vectors: Matrix
 
 
-def partition_product(task: ProductTask) -> Partial:
+def partition_product(task: ProductTask) -> Partial[np.float64]:
     """Return ``sum z (z^T V)`` over one partition, in float64: d k numbers where the moment has d².
 
     Raises

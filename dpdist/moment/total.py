@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,11 @@ _BLOCK_ROWS = 1024
 """Rows whose Gram matrix is added at once, or more where a piece holds more: enough for BLAS to reach its rate."""
 
 
+Value = TypeVar("Value", np.int64, np.float64)
+
+
 @dataclass(frozen=True)
-class Partial:
+class Partial(Generic[Value]):
     """A sum over some chunks.
 
     Attributes
@@ -55,7 +58,7 @@ class Partial:
         Sum over the chunks of a hash of index and checksum: two passes that read the same have the same. Private.
     """
 
-    values: npt.NDArray[Any]
+    values: npt.NDArray[Value]
     rows: int
     covered: tuple[tuple[int, int], ...]
     band: Band | None = None
@@ -134,7 +137,7 @@ def runs_of(table: Sizes, workers: int, per_worker: int = PER_WORKER) -> list[li
     ]
 
 
-def partition_moment(task: MomentTask) -> Partial:
+def partition_moment(task: MomentTask) -> Partial[np.int64]:
     """Sum one band of one partition: bound its rows, block by block, and add the products of their columns.
 
     Raises
@@ -208,7 +211,7 @@ def hash_of(index: int, checksum: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{index} {checksum}".encode()).digest(), "big")
 
 
-def add_partials(partials: Sequence[Partial]) -> Partial:
+def add_partials(partials: Sequence[Partial[Value]]) -> Partial[Value]:
     """Add partials over disjoint chunks into a new one.
 
     Raises
@@ -238,7 +241,7 @@ def _union(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(merged)
 
 
-def complete(table: Table, *partials: Partial) -> Partial:
+def complete(table: Table, *partials: Partial[Value]) -> Partial[Value]:
     """Add the last partials and check that together they cover the table once.
 
     Raises

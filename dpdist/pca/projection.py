@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,14 +71,14 @@ class Projector:
         self._lost = (((found.mean - self._mean) / found.scale) @ found.components.T).astype(self.dtype)
         self.piece_rows = max(1, _PIECE_BYTES // (self.dtype.itemsize * len(found.mean)))
 
-    def __call__(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def __call__(self, rows: npt.NDArray[np.generic]) -> npt.NDArray[np.floating]:
         """Return the scores of rows, (r, d), as a new (r, k) array."""
         out = np.empty((rows.shape[0], self._vectors.shape[1]), self.dtype)
         pieces = range(0, rows.shape[0], self.piece_rows)
         self._write((rows[start : start + self.piece_rows] for start in pieces), out)
         return out
 
-    def project(self, reader: ChunkReader, index: int, out: npt.NDArray[Any]) -> int:
+    def project(self, reader: ChunkReader, index: int, out: npt.NDArray[np.floating]) -> int:
         """Write the scores of a chunk to the first rows of ``out``, and return how many they are.
 
         Raises
@@ -89,7 +88,7 @@ class Projector:
         """
         return self._write(reader.read(index), out)
 
-    def _write(self, pieces: Iterable[npt.NDArray[Any]], out: npt.NDArray[Any]) -> int:
+    def _write(self, pieces: Iterable[npt.NDArray[np.generic]], out: npt.NDArray[np.floating]) -> int:
         start, found = 0, self._found
         shifted = np.empty((0, len(self._mean)), self.dtype)
         for piece in pieces:
@@ -128,7 +127,7 @@ def project_chunks(task: ProjectionTask) -> None:
         scores.write(task.scores, chunk_key(index))
 
 
-def scores_in_memory(table: RowsTable, found: Components) -> npt.NDArray[Any]:
+def scores_in_memory(table: RowsTable, found: Components) -> npt.NDArray[np.floating]:
     """Return the scores of all rows of a table, (n, k): the bits that ``dpdist project`` writes on this machine.
 
     Raises
@@ -153,7 +152,7 @@ def scores_in_memory(table: RowsTable, found: Components) -> npt.NDArray[Any]:
     return scores
 
 
-def scores_dtype(rows: npt.DTypeLike, found: Components) -> np.dtype[Any]:
+def scores_dtype(rows: npt.DTypeLike, found: Components) -> np.dtype[np.floating]:
     """Return float32 for float32 rows, which are no more precise themselves; else float64.
 
     The scores of such a row are within some 1e-7 of the norm of the row, shifted and scaled; one beyond 3.4e38 is

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
+
 from dpdist._util.notebook import table
 from dpdist._util.paths import AnyPath
 from dpdist._util.progress import steps
@@ -257,7 +259,7 @@ def _compute(
         raise
 
 
-def _bands(cluster_engine: engine.Engine, table: Table, layout: Layout) -> Iterator[Partial]:
+def _bands(cluster_engine: engine.Engine, table: Table, layout: Layout) -> Iterator[Partial[np.int64]]:
     """Sum the bands of the moment on the workers, and bring them here one after the other."""
     passes = [each.groups for each in layout.plans(table)]
     summed = cluster_engine.reduce_each(

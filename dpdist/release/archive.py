@@ -11,7 +11,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -88,7 +88,7 @@ def _tiled(group: zarr.Group, name: str, size: int, dtype: npt.DTypeLike) -> Arr
     return group.create_array(name=name, shape=(size, size), chunks=(side, side), **array_options(dtype))
 
 
-def _put(array: Array, rows: range, columns: range, tile: npt.NDArray[Any]) -> None:
+def _put(array: Array, rows: range, columns: range, tile: npt.NDArray[np.generic]) -> None:
     """Write a tile and its mirror image, as far as the array goes."""
     tile = tile[: max(0, array.shape[0] - rows.start), : max(0, array.shape[1] - columns.start)]
     if tile.size:

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from dpdist._util.text import canonical
 from dpdist._version import __version__
 from dpdist.errors import DataError
@@ -221,7 +223,7 @@ def settled(transaction: NormsTransaction) -> NormsTransaction:
     )
 
 
-def finalise(transaction: NormsTransaction, *partials: Partial) -> None:
+def finalise(transaction: NormsTransaction, *partials: Partial[np.int64]) -> None:
     """Add the last partials, draw the noise and commit; idempotent, and once whoever else runs it.
 
     Raises

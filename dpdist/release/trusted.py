@@ -101,7 +101,7 @@ def require_place(transaction: MomentTransaction) -> bool:
     return False
 
 
-def finalise(transaction: MomentTransaction, *partials: Partial, progress: Steps | None = None) -> None:
+def finalise(transaction: MomentTransaction, *partials: Partial[np.int64], progress: Steps | None = None) -> None:
     """Add the last partials and conclude the release.
 
     Raises

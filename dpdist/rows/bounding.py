@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -194,7 +194,7 @@ class RowBound:
             constant=value["constant"],
         )
 
-    def shifted(self, rows: npt.NDArray[Any], out: Block) -> None:
+    def shifted(self, rows: npt.NDArray[np.generic], out: Block) -> None:
         """Write ``(rows - centre) / scale`` as float64 into out, shape (r, columns)."""
         centre, scale, _ = self._affine
         with np.errstate(all="ignore"):  # what overflows or is not a number is dealt with, row by row
@@ -204,7 +204,7 @@ class RowBound:
             if scale is not None:
                 out /= scale
 
-    def apply(self, rows: npt.NDArray[Any], out: Block) -> Block:
+    def apply(self, rows: npt.NDArray[np.generic], out: Block) -> Block:
         """Bound rows into a buffer.
 
         Parameters
@@ -246,7 +246,7 @@ class RowBound:
             bounded[:, self.columns] = self.constant
         return bounded
 
-    def _bounded(self, rows: npt.NDArray[Any], z: Block) -> None:
+    def _bounded(self, rows: npt.NDArray[np.generic], z: Block) -> None:
         """Bound rows into z, shape (r, columns), and verify the norm of every row of it."""
         self.shifted(rows, z)
         _, _, steps = self._affine
@@ -285,7 +285,7 @@ class RowBound:
             z[row], found[row] = vector, vector @ vector
         return found
 
-    def _from_huge(self, rows: npt.NDArray[Any]) -> tuple[Block, Block]:
+    def _from_huge(self, rows: npt.NDArray[np.generic]) -> tuple[Block, Block]:
         """Bound rows whose integer norm exceeds 2^26.5 steps, or that hold NaN or infinity (those become zero).
 
         Return them with their squared norms.

@@ -37,10 +37,10 @@ class ChunkReader:
         """CRC32C of the chunk that was read last, as stored; known when its last piece was taken. Private."""
         self._tags: dict[str, tuple[str, ...]] = {}
         self._part: RowsTable | None = None
-        self._rows: npt.NDArray[Any] = np.empty((0, table.columns))
+        self._rows: npt.NDArray[np.generic] = np.empty((0, table.columns))
         self._file = np.empty(0, dtype=np.uint8)
 
-    def read(self, index: int) -> Iterator[npt.NDArray[Any]]:
+    def read(self, index: int) -> Iterator[npt.NDArray[np.generic]]:
         """Yield the rows of chunk ``index`` in pieces of shape (r, d), each valid until the next.
 
         Checksum and seal of a plain chunk are known to match only when the last piece was taken: what was made of the
@@ -76,7 +76,7 @@ class ChunkReader:
             pass
         return digest.hexdigest()
 
-    def _checked(self, part: RowsTable, index: int, digest: Any) -> Iterator[npt.NDArray[Any]]:
+    def _checked(self, part: RowsTable, index: int, digest: Any) -> Iterator[npt.NDArray[np.generic]]:
         where = f"Chunk {index} of {part}"
         self._prepare(part)
         try:
@@ -100,7 +100,7 @@ class ChunkReader:
         self._rows = np.empty((rows, part.columns), dtype=np.dtype(part.dtype).newbyteorder("<"))
         self._file = np.empty(part.chunk_bytes if part.compressed else CHECKSUM_BYTES, dtype=np.uint8)
 
-    def _plain(self, file: Reader, part: RowsTable, index: int, digest: Any) -> Iterator[npt.NDArray[Any]]:
+    def _plain(self, file: Reader, part: RowsTable, index: int, digest: Any) -> Iterator[npt.NDArray[np.generic]]:
         checksum, step = 0, self._rows.shape[0]
         left = part.rows_in(index)  # the chunk of a table's end is filled up to the length of the others
         for start in range(0, part.chunk_rows, step):
@@ -118,7 +118,7 @@ class ChunkReader:
             raise EOFError
         self._require(checksum, self._file)
 
-    def _unpacked(self, file: Reader, part: RowsTable, index: int, digest: Any) -> Iterator[npt.NDArray[Any]]:
+    def _unpacked(self, file: Reader, part: RowsTable, index: int, digest: Any) -> Iterator[npt.NDArray[np.generic]]:
         size = file.readinto(self._file.data)
         if size is None or size <= BLOSC_BYTES + CHECKSUM_BYTES:
             raise EOFError

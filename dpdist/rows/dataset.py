@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -154,7 +153,7 @@ class RowsWriter:
         """Rows taken so far."""
         return self._written + self._filled
 
-    def append(self, rows: npt.NDArray[Any]) -> None:
+    def append(self, rows: npt.NDArray[np.generic]) -> None:
         """Take rows of shape (r, d); their values must fit the stored dtype."""
         while rows.shape[0]:
             take = min(rows.shape[0], self._pending.shape[0] - self._filled)

@@ -70,7 +70,9 @@ class Unit:
         return asdict(self)
 
 
-def whole_numbers(path: Path, start: int, values: npt.NDArray[Any], kept_as: np.dtype[Any] | None = None) -> Numbers:
+def whole_numbers(
+    path: Path, start: int, values: npt.NDArray[np.number], kept_as: np.dtype[np.generic] | None = None
+) -> Numbers:
     """Return units as int64, exactly.
 
     Parameters
@@ -90,7 +92,7 @@ def whole_numbers(path: Path, start: int, values: npt.NDArray[Any], kept_as: np.
     kind = values.dtype if kept_as is None else kept_as
     if kind.kind == "f":
         # from here on, two whole numbers that differ may be one float of this type: 2^53, 2^24 or 2^11
-        exact = 2.0 ** (np.finfo(kind).nmant + 1)
+        exact = 2.0 ** (np.finfo(kind.name).nmant + 1)
         with np.errstate(invalid="ignore"):
             sound = (np.abs(values) < exact) & (values == np.trunc(values))
     else:

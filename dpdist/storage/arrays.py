@@ -117,7 +117,7 @@ class ChunkWriter:
         store.put(key, self._file.data)
 
 
-def put_array(group: zarr.Group, name: str, values: npt.NDArray[Any], chunk_bytes: int = 16 << 20) -> None:
+def put_array(group: zarr.Group, name: str, values: npt.NDArray[np.generic], chunk_bytes: int = 16 << 20) -> None:
     """Write an array into a group, in chunks of whole leading entries of at most about ``chunk_bytes``."""
     rows = max(1, min(values.shape[0], chunk_bytes // max(1, values[:1].nbytes)))
     chunks = (rows, *values.shape[1:])

@@ -280,7 +280,7 @@ def test_rows_that_change_between_two_passes_stop_the_release_and_are_refunded(
 ) -> None:
     summed = release_steps.partition_moment  # type: ignore[attr-defined]
 
-    def changing(task: Any) -> Partial:
+    def changing(task: Any) -> Partial[np.int64]:
         found = summed(task)
         return replace(found, fingerprint=found.fingerprint + (task.band.start > 0))
 
@@ -440,7 +440,7 @@ def test_the_trusted_node_holds_one_band_at_a_time(tmp_path: Path, monkeypatch: 
     held: list[weakref.ref[npt.NDArray[np.int64]]] = []
     left: list[bool] = []
 
-    def sums() -> Iterator[Partial]:
+    def sums() -> Iterator[Partial[np.int64]]:
         for band in bands:
             left.extend(each() is not None for each in held)
             exact = np.ones(band.entries, dtype=np.int64)

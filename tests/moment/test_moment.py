@@ -122,7 +122,7 @@ def test_large_integers_survive_packing() -> None:
     assert packed(exact).tolist() == [2**62 + 1, 3, -(2**62) - 1]
 
 
-def partial(start: int, stop: int, rows: int = 1) -> Partial:
+def partial(start: int, stop: int, rows: int = 1) -> Partial[np.int64]:
     return Partial(np.ones(3, dtype=np.int64), rows, ((start, stop),))
 
 

@@ -118,11 +118,11 @@ def test_the_id_follows_from_the_request_alone(transaction: MomentTransaction, p
 # --- coverage ---------------------------------------------------------------------------------------------------------
 
 
-def shortened(partial: Partial) -> Partial:
+def shortened(partial: Partial[np.int64]) -> Partial[np.int64]:
     return replace(partial, rows=partial.rows - 1)
 
 
-WRONG: dict[str, Callable[[list[Partial]], list[Partial]]] = {
+WRONG: dict[str, Callable[[list[Partial[np.int64]]], list[Partial[np.int64]]]] = {
     "one missing": lambda partials: partials[1:],
     "the last missing": lambda partials: partials[:-1],
     "one in the middle missing": lambda partials: partials[:1] + partials[2:],
@@ -136,7 +136,9 @@ WRONG: dict[str, Callable[[list[Partial]], list[Partial]]] = {
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
 def test_partials_that_do_not_cover_the_table_once_are_never_released(
-    transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch, wrong: Callable[[list[Partial]], list[Partial]]
+    transaction: MomentTransaction,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: Callable[[list[Partial[np.int64]]], list[Partial[np.int64]]],
 ) -> None:
     transaction.reserve()
     partials = partials_of(transaction)

@@ -50,7 +50,7 @@ def moment_of(transaction: MomentTransaction) -> MomentMatrix:
     return MomentMatrix(total.values, transaction.request.bound(transaction.table.columns).width)
 
 
-def partials_of(transaction: MomentTransaction, per_worker: int = 1) -> list[Partial]:
+def partials_of(transaction: MomentTransaction, per_worker: int = 1) -> list[Partial[np.int64]]:
     bound = transaction.request.bound(transaction.table.columns)
     groups = plan(transaction.table, bound, 4, per_worker).groups
     return [partition_moment(task) for group in groups for task in group]

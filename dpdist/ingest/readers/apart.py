@@ -166,8 +166,8 @@ class Apart(Source):
         found: Survey = self._ask("survey", keep)
         return found
 
-    def kept_as(self, place: int) -> np.dtype[Any] | None:
-        found: np.dtype[Any] | None = self._ask("kept_as", place)
+    def kept_as(self, place: int) -> np.dtype[np.generic] | None:
+        found: np.dtype[np.generic] | None = self._ask("kept_as", place)
         return found
 
     def blocks(self, keep: Places) -> Generator[Rows]:

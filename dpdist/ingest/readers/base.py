@@ -32,7 +32,7 @@ _TYPED = 50
 """Names that a command is told with."""
 _UNNAMED = frozenset({"", "Unnamed: 0", "__index_level_0__"})
 """What pandas calls an index without a name, in CSV, in CSV that it read and wrote again, and in Parquet."""
-Rows = npt.NDArray[Any]
+Rows = npt.NDArray[np.number]
 Places = tuple[int, ...]
 PIECE = 8 << 20
 STORED = {"bool": "uint8", "float16": "float32"} | {name: name for name in DTYPES}
@@ -174,7 +174,7 @@ class Survey:
     """
 
     rows: int
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
     span: tuple[int, int] | None = None
 
 
@@ -221,7 +221,7 @@ class Source(ABC):
     def survey(self, keep: Places) -> Survey:
         """Return the number of rows and the type of some columns; NoRowsError where there are none."""
 
-    def kept_as(self, place: int) -> np.dtype[Any] | None:  # noqa: ARG002 - for readers that widen
+    def kept_as(self, place: int) -> np.dtype[np.generic] | None:  # noqa: ARG002 - for readers that widen
         """Return the type of a column in the file where :meth:`blocks` yields a wider one, or None."""
         return None
 
@@ -288,7 +288,7 @@ def unbuffered(path: Location) -> Any:
     return path.open("rb", buffering=0) if isinstance(path, Path) else path.open("rb")
 
 
-def require_table(path: Location, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+def require_table(path: Location, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
     """Refuse an array that is no table of numbers.
 
     Raises

@@ -39,7 +39,7 @@ class Layout(NamedTuple):
     """
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
     chunks: tuple[int, ...]
     stored: bool = True
 

@@ -83,9 +83,9 @@ class Partitioned(Source):
         kinds = [value.dtype for value in keys.values()] + ([found.dtype] if held else [])
         return Survey(found.rows, np.result_type(*kinds))
 
-    def kept_as(self, place: int) -> np.dtype[Any] | None:
+    def kept_as(self, place: int) -> np.dtype[np.generic] | None:
         held, _ = self._split((place,))
-        found: np.dtype[Any] | None = self.inner.kept_as(place) if held else None
+        found: np.dtype[np.generic] | None = self.inner.kept_as(place) if held else None
         return found
 
     def blocks(self, keep: Places) -> Generator[Rows]:

@@ -7,7 +7,7 @@ import math
 import zipfile
 from collections.abc import Generator, Iterator
 from functools import cached_property
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class Header(NamedTuple):
 
     shape: tuple[int, ...]
     fortran: bool
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
     offset: int
     size: int
 

@@ -73,7 +73,7 @@ class Parquet(Source):
         stored = [STORED[np.dtype(kind.to_pandas_dtype()).name] for kind in kinds.values()]
         return Survey(self._metadata.num_rows, np.result_type(*(stored or ["uint8"])))
 
-    def kept_as(self, place: int) -> np.dtype[Any] | None:
+    def kept_as(self, place: int) -> np.dtype[np.generic] | None:
         return np.dtype(np.float16) if pa.types.is_float16(self._schema.types[place]) else None
 
     def blocks(self, keep: Places) -> Generator[Rows]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,13 +18,13 @@ WINDOW = 4 * PIECE
 """Bytes of a block, and of a piece: the wider both, the longer the stretches."""
 
 
-def width_for(rows: int, dtype: np.dtype[Any]) -> int:
+def width_for(rows: int, dtype: np.dtype[np.generic]) -> int:
     """Return how many columns make a block."""
     return max(1, WINDOW // (rows * dtype.itemsize))
 
 
 def turned(
-    path: Location, beside: Path, blocks: Iterator[Rows], shape: tuple[int, int], dtype: np.dtype[Any]
+    path: Location, beside: Path, blocks: Iterator[Rows], shape: tuple[int, int], dtype: np.dtype[np.generic]
 ) -> Generator[Rows]:
     """Yield the rows of a table that comes in blocks of columns.
 
