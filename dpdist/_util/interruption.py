@@ -27,7 +27,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,7 +142,7 @@ def _answer(number: int, _: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _unraisable(found: Any) -> None:
+def _unraisable(found: sys.UnraisableHookArgs) -> None:
     """Notice that the exception was swallowed, without a traceback."""
     if _state.received is not None and issubclass(found.exc_type, KeyboardInterrupt):
         _state.swallowed = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from dpdist._util.html import render
 
@@ -41,5 +40,5 @@ class Shown:
     def _repr_html_(self) -> str:
         return table(type(self).__name__, self._facts())
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:  # noqa: ARG002 - what a notebook passes
+    def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:  # noqa: ARG002 - what a notebook passes
         return {"text/plain": repr(self), "text/html": self._repr_html_()}

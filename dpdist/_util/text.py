@@ -7,7 +7,6 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable
-from typing import Any
 
 NEXT = "Next: "
 """How a line starts that names a command to type next."""
@@ -103,6 +102,6 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f", ... ({len(names)} in all)" if len(names) > _SHOWN else "")
 
 
-def canonical(value: Any) -> str:
+def canonical(value: object) -> str:
     """Return the one JSON text of a value: sorted keys, no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -12,7 +12,6 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import pyarrow as pa
@@ -122,7 +121,7 @@ def _unforeseen(error: Exception) -> tuple[str, int]:
 def _told(shown: Callable[..., None]) -> Callable[..., None]:
     """Return a way to show warnings that says ours in words."""
 
-    def show(message: Warning | str, category: type[Warning], *others: Any, **more: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], *others: object, **more: object) -> None:
         if issubclass(category, NoWitnessWarning):
             say(f"dpdist: {message}")
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -125,7 +124,7 @@ def ledger_adopt(ledger: Place, as_json: bool) -> None:
     answer(as_json, value, words)
 
 
-def _ledger_json(opened: Ledger) -> dict[str, Any]:
+def _ledger_json(opened: Ledger) -> dict[str, object]:
     return {
         "dataset_id": opened.dataset_id,
         **opened.balance().to_json(),

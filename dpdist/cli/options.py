@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 class Folder(click.Path):
     """A path with a last name; an empty one is an unset shell variable, not the current folder."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path, with a name."""
         path = Path(str(super().convert(value, param, ctx)))
         if not path.name:
@@ -44,7 +45,7 @@ class Account(Folder):
 
     name = "place"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return a path, or an address."""
         place = place_of(str(value), Path())
         return super().convert(value, param, ctx) if isinstance(place, Path) else place
@@ -55,7 +56,7 @@ class SourceFrom(Folder):
 
     name = "source"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return a path, or an address."""
         place = location_of(str(value))
         return super().convert(str(place), param, ctx) if isinstance(place, Path) else place
@@ -64,7 +65,7 @@ class SourceFrom(Folder):
 class LocalFolder(Folder):
     """A path, and no address: what is written here appears at once or not at all, which stores do not offer."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path."""
         if is_address(str(value)):
             self.fail(
@@ -79,7 +80,7 @@ class LocalFolder(Folder):
 class Existing(Folder):
     """A path that is read, and no address."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path."""
         if is_address(str(value)):
             self.fail(
@@ -119,7 +120,7 @@ def show(text: str) -> None:
     click.echo(printable(text))
 
 
-def answer(as_json: bool, value: dict[str, Any], words: str) -> None:
+def answer(as_json: bool, value: Mapping[str, object], words: str) -> None:
     """Print what was done: one JSON object on standard output, or words."""
     if as_json:
         click.echo(json.dumps(value))
@@ -140,7 +141,7 @@ def tls_options(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--tls-key", type=READ, help="The certificate's key.")
     @click.option("--insecure", is_flag=True, help="Allow an unencrypted scheduler on the network.")
     @functools.wraps(command)
-    def collected(tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, **others: Any) -> None:
+    def collected(tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, **others: object) -> None:
         command(certificates=Certificates.of(tls_ca, tls_cert, tls_key), **others)
 
     return collected
@@ -154,7 +155,12 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     @tls_options
     @functools.wraps(command)
     def collected(
-        scheduler: str | None, workers: int | None, certificates: Certificates | None, *, insecure: bool, **others: Any
+        scheduler: str | None,
+        workers: int | None,
+        certificates: Certificates | None,
+        *,
+        insecure: bool,
+        **others: object,
     ) -> None:
         where = Cluster(scheduler, workers, certificates=certificates, insecure=insecure, progress=BARS)
         command(cluster=where, **others)
@@ -248,7 +254,7 @@ def budget_options(command: Callable[..., None]) -> Callable[..., None]:
         budget_delta: str | None,
         budget_pure: str | None,
         budget_delta_reserve: str | None,
-        **others: Any,
+        **others: object,
     ) -> None:
         given = {"--budget-delta": budget_delta, "--budget-pure": budget_pure,
                  "--budget-delta-reserve": budget_delta_reserve}  # fmt: skip

@@ -12,9 +12,11 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator
 
 from dpdist._util.notebook import Shown
+from dpdist._util.paths import AnyPath
 from dpdist.errors import DataError, UsageError
 from dpdist.estimators.fit import (
     ESTIMATORS,
+    Centre,
     facts_of,
     parameters_of,
     proved,
@@ -23,11 +25,12 @@ from dpdist.estimators.fit import (
     require_private,
     tell_columns,
 )
+from dpdist.ledger.address import PlaceGiven
 from dpdist.ledger.budget import Budget
 from dpdist.naming import naming
 from dpdist.pca.components import about_mean
 from dpdist.pca.scree import entry_errors
-from dpdist.privacy.guarantee import Neighbours
+from dpdist.privacy.guarantee import Neighbours, Number
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.runtime.cluster import Cluster
@@ -107,20 +110,20 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
     def __init__(
         self,
         *,
-        epsilon: Any,
+        epsilon: Number,
         clip: float,
-        delta: Any = None,
+        delta: Number | None = None,
         mechanism: str | None = None,
         neighbours: str = "replace-one",
-        centre: Any = "private",
-        ledger: Any = None,
-        release: Any = None,
-        budget_epsilon: Any = None,
-        budget_delta: Any = None,
+        centre: Centre = "private",
+        ledger: PlaceGiven | None = None,
+        release: AnyPath | None = None,
+        budget_epsilon: Number | None = None,
+        budget_delta: Number | None = None,
         budget: Budget | None = None,
         accept_large_delta: bool = False,
         grid_bits: int = 16,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         cluster: Cluster | None = None,
     ) -> None:
         self.epsilon = epsilon
@@ -166,7 +169,7 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
             made._learn(opened)
         return made
 
-    def fit(self, X: Any, y: Any = None) -> Self:  # noqa: N803, ARG002 - scikit-learn's names
+    def fit(self, X: object, y: object = None) -> Self:  # noqa: N803, ARG002 - scikit-learn's names
         """Release mean and second moment of X.
 
         Parameters

@@ -11,20 +11,23 @@ from __future__ import annotations
 
 import io
 import numbers
+import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, TypedDict, cast
 
 import numpy as np
+import numpy.typing as npt
 
+from dpdist._util.paths import AnyPath
 from dpdist.errors import PrivacyLeakWarning, RefusedError, ShortenedRowsWarning, UsageError
 from dpdist.estimators.in_memory import ArraySum, require_sound
 from dpdist.estimators.inputs import Rows, rows_of, rows_path
 from dpdist.ingest.readers.base import numbered
-from dpdist.ledger.address import Place, place_of
+from dpdist.ledger.address import Place, PlaceGiven, place_of
 from dpdist.ledger.budget import Budget
 from dpdist.ledger.in_memory import REGISTER, Shape
 from dpdist.mechanisms.info import COMPONENTS, Output
@@ -35,7 +38,7 @@ from dpdist.pca.shortened import shortened
 from dpdist.pipeline.budget import default_ledger
 from dpdist.pipeline.release import release_table
 from dpdist.privacy import caution
-from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.privacy.guarantee import Guarantee, Number, PrivacyLoss
 from dpdist.release import archive, trusted
 from dpdist.release.artefact import Release
 from dpdist.release.parse import request_from
@@ -46,25 +49,29 @@ from dpdist.runtime.process import forbid_core_dumps
 from dpdist.storage.atomic import require_new
 from dpdist.triangle import Band, packed
 
+Vector = Sequence[float] | npt.NDArray[np.number]
+Centre = AnyPath | Vector | Mapping[str, Vector]
+"""What the parameter ``centre`` takes: a word or file, public numbers, or a mapping with ``centre`` and ``scale``."""
+
 
 class Parameters(Protocol):
     """What both estimators are told; see :class:`dpdist.PrivatePCA`."""
 
-    epsilon: Any
-    delta: Any
-    clip: Any
-    mechanism: Any
-    neighbours: Any
-    centre: Any
-    grid_bits: Any
-    options: Any
-    ledger: Any
-    release: Any
-    budget_epsilon: Any
-    budget_delta: Any
-    budget: Any
-    accept_large_delta: Any
-    cluster: Any
+    epsilon: Number
+    delta: Number | None
+    clip: float
+    mechanism: str | None
+    neighbours: str
+    centre: Centre
+    grid_bits: int
+    options: Mapping[str, object] | None
+    ledger: PlaceGiven | None
+    release: AnyPath | None
+    budget_epsilon: Number | None
+    budget_delta: Number | None
+    budget: Budget | None
+    accept_large_delta: bool
+    cluster: Cluster | None
     release_: Release
 
 
@@ -139,10 +146,10 @@ def request_of(asked: Parameters, components: int | None = None) -> ReleaseReque
     return request
 
 
-def _centre(given: Any) -> tuple[str, dict[str, tuple[float, ...]]]:
+def _centre(given: Centre) -> tuple[str, dict[str, tuple[float, ...]]]:
     """Return what a request takes as a word or a file, and what it takes as numbers."""
-    if isinstance(given, str | Path):
-        return str(given), {}
+    if isinstance(given, str | os.PathLike):
+        return os.fspath(given), {}
     vectors = dict(given) if isinstance(given, Mapping) else {"centre": given}
     try:
         found = {name: tuple(float(v) for v in np.asarray(vector).reshape(-1)) for name, vector in vectors.items()}
@@ -155,7 +162,7 @@ def _centre(given: Any) -> tuple[str, dict[str, tuple[float, ...]]]:
     return Centring.NONE.value, found
 
 
-def released(asked: Parameters, given: Any, check: Check, components: int | None = None) -> Release:
+def released(asked: Parameters, given: object, check: Check, components: int | None = None) -> Release:
     """Release the second moment of X, once.
 
     Parameters
@@ -199,7 +206,7 @@ def warn_of_shortened(release: Release) -> None:
 
 
 @contextmanager
-def _unchanged_by_failure(estimator: Any) -> Iterator[None]:
+def _unchanged_by_failure(estimator: object) -> Iterator[None]:
     """Leave an estimator as it was if its fit fails: a refused one must not cost it the release that it has."""
     before = dict(vars(estimator))
     try:
@@ -336,21 +343,34 @@ def proved(release: Release) -> Guarantee:
     return release.guarantee
 
 
-def parameters_of(release: Release) -> dict[str, Any]:
+class MadeWith(TypedDict):
+    """The parameters of an estimator that a release tells."""
+
+    epsilon: float
+    delta: float | None
+    clip: float
+    mechanism: str
+    neighbours: str
+    centre: Centre
+    grid_bits: int
+    accept_large_delta: bool
+
+
+def parameters_of(release: Release) -> MadeWith:
     """Return the parameters of an estimator that would have made a release, but for the number of components."""
-    bound, loss = release.bound, release.guarantee and release.guarantee.loss
+    bound, loss = release.bound, proved(release).loss
     vectors = {"centre": bound.centre, "scale": bound.scale}
     public = {name: np.array(vector) for name, vector in vectors.items() if vector is not None}
     return {
-        "epsilon": loss.epsilon if loss else None,
-        "delta": loss.delta if loss and loss.delta_atto else None,
+        "epsilon": loss.epsilon,
+        "delta": loss.delta if loss.delta_atto else None,
         "clip": bound.clip_norm,
         "mechanism": release.mechanism,
         "neighbours": release.neighbours.value,
         "centre": Centring.PRIVATE.value if bound.constant else public or Centring.NONE.value,
         "grid_bits": bound.grid_bits,
-        "accept_large_delta": bool(
-            loss and release.rows is not None and caution.reaches_one(loss, release.neighbours, release.rows)
+        "accept_large_delta": (
+            release.rows is not None and caution.reaches_one(loss, release.neighbours, release.rows)
         ),
     }
 

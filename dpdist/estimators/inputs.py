@@ -30,6 +30,7 @@ from dpdist.ingest.readers.base import numbered
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import DTYPES, FORMAT, open_rows
 from dpdist.runtime import engine
+from dpdist.storage.arrays import Array
 
 Values = npt.NDArray[np.generic]
 _PIECE_BYTES = 8 << 20
@@ -137,7 +138,7 @@ def of_rows(block: Any, function: Callable[[npt.NDArray[np.generic]], Values]) -
     return function(dense(block))
 
 
-def _is_a(value: Any, package: str, name: str) -> bool:
+def _is_a(value: object, package: str, name: str) -> bool:
     """Say whether a value is of a class of a package, which need not be installed."""
     return any(each.__module__.split(".")[0] == package and each.__name__ == name for each in type(value).__mro__)
 
@@ -149,7 +150,7 @@ def _labelled(source: Any, data: Any, names: Sequence[str], dim: str) -> Any:
     return type(source)(data, dims=(row, dim), coords={**coords, dim: np.array(names, dtype=object).astype(str)})
 
 
-def rows_path(given: Any) -> Path | None:
+def rows_path(given: object) -> Path | None:
     """Return the path of a rows.zarr, if X is one.
 
     Raises
@@ -167,12 +168,12 @@ def rows_path(given: Any) -> Path | None:
     return None
 
 
-def _format(array: Any) -> Any:
+def _format(array: Array) -> object:
     info = dict(array.attrs).get("dpdist")
     return info.get("format") if isinstance(info, dict) else None
 
 
-def rows_of(estimator: BaseEstimator, given: Any, *, fitting: bool) -> Rows:
+def rows_of(estimator: BaseEstimator, given: object, *, fitting: bool) -> Rows:
     """Return the rows of X, and tell the estimator their number of columns and names, or hold them to what it knows.
 
     Parameters
@@ -203,7 +204,7 @@ def rows_of(estimator: BaseEstimator, given: Any, *, fitting: bool) -> Rows:
     return rows
 
 
-def scores_given(given: Any, columns: int) -> Rows:
+def scores_given(given: object, columns: int) -> Rows:
     """Return scores, which are a table of so many columns, whatever these are called.
 
     Raises
@@ -228,7 +229,7 @@ def _examined(rows: Rows, check: Callable[..., Any]) -> Rows:
     return rows
 
 
-def _is_stored(data: Any) -> bool:
+def _is_stored(data: object) -> bool:
     """Say whether rows come from a disk when they are sliced."""
     return (
         isinstance(data, zarr.Array)

@@ -16,9 +16,11 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted
 
 from dpdist._util.notebook import Shown
+from dpdist._util.paths import AnyPath
 from dpdist.errors import DataError, DrownedWarning, UsageError
 from dpdist.estimators.fit import (
     ESTIMATORS,
+    Centre,
     facts_of,
     parameters_of,
     proved,
@@ -29,12 +31,14 @@ from dpdist.estimators.fit import (
     tell_columns,
 )
 from dpdist.estimators.inputs import rows_of, rows_path, scores_given
+from dpdist.ledger.address import PlaceGiven
 from dpdist.ledger.budget import Budget
 from dpdist.naming import naming, step
 from dpdist.pca.components import Components, components, total_variance
 from dpdist.pca.projection import Projector, scores_in_memory
 from dpdist.pca.scree import Scree, above_noise, require_edge, scree
 from dpdist.pipeline.components import components_of
+from dpdist.privacy.guarantee import Number
 from dpdist.release.artefact import Release
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.dataset import open_rows
@@ -190,20 +194,20 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         self,
         n_components: int | str = AUTO,
         *,
-        epsilon: Any,
+        epsilon: Number,
         clip: float,
-        delta: Any = None,
+        delta: Number | None = None,
         mechanism: str | None = None,
         neighbours: str = "replace-one",
-        centre: Any = "none",
-        ledger: Any = None,
-        release: Any = None,
-        budget_epsilon: Any = None,
-        budget_delta: Any = None,
+        centre: Centre = "none",
+        ledger: PlaceGiven | None = None,
+        release: AnyPath | None = None,
+        budget_epsilon: Number | None = None,
+        budget_delta: Number | None = None,
         budget: Budget | None = None,
         accept_large_delta: bool = False,
         grid_bits: int = 16,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         cluster: Cluster | None = None,
     ) -> None:
         self.n_components = n_components
@@ -266,7 +270,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             made._learn(opened, found)
         return made
 
-    def fit(self, X: Any, y: Any = None) -> Self:  # noqa: N803, ARG002 - scikit-learn's names
+    def fit(self, X: object, y: object = None) -> Self:  # noqa: N803, ARG002 - scikit-learn's names
         """Release the second moment of X, and take its components.
 
         Parameters
@@ -300,7 +304,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
                 raise UsageError(f"{error} {kept}") from None
         return self
 
-    def transform(self, X: Any) -> Any:  # noqa: N803
+    def transform(self, X: object) -> Any:  # noqa: N803
         """Return the scores of rows: ``((X - mean_) / scale_) @ components_.T``. They are private.
 
         Parameters
@@ -330,7 +334,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             names = list(self.get_feature_names_out())
             return rows.mapped(projector, self.n_components_, projector.dtype, names, "component")
 
-    def inverse_transform(self, X: Any) -> Any:  # noqa: N803
+    def inverse_transform(self, X: object) -> Any:  # noqa: N803
         """Return the rows that have these scores and lie in the span of the components about the mean. Private.
 
         Parameters
@@ -372,7 +376,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             facts |= {"components": self.n_components_, "above the noise": self.n_above_noise_}
         return facts
 
-    def _components_of(self, release: Release, given: Any, count: int | None) -> tuple[Release, Components]:
+    def _components_of(self, release: Release, given: object, count: int | None) -> tuple[Release, Components]:
         path = rows_path(given)
         if release.in_memory or path is None:
             return release, _taken(release, count)
@@ -393,7 +397,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             _warn_of_drowned(seen.above, self.n_components_)
 
 
-def _count(n_components: Any) -> int | None:
+def _count(n_components: object) -> int | None:
     if isinstance(n_components, str) and n_components == AUTO:
         return None
     if isinstance(n_components, bool) or not isinstance(n_components, numbers.Integral) or n_components < 1:

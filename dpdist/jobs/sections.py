@@ -186,7 +186,7 @@ _MODELS: dict[str, type[Struct]] = {
 _KEYS = {section: {key.name: key for key in msgspec.structs.fields(model)} for section, model in _MODELS.items()}
 
 
-def mistakes(content: Mapping[str, Any]) -> Iterator[str]:
+def mistakes(content: Mapping[str, object]) -> Iterator[str]:
     """Yield a sentence for everything in a parsed file that is not as the types say; none: it can be read."""
     for section, values in content.items():
         if section not in _KEYS:
@@ -200,7 +200,7 @@ def mistakes(content: Mapping[str, Any]) -> Iterator[str]:
             yield f"The section [{section}] is missing"
 
 
-def _mistakes_in(section: str, values: Mapping[str, Any]) -> Iterator[str]:
+def _mistakes_in(section: str, values: Mapping[str, object]) -> Iterator[str]:
     keys = _KEYS[section]
     for name in values:
         if name not in keys:
@@ -244,7 +244,7 @@ def _amount(kind: type, value: Any) -> Amount:
     raise ValueError(kind)
 
 
-def sections_of(content: Mapping[str, Any]) -> Sections:
+def sections_of(content: Mapping[str, object]) -> Sections:
     """Return the sections of a parsed file in which there are no :func:`mistakes`."""
     return msgspec.convert(content, Sections, builtin_types=(Decimal,), dec_hook=_amount)
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Self
 
 from dpdist._util.text import counted
 from dpdist.errors import RefusedError
 from dpdist.naming import Python, naming
 from dpdist.privacy.accounting import Filter, Left, caps_for
-from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import Guarantee, Neighbours, Number, PrivacyLoss
 
 _NO_PROCESS = -1
 
@@ -99,7 +99,7 @@ class Budget:
     dpdist.errors.RefusedError: This release costs epsilon 1, delta 1e-06, ...
     """
 
-    def __init__(self, epsilon: Any, delta: Any = 0, *, pure: Any = 0, delta_reserve: Any = 0) -> None:
+    def __init__(self, epsilon: Number, delta: Number = 0, *, pure: Number = 0, delta_reserve: Number = 0) -> None:
         if "_process" in vars(self):
             raise RefusedError(
                 "A budget is declared once: made anew it would forget what was charged to it. Make another Budget for "
@@ -176,10 +176,10 @@ class Budget:
     def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[[PrivacyLoss], Budget], tuple[PrivacyLoss]]:
         return _copy, (self._loss,)
 
     def __repr__(self) -> str:

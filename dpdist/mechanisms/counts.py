@@ -84,7 +84,7 @@ class DiscreteLaplace:
         whole, step = -math.expm1(-1 / self.scale), 1 / self.scale
         return 2 * math.log(whole) - math.log(-math.expm1(s - step)) - math.log(-math.expm1(-s - step))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON values; the inverse of :func:`noise_from_json`."""
         return {"law": self.law, "scale": self.scale}
 
@@ -111,7 +111,7 @@ class RoundedNormal:
         rounding = math.fsum(count * abs(weight) for count, weight in terms) / 2
         return (self.sigma * length * -float(ndtri(beta)) + rounding) * _UP
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON values; the inverse of :func:`noise_from_json`."""
         return {"law": self.law, "sigma": self.sigma}
 

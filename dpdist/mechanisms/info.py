@@ -13,7 +13,7 @@ from dpdist.errors import UsageError
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import Arithmetic, PrivacyLoss
 
-Options = Mapping[str, Any]
+Options = Mapping[str, object]
 """Public parameters of one mechanism by name, as they are given: JSON values, which :class:`Option` checks."""
 OptionValue = int | float | str | tuple[float, ...] | tuple[tuple[float, ...], ...]
 """A checked value of an option; which of these, its :class:`Kind` says."""

@@ -107,7 +107,7 @@ class Part:
         """What must agree for two parts to be told as one."""
         return (self.kind, self.adds_up, self.scale if self.adds_up else self.variance)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON values."""
         wishart = {"degrees": self.degrees, "scale": self.scale} if self.degrees else {}
         return {"edge": self.kind.value, "terms": self.terms, "variance_off_diagonal": self.variance, **wishart}
@@ -135,7 +135,7 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Noise(Mapping[str, Any]):
+class Noise(Mapping[str, object]):
     """What is publicly known of the noise of a release, in lattice units.
 
     Attributes
@@ -160,10 +160,10 @@ class Noise(Mapping[str, Any]):
     variance_diagonal: float | None = None
     variance_off_diagonal: float | None = None
     mean_diagonal: float = 0.0
-    details: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    details: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     parts: tuple[Part, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return JSON values, as a release stores them."""
         moments = {name: getattr(self, name) for name in _MOMENTS[: 3 if self.mean_diagonal else 2]}
         return {

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -69,7 +68,7 @@ class Rates:
         )
 
 
-def _best(action: Callable[[], Any]) -> float:
+def _best(action: Callable[[], object]) -> float:
     spent = []
     for _ in range(3):
         begun = time.process_time()
@@ -120,7 +119,7 @@ class ClusterCost:
         first = self.worker_seconds / len(self.layout.bands)
         return overhead + max(self.worker_seconds, first + self.trusted_seconds)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return it as JSON values; bytes are of a process, or of all of them together where they move."""
         layout = self.layout
         return {

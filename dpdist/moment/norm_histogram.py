@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -170,7 +169,7 @@ class NormGrid:
         # a logarithm that is off by its last bits must not add an edge
         return math.ceil(self.per_octave * (math.log2(self.high) - math.log2(self.low)) - 1e-9) + 1
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
         return {"low": self.low, "high": self.high, "per_octave": self.per_octave}
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from scipy.optimize import brentq
 
@@ -105,7 +104,7 @@ class Forecast:
         """How many of the guessed components will stand above the noise."""
         return sum(e.squared_cosine > 0 for e in self.expected)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the forecast as JSON values."""
         return {
             "mechanism": self.request.mechanism,

@@ -8,7 +8,6 @@ That of a release that is not private as claimed is left to its owner, as the re
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -70,7 +69,7 @@ def save(model: Model, release: Release, target: AnyStore) -> None:
         If target exists or cannot be written.
     """
     with store_at(target).staged("model", private=not release.private_as_claimed) as aside:
-        attributes: dict[str, Any] = {
+        attributes: dict[str, object] = {
             "format": FORMAT,
             "release_id": model.release_id,
             "mechanism": release.mechanism,

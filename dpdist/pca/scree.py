@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +84,7 @@ class Scree:
         found: Values = np.column_stack([np.maximum(self.eigenvalues - self.edge, 0), self.eigenvalues + self.edge])
         return found
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return what is said of the components as JSON values."""
         return {
             "noise_edge": self.edge,

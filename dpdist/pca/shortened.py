@@ -13,11 +13,10 @@ w the variance of an entry off the diagonal. The larger of the two is taken.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from dpdist._util.text import exactly
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.naming import step
 from dpdist.release.artefact import Release
 
@@ -53,7 +52,7 @@ class Shortened:
             return None
         return self.share >= 1 - self.error
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
         return {
             "norm": self.norm,
@@ -78,9 +77,9 @@ class Shortened:
         return f"All values, exact ones included, are of rows shortened to norm {exactly(self.norm)}."
 
 
-def trace_deviation(noise: Mapping[str, Any], columns: int) -> float:
-    """Return the standard deviation of the trace of the noise, or more, in lattice units."""
-    on, off = float(noise["variance_diagonal"]), float(noise["variance_off_diagonal"])
+def trace_deviation(noise: Noise, columns: int) -> float:
+    """Return the standard deviation of the trace of noise on entries, or more, in lattice units."""
+    on, off = noise.variance_diagonal or 0.0, noise.variance_off_diagonal or 0.0
     return math.sqrt(columns * on + columns * (columns - 1) * max(0.0, on - 2 * off))
 
 
@@ -88,10 +87,10 @@ def shortened(release: Release) -> Shortened:
     """Say how long the rows of a release are, as far as it tells: from its diagonal."""
     bound, noise, rows = release.bound, release.noise, release.rows
     d, norm = bound.columns, bound.clip_norm
-    if release.subspace is not None or not rows or "variance_diagonal" not in noise:
+    if release.subspace is not None or not rows or noise.variance_diagonal is None:
         return Shortened(norm, None, None)
     largest = rows * norm**2
-    trace = float(release.moment_diagonal.sum()) - d * float(noise.get("mean_diagonal", 0.0)) * bound.unit**2
+    trace = float(release.moment_diagonal.sum()) - d * noise.mean_diagonal * bound.unit**2
     deviation = trace_deviation(noise, d) * bound.unit**2
     grid = 2 * math.sqrt(d) / 2**bound.grid_bits  # a row's entries are each cut to whole steps
     return Shortened(norm, trace / largest, _FAR * deviation / largest + grid)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,23 @@ _TASKS = 16
 _LARGEST_EPSILON = 100
 _UNBOUNDED = 500
 """An epsilon beyond this is shown by releases that only one of the tables can make."""
+
+
+class AuditJson(TypedDict):
+    """An :class:`Audit` as JSON values."""
+
+    mechanism: str
+    neighbours: str
+    d: int
+    draws: int
+    claim: dict[str, int] | None
+    proved: dict[str, int] | None
+    counted: audit.FindingJson
+    weighted: audit.FindingJson | None
+    epsilon_lower: float
+    confidence: float
+    claim_rejected: bool
+    proof_rejected: bool
 
 
 @dataclass(frozen=True)
@@ -55,9 +72,9 @@ class Audit:
     sample: npt.NDArray[np.float64]
 
     def __repr__(self) -> str:
-        facts = self.to_json()
-        verdict = "rejected" if facts["claim_rejected"] else "not rejected"
-        return f"Audit({self.task.mechanism}, epsilon at least {facts['epsilon_lower']:.4g}, claim {verdict})"
+        audited = self.to_json()
+        verdict = "rejected" if audited["claim_rejected"] else "not rejected"
+        return f"Audit({self.task.mechanism}, epsilon at least {audited['epsilon_lower']:.4g}, claim {verdict})"
 
     @property
     def finding(self) -> audit.Finding:
@@ -67,9 +84,8 @@ class Audit:
     def _rejects(self, loss: PrivacyLoss) -> bool:
         return any(audit.rejects(each, loss) for each in (self.counted, self.weighted) if each is not None)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> AuditJson:
         """Return the result as JSON values."""
-        counted, weighted = (each and audit.to_json(each, self.task.loss) for each in (self.counted, self.weighted))
         return {
             "mechanism": self.task.mechanism,
             "neighbours": self.task.query.neighbours.value,
@@ -77,8 +93,8 @@ class Audit:
             "draws": self.task.draws,
             "claim": None if self.claim is None else self.claim.to_json(),
             "proved": None if self.guarantee is None else self.guarantee.loss.to_json(),
-            "counted": counted,
-            "weighted": weighted,
+            "counted": audit.to_json(self.counted, self.task.loss),
+            "weighted": None if self.weighted is None else audit.to_json(self.weighted, self.task.loss),
             "epsilon_lower": self.finding.epsilon(self.task.loss.delta),
             "confidence": 1 - sum(each.error for each in (self.counted, self.weighted) if each is not None),
             "claim_rejected": self._rejects(self.task.loss),
@@ -116,7 +132,7 @@ def audit_mechanism(
     draws: int = 20_000,
     confidence: float = 0.999,
     neighbours: Neighbours | str = Neighbours.REPLACE_ONE,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     cluster: Cluster | None = None,
 ) -> Audit:
     """Attack a mechanism on synthetic tables, and bound its epsilon and delta from below. No ledger is touched.

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
 
 from dpdist._util.text import exactly
 from dpdist.errors import DataError, RefusedError
@@ -86,7 +85,7 @@ class ClipChoice:
     def _edge(self, number: int | None) -> float | None:
         return None if number is None else self.histogram.edges[number]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return all of it as JSON values."""
         return {
             "clip": self.clip,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dpdist._util.text import listed
 from dpdist.errors import DataError
@@ -150,7 +150,7 @@ def _release_product(release: Store, size: int, nodes: engine.Engine | None) -> 
     return product
 
 
-def made_from(place: AnyStore, what: str, **expected: Any) -> bool:
+def made_from(place: AnyStore, what: str, **expected: object) -> bool:
     """Say whether a model or scores in a store carry these attributes; refuse to take it for another's.
 
     Raises

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
-from typing import Any
 
 import numpy as np
 
@@ -70,7 +69,7 @@ class Outcome:
     def _repr_html_(self) -> str:
         return table("Outcome", {"release": self.path, "released now": self.fresh}) + self.release._repr_html_()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return what is public about it as JSON values."""
         found = self.release
         return {

@@ -16,7 +16,6 @@ Matrices are stored in square tiles, and a large one is read tile by tile. How a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -129,7 +128,7 @@ class Heading:
             said += f" of the rows of one {self.unit.column}, {self.unit.max_rows} at most"
         return said if self.condition is None else f"{said}, if {self.condition}"
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, object]:
         """Return the JSON attributes of release.zarr."""
         return {
             "format": FORMAT,
@@ -332,7 +331,9 @@ def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:
     )
 
 
-def _tile_is_sound(answer: Any, moment: Array, place: tuple[slice, slice], release: Release) -> bool:
+def _tile_is_sound(
+    answer: Array | npt.NDArray[np.generic], moment: Array, place: tuple[slice, slice], release: Release
+) -> bool:
     """Say whether a tile of the integers is the mirror image of its opposite, and the second moment follows them."""
     across = place[::-1]
     tile = np.asarray(answer[place])

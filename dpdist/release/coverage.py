@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
@@ -43,7 +42,7 @@ class Extent(Struct, frozen=True, forbid_unknown_fields=True):
         first, last = (table.parts[i].period for i in (0, -1))
         return cls(dataset, table.start, table.start + len(table.parts), first, last)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
         return asdict(self)
 

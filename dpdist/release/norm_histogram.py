@@ -104,7 +104,7 @@ class NormsRequest:
         """Return what is proved of the histogram of a table."""
         return self.calibrated(table).guarantee
 
-    def parameters(self, table: Table) -> dict[str, Any]:
+    def parameters(self, table: Table) -> dict[str, object]:
         """Return everything the histogram depends on besides the rows, as JSON values."""
         vectors = {"centre": self.centre, "scale": self.scale}
         return {
@@ -164,7 +164,7 @@ class NormHistogram:
         """As of a :class:`dpdist.release.artefact.Release`."""
         return cautions(self.guarantee.loss, self.guarantee.neighbours, self.rows)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
         return {
             "format": FORMATS[self.noise.law],

@@ -41,7 +41,7 @@ def request_from(
     period: str,
     name: str | None,
     folder: Path,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     for_reproduction: bool = False,
     accept_large_delta: bool = False,
 ) -> ReleaseRequest:
@@ -177,7 +177,7 @@ def numbers_from(text: str, option: str) -> tuple[float, ...]:
         raise UsageError(f"{option} takes numbers separated by commas, such as 4,2,0.5.") from None
 
 
-def _typed_options(info: MechanismInfo, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _typed_options(info: MechanismInfo, options: Mapping[str, object], folder: Path) -> dict[str, Any]:
     """Turn text into what the options take; a list of numbers or a matrix may stand in a public .npy file."""
     kinds = {option.name: option.kind for option in info.options}
     return {

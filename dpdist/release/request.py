@@ -12,7 +12,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from dpdist._util.text import canonical, has_control
 from dpdist.errors import RefusedError, UsageError
@@ -134,7 +133,7 @@ class ReleaseRequest:
     grid_bits: int = 16
     period: str = ""
     name: str | None = None
-    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     for_reproduction: bool = False
     accept_large_delta: bool = False
 
@@ -235,7 +234,7 @@ class ReleaseRequest:
         """Return what is proved of a release of a table; None where nothing is."""
         return self.calibrated(table.columns, table.max_rows).guarantee
 
-    def parameters(self, table: Table) -> dict[str, Any]:
+    def parameters(self, table: Table) -> dict[str, object]:
         """Return everything the release depends on besides the rows, as JSON values."""
         return {
             "dataset_id": table.dataset_id,

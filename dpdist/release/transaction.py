@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any, Generic, Protocol, TypeVar
+from typing import IO, Generic, Protocol, TypeVar
 
 from dpdist.errors import RefusedError, ResumableError
 from dpdist.ledger.address import Place
@@ -47,7 +47,7 @@ class Request(Protocol):
         """Return the id, the same whenever the same is asked of the same rows."""
         ...
 
-    def parameters(self, table: Table) -> dict[str, Any]:
+    def parameters(self, table: Table) -> dict[str, object]:
         """Return everything the release depends on besides the rows, as JSON values."""
         ...
 

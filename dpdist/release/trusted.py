@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from tempfile import TemporaryFile
-from typing import Any
 
 import numpy as np
 
@@ -35,6 +34,7 @@ from dpdist.release.coverage import Extent
 from dpdist.release.reproduction import admit
 from dpdist.release.request import ReleaseRequest
 from dpdist.release.transaction import Transaction, commit_once
+from dpdist.rows.units import Unit
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.store import AnyStore, Store
 from dpdist.triangle import Band, Triangle, unpacked
@@ -141,16 +141,21 @@ def conclude(transaction: MomentTransaction, moment: BandedMoment, progress: Ste
             archive.publish(file, transaction.target, private=True)
         return
     ledger = Ledger(transaction.ledger)
-    known = {"condition": ledger.condition}
+    condition = ledger.condition
     commit_once(
         ledger,
         transaction.release_id,
-        lambda head: _drawn(transaction, moment, progress, ledger_head=head, **known),
+        lambda head: _drawn(transaction, moment, progress, ledger_head=head, condition=condition),
     )
 
 
 def _drawn(
-    transaction: MomentTransaction, moment: BandedMoment, progress: Steps | None = None, **known: Any
+    transaction: MomentTransaction,
+    moment: BandedMoment,
+    progress: Steps | None = None,
+    *,
+    ledger_head: str | None = None,
+    condition: str | None = None,
 ) -> Iterator[bytes]:
     """Yield the archive of one fresh noisy release, drawn on the way; nothing of the exact moment is in it."""
     request, table = transaction.request, transaction.table
@@ -163,16 +168,27 @@ def _drawn(
         rows=table.rows,
         extents=(Extent.of(table),),
         unit=table.unit,
-        **known,
+        ledger_head=ledger_head,
+        condition=condition,
     )
     return archive.archived(heading, _noisy(calibrated, heading.bound.width, moment, progress))
 
 
 def _heading(
-    request: ReleaseRequest, calibrated: Calibrated, *, names: tuple[str, ...], rows: int, **known: Any
+    request: ReleaseRequest,
+    calibrated: Calibrated,
+    *,
+    release_id: str,
+    names: tuple[str, ...],
+    rows: int,
+    extents: tuple[Extent, ...],
+    unit: Unit | None = None,
+    ledger_head: str | None = None,
+    condition: str | None = None,
 ) -> Heading:
     """Return what is told of a release: of what was asked for, what is proved, and n only where it is public."""
     return Heading(
+        release_id=release_id,
         mechanism=request.mechanism,
         names=names,
         neighbours=request.neighbours,
@@ -181,7 +197,10 @@ def _heading(
         bound=request.bound(len(names)),
         noise=calibrated.noise,
         rows=rows if request.neighbours is Neighbours.REPLACE_ONE else None,
-        **known,
+        ledger_head=ledger_head,
+        extents=extents,
+        unit=unit,
+        condition=condition,
     )
 
 

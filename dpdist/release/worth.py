@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
 
 from dpdist.errors import RefusedError
 from dpdist.mechanisms.quantile import CONFIDENCE, rank_error
@@ -77,7 +76,7 @@ class Worth:
             1.0, float(self.quantile) + self.error / self.rows
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
         return {"error_rows": self.error, "between": self.between, "useful": self.useful}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Protocol, TypeAlias
 
 import google_crc32c
 import numpy as np
@@ -17,6 +17,17 @@ from dpdist.rows.seal import sealed_tags
 from dpdist.rows.table import BLOSC_BYTES, Table
 from dpdist.storage.arrays import CHECKSUM_BYTES
 from dpdist.storage.store import Reader
+
+Rows: TypeAlias = npt.NDArray[np.generic]
+"""Rows as they are stored, (r, d), of any of :data:`dpdist.rows.dataset.DTYPES`."""
+
+
+class Digest(Protocol):
+    """What :mod:`hashlib` makes."""
+
+    def update(self, content: memoryview, /) -> None:
+        """Take in bytes."""
+        ...
 
 
 class ChunkReader:
@@ -37,10 +48,10 @@ class ChunkReader:
         """CRC32C of the chunk that was read last, as stored; known when its last piece was taken. Private."""
         self._tags: dict[str, tuple[str, ...]] = {}
         self._part: RowsTable | None = None
-        self._rows: npt.NDArray[np.generic] = np.empty((0, table.columns))
+        self._rows: Rows = np.empty((0, table.columns))
         self._file = np.empty(0, dtype=np.uint8)
 
-    def read(self, index: int) -> Iterator[npt.NDArray[np.generic]]:
+    def read(self, index: int) -> Iterator[Rows]:
         """Yield the rows of chunk ``index`` in pieces of shape (r, d), each valid until the next.
 
         Checksum and seal of a plain chunk are known to match only when the last piece was taken: what was made of the
@@ -76,7 +87,7 @@ class ChunkReader:
             pass
         return digest.hexdigest()
 
-    def _checked(self, part: RowsTable, index: int, digest: Any) -> Iterator[npt.NDArray[np.generic]]:
+    def _checked(self, part: RowsTable, index: int, digest: Digest | None) -> Iterator[Rows]:
         where = f"Chunk {index} of {part}"
         self._prepare(part)
         try:
@@ -100,7 +111,7 @@ class ChunkReader:
         self._rows = np.empty((rows, part.columns), dtype=np.dtype(part.dtype).newbyteorder("<"))
         self._file = np.empty(part.chunk_bytes if part.compressed else CHECKSUM_BYTES, dtype=np.uint8)
 
-    def _plain(self, file: Reader, part: RowsTable, index: int, digest: Any) -> Iterator[npt.NDArray[np.generic]]:
+    def _plain(self, file: Reader, part: RowsTable, index: int, digest: Digest | None) -> Iterator[Rows]:
         checksum, step = 0, self._rows.shape[0]
         left = part.rows_in(index)  # the chunk of a table's end is filled up to the length of the others
         for start in range(0, part.chunk_rows, step):
@@ -110,7 +121,7 @@ class ChunkReader:
                 raise EOFError
             checksum = google_crc32c.extend(checksum, content)
             if digest is not None:
-                digest.update(content)
+                digest.update(content.data)
             if left > 0:
                 yield piece[:left]
             left -= piece.shape[0]
@@ -118,7 +129,7 @@ class ChunkReader:
             raise EOFError
         self._require(checksum, self._file)
 
-    def _unpacked(self, file: Reader, part: RowsTable, index: int, digest: Any) -> Iterator[npt.NDArray[np.generic]]:
+    def _unpacked(self, file: Reader, part: RowsTable, index: int, digest: Digest | None) -> Iterator[Rows]:
         size = file.readinto(self._file.data)
         if size is None or size <= BLOSC_BYTES + CHECKSUM_BYTES:
             raise EOFError
@@ -129,7 +140,7 @@ class ChunkReader:
             raise _AlteredError
         blosc.decompress(content, self._rows)
         if digest is not None:
-            digest.update(self._rows.reshape(-1).view(np.uint8))
+            digest.update(self._rows.reshape(-1).view(np.uint8).data)
         rows = self._rows[: part.rows_in(index)]
         for start in range(0, rows.shape[0], self._most):
             yield rows[start : start + self._most]

@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +65,7 @@ class Unit:
         if not 1 <= self.max_rows <= 2**20:
             raise UsageError(f"The rows kept of each privacy unit are from 1 to {2**20}.", parameter="max_rows")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
         return asdict(self)
 
@@ -165,7 +165,7 @@ def first_rows(units: Iterable[Numbers], rows: int, most: int, beside: Path) -> 
     return kept
 
 
-def _first(file: Any, most: int) -> Iterator[Numbers]:
+def _first(file: IO[bytes], most: int) -> Iterator[Numbers]:
     """Yield the numbers of the rows of one file that are kept."""
     known = np.empty(0, dtype=np.int64)
     before = np.empty(0, dtype=np.int64)

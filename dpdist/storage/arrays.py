@@ -40,7 +40,7 @@ def attributes_of(store: Store) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def set_attributes(store: Store, what: str, **declared: Any) -> None:
+def set_attributes(store: Store, what: str, **declared: object) -> None:
     """Add to the ``dpdist`` attributes of what is private, in one step; hold ``store.locked()`` meanwhile.
 
     Raises

@@ -120,7 +120,7 @@ def _estimate(method: str, moment: PublicMoment, informative: int) -> Floats:
         request = request_for("amin", text_of(loss_of(moment.rows)), moment.bound, {"components": size})
     else:
         request = request_of(method, moment, informative)
-    shift = request.calibrated(size).noise.get("mean_diagonal", 0.0) * moment.bound.unit**2
+    shift = request.calibrated(size).noise.mean_diagonal * moment.bound.unit**2
     found: Floats = (private_moment(request, moment) - shift * np.eye(size)) / moment.rows
     return found
 

@@ -96,7 +96,7 @@ def _gram(method: str, train: Floats) -> tuple[Floats, float]:
     request = request_for(mechanism, text_of(loss), moment.bound, {"sketch": SKETCH, "ridge": rule})
     noise = request.calibrated(size).noise
     unit = moment.bound.unit**2
-    shift = noise.get("mean_diagonal", 0.0) * unit
+    shift = noise.mean_diagonal * unit
     edge = 2 * math.sqrt(noise.get("variance_off_diagonal", 0.0) * size) * unit
     return private_moment(request, moment) - shift * np.eye(size), RIDGE + edge
 

@@ -58,7 +58,7 @@ def measured(cell: Json, _: Any) -> Json:
     empty: Triangle = np.zeros(cell["d"] * (cell["d"] + 1) // 2, dtype=np.int64)
     request = request_for(cell["mechanism"], (EPSILON, DELTA), bound, {})
     noise = private_moment(request, PublicMoment(empty, bound, 0))
-    mean = request.calibrated(cell["d"]).noise.get("mean_diagonal", 0.0) * bound.unit**2
+    mean = request.calibrated(cell["d"]).noise.mean_diagonal * bound.unit**2
     values = np.linalg.eigvalsh(noise)
     return {"norm": float(np.abs(values).max()), "norm about the mean": float(np.abs(values - mean).max())}
 
