@@ -8,7 +8,7 @@ format, and stays readable.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpdist._version import __version__
 
@@ -126,7 +126,7 @@ _NAMES = {
 _HOMES = {name: f"dpdist.{module}" for module, names in _NAMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import what is asked for when it is: whoever needs a request does without the estimators and scikit-learn."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)

@@ -33,7 +33,7 @@ from dpdist.estimators.fit import (
 from dpdist.estimators.inputs import rows_of, rows_path, scores_given
 from dpdist.ledger.address import PlaceGiven
 from dpdist.ledger.budget import Budget
-from dpdist.naming import naming, step
+from dpdist.naming import naming, parameter, step
 from dpdist.pca.components import Components, components, total_variance
 from dpdist.pca.projection import Projector, scores_in_memory
 from dpdist.pca.scree import Scree, above_noise, require_edge, scree
@@ -416,7 +416,7 @@ def _require_components(request: ReleaseRequest, columns: int, *, count: int | N
     if count is None:
         require_edge(request, columns)
     elif count > columns:
-        raise UsageError(f"{count} components were asked for, and X has {columns} columns (n_components).")
+        raise UsageError(f"{count} components were asked for ({parameter('components')}), and X has {columns} columns.")
 
 
 def _shares(release: Release, found: Components, seen: Scree | None) -> Matrix | None:

@@ -5,11 +5,10 @@ By that the same ``dpdist ingest`` again is known, and leaves the rows alone, wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dpdist.errors import DataError
 from dpdist.ingest.sources import Choices, Place, attempt, files_of, located
@@ -20,7 +19,7 @@ from dpdist.storage.store import Store
 
 def origin_of(
     source: Place, *, columns: Sequence[str] | None, compress: bool, unit: Unit | None, choices: Choices
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return what a table is ingested from, as JSON values.
 
     Raises
@@ -37,14 +36,14 @@ def origin_of(
     }
 
 
-def _states(place: Place) -> list[list[Any]]:
+def _states(place: Place) -> list[list[object]]:
     if not isinstance(place, Path):
         return [[str(place), place.version()]]
     stats = [(path.name, path.stat()) for path in files_of(place)]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
-def require_same_origin(rows: Store, origin: dict[str, Any]) -> None:
+def require_same_origin(rows: Store, origin: Mapping[str, object]) -> None:
     """Refuse to take what stands at a place for the table that would be ingested.
 
     Raises

@@ -249,8 +249,8 @@ def _sources(entry: Path) -> dict[str, list[Path]]:
     """Return the files of every source of an entry by its name there; none for an empty folder."""
     if entry.is_dir() and all(path.name.startswith((".", "_")) for path in entry.iterdir()) and not is_store(entry):
         return {}
-    places = [place for place, _ in located(entry)]
-    return {entry.name if place == entry else place.relative_to(entry).as_posix(): files_of(place) for place in places}
+    paths = [path for path, _ in located(entry) if isinstance(path, Path)]
+    return {entry.name if path == entry else path.relative_to(entry).as_posix(): files_of(path) for path in paths}
 
 
 def _path_of(entry: Path, name: str) -> Path:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.anndata import AnnDataStore, H5ad
@@ -58,7 +57,7 @@ KINDS: dict[str, type[Source]] = {
 }
 
 
-def located(place: Any) -> list[tuple[Any, Keys]]:
+def located(place: Place) -> list[tuple[Place, Keys]]:
     """List a source, or the sources of a folder in the order of their names, each with the keys of its folders.
 
     Names in a folder that begin with ``.`` or ``_`` are passed over, and so is what lies beside a .bed file and belongs
@@ -77,9 +76,9 @@ def located(place: Any) -> list[tuple[Any, Keys]]:
     return found
 
 
-def _in_folder(folder: Any, keys: Keys) -> list[tuple[Any, Keys]]:
-    entries = attempt(folder, lambda: sorted(folder.iterdir(), key=lambda entry: entry.name))
-    found: list[tuple[Any, Keys]] = []
+def _in_folder(folder: Place, keys: Keys) -> list[tuple[Place, Keys]]:
+    entries = attempt(folder, partial(_entries, folder))
+    found: list[tuple[Place, Keys]] = []
     for entry in entries:
         if entry.name.startswith((".", "_")) or is_companion(entry):
             continue
@@ -93,13 +92,18 @@ def _in_folder(folder: Any, keys: Keys) -> list[tuple[Any, Keys]]:
     return found
 
 
-def is_companion(place: Any) -> bool:
+def _entries(folder: Place) -> list[Place]:
+    entries: list[Place] = [*folder.iterdir()]
+    return sorted(entries, key=lambda entry: entry.name)
+
+
+def is_companion(place: Place) -> bool:
     """Tell whether a file lies beside a .bed file and belongs to it."""
     owner = place.with_suffix(".bed") if place.suffix in COMPANIONS else None
     return owner is not None and bool(attempt(owner, owner.is_file))
 
 
-def is_store(place: Any) -> bool:
+def is_store(place: Place) -> bool:
     """Tell whether a folder is a Zarr store, which it is by what is in it."""
     return any(attempt(place, (place / mark).is_file) for mark in MARKS)
 
@@ -113,7 +117,7 @@ def files_of(place: Path) -> list[Path]:
 
 
 @contextmanager
-def opened_sources(place: Any, beside: Path, choices: Choices = Choices()) -> Iterator[Sequence[Source]]:  # noqa: B008 - frozen
+def opened_sources(place: Place, beside: Path, choices: Choices = Choices()) -> Iterator[Sequence[Source]]:  # noqa: B008 - frozen
     """Give the sources at a place, in order, and remove afterwards what had to be fetched.
 
     Parameters
@@ -144,7 +148,7 @@ def opened_sources(place: Any, beside: Path, choices: Choices = Choices()) -> It
         yield [_source(each, keys, beside, choices, reading, stack) for each, keys in places]
 
 
-def _kind(place: Any) -> type[Source]:
+def _kind(place: Place) -> type[Source]:
     if attempt(place, place.is_dir):
         if is_store(place):
             return AnnDataStore if is_anndata(place) else Store
@@ -158,12 +162,12 @@ def _kind(place: Any) -> type[Source]:
     raise DataError(f"{place} is not a file, or does not exist. Pass a file, or a folder of nothing but files.")
 
 
-def _reader(kind: type[Source], reading: Reading, place: Any, beside: Path, choices: Choices) -> Source:
+def _reader(kind: type[Source], reading: Reading, place: Place, beside: Path, choices: Choices) -> Source:
     made = kind(place, beside, choices)
     return Apart(place, beside, choices, made, reading) if kind.fragile else made
 
 
-def _source(place: Any, keys: Keys, beside: Path, choices: Choices, reading: Reading, stack: ExitStack) -> Source:
+def _source(place: Place, keys: Keys, beside: Path, choices: Choices, reading: Reading, stack: ExitStack) -> Source:
     kind = _kind(place)
     if isinstance(place, Remote) and (kind.needs_file or place.web):
         others = tuple(place.with_suffix(suffix) for suffix in COMPANIONS if kind is Plink)

@@ -87,7 +87,10 @@ class Release(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     epsilon: Annotated[Amount, _key("Privacy loss epsilon, in steps of a millionth.", _AMOUNT)]
     clip: Annotated[
         int | Decimal,
-        _key("Public clip norm C: from dpdist bound, or else never from the data.", "a number, such as 8.5"),
+        _key(
+            "Public clip norm C. Take it from what is known without the data, or from a private choice of clip norm.",
+            "a number, such as 8.5",
+        ),
     ]
     delta: Annotated[
         Amount | None, _key("Its delta; leave it out for pure differential privacy.", "a number, such as 1e-6")
@@ -156,7 +159,7 @@ class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     trusted: Annotated[
         Literal["driver", "worker"],
         _key(
-            "Where ledger and noise live: here, or on the worker started with --resources trusted=1.",
+            "Where ledger and noise live: in this process, or on the worker that offers Dask's resource trusted.",
             "driver or worker, in quotes",
         ),
     ] = "driver"
@@ -212,7 +215,7 @@ def _mistakes_in(section: str, values: Mapping[str, object]) -> Iterator[str]:
             yield f"[{section}] needs {name!r}, {_expected(key.type)}"
 
 
-def _mistakes(where: str, kind: Any, value: Any) -> Iterator[str]:
+def _mistakes(where: str, kind: Any, value: object) -> Iterator[str]:
     try:
         msgspec.convert(value, kind, builtin_types=(Decimal,), dec_hook=_amount)
     except msgspec.ValidationError:
@@ -238,7 +241,7 @@ def _kinds(kind: Any) -> Iterator[Any]:
         yield kind
 
 
-def _amount(kind: type, value: Any) -> Amount:
+def _amount(kind: type, value: object) -> Amount:
     if kind is Amount and isinstance(value, (int, Decimal, str)) and not isinstance(value, bool):
         return Amount(value)
     raise ValueError(kind)

@@ -66,7 +66,7 @@ class Option:
     default: OptionValue | None = None
     choices: tuple[str, ...] = ()
 
-    def checked(self, value: Any) -> OptionValue:
+    def checked(self, value: object) -> OptionValue:
         """Return the value as its kind.
 
         Raises

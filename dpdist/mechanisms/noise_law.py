@@ -135,7 +135,7 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Noise(Mapping[str, object]):
+class Noise(Mapping[str, Any]):
     """What is publicly known of the noise of a release, in lattice units.
 
     Attributes

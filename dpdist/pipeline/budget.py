@@ -286,7 +286,7 @@ def periodic_table(
 
 def _create_periods(rows: Store, budget: PrivacyLoss | None, ledger: Place) -> None:
     if budget is None:
-        raise UsageError(f"{rows} does not exist yet, so a budget must be declared for it (budget_epsilon).")
+        raise UsageError(f"{rows} does not exist yet. Declare a budget for it ({parameter('budget_epsilon')}).")
     if Ledger.stands_at(ledger):
         _require_no_ledger(ledger)
     create_periods(rows, budget)

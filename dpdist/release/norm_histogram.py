@@ -31,7 +31,7 @@ from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
-from dpdist.release.transaction import Transaction, commit_once
+from dpdist.release.transaction import ReleaseTransaction, commit_once
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.table import Table
 
@@ -125,7 +125,7 @@ class NormsRequest:
         return f"n-{digest[:32]}"
 
 
-class NormsTransaction(Transaction[NormsRequest]):
+class NormsTransaction(ReleaseTransaction[NormsRequest]):
     """The release of a histogram: it stands in the ledger, and nowhere else."""
 
 

@@ -177,7 +177,7 @@ def numbers_from(text: str, option: str) -> tuple[float, ...]:
         raise UsageError(f"{option} takes numbers separated by commas, such as 4,2,0.5.") from None
 
 
-def _typed_options(info: MechanismInfo, options: Mapping[str, object], folder: Path) -> dict[str, Any]:
+def _typed_options(info: MechanismInfo, options: Mapping[str, object], folder: Path) -> dict[str, object]:
     """Turn text into what the options take; a list of numbers or a matrix may stand in a public .npy file."""
     kinds = {option.name: option.kind for option in info.options}
     return {
@@ -186,7 +186,7 @@ def _typed_options(info: MechanismInfo, options: Mapping[str, object], folder: P
     }
 
 
-def _option_value(kind: Kind, text: str, folder: Path) -> Any:
+def _option_value(kind: Kind, text: str, folder: Path) -> object:
     if text.endswith(".npy") and kind in {Kind.NUMBERS, Kind.MATRIX}:
         try:
             return _arrays(folder / text)["centre"].astype(np.float64).tolist()
@@ -236,7 +236,7 @@ def read_public_centre(path: AnyPath) -> dict[str, tuple[float, ...] | None]:
     vectors: dict[str, tuple[float, ...]] = {}
     try:
         if path.suffix == ".json":
-            content: dict[str, Any] = json.loads(read_plain(path, LARGEST_FILE))
+            content: Mapping[str, object] = json.loads(read_plain(path, LARGEST_FILE))
         elif path.suffix in {".npy", ".npz"}:
             content = _arrays(path)
         else:

@@ -3,12 +3,12 @@
 Dask runs a task at least once, never exactly once, and people run commands again. So every step here may run any number
 of times, at once or one after the other, in one process or several, and the ledger decides which draw counts:
 
-1. :meth:`Transaction.reserve` charges the ledger before any row is read; it is free when it is charged already.
+1. :meth:`ReleaseTransaction.reserve` charges the ledger before any row is read; it is free when it is charged already.
 2. :func:`commit_once` draws and commits, unless that has been done. An attempt that another overtook is fenced
    out: it throws its draw away and waits for the winner.
-3. :meth:`Transaction.committed` reads back what was committed and records that it was given out.
+3. :meth:`ReleaseTransaction.committed` reads back what was committed and records that it was given out.
 
-:meth:`Transaction.abort` refunds a charge for which nothing was drawn. What is released, a second moment
+:meth:`ReleaseTransaction.abort` refunds a charge for which nothing was drawn. What is released, a second moment
 (:mod:`dpdist.release.trusted`) or a histogram of norms (:mod:`dpdist.release.norm_histogram`), only says what is drawn.
 """
 
@@ -60,7 +60,7 @@ RequestT_co = TypeVar("RequestT_co", bound=Request, covariant=True)
 
 
 @dataclass(frozen=True)
-class Transaction(Generic[RequestT_co]):
+class ReleaseTransaction(Generic[RequestT_co]):
     """One release: what is asked for, of which table, and the ledger that is charged."""
 
     request: RequestT_co
@@ -105,7 +105,11 @@ class Transaction(Generic[RequestT_co]):
         DataError
             If the ledger is missing.
         """
-        ledger, guarantee = self.account(), self.request.guarantee(self.table)
+        return self.charge(self.account())
+
+    def charge(self, ledger: Ledger) -> State:
+        """Charge the release to the ledger that :meth:`account` opened, as :meth:`reserve` does."""
+        guarantee = self.request.guarantee(self.table)
         if guarantee is None:
             raise RefusedError("Nothing is proved of this release, so no ledger can be charged for it.")
         record = ledger.record(self.release_id)

@@ -33,7 +33,7 @@ from dpdist.release.artefact import Heading, Release, open_release
 from dpdist.release.coverage import Extent
 from dpdist.release.reproduction import admit
 from dpdist.release.request import ReleaseRequest
-from dpdist.release.transaction import Transaction, commit_once
+from dpdist.release.transaction import ReleaseTransaction, commit_once
 from dpdist.rows.units import Unit
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.store import AnyStore, Store
@@ -41,7 +41,7 @@ from dpdist.triangle import Band, Triangle, unpacked
 
 
 @dataclass(frozen=True)
-class MomentTransaction(Transaction[ReleaseRequest]):
+class MomentTransaction(ReleaseTransaction[ReleaseRequest]):
     """The release of a second moment, and where it is published."""
 
     target: Store
@@ -61,9 +61,10 @@ class MomentTransaction(Transaction[ReleaseRequest]):
         stands = require_place(self)
         if self.request.for_reproduction:
             raise UsageError("A release for reproduction has no guarantee that a ledger could charge.")
+        ledger = self.account()
         if stands:
-            require_remembered(self.account(), self.target)
-        return super().reserve()
+            require_remembered(ledger, self.target)
+        return self.charge(ledger)
 
 
 def require_remembered(ledger: Ledger, target: AnyStore) -> None:

@@ -96,6 +96,6 @@ def missing(path: Any, sample: str, variant: str) -> DataError:
     """Return what is said of a genotype that is missing."""
     return DataError(
         f"{path}, {sample}, variant {variant!r}: the genotype is missing. Leave the variant out "
-        f"({parameter('columns')}), or say how many alleles to put where one is missing: {parameter('missing', '0')}, "
-        "1 or 2."
+        f"({parameter('columns')}), or say how many alleles to put where one is missing, 0, 1 or 2 "
+        f"({parameter('missing')})."
     )
