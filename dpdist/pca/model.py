@@ -8,10 +8,13 @@ That of a release that is not private as claimed is left to its owner, as the re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import numpy as np
 import zarr
+from zarr.core.buffer import Buffer
+from zarr.storage import MemoryStore
 
 from dpdist._util.notebook import short, table
 from dpdist.errors import DataError, quiet
@@ -19,7 +22,7 @@ from dpdist.naming import step
 from dpdist.pca.components import Components
 from dpdist.pca.scree import scree
 from dpdist.release.artefact import Release
-from dpdist.storage.arrays import Text, put_array, read_arrays, require_format
+from dpdist.storage.arrays import Text, digest_of, put_array, read_arrays, require_format
 from dpdist.storage.store import AnyStore, store_at
 
 FORMAT = "dpdist-model/1"
@@ -68,28 +71,33 @@ def save(model: Model, release: Release, target: AnyStore) -> None:
     DataError
         If target exists or cannot be written.
     """
-    with store_at(target).staged("model", private=not release.private_as_claimed) as aside:
-        attributes: dict[str, object] = {
-            "format": FORMAT,
-            "release_id": model.release_id,
-            "mechanism": release.mechanism,
-            "status": release.attributes()["status"],
-            "guarantee": None if release.guarantee is None else release.guarantee.to_json(),
-            "columns": list(model.names),
-            "k": model.components.components.shape[0],
-            "eigenvalues": model.components.eigenvalues is not None,
-            "eigenvalues_per_row": model.components.per_row,
-        }
-        seen = None if model.components.eigenvalues is None else scree(release, model.components.eigenvalues)
-        if seen is not None:
-            attributes |= seen.to_json()
-        group = zarr.create_group(store=aside.for_zarr(), zarr_format=3, attributes={"dpdist": attributes})
-        found = model.components
-        arrays = {"components": found.components, "mean": found.mean, "scale": found.scale}
-        if found.eigenvalues is not None:
-            arrays["eigenvalues"] = found.eigenvalues
-        for name, values in arrays.items():
-            put_array(group, name, values)
+    attributes: dict[str, object] = {
+        "format": FORMAT,
+        "release_id": model.release_id,
+        "mechanism": release.mechanism,
+        "status": release.attributes()["status"],
+        "guarantee": None if release.guarantee is None else release.guarantee.to_json(),
+        "columns": list(model.names),
+        "k": model.components.components.shape[0],
+        "eigenvalues": model.components.eigenvalues is not None,
+        "eigenvalues_per_row": model.components.per_row,
+    }
+    seen = None if model.components.eigenvalues is None else scree(release, model.components.eigenvalues)
+    if seen is not None:
+        attributes |= seen.to_json()
+    objects: dict[str, Buffer] = {}
+    group = zarr.create_group(store=MemoryStore(objects), zarr_format=3, attributes={"dpdist": attributes})
+    found = model.components
+    arrays = {"components": found.components, "mean": found.mean, "scale": found.scale}
+    if found.eigenvalues is not None:
+        arrays["eigenvalues"] = found.eigenvalues
+    for name, values in arrays.items():
+        put_array(group, name, values)
+    place, private = store_at(target), not release.private_as_claimed
+    # another machine may find other last bits, or another sign: two of them must not be mixed
+    with place.staged("model", private=private, identity=partial(digest_of, objects)) as aside:
+        for key, content in objects.items():
+            aside.put(key, content.to_bytes())
 
 
 @quiet()

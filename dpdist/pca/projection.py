@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import zarr
 from threadpoolctl import threadpool_limits
+from zarr.core.buffer import Buffer, default_buffer_prototype
+from zarr.storage import MemoryStore
 
 from dpdist.errors import DataError
 from dpdist.naming import step
@@ -22,7 +25,7 @@ from dpdist.pca.components import Components
 from dpdist.pca.model import Model, open_model
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, chunk_key, partitions
-from dpdist.storage.arrays import ChunkWriter, array_options
+from dpdist.storage.arrays import ROOT, ChunkWriter, array_options, digest_of
 from dpdist.storage.store import AnyStore, Store, store_at
 
 FORMAT = "dpdist-scores/1"
@@ -175,27 +178,37 @@ def scores_of(
     """
     if model.names != table.names:
         raise DataError(f"The model at {model_at} was made for other columns than those of {table}.")
-    with store_at(target).staged("scores", private=True) as aside:
-        count = model.components.components.shape[0]
-        scores = zarr.create_array(
-            store=aside.for_zarr(),
-            shape=(table.rows, count),
-            chunks=(table.chunk_rows, count),
-            **array_options(scores_dtype(table.dtype, model.components)),
-            attributes={
-                "dpdist": {
-                    "format": FORMAT,
-                    "dataset_id": table.dataset_id,
-                    "release_id": model.release_id,
-                    "k": count,
-                    "private": "projected rows are private rows in fewer dimensions; do not publish them",
-                }
-            },
-        )
+    count = model.components.components.shape[0]
+    head: dict[str, Buffer] = {}
+    zarr.create_array(
+        store=MemoryStore(head),
+        shape=(table.rows, count),
+        chunks=(table.chunk_rows, count),
+        zarr_format=3,
+        **array_options(scores_dtype(table.dtype, model.components)),
+        attributes={
+            "dpdist": {
+                "format": FORMAT,
+                "dataset_id": table.dataset_id,
+                "release_id": model.release_id,
+                "k": count,
+                "private": "projected rows are private rows in fewer dimensions; do not publish them",
+            }
+        },
+    )
+    with store_at(target).staged("scores", private=True, identity=partial(_identity, head, model.components)) as aside:
+        aside.put(ROOT, head[ROOT].to_bytes())
         there, stored = store_at(model_at).absolute(), aside.absolute()
         yield [ProjectionTask(table, there, stored, run) for run in partitions(table.chunks, tasks)]
-        if scores.nchunks_initialized != table.chunks:
+        if not {chunk_key(index) for index in range(table.chunks)} <= {key for key, _ in aside.list("c")}:
             raise DataError(f"Some chunks of {target} were not written. Run the same command again.")
+
+
+def _identity(head: dict[str, Buffer], found: Components) -> str:
+    """Return what scores follow from: rows, shape and type, and the components to the last bit."""
+    parts = {"components": found.components, "mean": found.mean, "scale": found.scale}
+    stored = default_buffer_prototype().buffer
+    return digest_of({**head, **{name: stored.from_bytes(values.tobytes()) for name, values in parts.items()}})
 
 
 def require_whole(scores: AnyStore, table: RowsTable) -> None:

@@ -8,6 +8,7 @@ mirror images.
 
 from __future__ import annotations
 
+import hashlib
 import tarfile
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -28,6 +29,7 @@ from dpdist.triangle import Band, Triangle
 
 Bands = Iterable[tuple[Band, Triangle]]
 """The packed bands of a noisy moment, int64 lattice units, from the first row to the last."""
+_PIECE = 1 << 20
 
 
 def archived(heading: Heading, answer: npt.NDArray[np.float64] | Bands) -> Iterator[bytes]:
@@ -129,9 +131,17 @@ def publish(archive: IO[bytes], target: AnyStore, *, private: bool = False) -> N
 
 
 def _unpack(archive: IO[bytes], target: Store, *, private: bool) -> None:
-    with target.staged("release", private=private) as aside:
+    with target.staged("release", private=private, identity=partial(_digest, archive)) as aside:
         for name, content in _members(archive):
             aside.put(name, content)
+
+
+def _digest(archive: IO[bytes]) -> str:
+    archive.seek(0)
+    digest = hashlib.sha256()
+    while piece := archive.read(_PIECE):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def holds(target: AnyStore, archive: IO[bytes]) -> bool:

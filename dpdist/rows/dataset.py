@@ -254,7 +254,11 @@ def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str) -> RowsTa
     """
     if open_rows(table.store, whole=False).ledger_id is not None:
         raise DataError(f"{table} has a ledger already.")
-    set_attributes(table.store, "rows", budget=budget.to_json(), ledger_id=ledger_id)
+
+    def unbound(found: dict[str, object]) -> bool:
+        return found["ledger_id"] is None and not found.get("reproduced", False)
+
+    set_attributes(table.store, "rows", unbound, budget=budget.to_json(), ledger_id=ledger_id)
     return replace(table, budget=budget, ledger_id=ledger_id)
 
 
@@ -266,7 +270,11 @@ def mark_reproduced(table: RowsTable) -> None:
     DataError
         If the table cannot be written.
     """
-    set_attributes(table.store, "rows", reproduced=True)
+
+    def undeclared(found: dict[str, object]) -> bool:
+        return found["ledger_id"] is None and found["budget"] is None
+
+    set_attributes(table.store, "rows", undeclared, reproduced=True)
 
 
 @quiet()
@@ -344,10 +352,11 @@ def open_rows(path: AnyStore, *, whole: bool = True) -> RowsTable:
 
 def incomplete(table: RowsTable) -> Iterator[tuple[int, str]]:
     """Yield number and fault of every chunk that is missing or has the wrong size; nothing is read."""
+    size_of = table.store.sizes("c")
     for index in range(table.chunks):
         what = f"chunk {index} of {table.chunks}"
         try:
-            size = table.store.size(chunk_key(index))
+            size = size_of(chunk_key(index))
         except OSError:
             yield index, f"{what} is missing"
             continue

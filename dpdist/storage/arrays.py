@@ -6,8 +6,10 @@ writes chunks of zeros like any others, and is read only when all its chunks are
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeAlias
 
 import google_crc32c
@@ -16,9 +18,10 @@ import numpy.typing as npt
 import zarr
 from msgspec import Meta
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
+from zarr.core.buffer import Buffer
 
 from dpdist._util.paths import not_plain
-from dpdist.errors import DataError
+from dpdist.errors import DataError, ResumableError
 from dpdist.storage.store import MOST_AT_ONCE, Store
 
 Array: TypeAlias = "zarr.Array[Any]"  # text: before 3.1.4 it takes no type at run time
@@ -40,17 +43,31 @@ def attributes_of(store: Store) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def set_attributes(store: Store, what: str, **declared: object) -> None:
+def set_attributes(store: Store, what: str, agreed: Callable[[dict[str, object]], bool], **declared: object) -> None:
     """Add to the ``dpdist`` attributes of what is private, in one step; hold ``store.locked()`` meanwhile.
+
+    Parameters
+    ----------
+    store, what
+        Where, and what it is, for messages.
+    agreed
+        Says whether they may be added to those that are there.
+    declared
+        The new ones.
 
     Raises
     ------
     DataError
         If they cannot be written.
+    ResumableError
+        If that was not agreed to: another process, which a store cannot hold off, was faster.
     """
-    whole = json.loads(store.get(ROOT))
+    before = store.get(ROOT)
+    whole = json.loads(before)
+    if not agreed(whole["attributes"]["dpdist"]):
+        raise ResumableError(f"Another process changed the {what} {store} meanwhile. Run the same command again.")
     whole["attributes"]["dpdist"].update(declared)
-    store.replace(ROOT, json.dumps(whole, indent=2).encode(), what, private=True)
+    store.replace(ROOT, json.dumps(whole, indent=2).encode(), what, private=True, expected=before)
 
 
 def require_format(store: Store, expected: str, otherwise: str) -> dict[str, Any]:
@@ -123,6 +140,16 @@ def put_array(group: zarr.Group, name: str, values: npt.NDArray[np.generic], chu
     chunks = (rows, *values.shape[1:])
     array = group.create_array(name=name, shape=values.shape, chunks=chunks, **array_options(values.dtype))
     array[...] = values
+
+
+def digest_of(objects: Mapping[str, Buffer]) -> str:
+    """Return SHA-256 of the keys and bytes of all objects, hexadecimal."""
+    digest = hashlib.sha256()
+    for key in sorted(objects):
+        for part in (key.encode(), objects[key].to_bytes()):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def complete_arrays(store: Store, names: set[str]) -> dict[str, Array]:

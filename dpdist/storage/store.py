@@ -1,5 +1,7 @@
 """Where rows, scores, models and releases lie: one protocol, and the folders of this machine behind it.
 
+Behind it stand also object stores (:mod:`dpdist.storage.objects`).
+
 A :class:`Store` is one thing that dpdist wrote (a rows.zarr, a folder of periods, a release.zarr): bytes under keys
 such as ``zarr.json`` and ``c/0/0``. Whoever reads or writes one asks the store, and knows no path. Sources of an ingest
 are read by :mod:`dpdist.ingest`, and ledgers are kept by :mod:`dpdist.ledger`: neither is a store.
@@ -12,13 +14,12 @@ To add a place where rows live, open four files:
 4. ``tests/storage/test_store.py``: its name in the list of the stores that the contract is tested with. It is done
    when these tests pass.
 
-Every function of the library then takes its addresses. Commands and job files take paths only, of whatever place: the
-kinds of arguments in ``cli/options.py``, and ``jobs/job_file.py``, are to be opened once, for the first such place.
+Every function of the library, every command and every job file then takes its addresses.
 
-**A place that cannot rename a folder** publishes by its pointer. :meth:`Store.staged` then gives a prefix that nobody
-else writes to; what is put there is found by no reader. At the end of the block it creates the object that names it,
-if that is absent, last. The loser of a race is told by that and raises as :meth:`Store.require_new` does. What a dead
-builder left is a prefix that nothing points to.
+**A place that cannot rename a folder** publishes by one object that it creates if absent, last. The loser of a race is
+told by that and raises as :meth:`Store.require_new` does. Either that object is a pointer: :meth:`Store.staged` then
+gives a prefix that nobody else writes to, and what is put there is found by no reader. What a dead builder left is a
+prefix that nothing points to. Or it is the root object, and a lease keeps those out who would build something else.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dpdist._util.ids import random_token
 from dpdist._util.paths import AnyPath, is_address, local, read_plain, read_plain_range
+from dpdist.errors import ResumableError
 from dpdist.storage import atomic
 
 if TYPE_CHECKING:
@@ -93,6 +95,10 @@ class Store(Protocol):
         """Return the bytes of an object without reading it; None if something else stands there, such as a link."""
         ...
 
+    def sizes(self, prefix: str) -> Callable[[str], int | None]:
+        """Return what :meth:`size` is of objects below a prefix, for whoever asks for many."""
+        ...
+
     def get(self, key: str, most: int = MOST_AT_ONCE) -> bytes:
         """Return an object of at most so many bytes; OSError if it has more, or is none."""
         ...
@@ -123,7 +129,9 @@ class Store(Protocol):
         """Refuse to write more than there is room for: DataError."""
         ...
 
-    def staged(self, what: str, *, private: bool = False) -> AbstractContextManager[Store]:
+    def staged(
+        self, what: str, *, private: bool = False, identity: Callable[[], str] | None = None
+    ) -> AbstractContextManager[Store]:
         """Give a store to build in; it appears here when the block ends, once, whole and durable, or never.
 
         Parameters
@@ -131,7 +139,10 @@ class Store(Protocol):
         what
             What it is, for error messages.
         private
-            Whether to deny all of it to everybody but the owner.
+            Whether to deny all of it to everybody but the owner, where the place knows owners.
+        identity
+            Tells from what every object of it follows, to the last byte that matters: whoever builds the same may
+            write the same objects at the same time, and a place may let them. None: nobody else builds the same.
 
         Raises
         ------
@@ -144,8 +155,14 @@ class Store(Protocol):
         """Write an object of what is being built: whole or not at all, again if need be; durable when it appears."""
         ...
 
-    def replace(self, key: str, content: bytes, what: str, *, private: bool = False) -> None:
-        """Replace an object, or create it, in one step: durable when this returns. DataError if it cannot be."""
+    def replace(
+        self, key: str, content: bytes, what: str, *, private: bool = False, expected: bytes | None = None
+    ) -> None:
+        """Replace an object, or create it, in one step: durable when this returns. DataError if it cannot be.
+
+        With ``expected`` it is replaced only if that is what is there, else ResumableError: another process was faster.
+        A folder must be held meanwhile.
+        """
         ...
 
     def delete(self) -> None:
@@ -153,9 +170,10 @@ class Store(Protocol):
         ...
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold it against every other process that asks to hold it, waiting for it if need be; DataError if none can.
+        """Hold it against other processes that ask to hold it, waiting for it if need be; DataError if none can.
 
-        What is not there is not held: whoever reads it says what is wrong with it.
+        A folder is held against all of them, a store against those of this user and machine: what others do meanwhile,
+        :meth:`replace` sees. What is not there is not held: whoever reads it says what is wrong with it.
         """
         ...
 
@@ -206,6 +224,10 @@ class FolderStore:
         about = (self.path / key).lstat()
         return about.st_size if stat.S_ISREG(about.st_mode) else None
 
+    def sizes(self, prefix: str) -> Callable[[str], int | None]:  # noqa: ARG002 - they are looked at one by one
+        """Return :meth:`size`."""
+        return self.size
+
     def get(self, key: str, most: int = MOST_AT_ONCE) -> bytes:
         """Return the bytes of a file."""
         return read_plain(self.path / key, most)
@@ -241,7 +263,13 @@ class FolderStore:
         atomic.require_space(self.path, size, what)
 
     @contextmanager
-    def staged(self, what: str, *, private: bool = False) -> Iterator[FolderStore]:
+    def staged(
+        self,
+        what: str,
+        *,
+        private: bool = False,
+        identity: Callable[[], str] | None = None,  # noqa: ARG002 - every builder has a folder of its own
+    ) -> Iterator[FolderStore]:
         """Give a locked folder beside it, which is flushed and renamed."""
         with atomic.staged(self.path, what, private=private) as aside:
             yield FolderStore(aside)
@@ -255,8 +283,12 @@ class FolderStore:
             file.write(content)
         aside.replace(path)
 
-    def replace(self, key: str, content: bytes, what: str, *, private: bool = False) -> None:
+    def replace(
+        self, key: str, content: bytes, what: str, *, private: bool = False, expected: bytes | None = None
+    ) -> None:
         """Write a file aside, flush it and rename it."""
+        if expected is not None and self.get(key) != expected:
+            raise ResumableError(f"Another process changed the {what} {self} meanwhile. Run the same command again.")
         atomic.replace_file(self.path / key, content, what, private=private)
 
     def delete(self) -> None:
@@ -271,7 +303,19 @@ class FolderStore:
 AnyStore: TypeAlias = AnyPath | Store
 """A store, or where it is: the path of a folder, or an address with a scheme of :data:`PLACES`."""
 
-PLACES: dict[str, Callable[[str], Store]] = {"": lambda path: FolderStore(Path(path))}
+
+def _in_objects(address: str) -> Store:
+    from dpdist.storage.objects import ObjectStore  # noqa: PLC0415 - most commands read and write folders only
+
+    return ObjectStore(address)
+
+
+PLACES: dict[str, Callable[[str], Store]] = {
+    "": lambda path: FolderStore(Path(path)),
+    "s3": _in_objects,
+    "gs": _in_objects,
+    "az": _in_objects,
+}
 """Who makes the store of an address, by its scheme; a path has none."""
 
 

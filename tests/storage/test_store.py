@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 import threading
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.memory_store import MemoryStore
+from support.s3_server import S3Server, s3_server
 
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.periods import take_in
@@ -32,7 +34,7 @@ from dpdist.storage import store as stores
 from dpdist.storage.store import Store, store_at
 from faults import crash_driver
 
-STORES = ("folder", "memory")
+STORES = ("folder", "memory", "s3")
 """The places that keep the contract."""
 BOUND = RowBound(4, 30.0)
 BUDGET = PrivacyLoss.parse("3")
@@ -41,11 +43,25 @@ ROWS = np.random.default_rng(7).integers(0, 9, (50, 4)).astype(np.uint8)
 CHUNKS = 5
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    """Run an S3 server."""
+    with s3_server() as found:
+        found.client.create_bucket(Bucket="private")
+        yield found
+
+
 @pytest.fixture(params=STORES)
 def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Return something that others can be put into."""
     monkeypatch.setitem(stores.PLACES, "memory", MemoryStore)
-    return store_at({"folder": str(tmp_path), "memory": f"memory://{tmp_path.name}"}[request.param])
+    if request.param == "s3":
+        for name, value in request.getfixturevalue("server").environment.items():
+            monkeypatch.setenv(name, value)
+    places = {
+        "folder": str(tmp_path), "memory": f"memory://{tmp_path.name}", "s3": f"s3://private/{tmp_path.name}",
+    }  # fmt: skip
+    return store_at(places[request.param])
 
 
 @pytest.fixture
@@ -231,9 +247,10 @@ def test_a_ledger_cannot_stand_beside_what_is_no_folder(monkeypatch: pytest.Monk
 
 def test_an_address_that_nobody_reads_in_place_is_refused() -> None:
     with pytest.raises(UsageError, match="is an address"):
-        store_at("s3://bucket/rows.zarr")
+        store_at("hdfs://bucket/rows.zarr")
 
 
+@pytest.mark.parametrize("bucket", ["folder", "memory"], indirect=True)  # an S3 server here takes some of its own
 def test_a_small_object_is_read_in_little_memory(bucket: Store) -> None:
     store = bucket.within("a.zarr")
     with store.staged("rows") as aside:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import MemoryStore as ZarrStore
 
 from dpdist._util.ids import random_token
-from dpdist.errors import DataError
+from dpdist.errors import DataError, ResumableError
 
 OBJECTS: dict[str, dict[str, Buffer]] = {}
 """The objects under each prefix, by their keys."""
@@ -60,6 +60,10 @@ class MemoryStore:
     def size(self, key: str) -> int | None:
         return len(self.get(key))
 
+    def sizes(self, prefix: str) -> Callable[[str], int | None]:
+        assert prefix == "c"
+        return self.size
+
     def get(self, key: str, most: int = 1 << 30) -> bytes:
         try:
             found = self._objects()[key].to_bytes()
@@ -93,8 +97,11 @@ class MemoryStore:
         assert size >= 0, what
 
     @contextmanager
-    def staged(self, what: str, *, private: bool = False) -> Iterator[MemoryStore]:
+    def staged(
+        self, what: str, *, private: bool = False, identity: Callable[[], str] | None = None
+    ) -> Iterator[MemoryStore]:
         assert private in {True, False}
+        assert identity is None or identity() == identity()
         self.require_new(what)
         prefix = f"{self.url}.{random_token()}"
         OBJECTS[prefix] = {}
@@ -109,8 +116,12 @@ class MemoryStore:
     def put(self, key: str, content: bytes | memoryview) -> None:
         self._objects()[key] = default_buffer_prototype().buffer.from_bytes(bytes(content))
 
-    def replace(self, key: str, content: bytes, what: str, *, private: bool = False) -> None:
+    def replace(
+        self, key: str, content: bytes, what: str, *, private: bool = False, expected: bytes | None = None
+    ) -> None:
         assert private in {True, False}, what
+        if expected is not None and self.get(key) != expected:
+            raise ResumableError(f"{what} {self} were changed meanwhile")
         self.put(key, content)
 
     def delete(self) -> None:

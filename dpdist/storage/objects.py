@@ -1,0 +1,414 @@
+"""Object stores: rows, scores, models, releases and reports at ``s3://``, ``gs://`` and ``az://``, by way of obstore.
+
+No store renames a folder, and none needs to: what is found is decided by one object that is created if absent, last.
+
+**Rows** lie under a prefix that nobody else writes to, and are found by their pointer::
+
+    rows.zarr/zarr.json                  the pointer: a Zarr group, whose attributes name the prefix
+    rows.zarr/3f0c.../zarr.json, c/0/0   the rows, which plain zarr reads as the array 3f0c... of that group
+
+What a dead builder left is a prefix that nothing names.
+
+**Releases, models and scores** keep Zarr's keys, because others read them with plain zarr. Their content follows from
+an identity, which whoever builds them knows beforehand::
+
+    release.zarr.lease                   the identity, created if absent, first
+    release.zarr.root                    what zarr.json will say, while the rest is built
+    release.zarr/lattice/c/0/0 ...       the rest
+    release.zarr/zarr.json               created if absent, last
+
+Whoever has the same identity writes the same objects, at once or after another has died, so it may write over them. A
+lease of another identity is refused. The lease stays for ever: were it removed, somebody who has just seen that there
+is no release could still begin another one over it.
+
+**Credentials** come from where obstore looks for them (its environment variables, and the roles of machines); an
+address, a message and a pickle hold none. A connection is made in each process when it is first used.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from tempfile import gettempdir
+from typing import TYPE_CHECKING, Any
+
+from dpdist._util.ids import random_token
+from dpdist.errors import DataError, DpdistError, ResumableError
+from dpdist.storage import connections
+from dpdist.storage.connections import asked, kind_of, obstore
+from dpdist.storage.store import MOST_AT_ONCE
+
+if TYPE_CHECKING:
+    from zarr.storage import StoreLike
+
+POINTER = "dpdist-pointer/1"
+LEASE = "dpdist-lease/1"
+_ROOT = "zarr.json"
+_WHOLE = 64 << 20
+"""Bytes that are sent in one request; what is larger is sent in parts of that size."""
+_PIECE = 1 << 20
+"""Bytes that a stream takes from the connection at least, before it gives them out."""
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """What stands at an address in an object store; see :class:`dpdist.storage.store.Store`.
+
+    Parameters
+    ----------
+    url
+        ``s3://BUCKET/KEY``, ``gs://BUCKET/KEY`` or ``az://CONTAINER/KEY``.
+
+    Raises
+    ------
+    UsageError
+        If it is no such address, or one with a user name, a password or a query: these hold secrets, and an address is
+        printed, logged and seen in lists of processes. The text is not repeated then.
+    """
+
+    url: str
+    folder: str | None = field(default=None, compare=False, repr=False)
+    """Key of the folder that its objects stand in, once it is known: of what is built, or was found by its pointer."""
+    root: str | None = field(default=None, compare=False, repr=False)
+    """Key of what will be its root object, while it is built under a lease."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", connections.plain_address(self.url))
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def _key(self) -> str:
+        return self.url.partition("://")[2].partition("/")[2]
+
+    def _connection(self, prefix: str = "") -> Any:
+        scheme, _, rest = self.url.partition("://")
+        return connections.connection(scheme, rest.partition("/")[0], prefix)
+
+    @property
+    def parent(self) -> ObjectStore:
+        """What it stands in; a bucket stands in nothing else."""
+        return ObjectStore(self.url.rpartition("/")[0] if self._key else self.url)
+
+    def within(self, name: str) -> ObjectStore:
+        """Return a thing that stands in it."""
+        return ObjectStore(f"{self.url}/{name}")
+
+    def absolute(self) -> ObjectStore:
+        """Return it with its pointer followed: it stays what it is now, whatever is put there later."""
+        return self if self.folder is not None or not self.exists() else replace(self, folder=self._found())
+
+    def address(self, key: str = "") -> str:
+        """Return its address, or that of an object in it."""
+        return f"{self.url}/{key}" if key else self.url
+
+    @property
+    def scratch_folder(self) -> Path:
+        """The folder for temporary files."""
+        return Path(gettempdir())
+
+    # --- reading ---
+
+    def _found(self) -> str:
+        """Return the folder of its objects: that which the pointer names, if it has one."""
+        if self.folder is not None:
+            return self.folder
+        try:
+            said = json.loads(self._fetched(_joined(self._key, _ROOT)))["attributes"]["dpdist"]
+            prefix = str(said["prefix"]) if said["format"] == POINTER else ""
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return self._key
+        return _joined(self._key, prefix) if re.fullmatch(r"[0-9a-f]{32}", prefix) else self._key
+
+    def _place(self, key: str) -> str:
+        return self.root if key == _ROOT and self.root is not None else _joined(self._found(), key)
+
+    def _at(self, place: str) -> str:
+        return "/".join((*self.url.split("/")[:3], place))
+
+    def _fetched(self, place: str, most: int = MOST_AT_ONCE) -> bytes:
+        def fetched() -> bytes:
+            found = obstore().get(self._connection(), place)
+            if found.meta["size"] > most:
+                raise OSError(errno.EFBIG, f"it is of more than {most >> 20} MiB")
+            return bytes(found.bytes())
+
+        return asked(self._at(place), fetched)
+
+    def _measured(self, place: str) -> int:
+        return int(asked(self._at(place), lambda: obstore().head(self._connection(), place))["size"])
+
+    def exists(self, key: str = "") -> bool:
+        """Say whether its root object is there, or another one."""
+        try:
+            self._measured(self._place(key) if key else _joined(self.folder or self._key, _ROOT))
+        except OSError:
+            return False
+        return True
+
+    def size(self, key: str) -> int:
+        """Return the bytes of an object; there are no links."""
+        return self._measured(self._place(key))
+
+    def sizes(self, prefix: str) -> Callable[[str], int]:
+        """List what is below a prefix, and return what tells the size of an object there."""
+        found = dict(self.list(prefix))
+
+        def size(key: str) -> int:
+            if key not in found:
+                raise FileNotFoundError(errno.ENOENT, "there is no such object", key)
+            return found[key]
+
+        return size
+
+    def get(self, key: str, most: int = MOST_AT_ONCE) -> bytes:
+        """Return the bytes of an object."""
+        return self._fetched(self._place(key), most)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return bytes of an object."""
+        place = self._place(key)
+
+        def part() -> bytes:
+            try:
+                found = bytes(obstore().get_range(self._connection(), place, start=start, length=length))
+            except Exception as error:
+                if not connections.says(error, " 416 ", "InvalidRange", "StartTooLarge"):
+                    raise
+                found = b""
+            if len(found) < length:
+                raise OSError(errno.EINVAL, "it is shorter")
+            return found
+
+        return asked(self._at(place), part)
+
+    def opened(self, key: str) -> AbstractContextManager[_Stream]:
+        """Open an object as a stream."""
+        place = self._place(key)
+        at = self._at(place)
+        stream = asked(at, lambda: iter(obstore().get(self._connection(), place).stream(min_chunk_size=_PIECE)))
+        return nullcontext(_Stream(lambda: asked(at, lambda: next(stream, None))))
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        """Yield key and bytes of every object."""
+        folder = self._found()
+        pieces = self._listed(_joined(folder, prefix))
+        return ((each["path"].removeprefix(folder).lstrip("/"), each["size"]) for piece in pieces for each in piece)
+
+    def _listed(self, folder: str) -> Iterator[Any]:
+        pieces = asked(self.url, lambda: iter(obstore().list(self._connection(), folder or None)))
+        while (piece := asked(self.url, lambda: next(pieces, None))) is not None:
+            yield piece
+
+    def for_zarr(self) -> StoreLike:
+        """Return zarr's own store over obstore."""
+        from zarr.storage import ObjectStore as ZarrStore  # noqa: PLC0415 - folders do without
+
+        return ZarrStore(self._connection(self._found()))
+
+    # --- writing ---
+
+    def require_new(self, what: str) -> None:
+        """Refuse what is there, and a store that does not create an object only if it is absent."""
+        if self.exists():
+            raise DataError(f"{self} exists already. Remove it or choose another place for the {what}.")
+        scheme = self.url.partition("://")[0]
+        _require_conditional(self.parent, connections.settings(scheme), os.getpid())
+
+    def require_space(self, size: int, what: str) -> None:
+        """Take any size: a store does not say what it has free."""
+
+    @contextmanager
+    def staged(
+        self,
+        what: str,
+        *,
+        private: bool = False,  # noqa: ARG002 - who may read is the owner's word to the store
+        identity: Callable[[], str] | None = None,
+    ) -> Iterator[ObjectStore]:
+        """Give a prefix that nobody else writes to or, with an identity, a lease."""
+        self.require_new(what)
+        with self._prefixed(what) if identity is None else self._leased(what, identity()) as aside:
+            yield aside
+
+    @contextmanager
+    def _prefixed(self, what: str) -> Iterator[ObjectStore]:
+        token = random_token()
+        aside = replace(self, folder=_joined(self._key, token))
+        try:
+            yield aside
+        except BaseException:
+            with suppress(DpdistError):
+                aside.delete()
+            raise
+        pointer = {
+            "attributes": {"dpdist": {"format": POINTER, "prefix": token}}, "zarr_format": 3, "node_type": "group",
+        }  # fmt: skip
+        # if this fails the prefix stays: whether the pointer was created nobody knows
+        if not self._created(_joined(self._key, _ROOT), json.dumps(pointer, indent=2).encode(), what):
+            aside.delete()
+            raise self._taken(what)
+
+    @contextmanager
+    def _leased(self, what: str, identity: str) -> Iterator[ObjectStore]:
+        lease, root = f"{self._key}.lease", f"{self._key}.root"
+        if not self._created(lease, json.dumps({"format": LEASE, "identity": identity}).encode(), what):
+            raise DataError(
+                f"{self} was begun as another {what}, as its lease says ({self.url}.lease). If nobody writes it any "
+                "more, remove the lease and what stands below that place; else choose another place."
+            )
+        yield replace(self, folder=self._key, root=root)
+        try:
+            content = self._fetched(root)
+        except OSError:  # whoever has the same identity was faster, and has tidied up
+            raise self._taken(what) from None
+        published = self._created(_joined(self._key, _ROOT), content, what)
+        with suppress(DpdistError, OSError):
+            asked(self.url, lambda: obstore().delete(self._connection(), root))
+        if not published:
+            raise self._taken(what)
+
+    def _taken(self, what: str) -> DpdistError:
+        """Return what is told to whoever was too late."""
+        if self.exists():
+            return DataError(f"{self} exists already. Remove it or choose another place for the {what}.")
+        return _changed(self, what)
+
+    def _created(self, place: str, content: bytes, what: str) -> bool:
+        """Create an object if it is absent; say whether it is there now with this content."""
+        error = self._sent(place, content, mode="create")
+        if error is None:
+            return True
+        if kind_of(error) != "AlreadyExistsError":
+            raise self._unwritten(error, what)
+        with suppress(OSError):  # a request that was repeated finds what it has created itself
+            return self._fetched(place) == content
+        return False
+
+    def _sent(self, place: str, content: bytes | memoryview, **more: Any) -> Exception | None:
+        try:
+            obstore().put(self._connection(), place, content, **more)
+        except DpdistError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller says it
+            return error
+        return None
+
+    def _unwritten(self, error: Exception, what: str) -> DpdistError:
+        if isinstance(error, FileNotFoundError):
+            return connections.no_bucket(self.url)
+        return connections.failure(error, self.url, f"written ({what})")
+
+    def put(self, key: str, content: bytes | memoryview) -> None:
+        """Send an object."""
+        more = {"use_multipart": False} if len(content) <= _WHOLE else {"chunk_size": _WHOLE}
+        if (error := self._sent(self._place(key), content, **more)) is not None:
+            raise self._unwritten(error, key)
+
+    def replace(
+        self,
+        key: str,
+        content: bytes,
+        what: str,
+        *,
+        private: bool = False,  # noqa: ARG002 - as in staged
+        expected: bytes | None = None,
+    ) -> None:
+        """Send an object over another; ``expected`` is compared here, and its entity tag by the store."""
+        place, more = self._place(key), {}
+        if expected is not None:
+            found = asked(self.url, lambda: obstore().get(self._connection(), place))
+            if asked(self.url, lambda: bytes(found.bytes())) != expected:
+                raise _changed(self, what)
+            seen = {name: found.meta[name] for name in ("e_tag", "version") if found.meta[name] is not None}
+            more = {"mode": seen}
+        error = self._sent(place, content, **more)
+        if kind_of(error) == "PreconditionError":
+            if self._fetched(place) != content:  # else the request was repeated, as in _created
+                raise _changed(self, what)
+        elif error is not None:
+            raise self._unwritten(error, what)
+
+    def delete(self) -> None:
+        """Remove its objects, the one that makes it found first."""
+        folder, connection = self._found(), self._connection()
+        if self.folder is None and self.exists():
+            asked(self.url, lambda: obstore().delete(connection, _joined(self._key, _ROOT)))
+        for piece in [*self._listed(folder)]:
+            paths = [each["path"] for each in piece]
+            if paths:
+                asked(self.url, lambda paths=paths: obstore().delete(connection, paths))  # type: ignore[misc]
+        if self.folder is None:
+            with suppress(FileNotFoundError):
+                asked(self.url, lambda: obstore().delete(connection, f"{self._key}.lease"))
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold it against other processes of this user and machine; what those elsewhere do, :meth:`replace` sees."""
+        return connections.locked_here(self.url)
+
+
+class _Stream:
+    """The bytes of an object, as they come."""
+
+    def __init__(self, following: Callable[[], Any]) -> None:
+        self._following = following
+        self._left = memoryview(b"")
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill a buffer, as far as the object goes."""
+        filled, buffer = 0, buffer.cast("B")
+        while filled < len(buffer):
+            if not self._left:
+                piece = self._following()
+                if piece is None:
+                    break
+                self._left = memoryview(piece)
+            taken = self._left[: len(buffer) - filled]
+            buffer[filled : filled + len(taken)] = taken
+            filled += len(taken)
+            self._left = self._left[len(taken) :]
+        return filled
+
+
+def _joined(folder: str, key: str) -> str:
+    return f"{folder}/{key}" if folder and key else folder or key
+
+
+def _changed(store: ObjectStore, what: str) -> ResumableError:
+    return ResumableError(
+        f"Another process changed the {what} at {store} meanwhile. Nothing was written; run the same command again."
+    )
+
+
+@lru_cache(maxsize=64)
+def _require_conditional(folder: ObjectStore, _settings: tuple[tuple[str, str], ...], _process: int) -> None:
+    """Refuse a store in which two could publish at one place; it is tried once for a folder in each process.
+
+    Raises
+    ------
+    DataError
+        If an object is created a second time, or cannot be created at all.
+    """
+    probe = _joined(folder._key, f".dpdist-probe-{random_token()}")  # noqa: SLF001 - of this module, as below
+    kept = False
+    error = folder._sent(probe, b"first", mode="create")  # noqa: SLF001
+    if error is None:
+        again = folder._sent(probe, b"second", mode="create")  # noqa: SLF001
+        kept = kind_of(again) == "AlreadyExistsError" and folder._fetched(probe) == b"first"  # noqa: SLF001
+        asked(folder.url, lambda: obstore().delete(folder._connection(), probe))  # noqa: SLF001
+    elif kind_of(error) != "NotSupportedError" and not connections.says(error, "NotImplemented"):
+        raise folder._unwritten(error, "what shows that it can be")  # noqa: SLF001
+    if not kept:
+        raise DataError(
+            f"The store of {folder} does not create an object only if it is absent (If-None-Match: *), so two commands "
+            "could publish different releases at one place. Use a store that does, such as Amazon S3, Google Cloud "
+            "Storage or Azure Blob Storage, or a folder."
+        )

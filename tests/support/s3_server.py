@@ -1,0 +1,75 @@
+"""An S3 server on the loopback interface, whose credentials stand in the environment."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import boto3
+from moto.server import ThreadedMotoServer
+
+
+def free_port() -> int:
+    """Return a port that nobody listens to."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def variables(port: int) -> dict[str, str]:
+    """Return what clients of a server are told by their environment."""
+    return {
+        "AWS_ACCESS_KEY_ID": "me",
+        "AWS_SECRET_ACCESS_KEY": "secretword",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_CONFIG_FILE": "/dev/null",
+        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A running server.
+
+    Attributes
+    ----------
+    environment
+        What its clients need.
+    client
+        A client of it, that is not obstore.
+    """
+
+    environment: dict[str, str]
+    client: Any
+
+    def keys(self, bucket: str) -> list[str]:
+        """Return the keys of all objects of a bucket, sorted."""
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
+        return sorted(each["Key"] for page in pages for each in page.get("Contents", []))
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """Run a server while the block lasts."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    port = free_port()
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+    server.start()
+    environment = variables(port)
+    session = boto3.session.Session(
+        aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
+        region_name=environment["AWS_DEFAULT_REGION"],
+    )
+    assert "AWS_PROFILE" not in os.environ
+    try:
+        yield S3Server(environment, session.client("s3", endpoint_url=environment["AWS_ENDPOINT_URL"]))
+    finally:
+        server.stop()
