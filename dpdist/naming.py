@@ -140,7 +140,8 @@ def parameter(name: str, value: object = None) -> str:
     Parameters
     ----------
     name
-        As Python spells it, such as ``grid_bits``; ``options.sigma`` is a mechanism's own parameter.
+        As the option is called, with underscores, such as ``grid_bits``; each face says where it calls one otherwise.
+        ``options.sigma`` is a mechanism's own parameter.
     value
         What to set it to, if that is said too.
 

@@ -107,7 +107,11 @@ class Transaction(ABC):
 
 
 class Storage(Protocol):
-    """A place that keeps one ledger; its text names it in messages and holds no secret."""
+    """A place that keeps one ledger; its text names it in messages and holds no secret.
+
+    A place that cannot be reached, or is full, raises ResumableError; one that was damaged, or cannot flush what it
+    writes, DataError. A place that several ledgers share refuses a second one of the same data set, with RefusedError.
+    """
 
     def exists(self) -> bool:
         """Say whether there is a ledger."""

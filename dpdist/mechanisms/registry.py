@@ -12,6 +12,7 @@ To add one, open four files:
 3. ``tests/mechanisms/test_mechanism_contract.py``: where its proof stands. It is done when the contract passes. It
    must take 1 for a whole number that has to be given, and (1.0,) for numbers.
 4. ``tests/mechanisms/test_<family>.py``: that its draws have its law, and its constants are those of its theorem.
+5. ``python -m dpdist.jobs.sections``: writes the schema of job files anew, which lists the mechanisms.
 
 The audit attacks it as it is (``tests/privacy/test_audit.py``). Fields of the calibrated class that the noise grows
 with are called ``scale``, ``sigma_diagonal``, ``sigma_off_diagonal``, ``ridge`` or ``eigenvalues``. Those that it

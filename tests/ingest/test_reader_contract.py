@@ -40,14 +40,18 @@ import pytest
 import xarray
 import zarr
 from scipy import sparse
+from support.folders import ROOT
 from support.ingest_scene import LAYOUTS, SECRET, Table, refused, stored, write_bed, write_vcf
 
+from dpdist import ingest_rows
+from dpdist.cli import cli
 from dpdist.errors import DpdistError
 from dpdist.ingest import readers, sources
 from dpdist.ingest.readers.base import Choices, NoRowsError, Source
 from dpdist.ingest.sources import opened_sources
 from dpdist.ingest.table import ingest
 from dpdist.rows.dataset import DTYPES
+from faults import fuzzing
 
 NAMES = ("one", "two", "Åthree", "with,comma", "five")
 ROWS = 23
@@ -94,7 +98,8 @@ class Kind:
     @property
     def apart(self) -> bool:
         """Whether another process reads it, which takes time to start."""
-        return not self.genotypes and not self.file.endswith((".npy", ".npz", ".csv", ".csv.gz"))
+        suffix = next((known for known in sources.KINDS if self.file.endswith(known)), ".parquet")  # a folder of parts
+        return sources.KINDS[suffix].fragile
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -272,6 +277,15 @@ def source(kind: Kind, tmp_path: Path) -> Iterator[list[Source]]:
 def read(source: Sequence[Source], keep: tuple[int, ...]) -> list[Table]:
     """Return all pieces, which a reader may not use again."""
     return [np.array(block) for one in source for block in one.blocks(keep)]
+
+
+@pytest.mark.parametrize("suffix", sources.KINDS)
+def test_people_are_told_of_every_kind_of_file(suffix: str) -> None:
+    told = {
+        "the help of ingest": str(cli.commands["ingest"].help), "ingest_rows": str(ingest_rows.__doc__),
+        "README": (ROOT / "README.md").read_text(), "damaged files": " ".join([*fuzzing.KINDS, *fuzzing.PLINK]),
+    }  # fmt: skip
+    assert [who for who, text in told.items() if suffix not in text] == []
 
 
 def test_every_reader_has_an_entry(tmp_path: Path) -> None:
