@@ -32,9 +32,9 @@ from dpdist.report.inspection import words
 @click.option("--verify", is_flag=True, help="Read every chunk and check it against its checksum, and its seal.")
 @json_option
 def inspect(path: Path, ledger: Place | None, verify: bool, as_json: bool) -> None:
-    """Say what ROWS are and how their budget stands, or what a release, a model or scores are.
+    """Describe ROWS and their budget, or a release, a model or scores.
 
-    No value and no statistic of a row is told. Exit code 4 if something is damaged.
+    No value and no statistic of a row is printed. Exit code 4 if something is damaged.
     """
     facts = inspecting.inspect_path(path, ledger=ledger, verify=verify, progress=BARS)
     show(json.dumps(facts.to_json()) if as_json else words(facts))

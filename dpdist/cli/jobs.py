@@ -24,7 +24,11 @@ from dpdist.storage.atomic import replace_file
 @click.command()
 @click.argument("job", type=READ)
 @click.option("--scheduler", help="Address of a Dask scheduler, instead of what JOB.toml names.")
-@click.option("--continual", type=int, help="With periods: keep the noise of the total logarithmic for so many.")
+@click.option(
+    "--continual",
+    type=int,
+    help="With periods: how many the noise of the total is planned for. It grows with their logarithm.",
+)
 @click.option("--dry-run", is_flag=True, help="Tell what would be released and spent, and do nothing.")
 @tls_options
 @json_option

@@ -31,12 +31,12 @@ from dpdist.runtime.cluster import Cluster
 
 @click.command()
 @click.argument("name", required=False, type=click.Choice(list(MECHANISMS)), metavar="[NAME]")
-@click.option("--all", "every", is_flag=True, help="Every mechanism, and not the recommended ones alone.")
+@click.option("--all", "every", is_flag=True, help="List every mechanism, not only the recommended ones.")
 @json_option
 def mechanisms(name: str | None, every: bool, as_json: bool) -> None:
-    """Say what the recommended mechanisms claim and what is really proved; with NAME, all that is said of one.
+    """List the recommended mechanisms: what each one claims and what is proved. With NAME, describe one.
 
-    With --all those of every published mechanism that is there, the recommended ones first. --json prints all of them.
+    --all lists every published mechanism, the recommended ones first. --json prints all of them.
     """
     statements = [info for info in list_mechanisms() if name in {None, info.name}]
     if as_json:
@@ -53,7 +53,7 @@ def mechanisms(name: str | None, every: bool, as_json: bool) -> None:
 @click.option("--d", "columns", type=click.IntRange(1), required=True, help="Columns of the table.")
 @click.option("--n", "rows", type=int, required=True, help="Rows of the table, or a public guess.")
 @click.option("--epsilon", required=True, help="Epsilon of the release.")
-@click.option("--delta", help="Its delta; none for pure differential privacy.")
+@click.option("--delta", help="Delta of the release. Leave it out for pure differential privacy.")
 @click.option("--clip", type=float, default=1.0, show_default=True, help="Public clip norm C.")
 @click.option("--spectrum", help="Public guess of the variances of the components: 4,2,0.5. Never from the data.")
 @mechanism_option
@@ -61,9 +61,11 @@ def mechanisms(name: str | None, every: bool, as_json: bool) -> None:
 @neighbours_option
 @mechanism_options
 @click.option("--plot", type=PATH, help="Draw the quality of each component against the number of rows.")
-@click.option("--cluster", is_flag=True, help="Say also what it costs a cluster: tasks, bytes, memory and time.")
+@click.option("--cluster", is_flag=True, help="Also print what a cluster needs: tasks, bytes, memory and time.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="As rows are stored.")
-@click.option("--workers", multiple=True, type=int, default=(1,), show_default=True, help="With --cluster; repeatable.")
+@click.option(
+    "--workers", multiple=True, type=int, default=(1,), show_default=True, help="Workers of that cluster; repeatable."
+)
 @click.option("--memory-per-worker", "memory", type=float, default=16.0, show_default=True, help="GiB of each process.")
 @json_option
 def forecast_command(
@@ -71,10 +73,10 @@ def forecast_command(
     centre: str, neighbours: str, options: tuple[str, ...], arithmetic: str | None, plot: Path | None, cluster: bool,
     dtype: str, workers: tuple[int, ...], memory: float, as_json: bool,
 ) -> None:  # fmt: skip
-    """Say what a budget buys before it is spent: the noise, and which components will stand above it.
+    """Forecast what a budget buys: how large the noise is, and which components stand above it. Free.
 
-    With --cluster also the tasks, the bytes read, sent between workers and sent to the trusted node, the most memory of
-    a worker and of the trusted node, and the time on cores like this one where a process reads and sends 1 GB/s.
+    With --cluster, also forecast the tasks, the bytes that are read and sent, the memory of a worker and of the trusted
+    node, and the time. The time is for cores like this one, and processes that read and send 1 GB/s.
     """
     request = request_from(
         epsilon=epsilon, delta=delta, clip=clip, mechanism=mechanism, neighbours=neighbours, centre=centre,
@@ -96,7 +98,7 @@ def forecast_command(
 @click.command("audit")
 @click.argument("mechanism", type=click.Choice(list(MECHANISMS)), metavar="MECHANISM")
 @click.option("--epsilon", required=True, help="The epsilon that is claimed.")
-@click.option("--delta", help="The delta that is claimed; none for pure differential privacy.")
+@click.option("--delta", help="The delta that is claimed. Leave it out for pure differential privacy.")
 @click.option("--d", "columns", type=click.IntRange(1), default=3, show_default=True, help="Columns of the tables.")
 @click.option("--draws", type=int, default=20_000, show_default=True, help="Draws from each of the two tables.")
 @click.option("--confidence", type=float, default=0.999, show_default=True, help="Of each bound.")

@@ -86,9 +86,9 @@ def ingest(
 ) -> None:
     """Write ROWS, a Zarr array, from SOURCE: a file, a folder of files, or the address of one (s3://, gs://, https://).
 
-    Read are .npy, .npz, .csv, .csv.gz, .parquet (also in folders KEY=VALUE), .h5ad, .nc, .zarr, .bed with .bim and
-    .fam, .vcf and .vcf.gz. Of genotypes the rows are the samples. Rows that were ingested from the same files are left
-    alone, others never replaced.
+    Files may be .npy, .npz, .csv, .csv.gz, .parquet (also in folders KEY=VALUE), .h5ad, .nc, .zarr, .bed with .bim and
+    .fam, .vcf and .vcf.gz. A row of genotypes is a sample. Rows that exist are never replaced. If they were ingested
+    from the same files, the command does nothing.
     """
     names = None if columns is None else columns_from(columns)
     fresh = not rows.exists()
@@ -117,10 +117,13 @@ def ingest(
 @click.option("--epsilon", required=True, help="Privacy loss epsilon, in steps of a millionth.")
 @click.option(
     "--delta",
-    help="What may be added to a probability besides the factor e^epsilon; leave out for pure differential privacy.",
+    help="Privacy loss delta. Leave it out for pure differential privacy.",
 )
 @click.option(
-    "--clip", required=True, type=float, help="Public clip norm C: from dpdist bound, or else never from the data."
+    "--clip",
+    required=True,
+    type=float,
+    help="Public clip norm C. Choose it with dpdist bound, or from public knowledge; never from the data.",
 )
 @mechanism_option
 @neighbours_option
@@ -259,21 +262,21 @@ def _condition(made: Release, *, disjoint: bool) -> str:
 )
 @click.option(
     "--delta",
-    help="Its delta: with one the noise is Gaussian and costs little beside other Gaussian releases; with 0 it is "
-    "Laplace noise, purely private. [default: that of the budget]",
+    help="Privacy loss delta. Above 0 the noise is Gaussian, and costs little beside other Gaussian releases. With 0 "
+    "it is Laplace noise, and purely private. [default: that of the budget]",
 )
 @click.option(
     "--quantile",
     default="0.95",
     show_default=True,
-    help="Share of the rows that shall not be longer than the clip norm.",
+    help="Share of the rows that are at most as long as the clip norm.",
 )
 @click.option(
     "--grid",
     default=str(NormGrid()),
     metavar="LOW:HIGH:PER_OCTAVE",
-    help="Public norms to choose from, PER_OCTAVE of them from one to its double; never taken from the data. A shorter "
-    "grid costs less noise. [default: 1/1024 to 2^20, 2 per octave]",
+    help="The norms to choose from, PER_OCTAVE of them from one to its double. Public, never from the data. A shorter "
+    "grid gets less noise. [default: 1/1024 to 2^20, 2 per octave]",
 )
 @neighbours_option
 @click.option(

@@ -12,16 +12,19 @@ A row is known again in four ways. Each makes keys of rows, under a secret key o
    It survives a scaling and a centring of every column (a ``StandardScaler``, other units) and any order of the
    columns, but neither another order of the rows nor a random part of them.
 
-Keys 2 to 4 are not unique to a row: two rows of different people may agree in them, and in tables of categories most
-do. So one common key is no proof, and it is counted whether more keys are common than chance explains. Suppose that
-two tables share no row, and that which rows are in which is a random split, as of training and test rows. Of the keys
-that both tables together hold 2 to 8 times (c), count how many are in both. If every row goes to the first table with
-probability q, a key is in both with probability ``1 - q^c - (1 - q)^c``, independently of the others, so the count has
-the tail of Hoeffding (1963, theorem 1). The number of rows in the first table is fixed, not random; that multiplies
-the bound by at most ``sqrt(8 n1 n2 / (n1 + n2))``, the inverse of the least probability of that number (Cover & Thomas
-2006, lemma 17.5.1). Tables are said to share rows where the bound is below :data:`FALSE_ALARMS`. Two tables of 300 rows
-need some 25 common rows for that, two of 100,000 some 30. The bound is proved for keys 2 and 3. Three rows in a row are
-no random part of a table, so for keys 4 it is a model; ``tests/ledger/test_fingerprints.py`` measures all of them.
+Keys 2 to 4 are not unique to a row. Two rows of different people may agree in them, and in tables of categories most
+do. So one common key is no proof: what counts is whether more keys are common than chance explains.
+
+Suppose that two tables share no row, and that chance alone split the rows between them, as into training and test rows.
+Look at the keys that both tables together hold 2 to 8 times (c), and count how many are in both. If every row goes to
+the first table with probability q, a key is in both with probability ``1 - q^c - (1 - q)^c``, independently of the
+others. So the count has the tail of Hoeffding (1963, theorem 1). In fact the number of rows in the first table is fixed
+and not random. That multiplies the bound by at most ``sqrt(8 n1 n2 / (n1 + n2))``, the inverse of the least probability
+of that number (Cover & Thomas 2006, lemma 17.5.1).
+
+Tables are said to share rows where the bound is below :data:`FALSE_ALARMS`. Two tables of 300 rows need some 25 common
+rows for that, two of 100,000 some 30. The bound is proved for keys 2 and 3. Three rows that follow one another are no
+random part of a table, so for keys 4 it is a model; ``tests/ledger/test_fingerprints.py`` measures all of them.
 
 Of each kind only the smallest keys are kept (a bottom-k sketch: Cohen & Kaplan 2007). If tables share a part f of the
 rows of the first one, no exact key is seen to be common with probability at most ``(1 - f)^EXACT_KEPT``.
@@ -45,14 +48,14 @@ fifteen rows, changed by an ulp, among others           **no**
 categories, changed or in another order of the columns  **no**
 ======================================================  ========
 
-Seasons of a time series are no random split: where rows that follow one another come back with every period, one year
-may be taken for another. Then too much is refused.
+The rows of a time series with seasons are no random split. Where rows that follow one another come back every year, one
+year may be taken for another. Then a release is refused that need not be.
 
 All keys take 0.7 (d = 1) to 1.9 times (d = 500) the time of the exact ones alone: 0.9 microseconds a row at d = 1, 25
 at d = 2000. The whole sum over rows takes 1.0 to 1.6 times as long as with these alone.
 
-This is made against accidents of a notebook. Whoever wants to be missed is missed: a row that is added to every other
-one is enough. Keys of kinds 2 to 4 come from a fast mixing of bits and not from a cryptographic hash; all fingerprints
+This protects against accidents in a notebook, and not against intent: a row that is added to every other one is enough
+to be missed. Keys of kinds 2 to 4 come from a fast mixing of bits and not from a cryptographic hash. All fingerprints
 stay in the memory of this process and of its Dask workers.
 """
 

@@ -1,9 +1,9 @@
 """Principal components of a private matrix: free post-processing of a release.
 
-A private matrix is symmetric but not positive semidefinite, so components are ordered by eigen*value*: by magnitude,
-a large negative eigenvalue, which is noise, would come first. Each component's sign makes its entry of largest
-magnitude positive, so the same release gives the same components, to rounding: BLAS adds
-in another order on another number of threads.
+A private matrix is symmetric and not positive semidefinite. So components are ordered by eigenvalue and not by its
+magnitude: a large negative eigenvalue is noise, and would come first. The sign of each component is chosen so that its
+entry of largest magnitude is positive. The same release then gives the same components up to rounding, because BLAS
+adds in another order on another number of threads.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def about_mean(release: Release) -> AboutMean:
         return AboutMean(mean, 1.0, -offset, per_row=False)
     if count <= 0:
         raise UsageError(
-            "The private estimate of the number of rows is not positive: at this budget the noise drowns the data. "
-            "No mean or covariance can be taken from this release."
+            "The private estimate of the number of rows is not positive: the noise drowns the data. This release gives "
+            "no mean and no covariance. Take a larger epsilon or more rows."
         )
     spread = 0.0
     if total is not None:
@@ -165,7 +165,9 @@ def _from_products(
     """Return what :func:`top_eigenpairs` does, of a matrix that is only multiplied, or less precisely."""
     size = about.mean.size
     if not 1 <= count < size:
-        raise UsageError(f"{count} components were asked for; of so large a release take 1 to {size - 1}.")
+        raise UsageError(
+            f"{count} components were asked for. The release is too large for memory: take 1 to {size - 1} of it."
+        )
 
     def times(vectors: Matrix) -> Matrix:
         return about.times(product(vectors), vectors)
@@ -174,8 +176,8 @@ def _from_products(
         values, columns = top_eigenpairs_of(times, size, count, tolerance)
     except ArpackError:
         raise UsageError(
-            f"The {count} components of largest eigenvalue cannot be told apart: Lanczos does not converge. Ask for "
-            f"fewer ({parameter('components')}), of which each stands above the noise."
+            f"The eigenvalues of the first {count} components are too close to one another: Lanczos does not converge. "
+            f"Ask for fewer components ({parameter('components')})."
         ) from None
     if not tolerance and not _solve(times(columns), values, columns, float(np.abs(values).max())):
         raise ArithmeticError("Lanczos' eigenvectors do not solve the eigenvalue equation: the BLAS is defective.")

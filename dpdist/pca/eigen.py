@@ -1,8 +1,8 @@
 """Eigenpairs of a symmetric matrix: by LAPACK, by Lanczos, or from its products alone.
 
-Those of a matrix too large for one process come by Lanczos from products, each computed row by row of tiles. A product
-is cut where the tiles are, not by the number of workers, so the same release gives the same components to the bit
-wherever it is computed on one kind of processor. A release is public: workers may keep rows of it.
+A matrix that is too large for one process is only multiplied: Lanczos needs no more. Each product is computed tile by
+tile, and is cut where the tiles are, not by the number of workers. So the same release gives the same components, to
+the bit, on any number of workers with processors of one kind. A release is public, so workers may keep rows of it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def top_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
     """
     size = matrix.shape[0]
     if not 1 <= count <= size:
-        raise UsageError(f"{count} components were asked for; there are between 1 and {size}.", parameter="components")
+        raise UsageError(f"{count} components were asked for. Take between 1 and {size}.", parameter="components")
     found = None
     if size > _DENSE_LIMIT and count <= size // _LANCZOS_SHARE:
         with suppress(ArpackError):

@@ -1,9 +1,9 @@
-"""What a budget buys, before it is spent: from public numbers alone, so it costs nothing.
+"""What a budget buys, before it is spent. A forecast uses public numbers alone, so it costs nothing.
 
-The noise of a mechanism is fixed by d, the clip norm, epsilon and delta; what rows add grows with their number. So a
-component that holds a share v of the squared norm, per row, has strength ``n v``, and is seen when that exceeds the
-threshold of the noise (:mod:`dpdist.pca.noise_edge`). Shares come from a guess of the spectrum, which must be public:
-a guess taken from the table itself would leak.
+The noise of a mechanism follows from d, the clip norm, epsilon and delta. The signal grows with the number of rows: a
+component that holds a share v of the squared norm of each row has strength ``n v``. It is seen when that exceeds the
+threshold of the noise (:mod:`dpdist.pca.noise_edge`). The shares come from a guess of the spectrum. The guess must be
+public: one that is taken from the table itself would leak.
 """
 
 from __future__ import annotations
@@ -176,15 +176,15 @@ def forecast_release(request: ReleaseRequest, columns: int, rows: int, spectrum:
     largest = request.clip_norm**2
     if len(spectrum) > columns or any(v <= 0 for v in spectrum) or sum(spectrum) > largest * (1 + 1e-9):
         raise UsageError(
-            f"The guessed spectrum must be at most {columns} positive numbers whose sum is at most the squared clip "
-            f"norm, {largest:g}: rows of norm C hold no more.",
+            f"The guessed spectrum has too many numbers, one that is not positive, or too large a sum. Give at most "
+            f"{columns} positive numbers. Their sum is at most the squared clip norm, {largest:g}.",
             parameter="spectrum",
         )
     law = _law(request, columns)
     if law is None:
         raise UsageError(
-            f"{request.mechanism} does not add noise with a known edge to the second moment, so there is no forecast. "
-            f"Take gaussian or two-sided-wishart; {step('mechanisms')} lists what each one releases."
+            f"There is no forecast for {request.mechanism}: it adds no noise whose largest eigenvalue is known. Take "
+            f"gaussian or two-sided-wishart. {step('mechanisms')} lists what each mechanism releases."
         )
     noise = request.calibrated(columns).noise
     unit = request.bound(columns).unit ** 2

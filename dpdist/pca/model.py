@@ -1,8 +1,8 @@
 """model.zarr: the components of one release, as public as the release itself.
 
-Where the edge of its noise is known, the attributes tell it, and of each component the squared cosine with the true one
-and between what it lies (:class:`dpdist.pca.scree.Scree`).
-That of a release that is not private as claimed is left to its owner, as the release is.
+Where the edge of the noise is known, the attributes hold it. They also hold, for each component, the squared cosine
+with the true one and its interval (:class:`dpdist.pca.scree.Scree`). A model of a release that is not private as
+claimed can be read by its owner only, as that release.
 """
 
 from __future__ import annotations

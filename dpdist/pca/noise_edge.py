@@ -1,10 +1,11 @@
 """What noise of a known law does to eigenvalues and eigenvectors: post-processing, from public numbers only.
 
-The noise E of an additive mechanism is asymptotically free of the moment A, so a component of strength theta (the
-eigenvalue of A; all others small against the noise) is seen in A + E at ``K(1/theta)``, with squared cosine
-``-K'(g) g²`` at ``g = 1/theta`` between what is seen and what is true; K is the functional inverse of the Cauchy
-transform of E's spectrum (Benaych-Georges & Nadakuditi 2011, Theorems 2.1 and 2.2). At the critical g, where K' is
-zero, the squared cosine is 0 and ``K(g)`` is the edge of the noise: below it a component is not seen at all.
+The noise E of an additive mechanism is asymptotically free of the moment A. Take a component of strength theta: an
+eigenvalue of A, beside which all others are small against the noise. In A + E its eigenvalue is ``K(1/theta)``. The
+squared cosine between the component that is seen and the true one is ``-K'(g) g²`` at ``g = 1/theta``. K is the
+functional inverse of the Cauchy transform of E's spectrum (Benaych-Georges & Nadakuditi 2011, theorems 2.1 and 2.2). At
+the critical g, K' is zero: the squared cosine is 0, and ``K(g)`` is the edge of the noise. A component below it is not
+seen at all.
 
 With v = d times the variance of an entry off the diagonal, a Wishart matrix of m degrees of freedom and scale s:
 
@@ -12,18 +13,18 @@ With v = d times the variance of an entry off the diagonal, a Wishart matrix of 
 * one Wishart matrix less its mean: ``K = 1/g + m s x / (1 - x)``, ``x = d s g`` (Marchenko & Pastur 1967).
 * the difference of two: ``K = 1/g + 2 m s x / (1 - x²)``, as R-transforms of free matrices add (Voiculescu 1986).
 * nuclear-norm noise: ``K = a / sin(a g)``, ``a = sqrt(6 v)``, the mixture of arcsine laws of Ullman.
-* a sum of independent noise: ``K - 1/g`` of the sum is the sum of those of its parts (Voiculescu 1986). For a sum whose
-  parts are not told, but only its variance, as versions up to 0.1.0 stored it, one draw of all that variance is taken:
-  no R-transform of a sum exceeds that, as ``sum f(x_i) <= f(sqrt(sum x_i²))`` for series in x² of positive terms.
+* a sum of independent noise: ``K - 1/g`` of the sum is the sum of those of its parts (Voiculescu 1986). Versions up to
+  0.1.0 stored only the variance of a sum. Then it is taken to be one draw of all that variance: no R-transform of a sum
+  exceeds that, as ``sum f(x_i) <= f(sqrt(sum x_i²))`` for series in x² of positive terms.
 
 The largest eigenvalue of E is ``edge + q w``, ``w = (K''/2)^(1/3) d^(-2/3)``, and q has the Tracy-Widom law of real
 symmetric matrices for many columns (Tracy & Widom 1996); :data:`QUANTILES` holds some of its quantiles. For few columns
 they are larger where entries have heavy tails: :data:`BEYOND`, from public simulation (`workflows/edge_table.py`). The
 larger of the two is used, and of the kinds of a sum that of the largest.
 
-What one release tells of a squared cosine is an interval, and a value in it. Given that a component is seen at
-``lambda``, the squared cosine is ``G1² / G2``, ``G_k = sum w_j / (lambda - mu_j)^k``, over the eigenvalues of E with
-the squared entries w of the component in its eigenvectors: what is left to chance is where the mu end, and the weights.
+One release gives an interval for a squared cosine, and a value in it. Given that a component is seen at ``lambda``, the
+squared cosine is ``G1² / G2``, with ``G_k = sum w_j / (lambda - mu_j)^k``. The sum is over the eigenvalues mu of E, and
+w are the squared entries of the component in its eigenvectors. Two things are left to chance: where the mu end, and w.
 
 * the value is that of the law for an eigenvalue less ``q w`` at confidence 0.95, as if noise ended at its stated edge.
   It is 0 there and grows from 0. If every strength is as likely, it is not above the mean squared cosine, up to chance;

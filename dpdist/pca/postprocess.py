@@ -1,8 +1,9 @@
 """What may be done to any released second moment, free of charge: all of it is post-processing.
 
-A private matrix is symmetric but has negative eigenvalues and too much trace. The exact one is positive semidefinite,
-and n rows of norm at most C give it a trace of at most n C², so projecting on what is possible can only bring the
-released matrix nearer to it in Frobenius norm: projections on a convex set that holds the truth shrink the distance.
+A private matrix is symmetric, but it has negative eigenvalues and too large a trace. The exact matrix is positive
+semidefinite, and n rows of norm at most C give it a trace of at most n C². The matrices with both properties are a
+convex set that holds the exact one. Projecting the released matrix on that set therefore never increases its distance
+from the exact one in Frobenius norm.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def within_trace(matrix: Matrix, bound: float) -> Matrix:
         If the bound is not positive.
     """
     if not bound > 0:
-        raise UsageError("The largest trace of a second moment is positive: the number of rows times C².")
+        raise UsageError("The largest trace must be positive. It is the number of rows times the squared clip norm.")
     values, vectors = np.linalg.eigh(symmetric_part(matrix))
     if np.maximum(values, 0).sum() > bound:
         descending = values[::-1]

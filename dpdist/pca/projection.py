@@ -1,8 +1,8 @@
 """Scores of every row, computed where the rows are.
 
-Scores are private rows in fewer dimensions: they stay with the rows and are nothing to publish. A task owns whole
-chunks of scores.zarr, so running it twice writes the same bytes twice; the folder is built aside and renamed when
-every chunk is there.
+Scores are private rows in fewer dimensions: they stay with the rows, and must not be published. A task writes whole
+chunks of scores.zarr, so running it twice writes the same bytes twice. The folder is built aside and renamed when every
+chunk is there.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def scores_in_memory(table: RowsTable, found: Components) -> npt.NDArray[np.floa
         scores = np.empty((table.rows, found.components.shape[0]), projector.dtype)
     except MemoryError:
         raise DataError(
-            f"The scores of {table} are too large for this machine's memory: write them to the disk with "
+            f"The scores of {table} do not fit into this machine's memory. Write them to the disk: "
             f"{step('project', table, 'MODEL', 'SCORES')}."
         ) from None
     start = 0
@@ -177,7 +177,10 @@ def scores_of(
         If the model is for other columns, target exists or cannot be written, or a chunk was not written.
     """
     if model.names != table.names:
-        raise DataError(f"The model at {model_at} was made for other columns than those of {table}.")
+        raise DataError(
+            f"The model {model_at} has other columns than the rows {table}. Take a model of a release of rows "
+            "with these columns."
+        )
     count = model.components.components.shape[0]
     head: dict[str, Buffer] = {}
     zarr.create_array(

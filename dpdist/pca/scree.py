@@ -1,17 +1,19 @@
 """How much of each component is signal: post-processing of a release, free of charge.
 
-Two statements are made of an eigenvalue of the released matrix. Both are about rows shortened to the clip norm, and not
-about rows as they are (:mod:`dpdist.pca.shortened`). A rigorous one: by Weyl's inequality every eigenvalue
-of the exact matrix lies within the largest eigenvalue of the noise of the released one, all of them at once. And an
-estimate: taken alone over the noise, a component of what strength would be seen there, and how well does it point
-(:mod:`dpdist.pca.noise_edge`)?
+Two statements are made of an eigenvalue of the released matrix. Both are about rows shortened to the clip norm
+(:mod:`dpdist.pca.shortened`).
 
-With private centring the components are those of ``S/m - u u^T``, and u = x + e has noise too, independent of that of
-S, with the standard deviation ``t`` an entry. So ``x e^T + e x^T + e e^T`` is taken away too much, of rank two and with
-no eigenvalue below ``x.e - |x| |e|``: what that adds is itself seen, like a component, where it is beyond the threshold
-of the noise of S. It counts as noise here: |e| and -x.e are taken to be at most ``t (sqrt(d) + 2.12)`` and ``3 t |x|``,
-which each is with probability 0.998. Under add-remove m is private as well, and its relative error h, at most 3 of its
-standard deviations, adds ``h |x|²``.
+* A rigorous one, by Weyl's inequality: each released eigenvalue differs from the exact one by at most the largest
+  eigenvalue of the noise. This holds for all eigenvalues at once.
+* An estimate (:mod:`dpdist.pca.noise_edge`): how strong the component is, if the matrix holds it and noise alone, and
+  how well it points.
+
+With private centring the components are those of ``S/m - u u^T``. The mean u = x + e has noise e too, independent of
+that of S, with the standard deviation ``t`` an entry. So ``x e^T + e x^T + e e^T`` is subtracted besides. It has rank
+two, and its eigenvalues are at least ``x.e - |x| |e|``. Subtracting it can look like a component, where it exceeds the
+threshold of the noise of S; here it counts as noise. |e| is taken to be at most ``t (sqrt(d) + 2.12)`` and -x.e at most
+``3 t |x|``, each of which holds with probability 0.998. Under add-remove m is private as well. Its relative error h, at
+most 3 of its standard deviations, adds ``h |x|²``.
 
 Measured for `gaussian` with a covariance of zero, |x| from 0 to the clip norm, d of 30 and 100, both relations, 1500
 releases each: something stands above the edge in at most 6 % of releases, where 5 % are stated.
@@ -211,8 +213,8 @@ def above_noise(release: Release, product: Callable[[Values], Values] | None = N
         above = require_scree(release, found.eigenvalues).above
     if not above:
         raise DrownedError(
-            f"No component stands above the noise: at this budget nothing of them can be seen. {step('forecast')} says "
-            f"what would be needed; {parameter('components', 'K')} takes components all the same."
+            f"No component stands above the noise of this release. {step('forecast')} says how much budget or how many "
+            f"rows it takes. {parameter('components', 'K')} takes K components all the same."
         )
     return found.leading(above)
 

@@ -1,13 +1,13 @@
-"""What a release tells of shortened rows: its values are about them, and sometimes nearly all rows were shortened.
+"""Whether nearly all rows of a release were shortened: then its values say little of the rows as they were.
 
-Rows longer than the clip norm C are shortened to it, so the trace of the exact second moment is at most ``n C²``. It is
-close to that only if nearly all rows have norm C afterwards: if the trace is ``(1 - s) n C²``, a share of at most ``2
-s`` of the rows has a squared norm below half of C². To compare the released trace with ``n C²`` is free
-post-processing. n must be public.
+Rows longer than the clip norm C are shortened to it, so the trace of the exact second moment is at most ``n C²``. A
+trace close to that shows that nearly all rows have norm C afterwards: if the trace is ``(1 - s) n C²``, at most a share
+``2 s`` of the rows has a squared norm below half of C². Comparing the released trace with ``n C²`` is free
+post-processing. It needs a public n.
 
 The noise of the trace has the variance ``d v + d (d - 1) c``. Here v is the variance of an entry on the diagonal, and c
-the covariance of two: 0 where entries are independent, and ``v - 2 w`` where the law is invariant under rotations, with
-w the variance of an entry off the diagonal. The larger of the two is taken.
+the covariance of two of them. c is 0 where entries are independent, and ``v - 2 w`` where the law is invariant under
+rotations, with w the variance of an entry off the diagonal. The larger of the two is taken.
 """
 
 from __future__ import annotations
