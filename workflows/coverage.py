@@ -40,7 +40,7 @@ from dpdist.pca.eigen import top_eigenpairs
 from dpdist.pca.noise_edge import QUANTILES, NoiseLaw, law_of
 from dpdist.pca.scree import require_scree
 from dpdist.release.combine import combined
-from dpdist.release.coverage import Extent
+from dpdist.release.coverage import Coverage
 from dpdist.triangle import unpacked
 from workflows.edge_table import draws, noise_named
 
@@ -181,7 +181,7 @@ def _release(
         release_id=f"r-{number}", mechanism=mechanism, names=tuple(map(str, range(_D))),
         neighbours=Neighbours.REPLACE_ONE,
         claim=calibrated.claim, guarantee=calibrated.guarantee, bound=bound, noise=calibrated.noise,
-        rows=_N, answer=answer, extents=(Extent("d", number, number + 1, f"{number}", f"{number}"),),
+        rows=_N, answer=answer, extents=(Coverage("d", number, number + 1, f"{number}", f"{number}"),),
     )  # fmt: skip
     if release.corner is not None:
         answer[-1, -1] = release.corner

@@ -15,7 +15,7 @@ from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
 
 
-class Standing:
+class FoldedLedger:
     """How a ledger stands at the end of its journal, whenever it is asked."""
 
     def __init__(self, storage: Storage) -> None:

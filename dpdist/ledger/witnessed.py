@@ -17,12 +17,12 @@ from dpdist.ledger.entries import Adopted, CommitWitnessed
 from dpdist.ledger.journal import Storage, Transaction
 from dpdist.ledger.state import State, View
 from dpdist.ledger.state_folder import VARIABLE
-from dpdist.ledger.status import Standing
+from dpdist.ledger.status import FoldedLedger
 from dpdist.ledger.witness import Held, Testimony, Witness
 from dpdist.naming import step
 
 
-class Witnessed(Standing):
+class Witnessed(FoldedLedger):
     """A ledger and its witness."""
 
     def __init__(self, storage: Storage, witness: Witness) -> None:

@@ -31,7 +31,7 @@ from dpdist.naming import step
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.attributes import Attributes
-from dpdist.release.coverage import Extent
+from dpdist.release.coverage import Coverage
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.units import Unit
 from dpdist.storage.arrays import Array, complete_arrays, require_format
@@ -91,7 +91,7 @@ class Heading:
     noise: Noise
     rows: int | None
     ledger_head: str | None = None
-    extents: tuple[Extent, ...] = ()
+    extents: tuple[Coverage, ...] = ()
     releases: tuple[str, ...] = ()
     unit: Unit | None = None
     condition: str | None = None
@@ -192,7 +192,7 @@ class Release(Heading):
     ledger_head : str or None
         Where the journal of its ledger ended before the noise was drawn: 64 hexadecimal digits. None in a release made
         for reproduction or in memory, and in a sum of releases.
-    extents : tuple of Extent
+    extents : tuple of Coverage
         Of which rows it is; disjoint.
     releases : tuple of str
         Ids of the releases it is the sum of; none in a release that was drawn itself.

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dpdist.privacy.guarantee import GuaranteeJson, Neighbours
-from dpdist.release.coverage import Extent
+from dpdist.release.coverage import Coverage
 from dpdist.rows.attributes import UnitAttributes
 from dpdist.rows.bounding import BoundJson
 from dpdist.storage.arrays import Text
@@ -43,7 +43,7 @@ class Attributes(Struct, frozen=True):
     noise: dict[str, Any]  # laws have parameters of their own; Noise checks them
     n: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None
     ledger_head: Text | None
-    extents: tuple[Extent, ...]
+    extents: tuple[Coverage, ...]
     unit: UnitAttributes | None
     releases: tuple[Text, ...] = ()
     condition: Text | None = None

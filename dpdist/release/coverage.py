@@ -13,7 +13,7 @@ from dpdist.rows.periods import Span
 from dpdist.rows.table import Table
 
 
-class Extent(Struct, frozen=True, forbid_unknown_fields=True):
+class Coverage(Struct, frozen=True, forbid_unknown_fields=True):
     """All rows of a table, or those of some consecutive periods.
 
     Attributes
@@ -34,7 +34,7 @@ class Extent(Struct, frozen=True, forbid_unknown_fields=True):
     last: str | None = None
 
     @classmethod
-    def of(cls, table: Table) -> Extent:
+    def of(cls, table: Table) -> Coverage:
         """Return what a release that reads a table is of."""
         dataset = hashlib.sha256(f"dpdist dataset\n{table.dataset_id}".encode()).hexdigest()[:32]
         if not isinstance(table, Span):
@@ -53,7 +53,7 @@ class Extent(Struct, frozen=True, forbid_unknown_fields=True):
         return f"period {self.first}" if self.first == self.last else f"periods {self.first} to {self.last}"
 
 
-def merged(extents: Iterable[Extent]) -> tuple[Extent, ...]:
+def merged(extents: Iterable[Coverage]) -> tuple[Coverage, ...]:
     """Return disjoint extents with neighbours joined, in order.
 
     Raises
@@ -61,7 +61,7 @@ def merged(extents: Iterable[Extent]) -> tuple[Extent, ...]:
     RefusedError
         If two of them share rows: added up, these would count twice.
     """
-    out: list[Extent] = []
+    out: list[Coverage] = []
     for extent in sorted(extents, key=lambda e: (e.dataset, e.start or 0, e.stop or 0)):
         last = out[-1] if out and out[-1].dataset == extent.dataset else None
         if last is not None:

@@ -30,7 +30,7 @@ from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release import archive
 from dpdist.release.artefact import Heading, Release, open_release
-from dpdist.release.coverage import Extent
+from dpdist.release.coverage import Coverage
 from dpdist.release.reproduction import admit
 from dpdist.release.request import ReleaseRequest
 from dpdist.release.transaction import ReleaseTransaction, commit_once
@@ -167,7 +167,7 @@ def _drawn(
         release_id=transaction.release_id,
         names=table.names,
         rows=table.rows,
-        extents=(Extent.of(table),),
+        extents=(Coverage.of(table),),
         unit=table.unit,
         ledger_head=ledger_head,
         condition=condition,
@@ -182,7 +182,7 @@ def _heading(
     release_id: str,
     names: tuple[str, ...],
     rows: int,
-    extents: tuple[Extent, ...],
+    extents: tuple[Coverage, ...],
     unit: Unit | None = None,
     ledger_head: str | None = None,
     condition: str | None = None,
@@ -243,7 +243,7 @@ def draw_unrecorded(
         release_id=f"m-{random_token()}",
         names=names,
         rows=rows,
-        extents=tuple(Extent(dataset) for dataset in datasets),
+        extents=tuple(Coverage(dataset) for dataset in datasets),
     )
     answer = _noisy(calibrated, heading.bound.width, moment, None)
     known = {each.name: getattr(heading, each.name) for each in fields(heading)}

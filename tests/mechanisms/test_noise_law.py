@@ -32,7 +32,7 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.archive import publish
 from dpdist.release.artefact import open_release
 from dpdist.release.combine import combined, write_sum
-from dpdist.release.coverage import Extent
+from dpdist.release.coverage import Coverage
 
 """Releases that version 0.1.0 wrote: six columns, a component of .7 C² and weaker ones; sums of epsilon 1, 2 and 1."""
 DELTAS = {"gaussian": "1e-6", "wishart": "1e-6"}
@@ -126,7 +126,7 @@ def test_releases_of_version_0_1_0_are_read_and_have_their_edge(name: str, tmp_p
         said = CliRunner().invoke(cli, [str(tmp_path / word) if "." in word else word for word in command])
         assert said.exit_code == 0, said.output
     again = combined(
-        [release, replace(release, release_id="r-9", releases=(), extents=(Extent("d", 9, 10, "a", "b"),))]
+        [release, replace(release, release_id="r-9", releases=(), extents=(Coverage("d", 9, 10, "a", "b"),))]
     )
     assert known_law(again.noise, 6).edge > law.edge
 

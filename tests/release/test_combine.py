@@ -20,7 +20,7 @@ from dpdist.privacy import accounting
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, parallel, sequential, write_sum
-from dpdist.release.coverage import Extent, merged
+from dpdist.release.coverage import Coverage, merged
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.units import Unit
 
@@ -34,12 +34,12 @@ def guarantee(epsilon: str = "1", delta: str = "1e-6", *, gaussian: bool = True)
     return Guarantee(Neighbours.REPLACE_ONE, loss, square, Arithmetic.INTEGER_EXACT, "by hand")
 
 
-def part(start: int, stop: int | None = None, dataset: str = "d") -> Extent:
+def part(start: int, stop: int | None = None, dataset: str = "d") -> Coverage:
     stop = start + 1 if stop is None else stop
-    return Extent(dataset, start, stop, f"day {start}", f"day {stop - 1}")
+    return Coverage(dataset, start, stop, f"day {start}", f"day {stop - 1}")
 
 
-def release(number: int, extent: Extent | None = None, **changes: Any) -> Release:
+def release(number: int, extent: Coverage | None = None, **changes: Any) -> Release:
     promised = changes.pop("guarantee", guarantee())
     assert isinstance(promised, Guarantee)
     lattice = np.array([[number, 2], [2, 3]], dtype=np.int64)
@@ -83,11 +83,11 @@ def test_the_id_does_not_depend_on_order_or_grouping() -> None:
 
 
 def test_the_same_rows_are_not_added_up_twice() -> None:
-    for other in (part(1), part(0, 5), part(0, 2), Extent("d")):
+    for other in (part(1), part(0, 5), part(0, 2), Coverage("d")):
         with pytest.raises(RefusedError, match="of the same rows"):
             combined([release(1), release(2, other)])
     with pytest.raises(RefusedError, match="of the same rows"):
-        combined([release(1, Extent("d")), release(2, Extent("d"))])
+        combined([release(1, Coverage("d")), release(2, Coverage("d"))])
     with pytest.raises(RefusedError, match="named twice"):
         combined([release(1), release(1, part(7))])
 
@@ -129,7 +129,7 @@ def test_of_units_their_owners_must_say_that_no_unit_is_in_two_tables() -> None:
         assert found.mu_squared is not None
         return found.mu_squared / MU_SQUARED
 
-    d, e = (release(i, Extent(name), unit=unit) for i, name in enumerate("de", 1))
+    d, e = (release(i, Coverage(name), unit=unit) for i, name in enumerate("de", 1))
     assert joint(d, e) == 2
     assert joint(d, e, disjoint=True) == 1
     assert joint(release(1, unit=unit), release(2, unit=unit)) == 2  # periods of one table
@@ -140,7 +140,7 @@ def test_of_units_their_owners_must_say_that_no_unit_is_in_two_tables() -> None:
 @pytest.mark.parametrize(("unit", "word"), [(None, "row"), (Unit("person", 3), "person")])
 def test_the_command_says_what_was_taken_on_trust(tmp_path: Path, unit: Unit | None, word: str) -> None:
     for number, dataset in ((1, "d"), (2, "e")):
-        write_sum(release(number, Extent(dataset), unit=unit), tmp_path / f"{number}.zarr")
+        write_sum(release(number, Coverage(dataset), unit=unit), tmp_path / f"{number}.zarr")
     parts = [str(tmp_path / "1.zarr"), str(tmp_path / "2.zarr")]
     said = CliRunner().invoke(cli, ["combine", str(tmp_path / "s.zarr"), *parts, "--disjoint"], catch_exceptions=False)
     assert f"provided that, as you say, no {word} is in two of the tables" in said.stderr
