@@ -116,9 +116,9 @@ class Remote:
     def _key(self) -> str:
         return str(self._system._strip_protocol(self.address))  # noqa: SLF001 - what every implementation of fsspec has
 
-    def open(self, mode: str, /) -> IO[Any]:
+    def open(self, mode: str, /) -> IO[bytes]:
         """Open it to read bytes."""
-        opened: IO[Any] = self._system.open(self._key, mode)
+        opened: IO[bytes] = self._system.open(self._key, mode)
         return opened
 
     def stat(self) -> os.stat_result:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+import dpdist
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError
 from dpdist.pca import projection
@@ -238,6 +239,18 @@ def test_anything_else_is_told_apart(tmp_path: Path) -> None:
     }.items():  # fmt: skip
         with pytest.raises(DataError, match=said):
             inspect.inspect_path(tmp_path / name)
+
+
+def test_a_model_that_does_not_say_of_which_mechanism_it_is_is_damaged(tmp_path: Path) -> None:
+    release, model = tmp_path / "release.zarr", tmp_path / "model.zarr"
+    values = np.random.default_rng(1).normal(size=(300, 3))
+    dpdist.PrivateCovariance(epsilon=1, delta=1e-6, clip=4, release=release).fit(values)
+    assert call("pca", release, model, "--components", "2").exit_code == 0
+    said = json.loads((model / "zarr.json").read_text())
+    del said["attributes"]["dpdist"]["mechanism"]
+    (model / "zarr.json").write_text(json.dumps(said))
+    with pytest.raises(DataError, match="damaged"):
+        inspect.inspect_path(model)
 
 
 def test_a_ledger_is_pointed_to_its_own_command(rows: RowsTable) -> None:

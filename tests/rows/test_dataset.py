@@ -176,3 +176,24 @@ def test_an_existing_target_is_kept_and_a_failed_write_leaves_nothing(tmp_path: 
     ):
         writer.append(np.ones((4, 2)))
     assert [p.name for p in tmp_path.iterdir()] == ["rows.zarr"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"dataset_id": 7}, {"ledger_id": ["a"]}, {"budget": {"epsilon_micro": "1", "delta_atto": 0}}, {"budget": {}},
+        {"period": 5}, {"reproduced": "no"}, {"unit": {"column": "a"}}, {"unit": {"column": "a", "max_rows": True}},
+        {"unit": {"column": "a", "max_rows": 2, "kept": "last"}}, {"columns": "ab"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_attributes_of_other_types_are_refused_and_none_is_guessed(tmp_path: Path, changed: dict[str, Any]) -> None:
+    path = tmp_path / "rows.zarr"
+    with created(path, rows=2, dtype="uint8", names=("a", "b"), budget=None) as writer:
+        writer.append(np.zeros((2, 2), dtype=np.uint8))
+    assert open_rows(path).rows == 2
+    said = json.loads((path / "zarr.json").read_text())
+    said["attributes"]["dpdist"] |= changed
+    (path / "zarr.json").write_text(json.dumps(said))
+    with pytest.raises(DataError, match="no usable rows"):
+        open_rows(path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gc
 import io
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,9 +53,9 @@ class Location(Protocol):
     @property
     def suffix(self) -> str: ...
 
-    def open(self, mode: str, /) -> IO[Any]: ...
+    def open(self, mode: str, /) -> IO[bytes]: ...
 
-    def stat(self) -> Any: ...
+    def stat(self) -> os.stat_result: ...
 
 
 @dataclass(frozen=True)
