@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         WeakGuaranteeWarning,
     )
     from dpdist.estimators import PrivateCovariance, PrivatePCA
+    from dpdist.ingest.opening import open_rows
     from dpdist.ledger.budget import Budget
     from dpdist.ledger.ledger import Ledger
     from dpdist.mechanisms.registry import list_mechanisms
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from dpdist.pipeline.combine import combine_releases
     from dpdist.pipeline.components import fit_components
     from dpdist.pipeline.inspect import inspect_path
+    from dpdist.pipeline.register import register_rows
     from dpdist.pipeline.release import release_rows
     from dpdist.pipeline.scores import project_rows
     from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
     from dpdist.release.norm_histogram import NormsRequest
     from dpdist.release.request import Centring, ReleaseRequest
     from dpdist.rows.bounding import RowBound
-    from dpdist.rows.dataset import open_rows
     from dpdist.runtime.cluster import Cluster
     from dpdist.runtime.tls import Certificates
 
@@ -91,6 +92,7 @@ __all__ = [
     "open_release",
     "open_rows",
     "project_rows",
+    "register_rows",
     "release_rows",
 ]
 _NAMES = {
@@ -99,6 +101,7 @@ _NAMES = {
         "ResumableError", "ShortenedRowsWarning", "UsageError", "WeakGuaranteeWarning",
     ),
     "estimators": ("PrivateCovariance", "PrivatePCA"),
+    "ingest.opening": ("open_rows",),
     "ledger.budget": ("Budget",),
     "ledger.ledger": ("Ledger",),
     "mechanisms.registry": ("list_mechanisms",),
@@ -112,6 +115,7 @@ _NAMES = {
     "pipeline.combine": ("combine_releases",),
     "pipeline.components": ("fit_components",),
     "pipeline.inspect": ("inspect_path",),
+    "pipeline.register": ("register_rows",),
     "pipeline.release": ("release_rows",),
     "pipeline.scores": ("project_rows",),
     "privacy.guarantee": ("Guarantee", "Neighbours", "PrivacyLoss"),
@@ -119,7 +123,6 @@ _NAMES = {
     "release.norm_histogram": ("NormsRequest",),
     "release.request": ("Centring", "ReleaseRequest"),
     "rows.bounding": ("RowBound",),
-    "rows.dataset": ("open_rows",),
     "runtime.cluster": ("Cluster",),
     "runtime.tls": ("Certificates",),
 }  # fmt: skip

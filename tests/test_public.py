@@ -23,7 +23,7 @@ import dpdist
 FUNCTIONS = [
     "audit_mechanism", "choose_clip_norm", "combine_releases", "create_ledger", "fit_components", "forecast_release",
     "ingest_rows", "inspect_path", "list_mechanisms", "open_model", "open_release", "open_rows", "project_rows",
-    "release_rows",
+    "register_rows", "release_rows",
 ]  # fmt: skip
 CLASSES = [
     "Budget", "Cluster", "Components", "Guarantee", "Ledger", "Neighbours", "PrivacyLoss", "PrivateCovariance",
@@ -151,8 +151,8 @@ def test_a_docstring_that_lacks_something_is_noticed(monkeypatch: pytest.MonkeyP
     whole = str(dpdist.open_rows.__doc__)
     monkeypatch.setattr(dpdist.open_rows, "__doc__", whole.replace("Raises\n    ------", "Fails\n    -----"))
     assert missing_sections("open_rows") == {"Raises"}
-    monkeypatch.setattr(dpdist.open_rows, "__doc__", whole.replace("whole : bool", "part : bool"))
-    assert "whole" not in documented("open_rows")
+    monkeypatch.setattr(dpdist.open_rows, "__doc__", whole.replace("path : str", "where : str"))
+    assert "path" not in documented("open_rows")
 
 
 SCRIPT = """

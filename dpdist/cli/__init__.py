@@ -25,6 +25,7 @@ from dpdist.cli.ledger import ledger
 from dpdist.cli.options import say
 from dpdist.cli.pipeline import bound
 from dpdist.cli.progress import BARS
+from dpdist.cli.register import register
 from dpdist.errors import DpdistError, NoWitnessWarning, ResumableError, WeakGuaranteeWarning
 from dpdist.naming import COMMAND_LINE, naming
 
@@ -40,6 +41,7 @@ def cli() -> None:
 
 for command in (
     pipeline.ingest,
+    register,
     bound,
     inspect.inspect,
     pipeline.release_command,

@@ -26,6 +26,7 @@ from dpdist._util.paths import AnyPath
 from dpdist.errors import PrivacyLeakWarning, RefusedError, ShortenedRowsWarning, UsageError
 from dpdist.estimators.in_memory import ArraySum, require_sound
 from dpdist.estimators.inputs import Rows, rows_of, rows_path
+from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import numbered
 from dpdist.ledger.address import Place, PlaceGiven, place_of
 from dpdist.ledger.budget import Budget
@@ -43,7 +44,6 @@ from dpdist.release import archive, trusted
 from dpdist.release.artefact import Release
 from dpdist.release.parse import request_from
 from dpdist.release.request import Centring, ReleaseRequest
-from dpdist.rows.dataset import open_rows
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.process import forbid_core_dumps
 from dpdist.storage.atomic import require_new

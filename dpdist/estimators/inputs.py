@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,10 @@ from sklearn.utils.validation import check_array, validate_data
 
 from dpdist.errors import DataError
 from dpdist.estimators.in_memory import ArraySum, BlockSum, RowSum, add_sums, dense
+from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import numbered
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import DTYPES, FORMAT, open_rows
+from dpdist.rows.dataset import DTYPES, FORMAT
 from dpdist.runtime import engine
 from dpdist.storage.arrays import Array
 
@@ -150,6 +151,13 @@ def _labelled(source: Any, data: Any, names: Sequence[str], dim: str) -> Any:
     return type(source)(data, dims=(row, dim), coords={**coords, dim: np.array(names, dtype=object).astype(str)})
 
 
+class StoredRows(NamedTuple):
+    """What is known of the rows of a path: they are read where they are mapped, and not by who asks."""
+
+    shape: tuple[int, int]
+    dtype: str
+
+
 def rows_path(given: object) -> Path | None:
     """Return the path of a rows.zarr, if X is one.
 
@@ -193,7 +201,7 @@ def rows_of(estimator: BaseEstimator, given: object, *, fitting: bool) -> Rows:
     if isinstance(given, str | os.PathLike):
         table = open_rows(Path(given))
         names = None if table.names == numbered(table.columns) else table.names
-        rows = Rows(zarr.open_array(table.store.for_zarr(), mode="r", zarr_format=3), names)
+        rows = Rows(StoredRows((table.rows, table.columns), table.dtype), names)
     else:
         rows = _described(given)
     if rows.names is None and rows.labelled is None and not (rows.lazy or _is_stored(rows.data)):
@@ -232,7 +240,7 @@ def _examined(rows: Rows, check: Callable[..., Any]) -> Rows:
 def _is_stored(data: object) -> bool:
     """Say whether rows come from a disk when they are sliced."""
     return (
-        isinstance(data, zarr.Array)
+        isinstance(data, zarr.Array | StoredRows)
         or _is_a(data, "h5py", "Dataset")
         or _is_a(data, "anndata", "BaseCompressedSparseDataset")
     )

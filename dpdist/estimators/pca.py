@@ -31,6 +31,7 @@ from dpdist.estimators.fit import (
     tell_columns,
 )
 from dpdist.estimators.inputs import rows_of, rows_path, scores_given
+from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import PlaceGiven
 from dpdist.ledger.budget import Budget
 from dpdist.naming import naming, parameter, step
@@ -41,7 +42,6 @@ from dpdist.pipeline.components import components_of
 from dpdist.privacy.guarantee import Number
 from dpdist.release.artefact import Release
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows.dataset import open_rows
 from dpdist.runtime.cluster import Cluster
 
 Matrix = npt.NDArray[np.float64]

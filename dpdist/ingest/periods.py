@@ -33,7 +33,7 @@ from dpdist.ingest.sources import (
 )
 from dpdist.ingest.table import ingest
 from dpdist.privacy.parallel import PERIOD_PATTERN
-from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.rows.dataset import RowsTable, created, open_ingested
 from dpdist.rows.periods import PeriodicTable, seal_rows
 from dpdist.rows.seal import key_of
 
@@ -231,7 +231,7 @@ def _stored(
         raise DataError(f"{entry} holds no files, and the first period must have rows: they name the columns.")
     with created(target, rows=0, dtype="uint8", names=names, budget=None, ledger_id=table.ledger_id, period=period):
         pass
-    return open_rows(target)
+    return open_ingested(target)
 
 
 def _require_same(entry: Path, read: Sequence[SourceFile], made: RowsTable, names: tuple[str, ...] | None) -> None:

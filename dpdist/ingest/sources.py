@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.anndata import AnnDataStore, H5ad
@@ -39,6 +40,7 @@ __all__ = [
     "located",
     "location_of",
     "opened_sources",
+    "reader_of",
 ]
 
 Place = Path | Remote
@@ -175,6 +177,23 @@ def _source(place: Place, keys: Keys, beside: Path, choices: Choices, reading: R
         made: Source = Fetched(place, beside, choices, partial(_reader, kind, reading), folder, others)
     else:
         made = _reader(kind, reading, place, beside, choices)
+    return _with_keys(kind, made, place, keys)
+
+
+def reader_of(place: Place, keys: Keys, choices: Choices, reading: Reading) -> Source:
+    """Return the reader of one source that is read in place; nothing is fetched or unpacked for it.
+
+    Raises
+    ------
+    DataError
+        If it is not there any more, or is of another kind.
+    """
+    kind, beside = _kind(place), Path(gettempdir())
+    return _with_keys(kind, _reader(kind, reading, place, beside, choices), place, keys)
+
+
+def _with_keys(kind: type[Source], made: Source, place: Place, keys: Keys) -> Source:
+    beside, choices = made.beside, made.choices
     if not keys:
         return made
     if kind is not Parquet:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from dpdist._util.progress import Steps
 from dpdist._util.text import counted, has_control, listed
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.origin import origin_of
-from dpdist.ingest.readers.base import AskError, Rows, only_columns
+from dpdist.ingest.readers.base import AskError, Places, Rows, fits, only_columns
 from dpdist.ingest.sources import (
     Choices,
     NoRowsError,
@@ -29,7 +30,7 @@ from dpdist.ingest.sources import (
     opened_sources,
 )
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.rows.dataset import RowsTable, created, open_ingested
 from dpdist.rows.units import Numbers, Unit, first_rows, whole_numbers
 from dpdist.storage.atomic import require_space
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -107,7 +108,7 @@ def ingest(
     except AskError as error:
         question = error.asked(source, target)
     else:
-        return open_rows(target)
+        return open_ingested(target)
     raise DataError(question)
 
 
@@ -130,34 +131,21 @@ def _ingest(
             if period is None
             else None
         )
-        names = _common_names(sources)
-        keep = _kept(names, columns, unit)
-        if len(keep) < 2:
-            raise DataError(
-                f"{source} gives {len(keep)} column(s), and a table needs two or more. Are the cells of a CSV file "
-                "separated by commas, and enough columns kept?"
-            )
         before = [_state(each.path) for each in sources]
-        found = [(each, survey) for each in sources if (survey := _survey(each, keep, period)) is not None]
-        filled, surveys = [each for each, _ in found], [survey for _, survey in found]
-        dtype = _common_dtype(surveys) if surveys else np.dtype(np.uint8)
-        total = sum(survey.rows for survey in surveys)
-        kept_names = tuple(names[place] for place in keep)
-        if columns is None and filled:
-            _require_no_index(filled[0], keep, names)
+        found = judged(source, sources, columns, unit=unit, period=period)
         if say is not None and (guessed := [each.guess for each in sources if each.guess]):
             say(guessed[0] + (f" So is that of {counted(len(guessed) - 1, 'other file')}." if guessed[1:] else ""))
-        kept = None
+        kept, total = None, found.rows
         if unit is not None:
-            place = names.index(unit.column)
             require_space(target.scratch_folder, 16 * total, "numbers of privacy units")
-            kept = first_rows(_units(filled, place), total, unit.max_rows, target.scratch_folder)
+            units = _units(found.filled, sources[0].names.index(unit.column))
+            kept = first_rows(units, total, unit.max_rows, target.scratch_folder)
             total = kept.count
         with created(
             target,
             rows=total,
-            dtype=dtype.name,
-            names=kept_names,
+            dtype=found.dtype.name,
+            names=found.names,
             budget=budget,
             compress=compress,
             ledger_id=ledger_id,
@@ -166,9 +154,9 @@ def _ingest(
             origin=origin,
         ) as writer:
             start = 0
-            for path, block in _checked(filled, keep, kept_names):
-                if not _fits(block, dtype):
-                    raise _changed(path)
+            for path, block in _checked(found):
+                if not fits(block, found.dtype):
+                    raise changed(path)
                 writer.append(block if kept is None else block[kept.among(start, block.shape[0])])
                 start += block.shape[0]
                 if progress is not None:
@@ -176,7 +164,62 @@ def _ingest(
             # which rows of a unit come first was found in an earlier pass: other files would break the bound M
             for each, state in zip(sources, before, strict=True):
                 if _state(each.path) != state:
-                    raise _changed(each.path)
+                    raise changed(each.path)
+
+
+class Judged(NamedTuple):
+    """What the files of a table are, together.
+
+    Attributes
+    ----------
+    names, keep
+        Of the columns that are kept, and their places in each file.
+    filled, lengths
+        The files that have rows, and how many each has.
+    dtype
+        The type that holds the rows of all files.
+    """
+
+    names: tuple[str, ...]
+    keep: Places
+    filled: list[Source]
+    lengths: list[int]
+    dtype: np.dtype[np.generic]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all of them."""
+        return sum(self.lengths)
+
+
+def judged(
+    source: Place,
+    sources: Sequence[Source],
+    columns: Sequence[str] | None,
+    *,
+    unit: Unit | None = None,
+    period: str | None = None,
+) -> Judged:
+    """Judge files before anything is made of them.
+
+    Raises
+    ------
+    UsageError, DataError
+        As :func:`ingest`.
+    """
+    names = _common_names(sources)
+    keep = _kept(names, columns, unit)
+    if len(keep) < 2:
+        raise DataError(
+            f"{source} gives {len(keep)} column(s), and a table needs two or more. Are the cells of a CSV file "
+            "separated by commas, and enough columns kept?"
+        )
+    found = [(each, survey) for each in sources if (survey := _survey(each, keep, period)) is not None]
+    filled, surveys = [each for each, _ in found], [survey for _, survey in found]
+    dtype = _common_dtype(surveys) if surveys else np.dtype(np.uint8)
+    if columns is None and filled:
+        _require_no_index(filled[0], keep, names)
+    return Judged(tuple(names[at] for at in keep), keep, filled, [survey.rows for survey in surveys], dtype)
 
 
 def _require_no_index(source: Source, keep: tuple[int, ...], names: tuple[str, ...]) -> None:
@@ -213,17 +256,18 @@ def _require_no_index(source: Source, keep: tuple[int, ...], names: tuple[str, .
     )
 
 
-def _changed(path: Place) -> DataError:
+def changed(path: Place) -> DataError:
+    """Return what is said of a file that changed meanwhile."""
     return DataError(f"{path} changed while it was read. Ingest it when it is complete.")
 
 
-def _checked(sources: Sequence[Source], keep: tuple[int, ...], names: tuple[str, ...]) -> Iterator[tuple[Place, Rows]]:
+def _checked(found: Judged) -> Iterator[tuple[Place, Rows]]:
     """Yield all rows in pieces, each with its file, after a look at every value."""
-    for each in sources:
+    for each in found.filled:
         row = 0
-        with closing(each.blocks(keep)) as blocks:
+        with closing(each.blocks(found.keep)) as blocks:
             for block in blocks:
-                _require_finite(each.path, row, block, names)
+                require_finite(each.path, row, block, found.names)
                 row += block.shape[0]
                 yield each.path, block
 
@@ -309,18 +353,11 @@ def _common_dtype(surveys: Sequence[Survey]) -> np.dtype[np.generic]:
     return np.result_type(*dtypes)
 
 
-def _require_finite(path: Place, start: int, block: Rows, names: tuple[str, ...]) -> None:
+def require_finite(path: Place, start: int, block: Rows, names: tuple[str, ...]) -> None:
+    """Refuse a value that is not finite, by its row and column; the first row of the block is number ``start``."""
     if block.dtype.kind == "f" and not np.isfinite(block).all():
         row, place = np.argwhere(~np.isfinite(block))[0]
         raise DataError(
             f"{path}, row {start + row} (counting from 0), column {names[place]!r}: the value is not finite. "
             "Mend it in the file and ingest again."
         )
-
-
-def _fits(block: Rows, dtype: np.dtype[np.generic]) -> bool:
-    """Tell whether storing the block alters no value; only whole numbers from text can need a look."""
-    if np.can_cast(block.dtype, dtype):
-        return True
-    with np.errstate(invalid="ignore"):
-        return bool((block.astype(dtype) == block).all())

@@ -5,6 +5,7 @@
     [rows]                       # ingested only when the rows do not exist yet
     path = "rows.zarr"
     source = "data.csv"          # optional: file or folder, or its address, such as s3://bucket/folder
+    in_place = false             # true: rows stay in source, which is not to be changed; none are copied
     budget_epsilon = 2           # optional, with source: declared at ingest
     budget_delta = 1e-6
     budget_pure = 0.5            # optional: part of epsilon for releases that are not Gaussian, beside Gaussian ones
@@ -99,6 +100,7 @@ class Job:
     cluster: Cluster
     unit: Unit | None = None
     periodic: bool = False
+    in_place: bool = False
     continual: int = 1
     choices: Choices = field(default_factory=Choices)
 
@@ -205,6 +207,7 @@ def _job(
         ),
         unit=make(lambda: unit_from(rows.privacy_unit, rows.max_rows)),
         periodic=rows.periods,
+        in_place=rows.in_place,
         continual=release.continual or 1,
         choices=make(lambda: Choices(rows.variable, rows.missing, rows.header)),
     )
@@ -285,10 +288,27 @@ def _contradictions(sections: Sections) -> Iterator[str]:
     for key in ("budget_delta", "budget_pure", "budget_delta_reserve"):
         if getattr(rows, key) is not None and rows.budget_epsilon is None:
             yield f"[rows] {key} needs budget_epsilon."
+    if rows.in_place:
+        yield from _unfit_in_place(sections.rows)
     if rows.periods:
         yield from _unfit_for_periods(sections)
     elif release.continual is not None:
         yield "[release] continual needs periods = true in [rows]."
+
+
+def _unfit_in_place(rows: Rows) -> Iterator[str]:
+    if rows.source is None:
+        yield "[rows] in_place = true needs source."
+    if rows.periods:
+        yield "[rows] in_place = true is for one table: rows of periods are copied as they come. Leave it out."
+    if rows.privacy_unit is not None:
+        yield (
+            "[rows] privacy_unit keeps some rows of each unit, and in_place = true takes all rows as they are. Leave "
+            "in_place out."
+        )
+    for key in ("missing", "header"):
+        if getattr(rows, key) is not None:
+            yield f"[rows] {key} is for kinds of files that cannot be read in place. Leave it or in_place out."
 
 
 def _unfit_for_periods(sections: Sections) -> Iterator[str]:

@@ -26,6 +26,7 @@ from pathlib import Path
 from dpdist._util.progress import steps
 from dpdist._util.text import counted
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.ingest.opening import open_rows
 from dpdist.ingest.periods import changes, discard, take_in, waiting
 from dpdist.jobs.job_file import Job
 from dpdist.ledger.address import Place
@@ -42,7 +43,6 @@ from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, write_sum
 from dpdist.release.continual import Node, ended, levels_for, total_of
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows.dataset import open_rows
 from dpdist.rows.periods import PeriodicTable, Span
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import attributes_of

@@ -10,15 +10,16 @@ from pathlib import Path
 from dpdist._util.progress import Progress
 from dpdist._util.text import counted, listed
 from dpdist.errors import RefusedError, UsageError
+from dpdist.ingest.opening import open_rows
 from dpdist.ingest.sources import Place
 from dpdist.jobs import periodic
 from dpdist.jobs.job_file import Job
 from dpdist.pca.scree import require_edge
-from dpdist.pipeline import budget, release
+from dpdist.pipeline import budget, register, release
 from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.release import Outcome
 from dpdist.pipeline.scores import project_rows
-from dpdist.rows.dataset import RowsTable, open_rows
+from dpdist.rows.dataset import RowsTable
 from dpdist.rows.units import Unit
 from dpdist.storage.atomic import make_once
 
@@ -129,7 +130,7 @@ def run(
     if job.periodic:
         return periodic.run(job, say=say)
     if job.source is not None:
-        make_once(job.rows.exists, partial(_ingest, job, job.source, say))
+        make_once(job.rows.exists, partial(_register if job.in_place else _ingest, job, job.source, say))
     require_same_rows(job, open_rows(job.rows))
     table = budget.complete_ingest(job.rows, job.ledger)
     require_components(job, table)
@@ -142,6 +143,19 @@ def run(
         _, fresh = project_rows(job.rows, job.model, job.scores, cluster=job.cluster)
         say(scores_words(job.scores, fresh=fresh))
     return JobOutcome(outcome, job.model, job.scores)
+
+
+def _register(job: Job, source: Place, say: Callable[[str], None]) -> None:
+    table = register.register_rows(
+        source,
+        job.rows,
+        budget=job.budget,
+        ledger=job.ledger,
+        columns=job.columns,
+        variable=job.choices.variable,
+        cluster=job.cluster,
+    )
+    say(f"{job.rows}: registered, {counted(table.columns, 'column')}. Do not change {source}.")
 
 
 def _ingest(job: Job, source: Place, say: Callable[[str], None]) -> None:

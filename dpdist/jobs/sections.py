@@ -51,6 +51,9 @@ class Rows(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None,
         _key("What rows are made from: a file or folder, or its address, such as s3://bucket/folder.", _FILE),
     ] = None
+    in_place: Annotated[bool, _key("Whether rows are registered where they are in source, and not copied.", _FLAG)] = (
+        False
+    )
     budget_epsilon: Annotated[
         Amount | None, _key("Largest total epsilon of all releases; declared when rows are ingested.", _AMOUNT)
     ] = None

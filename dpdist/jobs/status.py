@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpdist.errors import DataError, RefusedError
+from dpdist.ingest.opening import open_rows
 from dpdist.ingest.periods import waiting
 from dpdist.jobs.job_file import Job
 from dpdist.jobs.periodic import share_of
@@ -24,7 +25,6 @@ from dpdist.privacy.accounting import Left, caps_for
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
 from dpdist.release.continual import ended, levels_for
-from dpdist.rows.dataset import open_rows
 from dpdist.rows.periods import open_periods
 from dpdist.storage.atomic import require_folder, require_new
 

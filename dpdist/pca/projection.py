@@ -37,7 +37,7 @@ _ORDINARY = 2.0**40
 
 @dataclass(frozen=True)
 class ProjectionTask:
-    """One run of chunks to project; the model travels by where it is."""
+    """One run of chunks of scores to make; the model travels by where it is."""
 
     table: RowsTable
     model: Store
@@ -124,9 +124,21 @@ def project_chunks(task: ProjectionTask) -> None:
     projector = Projector(found, table.dtype)
     reader = ChunkReader(table, projector.piece_rows)
     scores = ChunkWriter((table.chunk_rows, found.components.shape[0]), projector.dtype)
+    # chunks of scores are all of one length, and those of rows in place are as their source has them
+    made, of_chunk = np.empty_like(scores.rows), -1
     for index in task.chunks:
-        written = projector.project(reader, index, scores.rows)
-        scores.rows[written:] = 0
+        start = index * table.chunk_rows
+        stop = min(table.rows, start + table.chunk_rows)
+        row = start
+        while row < stop:
+            chunk = table.chunk_of(row)
+            if chunk != of_chunk:
+                projector.project(reader, chunk, made)
+                of_chunk = chunk
+            first, last = table.first_row(chunk), min(stop, table.first_row(chunk + 1))
+            scores.rows[row - start : last - start] = made[row - first : last - first]
+            row = last
+        scores.rows[stop - start :] = 0
         scores.write(task.scores, chunk_key(index))
 
 
@@ -202,8 +214,9 @@ def scores_of(
     with store_at(target).staged("scores", private=True, identity=partial(_identity, head, model.components)) as aside:
         aside.put(ROOT, head[ROOT].to_bytes())
         there, stored = store_at(model_at).absolute(), aside.absolute()
-        yield [ProjectionTask(table, there, stored, run) for run in partitions(table.chunks, tasks)]
-        if not {chunk_key(index) for index in range(table.chunks)} <= {key for key, _ in aside.list("c")}:
+        chunks = -(-table.rows // table.chunk_rows)
+        yield [ProjectionTask(table, there, stored, run) for run in partitions(chunks, tasks)]
+        if not {chunk_key(index) for index in range(chunks)} <= {key for key, _ in aside.list("c")}:
             raise DataError(f"Some chunks of {target} were not written. Run the same command again.")
 
 
@@ -223,9 +236,8 @@ def require_whole(scores: AnyStore, table: RowsTable) -> None:
         If one is, or they cannot be read.
     """
     try:
-        whole = (
-            zarr.open_array(store_at(scores).for_zarr(), mode="r", zarr_format=3).nchunks_initialized == table.chunks
-        )
+        found = zarr.open_array(store_at(scores).for_zarr(), mode="r", zarr_format=3)
+        whole = found.nchunks_initialized == found.nchunks and found.shape[0] == table.rows
     except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries
         whole = False
     if not whole:

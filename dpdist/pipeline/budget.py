@@ -13,6 +13,7 @@ from pathlib import Path
 from dpdist._util.paths import AnyPath
 from dpdist._util.progress import Progress, steps
 from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.ingest.opening import open_rows
 from dpdist.ingest.origin import origin_of, require_same_origin
 from dpdist.ingest.sources import Choices, Remote, location_of
 from dpdist.ingest.sources import Place as SourcePlace
@@ -26,7 +27,7 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import archive, trusted
 from dpdist.release.artefact import open_release
 from dpdist.release.reproduction import reproduced, require_unreproduced
-from dpdist.rows.dataset import RowsTable, bind_ledger, open_rows
+from dpdist.rows.dataset import RowsTable, bind_ledger
 from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
 from dpdist.rows.units import unit_from
 from dpdist.storage.atomic import make_once, require_new

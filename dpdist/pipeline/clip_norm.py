@@ -14,6 +14,7 @@ from fractions import Fraction
 
 from dpdist._util.text import exactly
 from dpdist.errors import DataError, RefusedError
+from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import PlaceGiven, absolute, place_given
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
@@ -28,7 +29,7 @@ from dpdist.release import norm_histogram, worth
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
 from dpdist.release.parse import quantile_from
 from dpdist.release.worth import Worth
-from dpdist.rows.dataset import RowsTable, open_rows
+from dpdist.rows.dataset import RowsTable
 from dpdist.rows.periods import is_periodic
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import ROOT

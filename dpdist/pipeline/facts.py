@@ -104,6 +104,8 @@ class RowsFacts(Facts):
         Column names.
     period, unit, reproduced, ledger
         As of rows; ``ledger`` says how their budget stands.
+    source : str or None
+        Where the chunks are, if they stay there.
     """
 
     kind: ClassVar[str] = "rows"
@@ -121,6 +123,7 @@ class RowsFacts(Facts):
     unit: Unit | None
     reproduced: bool
     ledger: LedgerFacts
+    source: str | None
 
     def _own_json(self) -> dict[str, object]:
         return {
@@ -138,6 +141,7 @@ class RowsFacts(Facts):
             "unit": None if self.unit is None else self.unit.to_json(),
             "reproduced": self.reproduced,
             "ledger": self.ledger.to_json(),
+            "source": self.source,
         }
 
 

@@ -17,6 +17,8 @@ from msgspec import Struct
 
 from dpdist._util.progress import Count, Progress
 from dpdist.errors import DataError, RefusedError, quiet
+from dpdist.ingest import registered
+from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import Place, PlaceGiven, place_given
 from dpdist.ledger.ledger import Ledger
 from dpdist.naming import step
@@ -37,7 +39,7 @@ from dpdist.release import artefact
 from dpdist.release.artefact import open_release
 from dpdist.rows import dataset
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable, chunk_key, incomplete, open_rows
+from dpdist.rows.dataset import RowsTable, chunk_key, incomplete
 from dpdist.rows.periods import PeriodicTable, is_periodic, open_periods
 from dpdist.rows.table import Table
 from dpdist.storage.arrays import Text, attributes_of
@@ -103,7 +105,8 @@ def inspect_path(
     """
     store, ledger = store_at(path), None if ledger is None else place_given(ledger)
     kinds: dict[str, Callable[[], AnyFacts]] = {
-        dataset.FORMAT: lambda: _rows(store, open_rows(store, whole=False), ledger, verify=verify, progress=progress),
+        dataset.FORMAT: lambda: _rows(store, open_rows(store), ledger, verify=verify, progress=progress),
+        registered.FORMAT: lambda: _registered(store, open_rows(store), ledger, verify=verify, progress=progress),
         artefact.FORMAT: lambda: _release(store),
         model.FORMAT: lambda: _model(store),
         projection.FORMAT: lambda: _scores(store, verify=verify, progress=progress),
@@ -152,23 +155,60 @@ def _rows(
     if verify:
         damaged = tuple(_checked(table, list(range(table.chunks)), progress, missing))
     beside = table.store if table.period is None else table.store.parent
+    return _declared(
+        store,
+        table,
+        ledger or default_ledger(beside),
+        damaged if verify or damaged else None,
+        size=sum(table.store.size(chunk_key(i)) or 0 for i in range(table.chunks) if i not in missing),
+        codec="Blosc LZ4" if table.compressed else "none",
+        source=None,
+    )
+
+
+def _registered(
+    store: Store, table: RowsTable, ledger: Place | None, *, verify: bool, progress: Progress | None
+) -> RowsFacts:
+    return _declared(
+        store,
+        table,
+        ledger or default_ledger(table.store),
+        tuple(_checked(table, list(range(table.chunks)), progress, {})) if verify else None,
+        size=table.stored_bytes,
+        codec="that of the source",
+        source=registered.attributes_in(table.store, f"{store} is damaged.").asked.source,
+    )
+
+
+def _declared(
+    store: Store,
+    table: RowsTable,
+    ledger: Place,
+    damaged: tuple[str, ...] | None,
+    *,
+    size: int,
+    codec: str,
+    source: str | None,
+) -> RowsFacts:
+    """Return what is declared about rows."""
     return RowsFacts(
         path=str(store),
-        damaged=damaged if verify or damaged else None,
+        damaged=damaged,
         n=table.rows,
         d=table.columns,
         dtype=table.dtype,
         chunks=table.chunks,
         chunk_rows=table.chunk_rows,
-        codec="Blosc LZ4" if table.compressed else "none",
+        codec=codec,
         checksum="CRC32C",
-        bytes=sum(table.store.size(chunk_key(i)) or 0 for i in range(table.chunks) if i not in missing),
+        bytes=size,
         dataset_id=table.dataset_id,
         columns=table.names,
         period=table.period,
         unit=table.unit,
         reproduced=table.reproduced,
-        ledger=_ledger(ledger or default_ledger(beside), table.ledger_id, table.budget)[0],
+        ledger=_ledger(ledger, table.ledger_id, table.budget)[0],
+        source=source,
     )
 
 

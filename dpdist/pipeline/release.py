@@ -16,6 +16,7 @@ from dpdist._util.notebook import table
 from dpdist._util.paths import AnyPath
 from dpdist._util.progress import steps
 from dpdist.errors import DataError, UsageError
+from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import PlaceGiven, absolute, place_given
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
@@ -37,7 +38,6 @@ from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.reproduction import admit, require_undeclared
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows.dataset import open_rows
 from dpdist.rows.table import Table
 from dpdist.runtime import engine
 from dpdist.runtime.cluster import Cluster

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
+from dpdist.ingest.opening import open_rows
 from dpdist.pca import model as models
 from dpdist.pca import projection
 from dpdist.pipeline.components import made_from
-from dpdist.rows.dataset import RowsTable, open_rows
+from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.atomic import make_once

@@ -10,9 +10,10 @@ seen of their data set, so that of two at once one is refused.
 from __future__ import annotations
 
 from dpdist.errors import DataError, RefusedError
+from dpdist.ingest.opening import open_rows
 from dpdist.ledger import datasets
 from dpdist.naming import step
-from dpdist.rows.dataset import RowsTable, mark_reproduced, open_rows
+from dpdist.rows.dataset import RowsTable, mark_reproduced
 from dpdist.rows.table import Table
 from dpdist.storage.store import Store
 
@@ -51,7 +52,7 @@ def admit(table: Table) -> None:
     """
     require_undeclared(table)
     with table.store.locked(), datasets.held(table.dataset_id) as data:
-        found = open_rows(table.store, whole=False)
+        found = open_rows(table.store)
         require_undeclared(found)
         if found.dataset_id != table.dataset_id:
             raise DataError(f"{table} was replaced by other rows meanwhile. Run the same command again.")

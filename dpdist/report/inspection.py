@@ -72,6 +72,7 @@ def _rows_lines(facts: RowsFacts) -> _Lines:
         ("columns", f"{facts.d}: {_names(facts.columns)}"),
         ("stored", f"{facts.dtype}, {chunks}, {facts.bytes} bytes"),
         ("codec", f"compression {facts.codec}, checksum {facts.checksum} on every chunk"),
+        *([("in place", f"{facts.source}: read where it is, and not to be changed")] if facts.source else []),
         ("data set", facts.dataset_id),
         *([("period", facts.period)] if facts.period else []),
         ("unit", "one row" if unit is None else f"all rows of one {unit.column}, {unit.max_rows} at most"),

@@ -14,7 +14,7 @@ from numcodecs import blosc
 from dpdist.errors import DataError
 from dpdist.rows.dataset import RowsTable, chunk_key
 from dpdist.rows.seal import sealed_tags
-from dpdist.rows.table import BLOSC_BYTES, Table
+from dpdist.rows.table import BLOSC_BYTES, ChunkPieces, Reference, Table
 from dpdist.storage.arrays import CHECKSUM_BYTES
 from dpdist.storage.store import Reader
 
@@ -48,6 +48,7 @@ class ChunkReader:
         """CRC32C of the chunk that was read last, as stored; known when its last piece was taken. Private."""
         self._tags: dict[str, tuple[str, ...]] = {}
         self._part: RowsTable | None = None
+        self._elsewhere: ChunkPieces | None = None
         self._rows: Rows = np.empty((0, table.columns))
         self._file = np.empty(0, dtype=np.uint8)
 
@@ -88,6 +89,9 @@ class ChunkReader:
         return digest.hexdigest()
 
     def _checked(self, part: RowsTable, index: int, digest: Digest | None) -> Iterator[Rows]:
+        if part.reference is not None:
+            yield from self._in_place(part.reference, index)
+            return
         where = f"Chunk {index} of {part}"
         self._prepare(part)
         try:
@@ -101,6 +105,12 @@ class ChunkReader:
             raise DataError(
                 f"{where} was altered: its checksum differs. Restore it, or ingest the source again."
             ) from None
+
+    def _in_place(self, reference: Reference, index: int) -> Iterator[Rows]:
+        if self._elsewhere is None:
+            self._elsewhere = reference.reading()
+        yield from self._elsewhere.read(index, self._most)
+        self.checksum = self._elsewhere.checksum
 
     def _prepare(self, part: RowsTable) -> None:
         """Make buffers for the chunks of a part; those of the last one stay where they fit."""
@@ -128,6 +138,8 @@ class ChunkReader:
         if file.readinto(self._file.data) != CHECKSUM_BYTES:
             raise EOFError
         self._require(checksum, self._file)
+        if file.readinto(memoryview(bytearray(1))):
+            raise _AlteredError
 
     def _unpacked(self, file: Reader, part: RowsTable, index: int, digest: Digest | None) -> Iterator[Rows]:
         size = file.readinto(self._file.data)

@@ -26,9 +26,9 @@ from dpdist.errors import DataError, quiet
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.attributes import RowsAttributes, UnitAttributes, builtins_of
-from dpdist.rows.table import Shape
+from dpdist.rows.table import Reference, Shape
 from dpdist.rows.units import Unit
-from dpdist.storage.arrays import Array, array_options, require_format, set_attributes
+from dpdist.storage.arrays import Array, array_options, attributes_of, require_format, set_attributes
 from dpdist.storage.store import AnyStore, Store, store_at
 
 FORMAT = "dpdist-rows/1"
@@ -65,6 +65,8 @@ class RowsTable(Shape):
         Digest every chunk must agree with (:mod:`dpdist.rows.seal`), or None.
     reproduced
         Whether a release for reproduction was made of these rows (:mod:`dpdist.release.reproduction`).
+    reference
+        Who holds the chunks of rows that were registered, or None where the chunks are here.
     """
 
     store: Store
@@ -76,6 +78,7 @@ class RowsTable(Shape):
     unit: Unit | None = None
     seal: str | None = None
     reproduced: bool = False
+    reference: Reference | None = None
 
     def __str__(self) -> str:
         return str(self.store)
@@ -110,8 +113,34 @@ class RowsTable(Shape):
         """No seals: the ledger charges a whole table."""
         return {}
 
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        return super().chunks if self.reference is None else self.reference.chunks
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all chunks; the most they can be if they are compressed."""
+        return super().stored_bytes if self.reference is None else self.reference.stored_bytes
+
+    def buffer_bytes(self, piece_rows: int) -> int:
+        """Bytes that reading its chunks takes, in pieces of so many rows at most."""
+        return super().buffer_bytes(piece_rows) if self.reference is None else self.reference.buffer_bytes
+
+    def first_row(self, index: int) -> int:
+        """Return the number of the first row of a chunk; that of the chunk behind the last one is n."""
+        return min(self.rows, index * self.chunk_rows) if self.reference is None else self.reference.first_row(index)
+
+    def rows_in(self, index: int) -> int:
+        """Rows of a chunk."""
+        return self.first_row(index + 1) - self.first_row(index)
+
+    def chunk_of(self, row: int) -> int:
+        """Return the number of the chunk in which a row is."""
+        return row // self.chunk_rows if self.reference is None else self.reference.chunk_of(row)
+
     def located(self, index: int) -> tuple[RowsTable, int]:
-        """Return the table that stores a chunk, and the number of the chunk there."""
+        """Return the table that holds a chunk, and the number of the chunk there."""
         return self, index
 
 
@@ -252,7 +281,7 @@ def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str) -> RowsTa
     DataError
         If the table has a ledger already, or cannot be written.
     """
-    if open_rows(table.store, whole=False).ledger_id is not None:
+    if (attributes_of(table.store) or {}).get("ledger_id") is not None:
         raise DataError(f"{table} has a ledger already.")
 
     def unbound(found: dict[str, object]) -> bool:
@@ -278,45 +307,13 @@ def mark_reproduced(table: RowsTable) -> None:
 
 
 @quiet()
-def open_rows(path: AnyStore, *, whole: bool = True) -> RowsTable:
-    """Open and validate a rows.zarr, the presence and size of every chunk included.
-
-    Parameters
-    ----------
-    path : str or path-like
-        Its folder.
-    whole : bool, default True
-        Whether every chunk must be there. False: what is missing is not looked for.
-
-    Returns
-    -------
-    RowsTable
-        ``path``, ``rows`` (n), ``columns`` (d), ``dtype``, ``names``, ``budget``, ``dataset_id`` and more. No row is
-        read.
+def open_ingested(path: AnyStore) -> RowsTable:
+    """Open and validate a rows.zarr that an ingest wrote; of its chunks none is looked at before it is read.
 
     Raises
     ------
-    UsageError
-        If the path is an address.
     DataError
-        If there is none, it was not made by an ingest, or a chunk is missing or has the wrong size.
-
-    See Also
-    --------
-    ingest_rows : Makes them.
-    inspect_path : Says in plain values what stands at a path, and checks the chunks.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import numpy as np
-    >>> import dpdist
-    >>> here = tempfile.TemporaryDirectory()
-    >>> np.save(f"{here.name}/table.npy", np.arange(12.0).reshape(4, 3))
-    >>> made = dpdist.ingest_rows(f"{here.name}/table.npy", f"{here.name}/rows.zarr")
-    >>> dpdist.open_rows(f"{here.name}/rows.zarr").names
-    ('c0', 'c1', 'c2')
-    >>> here.cleanup()
+        If there is none, or it is no such table.
     """
     store = store_at(path)
     otherwise = f"There are no usable rows at {store}. Make them with: {step('ingest', 'SOURCE', store)}"
@@ -344,9 +341,6 @@ def open_rows(path: AnyStore, *, whole: bool = True) -> RowsTable:
     if table is None:
         raise DataError(otherwise)
     _validate(table, array)
-    if whole:
-        for _, wrong in incomplete(table):
-            raise DataError(f"{table} cannot be used: {wrong}. Ingest the source again with {step('ingest')}.")
     return table
 
 

@@ -27,7 +27,7 @@ from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.attributes import ArrayShape, PeriodsAttributes, text_of
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable, open_rows
+from dpdist.rows.dataset import RowsTable, open_ingested
 from dpdist.rows.seal import KEY, sealed_tags, write_seal
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -95,7 +95,7 @@ class PeriodicTable:
         """
         parts = []
         for period, seal in seals.items():
-            part = open_rows(self.rows_of(period))
+            part = open_ingested(self.rows_of(period))
             if part.period != period or part.ledger_id != self.ledger_id:
                 raise DataError(f"{part} holds other rows than those of the period {period}. Restore it.")
             parts.append(replace(part, seal=seal))

@@ -7,11 +7,12 @@ out and forecast takes :class:`Sizes`, of which a :class:`Shape` is enough: it i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.units import Unit
@@ -112,7 +113,52 @@ class Table(Sizes, Protocol):
         ...
 
     def located(self, index: int) -> tuple[RowsTable, int]:
-        """Return the rows.zarr that stores a chunk, and the number of the chunk there."""
+        """Return the table that holds a chunk, and the number of the chunk there."""
+        ...
+
+
+class ChunkPieces(Protocol):
+    """Reads chunks for one task, one after the other; what it holds for that is given back when it is forgotten."""
+
+    checksum: int
+    """CRC32C of the chunk that was read last; known when its last piece was taken. Private."""
+
+    def read(self, index: int, piece_rows: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows of a chunk in pieces of at most so many; DataError if it is not what it was."""
+        ...
+
+
+class Reference(Protocol):
+    """Who holds the chunks of rows that are read in place: files of others, cut where these can be.
+
+    It is small and can be pickled: what is known of each chunk is looked up when it is needed.
+    """
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        ...
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of what they lie in."""
+        ...
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes that reading them takes, in pieces of any length."""
+        ...
+
+    def first_row(self, index: int) -> int:
+        """Return the number of the first row of a chunk; that of the chunk behind the last one is n."""
+        ...
+
+    def chunk_of(self, row: int) -> int:
+        """Return the number of the chunk in which a row is."""
+        ...
+
+    def reading(self) -> ChunkPieces:
+        """Begin to read."""
         ...
 
 

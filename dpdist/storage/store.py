@@ -24,6 +24,7 @@ prefix that nothing points to. Or it is the root object, and a lease keeps those
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -237,8 +238,12 @@ class FolderStore:
         return read_plain_range(self.path / key, start, length)
 
     def opened(self, key: str) -> FileIO:
-        """Open a file, without a buffer between it and those it is read into."""
-        return (self.path / key).open("rb", buffering=0)
+        """Open a file, without a buffer between it and its readers; a link leads anywhere, and a pipe never ends."""
+        handle = os.open(self.path / key, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise OSError(errno.EINVAL, "it is no file")
+        return FileIO(handle)
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int | None]]:
         """Yield path and size of every file; links are not followed."""

@@ -14,10 +14,11 @@ import pytest
 from support.cli_scene import BUDGET, LOSS, Call, names_in, tree
 from support.ledgers import new_address
 
+from dpdist.ingest.opening import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
-from dpdist.rows.dataset import created, open_rows
+from dpdist.rows.dataset import created
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ import pytest
 import zarr
 from support.cli_scene import CHUNK, ROWS, Call, names_in, tree
 
+from dpdist.ingest.opening import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
-from dpdist.rows.dataset import open_rows
 from dpdist.runtime import connection
 
 # Ingest

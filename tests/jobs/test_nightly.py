@@ -22,6 +22,7 @@ from scipy.stats import chi2
 from support.tallies import FALSE_ALARM
 
 from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.ingest.opening import open_rows
 from dpdist.jobs import job_file
 from dpdist.jobs import run as job_runs
 from dpdist.jobs.periodic import PeriodicOutcome
@@ -34,7 +35,6 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.continual import variance_factor
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import open_rows
 from dpdist.rows.periods import open_periods
 from dpdist.rows.seal import SEAL, sealed_tags
 from dpdist.runtime import connection

@@ -15,6 +15,7 @@ from support.cli_scene import Call
 from support.ledgers import DATASET, DiedError, dies, new_address, pure, reserve
 
 from dpdist.errors import DataError, RefusedError
+from dpdist.ingest.opening import open_rows
 from dpdist.ingest.table import ingest
 from dpdist.ledger import datasets
 from dpdist.ledger.address import Place
@@ -24,7 +25,6 @@ from dpdist.ledger.state_folder import StateFile
 from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import periods
-from dpdist.rows.dataset import open_rows
 from dpdist.runtime import connection
 from faults import crash_driver
 

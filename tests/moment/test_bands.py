@@ -20,6 +20,7 @@ from support.replays import Recording, Replaying
 
 from dpdist import triangle
 from dpdist.errors import DataError, DpdistError, UsageError
+from dpdist.ingest.opening import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
@@ -36,7 +37,7 @@ from dpdist.release import artefact, trusted
 from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.rows.dataset import RowsTable, created
 from dpdist.rows.table import Shape
 from dpdist.runtime import connection
 from dpdist.runtime.cluster import Cluster

@@ -13,11 +13,12 @@ from support.tasks import submissions
 
 from dpdist.cli import cli
 from dpdist.errors import UsageError
+from dpdist.ingest.opening import open_rows
 from dpdist.moment import cost
 from dpdist.moment.layout import Layout
 from dpdist.moment.total import add_partials, complete, partition_moment
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import created, open_rows
+from dpdist.rows.dataset import created
 from dpdist.runtime.connection import connected
 from dpdist.triangle import Band
 

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpdist.errors import DataError, DpdistError
+from dpdist.ingest.opening import open_rows
 from dpdist.moment import total
 from dpdist.moment.gram import GramSum
 from dpdist.moment.total import Partial, add_partials, complete, partition_moment, plan
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
+from dpdist.rows.dataset import RowsTable, chunk_key, created
 from dpdist.triangle import Band, packed, unpacked
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.releases import assemble
 
 from dpdist.errors import DataError
+from dpdist.ingest.opening import open_rows
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.pca.components import Components
 from dpdist.pca.model import Model, open_model, save
@@ -21,7 +22,7 @@ from dpdist.pca.projection import project_chunks, scores_of
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
+from dpdist.rows.dataset import RowsTable, chunk_key, created
 from dpdist.storage.store import AnyStore, store_at
 from dpdist.triangle import packed
 

@@ -28,6 +28,7 @@ from dpdist._util.text import exactly
 from dpdist.cli import cli
 from dpdist.cli.pipeline import next_command
 from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.ingest.opening import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import DiscreteLaplace
@@ -44,7 +45,7 @@ from dpdist.release.worth import Worth, forecast, useful_epsilon, worth_of
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
+from dpdist.rows.dataset import RowsTable, chunk_key, created
 from dpdist.rows.periods import create_periods
 from dpdist.rows.units import Unit
 from dpdist.runtime import connection

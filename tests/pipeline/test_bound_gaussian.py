@@ -17,6 +17,7 @@ from support.tallies import alarms
 
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError
+from dpdist.ingest.opening import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import DiscreteLaplace, RoundedNormal
@@ -30,7 +31,7 @@ from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTran
 from dpdist.release.worth import forecast, worth_of
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
+from dpdist.rows.dataset import RowsTable, chunk_key, created
 from dpdist.rows.units import Unit
 from dpdist.runtime import connection
 from dpdist.runtime.cluster import Cluster

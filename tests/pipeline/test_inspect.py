@@ -13,13 +13,14 @@ from click.testing import CliRunner, Result
 import dpdist
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError
+from dpdist.ingest.opening import open_rows
 from dpdist.pca import projection
 from dpdist.pca.model import open_model
 from dpdist.pipeline import budget, inspect
 from dpdist.pipeline.facts import RowsFacts
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import dataset
-from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
+from dpdist.rows.dataset import RowsTable, chunk_key, created
 from dpdist.rows.units import Unit
 from dpdist.runtime import connection
 from dpdist.storage.arrays import CHECKSUM_BYTES

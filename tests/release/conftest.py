@@ -10,11 +10,12 @@ import numpy.typing as npt
 import pytest
 from support.trusted_scene import NAMES, REQUEST, ROWS
 
+from dpdist.ingest.opening import open_rows
 from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.trusted import MomentTransaction
 from dpdist.rows import dataset
-from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.rows.dataset import RowsTable, created
 from dpdist.storage.store import store_at
 
 

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.cli import cli
 from dpdist.errors import RefusedError, UsageError, WeakGuaranteeWarning
+from dpdist.ingest.opening import open_rows
 from dpdist.jobs import periodic
 from dpdist.jobs.job_file import read_job
 from dpdist.ledger.ledger import Ledger
@@ -26,7 +27,6 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.report.html import write
-from dpdist.rows.dataset import open_rows
 from dpdist.runtime import connection
 from faults import crash_driver
 

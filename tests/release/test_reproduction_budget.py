@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.cli import cli
 from dpdist.errors import RefusedError, UsageError
+from dpdist.ingest.opening import open_rows
 from dpdist.ingest.table import ingest
 from dpdist.jobs.job_file import read_job
 from dpdist.ledger.ledger import Ledger
@@ -24,7 +25,7 @@ from dpdist.pipeline import budget, release
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import reproduction, trusted
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows.dataset import created, open_rows
+from dpdist.rows.dataset import created
 from dpdist.runtime import connection
 from dpdist.storage.store import store_at
 from faults import crash_driver

@@ -37,6 +37,7 @@ from support.trusted_scene import (
 )
 
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.ingest.opening import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import Additive
@@ -49,7 +50,7 @@ from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring
 from dpdist.release.trusted import MomentTransaction
 from dpdist.rows import chunks
-from dpdist.rows.dataset import RowsTable, chunk_key, created, open_rows
+from dpdist.rows.dataset import RowsTable, chunk_key, created
 from dpdist.runtime import connection
 from dpdist.storage.store import store_at
 from dpdist.triangle import unpacked

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest import table as ingesting
+from dpdist.ingest.opening import open_rows
 from dpdist.ingest.table import ingest
 from dpdist.jobs import job_file, run, status
 from dpdist.mechanisms.registry import calibrated
@@ -26,7 +27,6 @@ from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows import units
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import open_rows
 from dpdist.rows.units import KeptRows, Unit, first_rows, unit_from
 from dpdist.runtime import connection
 from faults import crash_driver

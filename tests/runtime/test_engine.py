@@ -24,11 +24,12 @@ from distributed.security import Security
 from support.tasks import submissions
 
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError
+from dpdist.ingest.opening import open_rows
 from dpdist.moment.layout import PROCESS_BYTES, Layout
 from dpdist.moment.total import add_partials, complete, partition_moment, plan
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable, created, open_rows
+from dpdist.rows.dataset import RowsTable, created
 from dpdist.runtime import connection, engine
 from dpdist.runtime.connection import connected
 from dpdist.runtime.engine import Engine
@@ -308,7 +309,7 @@ from pathlib import Path
 import numpy as np
 from dpdist.moment.total import add_partials, partition_moment, plan
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import open_rows
+from dpdist.ingest.opening import open_rows
 def peak():  # not ru_maxrss, which begins with the memory of whoever started this process
     return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 table, bound = open_rows(Path(sys.argv[1])), RowBound(600, 3000.0)

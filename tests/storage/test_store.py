@@ -14,6 +14,7 @@ from support.memory_store import MemoryStore
 from support.s3_server import S3Server, s3_server
 
 from dpdist.errors import DataError, UsageError
+from dpdist.ingest.opening import open_rows
 from dpdist.ingest.periods import take_in
 from dpdist.ingest.table import ingest
 from dpdist.moment.total import complete, partition_moment, plan
@@ -28,7 +29,7 @@ from dpdist.release.request import ReleaseRequest
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import chunk_key, open_rows
+from dpdist.rows.dataset import chunk_key
 from dpdist.runtime import connection
 from dpdist.storage import store as stores
 from dpdist.storage.store import Store, store_at
@@ -198,8 +199,8 @@ def test_a_damaged_chunk_is_an_error(bucket: Store, source: Path) -> None:
     table = ingest(source, bucket.within("rows.zarr"))
     sound = table.store.get(chunk_key(2))
     table.store.replace(chunk_key(2), sound[:-1], "rows")
-    with pytest.raises(DataError, match="chunk 2 of 5 is truncated"):
-        open_rows(table.store)
+    with pytest.raises(DataError, match=r"Chunk 2 of .*rows.zarr is truncated"):
+        list(ChunkReader(open_rows(table.store), 3).read(2))
     table.store.replace(chunk_key(2), bytes([sound[0] ^ 1]) + sound[1:], "rows")
     with pytest.raises(DataError, match=r"Chunk 2 of .*rows.zarr was altered"):
         list(ChunkReader(open_rows(table.store), 3).read(2))

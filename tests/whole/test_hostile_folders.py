@@ -21,9 +21,9 @@ from support.cli_scene import Call
 from support.folders import STORED
 
 from dpdist.errors import DataError
+from dpdist.ingest.opening import open_rows
 from dpdist.pca.model import open_model
 from dpdist.release.artefact import open_release
-from dpdist.rows.dataset import open_rows
 
 SECONDS = 60
 OPENED: dict[str, Callable[[Path], object]] = {

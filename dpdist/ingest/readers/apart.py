@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from dpdist.errors import DataError, DpdistError, quiet
 from dpdist.ingest.readers import base
-from dpdist.ingest.readers.base import AskError, Places, Rows, Source, Survey
+from dpdist.ingest.readers.base import AskError, Places, Rows, Runs, Source, State, Survey
 from dpdist.storage.atomic import remove_abandoned
 
 _PATIENCE = 300
@@ -170,8 +170,22 @@ class Apart(Source):
         found: np.dtype[np.generic] | None = self._ask("kept_as", place)
         return found
 
+    def runs(self, keep: Places) -> Runs | None:
+        found: Runs | None = self._ask("runs", keep)
+        return found
+
+    def state(self, start: int, stop: int) -> State:
+        found: State = self._ask("state", start, stop)
+        return found
+
     def blocks(self, keep: Places) -> Generator[Rows]:
-        blocks = self._ask("blocks", keep)
+        return self._rows("blocks", keep)
+
+    def part(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
+        return self._rows("part", keep, start, stop)
+
+    def _rows(self, question: str, *arguments: Any) -> Generator[Rows]:
+        blocks = self._ask(question, *arguments)
         if isinstance(blocks, Generator):
             yield from blocks
             return
@@ -209,7 +223,7 @@ class _Room:
         base.progressed = lambda: signal.alarm(_PATIENCE)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal both get it, and the other one says what happens
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold rows
-        pa.array([0.0])  # with its first value Arrow may set a GiB of addresses aside, used or not
+        pa.allocate_buffer(1)  # with its first value Arrow may set a GiB of addresses aside, used or not
         self._taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * _PAGE
         self._shared = shared
         self._sources: dict[int, Source] = {}
@@ -227,22 +241,23 @@ class _Room:
         place, new
             Of which source it is asked, and the source if it was not asked before.
         question, arguments
-            A name of what every source has; or ``next`` and ``stop``, of the rows that are read.
+            A name of what every source has, where ``blocks`` and ``part`` begin to read; or ``next`` and ``stop``, of
+            the rows that are read.
         """
         if new is not None:
             self._sources[place] = new
         source = self._sources[place]
         try:
             self._limit(0)
-            if question in {"blocks", "next"}:
+            if question in {"blocks", "part", "next"}:
                 self._limit(_COPIES * source.unpacked)
             if question == "next":
                 return self._piece(next(self._blocks[place], None))
             value: Any = None
             if question == "stop":
                 self._blocks.pop(place).close()
-            elif question == "blocks":
-                self._blocks[place] = source.blocks(*arguments)
+            elif question in {"blocks", "part"}:
+                self._blocks[place] = getattr(source, question)(*arguments)
             else:
                 value = getattr(source, question)
                 value = value(*arguments) if arguments else value

@@ -7,19 +7,24 @@ is chained to a library's error that may quote one: messages travel further than
 from __future__ import annotations
 
 import csv
+import errno
 import gc
+import hashlib
 import io
+import json
 import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, ClassVar, Protocol, TypeVar
+from typing import IO, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from dpdist._util.text import listed
 from dpdist.errors import DataError, DpdistError, UsageError, quiet
@@ -37,11 +42,45 @@ Rows = npt.NDArray[np.number]
 Places = tuple[int, ...]
 PIECE = 8 << 20
 STORED = {"bool": "uint8", "float16": "float32"} | {name: name for name in DTYPES}
+AT_ONCE = 1 << 28
+"""Bytes at most that have to be read at once where rows are read in place: other workers do the same beside it."""
 CURE = "Mend it in the file and ingest again."
 MOST_COLUMNS = 1 << 20
 """Columns of a source at most: before any is named, because a few bytes may announce any number of them."""
 MOST_LABELS = 1 << 26
 """Bytes of the names of all columns at most."""
+
+
+class Runs(NamedTuple):
+    """Where the rows of a file can be taken apart.
+
+    Attributes
+    ----------
+    ends
+        Numbers of rows, ascending, int64: a part of the rows may begin and end there, and between two of them are rows
+        of about 8 MiB, or more where the file cannot be cut. The last one is n.
+    memory
+        Bytes that reading a part takes at once.
+    """
+
+    ends: npt.NDArray[np.int64]
+    memory: int
+
+
+class State(NamedTuple):
+    """The objects that rows lie in, as their place tells of them: nothing of what they hold.
+
+    Attributes
+    ----------
+    objects, size
+        How many are there, and their bytes together; 0 where a place tells only by being asked for each.
+    version
+        128 bits that change when an object is written again, as far as the place tells: times of files, or tags.
+    """
+
+    objects: int
+    size: int
+    version: bytes
 
 
 class Location(Protocol):
@@ -113,10 +152,10 @@ class AskError(DataError):
         self.ways = ways
         self.more = more
 
-    def asked(self, source: object, target: object) -> str:
-        """Return the question with the steps to choose from."""
+    def asked(self, source: object, target: object, taken: str = "ingest") -> str:
+        """Return the question with the steps to choose from, of the kind that was taken."""
         steps = ", or ".join(
-            f"{step('ingest', source, target, **{name: value})} ({meaning})" for name, value, meaning in self.ways
+            f"{step(taken, source, target, **{name: value})} ({meaning})" for name, value, meaning in self.ways
         )
         typed = f" Repeat it, with what else you chose, as: {steps}." if steps else ""
         return f"{self}{typed}{self.more and f' {self.more}'}"
@@ -235,6 +274,30 @@ class Source(ABC):
     def blocks(self, keep: Places) -> Generator[Rows]:
         """Yield all rows in order, in arrays of shape (r, len(keep)); close it to drop what it opened."""
 
+    def runs(self, keep: Places) -> Runs | None:  # noqa: ARG002 - for readers that can
+        """Return where rows can be read without those before them; None: nowhere.
+
+        Raises
+        ------
+        DataError
+            If as much as must be read at once is too much for that.
+        """
+        return None
+
+    def part(self, keep: Places, start: int, stop: int) -> Generator[Rows]:  # noqa: ARG002 - for readers that can
+        """Yield the rows from one of the ends of :meth:`runs` to another, as :meth:`blocks` does."""
+        raise DataError(f"{self.path} is of a kind of which no part can be read by itself.")
+
+    def state(self, start: int, stop: int) -> State:  # noqa: ARG002 - a file is one object
+        """Return the state of the objects that these rows lie in.
+
+        Raises
+        ------
+        DataError
+            If the file is not there, or is no file any more.
+        """
+        return attempt(self.path, partial(state_of_file, self.path))
+
 
 def attempt(path: Location, action: Callable[[], T]) -> T:
     """Return what the action returns; any failure is a DataError that names the file and no cell.
@@ -282,6 +345,35 @@ def required(module: str, extra: str, kind: str) -> Any:
     except ImportError:
         pass
     raise UsageError(f"Reading {kind} needs {module}. Install it with: pip install 'dpdist[{extra}]'")
+
+
+def state_of_file(path: Any) -> State:
+    """Return the state of one file, or of one object in a store.
+
+    Raises
+    ------
+    OSError
+        If it is no file, such as a link by now.
+    """
+    if not isinstance(path, Path):
+        return State(1, path.stat().st_size, digest_of([path.version()]))
+    about = path.lstat()
+    if not stat.S_ISREG(about.st_mode):
+        raise OSError(errno.EINVAL, "it is a link or no file")
+    return State(1, about.st_size, digest_of([(about.st_size, about.st_mtime_ns)]))
+
+
+def fits(block: Rows, dtype: np.dtype[Any]) -> bool:
+    """Tell whether storing the block alters no value; only whole numbers from text can need a look."""
+    if np.can_cast(block.dtype, dtype):
+        return True
+    with np.errstate(invalid="ignore"):
+        return bool((block.astype(dtype) == block).all())
+
+
+def digest_of(versions: Sequence[object]) -> bytes:
+    """Return 128 bits of what places tell of their objects."""
+    return hashlib.sha256(json.dumps(versions).encode()).digest()[:16]
 
 
 def unbuffered(path: Location) -> Any:
@@ -362,5 +454,15 @@ def matrix(batch: Any, fields: list[str], dtype: npt.DTypeLike) -> Rows:
     """Put columns of an Arrow batch side by side."""
     out = np.empty((len(fields), batch.num_rows), dtype=dtype)
     for place, field in enumerate(fields):
-        out[place] = batch.column(field).to_numpy(zero_copy_only=False)
+        out[place] = _numbers(batch.column(field))
     return out.T
+
+
+def _numbers(column: Any) -> Rows:
+    """Return a column of Arrow as NumPy has it."""
+    if (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)) and not column.null_count:
+        found: Any = np.from_dlpack(column)  # to_numpy imports pandas, in every process that reads
+    else:
+        found = column.to_numpy(zero_copy_only=False)
+    numbers: Rows = found
+    return numbers

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import CURE, Places, Rows, Source, Survey
+from dpdist.ingest.readers.base import CURE, Places, Rows, Runs, Source, Survey
 from dpdist.naming import parameter
 
 Keys = tuple[tuple[str, str], ...]
@@ -89,13 +89,24 @@ class Partitioned(Source):
         return found
 
     def blocks(self, keep: Places) -> Generator[Rows]:
-        held, keys = self._split(keep)
+        return self._completed(keep, self.inner.blocks(self._split(keep)[0]))
+
+    def runs(self, keep: Places) -> Runs | None:
+        found: Runs | None = self.inner.runs(self._split(keep)[0])
+        return found
+
+    def part(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
+        return self._completed(keep, self.inner.part(self._split(keep)[0], start, stop))
+
+    def _completed(self, keep: Places, blocks: Generator[Rows]) -> Generator[Rows]:
+        """Put the columns of the keys beside those of the file."""
+        _, keys = self._split(keep)
         if not keys:
-            yield from self.inner.blocks(held)
+            yield from blocks
             return
         dtype = self.survey(keep).dtype
         others = [at for at in range(len(keep)) if at not in keys]
-        for block in self.inner.blocks(held):
+        for block in blocks:
             out = np.empty((block.shape[0], len(keep)), dtype=dtype)
             out[:, others] = block
             for at, value in keys.items():

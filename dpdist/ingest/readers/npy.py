@@ -18,6 +18,7 @@ from dpdist.ingest.readers.base import (
     Location,
     Places,
     Rows,
+    Runs,
     Source,
     Survey,
     attempt,
@@ -58,29 +59,34 @@ class Header(NamedTuple):
         """Bytes that head and numbers take."""
         return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def step(self) -> int:
+        """Rows of a piece."""
+        return max(1, PIECE // (self.shape[1] * self.dtype.itemsize))
+
     def checked(self, path: Location) -> Header:
         require_table(path, self.shape, self.dtype)
         if self.size < self.needed:
             raise DataError(f"{path} is truncated: shorter than its header announces. Restore the file.")
         return self
 
-    def blocks(self, path: Location, keep: Places) -> Iterator[Rows]:
-        """Read the rows of the .npy file at path.
+    def blocks(self, path: Location, keep: Places, first: int = 0, last: int | None = None) -> Iterator[Rows]:
+        """Read the rows of the .npy file at path, or some of them.
 
         Plain reads, no memory map: its pages would count as our memory, and a failing disk would kill the process.
         """
         n, d = self.shape
-        step = max(1, PIECE // (d * self.dtype.itemsize))
+        last = n if last is None else last
         with unbuffered(path) as file:
 
-            def fill(out: Rows, first: int) -> Rows:
-                file.seek(self.offset + first * self.dtype.itemsize)
+            def fill(out: Rows, at: int) -> Rows:
+                file.seek(self.offset + at * self.dtype.itemsize)
                 if file.readinto(out.data) != out.nbytes:
                     raise EOFError
                 return out
 
-            for start in range(0, n, step):
-                rows = min(step, n - start)
+            for start in range(first, last, self.step):
+                rows = min(self.step, last - start)
                 if self.fortran:
                     piece = np.empty((len(keep), rows), dtype=self.dtype)
                     for place, column in enumerate(keep):
@@ -118,6 +124,13 @@ class Npy(Source):
 
     def blocks(self, keep: Places) -> Generator[Rows]:
         return each(self.path, self._header.blocks(self.path, keep))
+
+    def runs(self, keep: Places) -> Runs | None:  # noqa: ARG002 - all columns are read
+        n, step = self._header.shape[0], self._header.step
+        return Runs(np.append(np.arange(step, n, step), n), 2 * PIECE)
+
+    def part(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
+        return each(self.path, self._header.blocks(self.path, keep, start, stop))
 
 
 class Npz(Npy):
@@ -187,6 +200,9 @@ class Npz(Npy):
                 yield _exactly(file, min(_PIECE, header.size - start))
             if file.read(1):  # only at the end is the checksum compared
                 raise ValueError
+
+    def runs(self, keep: Places) -> None:  # noqa: ARG002
+        return
 
     def blocks(self, keep: Places) -> Generator[Rows]:
         with scratch(self.beside, "unpacked", self._header.size) as folder:

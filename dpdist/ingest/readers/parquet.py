@@ -7,17 +7,20 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import (
+    AT_ONCE,
     CURE,
     PIECE,
     STORED,
     NoRowsError,
     Places,
     Rows,
+    Runs,
     Source,
     Survey,
     attempt,
@@ -26,10 +29,13 @@ from dpdist.ingest.readers.base import (
     no_numbers,
 )
 from dpdist.ingest.readers.npy import Header
+from dpdist.naming import step
 from dpdist.storage.atomic import scratch
 
 _ROW_GROUP = 64 << 20  # a larger row group is unpacked, as many columns at a time as the next line says
 _COLUMNS = 16
+_PAGES = 2 << 20
+"""Bytes of the pages of a column that Arrow holds while it reads a row group in pieces."""
 _LARGEST = 1 << 30
 """Bytes of a row group that are unpacked at once at most: it is read in pages."""
 
@@ -97,17 +103,43 @@ class Parquet(Source):
                         start += block.shape[0]
             yield from each(self.path, header.blocks(plain, tuple(range(len(keep)))))
 
-    def _batches(self, keep: Places) -> Iterator[Rows]:
+    @cached_property
+    def _ends(self) -> npt.NDArray[np.int64]:
+        """Number of the row behind each row group."""
+        counts = [self._metadata.row_group(i).num_rows for i in range(self._metadata.num_row_groups)]
+        return np.cumsum(counts, dtype=np.int64)
+
+    def runs(self, keep: Places) -> Runs | None:
+        groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
+        largest = max(group.total_byte_size for group in groups)
+        memory = min(largest, _PAGES * len(keep))  # a row group as a whole, or in pages
+        if memory > AT_ONCE:
+            raise DataError(
+                f"{self.path} has a row group of {largest >> 20} MiB, and reading pieces of {len(keep)} columns of it "
+                f"takes {memory >> 20} MiB at once, more than the {AT_ONCE >> 20} MiB that rows in place may take. "
+                f"Write it with row groups of at most {AT_ONCE >> 20} MiB, keep fewer columns, or copy its rows with "
+                f"{step('ingest')}."
+            )
+        ends = np.unique(self._ends)
+        rows = max(1, PIECE // max(1, len(keep) * self.survey(keep).dtype.itemsize))  # small row groups go together
+        ends = ends[np.append(ends[:-1] // rows != ends[1:] // rows, True)]
+        return Runs(ends[ends > 0], 2 * memory + 2 * PIECE)
+
+    def part(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
+        begins = np.append(0, self._ends[:-1])
+        groups = np.flatnonzero((begins >= start) & (self._ends <= stop) & (begins < self._ends))
+        return each(self.path, self._batches(keep, groups.tolist(), start))
+
+    def _batches(self, keep: Places, groups: list[int] | None = None, start: int = 0) -> Iterator[Rows]:
         dtype = self.survey(keep).dtype
         fields = [self.names[place] for place in keep]
-        step = max(1, PIECE // (16 * max(1, len(keep))))  # eight bytes as decoded, and as much again on the way
-        start = 0
+        most = max(1, PIECE // (16 * max(1, len(keep))))  # eight bytes as decoded, and as much again on the way
         # small buffers, no pre-buffering: else whole columns of a row group are in memory as they lie in the file;
         # no threads: they are hardly faster, and each keeps memory of its own
         with self.path.open("rb") as raw, pq.ParquetFile(raw, buffer_size=1 << 14, pre_buffer=False) as file:
             if file.metadata.num_rows != self._metadata.num_rows:
                 raise DataError(f"{self.path} changed while it was read. Ingest it when it is complete.")
-            for batch in file.iter_batches(batch_size=step, columns=fields, use_threads=False):
+            for batch in file.iter_batches(most, row_groups=groups, columns=fields, use_threads=False):
                 for field in fields:
                     column = batch.column(field)
                     if column.null_count:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
 from dpdist._util.paths import require_plain
 from dpdist.errors import DataError, RefusedError
-from dpdist.ingest.readers.base import MOST_LABELS, attempt
+from dpdist.ingest.readers.base import MOST_LABELS, State, attempt, digest_of
 from dpdist.ingest.readers.chunked import Chunked, Layout, only
 
 MARKS = ("zarr.json", ".zarray", ".zgroup")
@@ -31,6 +32,8 @@ MARKS = ("zarr.json", ".zarray", ".zgroup")
 _METADATA = frozenset({*MARKS, ".zattrs", ".zmetadata"})
 _PACKED = frozenset({"zarr.json", ".zarray", ".zmetadata"})
 """Metadata that names codecs."""
+_FEW = {"async.concurrency": 2}
+"""So many unpacked chunks at a time."""
 _PARTS = 1 << 24
 """Chunks of a shard at most: their places are read together."""
 _CODECS = frozenset({
@@ -113,7 +116,7 @@ def opened(path: Any) -> Iterator[Any]:
         store = LocalStore(path, read_only=True)
     else:
         store = FsspecStore.from_url(path.address, read_only=True)
-    with zarr.config.set({"async.concurrency": 2}):  # so many unpacked chunks at a time
+    with zarr.config.set(_FEW):
         yield zarr.open(_Guarded(store), mode="r")
 
 
@@ -188,10 +191,39 @@ class Store(Chunked):
             return None
         return only(self.path, found, self.choices.variable, "array")
 
+    @cached_property
+    def _array(self) -> Any:
+        with opened(self.path) as root:
+            return root if self._place is None else root[self._place]
+
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        with opened(self.path) as root:
-            yield root if self._place is None else root[self._place]
+        with zarr.config.set(_FEW):
+            yield self._array
+
+    def state(self, start: int, stop: int) -> State:
+        """Return the state of the chunks in which rows lie, or of the shards; one that is absent is not counted."""
+
+        def found() -> State:
+            if not isinstance(self.path, Path):
+                return State(0, 0, digest_of([]))  # asked for each, a store would be asked twice for every chunk
+            sizes, versions = 0, []
+            for path in self._chunk_files(start, stop):
+                with suppress(FileNotFoundError):
+                    about = path.lstat()
+                    sizes += about.st_size
+                    versions.append((path.relative_to(self.path).as_posix(), about.st_size, about.st_mtime_ns))
+            return State(len(versions), sizes, digest_of(versions))
+
+        return attempt(self.path, found)
+
+    def _chunk_files(self, start: int, stop: int) -> Iterator[Path]:
+        array, root = self._array, self.path / (self._place or "")
+        stored = array.shards or array.chunks
+        rows = range(start // stored[0], -(-stop // stored[0]))
+        others = [range(-(-n // length)) for n, length in zip(array.shape[1:], stored[1:], strict=True)]
+        for place in product(rows, *others):
+            yield root / array.metadata.encode_chunk_key(place)
 
     @cached_property
     def _layout(self) -> Layout:

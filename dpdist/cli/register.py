@@ -1,0 +1,69 @@
+"""The command that makes a table of rows where they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dpdist._util.text import counted
+from dpdist.cli.options import (
+    PATH,
+    SOURCE,
+    answer,
+    budget_options,
+    cluster_options,
+    json_option,
+    ledger_option,
+)
+from dpdist.ingest.sources import Place as SourcePlace
+from dpdist.ledger.address import Place
+from dpdist.ledger.ledger import Ledger
+from dpdist.pipeline.budget import default_ledger
+from dpdist.pipeline.register import register_rows
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release.parse import columns_from
+from dpdist.runtime.cluster import Cluster
+
+
+@click.command()
+@click.argument("source", type=SOURCE)
+@click.argument("rows", type=PATH)
+@budget_options
+@ledger_option
+@click.option("--columns", help="Comma-separated names of the columns to keep, in this order.")
+@click.option("--variable", help="The array of rows, where a Zarr group holds several.")
+@cluster_options
+@json_option
+def register(
+    source: SourcePlace,
+    rows: Path,
+    budget: PrivacyLoss | None,
+    ledger: Place | None,
+    columns: str | None,
+    variable: str | None,
+    cluster: Cluster,
+    as_json: bool,
+) -> None:
+    """Make ROWS of SOURCE without a copy: .npy, .parquet or .zarr, or a folder of such files.
+
+    The workers read SOURCE once. ROWS is a small private folder that says what every part of it holds, and every later
+    step reads SOURCE where it is and holds it against that. So SOURCE must stay as it is, under the same name on every
+    worker. Rows that were registered from the same source are left alone.
+    """
+    names = None if columns is None else columns_from(columns)
+    fresh = not rows.exists()
+    table = register_rows(source, rows, budget=budget, ledger=ledger, columns=names, variable=variable, cluster=cluster)
+    place = ledger or default_ledger(rows)
+    kept = f" in {place}" if Ledger.stands_at(place) else ""
+    answer(
+        as_json,
+        {
+            "rows": str(rows), "fresh": fresh, "n": table.rows, "d": table.columns, "dtype": table.dtype,
+            "chunks": table.chunks, "dataset_id": table.dataset_id, "ledger": str(place) if table.budget else None,
+        },
+        f"{rows}: {counted(table.rows, 'row')} of {counted(table.columns, 'column')}, {table.dtype}, "
+        f"{counted(table.chunks, 'chunk')} in place{'' if fresh else ', registered before and left alone'}. "
+        f"Do not change {source}. "
+        + (f"Budget {table.budget}{kept}." if table.budget else "No budget declared yet."),
+    )  # fmt: skip

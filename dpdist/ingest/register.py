@@ -1,0 +1,244 @@
+"""A source -> a table in place: it is surveyed here, read once on the workers, and its manifest is the table.
+
+Each worker reads some chunks, holds every value to what ingest holds it to, and writes what it found into the folder
+that is built: no checksum of private rows goes through the scheduler, and neither does a message about one, which Dask
+would log. The table appears when all chunks are read, or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from dpdist.errors import DataError
+from dpdist.ingest.readers.base import AskError, Places, Source
+from dpdist.ingest.registered import FORMAT, Asked, RegisteredAttributes, Sources, checked, head_of
+from dpdist.ingest.sources import Choices, Place, opened_sources
+from dpdist.ingest.table import Judged, changed, judged, require_finite
+from dpdist.naming import step
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows.manifest import RECORD, Records, SourceEntry, part_key, part_lengths, write_index
+from dpdist.storage.arrays import ROOT
+from dpdist.storage.store import Store
+
+_FAULT = "fault/{}"
+Identify = Callable[[str, str], str]
+"""Tells the identity of a table from digests of its content, and of the objects it lies in."""
+
+
+def asked_of(source: Place, columns: Sequence[str] | None, variable: str | None) -> Asked:
+    """Return what is asked for, by which the same command again is known.
+
+    Raises
+    ------
+    DataError
+        If the name of the source is no text.
+    """
+    return Asked(source=_text_of(source), columns=None if columns is None else tuple(columns), variable=variable)
+
+
+def _text_of(place: Place) -> str:
+    """Return a place as every process can name it; what it leads to, where it is a link."""
+    text = str(place.resolve() if isinstance(place, Path) else place.address)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"The name of {place} is no text, and rows in place are found by it. Rename it.") from None
+    return text
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """A source that can be read in place, and how it is cut into chunks.
+
+    Attributes
+    ----------
+    names, keep, dtype
+        The columns of the table, their places in each file, and the type of the table.
+    entries
+        The files and arrays.
+    records
+        Of each chunk where it is; what is in it was not read yet.
+    buffer_bytes
+        Bytes that reading takes at once.
+    """
+
+    names: tuple[str, ...]
+    keep: Places
+    dtype: str
+    entries: list[SourceEntry]
+    records: Records
+    buffer_bytes: int
+
+
+def survey(source: Place, target: Store, asked: Asked) -> Surveyed:
+    """Judge a source before any row of it is read, as ingest does, and cut it into chunks.
+
+    Raises
+    ------
+    UsageError
+        If columns names one that is not there, or one twice.
+    RefusedError
+        If the source is a table of dpdist: its budget would be doubled.
+    DataError
+        If it is unusable, or of a kind that cannot be read in place, or too much of it must be read at once.
+    """
+    try:
+        with opened_sources(source, target.scratch_folder, Choices(asked.variable)) as sources:
+            return _surveyed(judged(source, sources, asked.columns))
+    except AskError as error:
+        question = error.asked(source, target, "register")
+    raise DataError(question)
+
+
+def _surveyed(found: Judged) -> Surveyed:
+    parts, memory = [], 0
+    for number, (each, rows) in enumerate(zip(found.filled, found.lengths, strict=True)):
+        runs = each.runs(found.keep)
+        if runs is None:
+            raise DataError(
+                f"{each.path} cannot be read in place: of its kind no part can be read by itself. These can: .npy, "
+                f".parquet and .zarr. Copy its rows with {step('ingest', each.path, 'ROWS')}."
+            )
+        ends = runs.ends
+        part = np.zeros(len(ends), dtype=RECORD)
+        part["source"], part["first"][1:] = number, ends[:-1]
+        part["rows"] = lengths = np.diff(ends, prepend=0)
+        if ends[-1] != rows or lengths.min() < 1 or lengths.max() >= 1 << 32:
+            raise changed(each.path)
+        parts.append(part)
+        memory = max(memory, runs.memory)
+    entries = [SourceEntry(_text_of(each.path), getattr(each, "keys", ())) for each in found.filled]
+    return Surveyed(found.names, found.keep, found.dtype.name, entries, np.concatenate(parts), memory)
+
+
+@dataclass(frozen=True)
+class RegisterTask:
+    """Some chunks to read: one part of a manifest."""
+
+    number: int
+    aside: Store
+    entries: dict[int, SourceEntry]
+    records: bytes
+    names: tuple[str, ...]
+    keep: Places
+    dtype: str
+    variable: str | None
+
+
+def register_chunks(task: RegisterTask) -> None:
+    """Read chunks, hold them to what a table may hold, and write what was found, or what is wrong."""
+    sources, dtype = Sources(task.variable), np.dtype(task.dtype)
+    records = np.frombuffer(task.records, dtype=RECORD).copy()
+    try:
+        for place in range(len(records)):
+            source = sources.opened(task.entries[int(records[place]["source"])])
+            _read(source, task, dtype, records[place])
+    except DataError as error:
+        task.aside.put(_FAULT.format(task.number), str(error).encode())
+    else:
+        task.aside.put(part_key(task.number), records.tobytes())
+
+
+def _read(source: Source, task: RegisterTask, dtype: np.dtype[Any], record: Any) -> None:
+    first, rows = int(record["first"]), int(record["rows"])
+    before = source.state(first, first + rows)
+    found = checksum = 0
+    with closing(source.part(task.keep, first, first + rows)) as blocks:
+        for block in blocks:
+            require_finite(source.path, first + found, block, task.names)
+            for piece in checked(iter([block]), dtype):
+                checksum = google_crc32c.extend(checksum, piece.reshape(-1).view(np.uint8))
+            found += block.shape[0]
+    if found != rows or source.state(first, first + rows) != before:
+        raise changed(source.path)
+    record["checksum"], record["objects"], record["bytes"] = checksum, before.objects, before.size
+    record["version"] = before.version
+
+
+@contextmanager
+def registering(
+    found: Surveyed, target: Store, asked: Asked, budget: PrivacyLoss | None, identify: Identify, tasks: int
+) -> Iterator[list[RegisterTask]]:
+    """Give about so many tasks that read a source; the table appears at target when the block ends without error.
+
+    Raises
+    ------
+    DataError
+        If target exists or cannot be written, or a chunk cannot be used. It names the first such file and row.
+    Exception
+        Whatever ``identify`` raises.
+    """
+    with target.staged("rows", private=True) as aside:
+        work = []
+        for number, run in enumerate(part_lengths(len(found.records), tasks)):
+            records = found.records[run.start : run.stop]
+            entries = {int(place): found.entries[place] for place in np.unique(records["source"])}
+            work.append(
+                RegisterTask(
+                    number, aside.absolute(), entries, records.tobytes(), found.names, found.keep, found.dtype,
+                    asked.variable,
+                )
+            )  # fmt: skip
+        yield work
+        parts = [_part(aside, number, target) for number in range(len(work))]
+        _conclude(found, aside, asked, budget, identify, parts)
+
+
+def _part(aside: Store, number: int, target: Store) -> bytes:
+    for key in (part_key(number), _FAULT.format(number)):
+        if aside.exists(key):
+            content = aside.get(key)
+            if key == part_key(number):
+                return content
+            raise DataError(content.decode())
+    raise DataError(f"Some chunks of {target} were not written. Run the same command again.")
+
+
+def _conclude(
+    found: Surveyed, aside: Store, asked: Asked, budget: PrivacyLoss | None, identify: Identify, parts: list[bytes]
+) -> None:
+    """Write the head of the table, the last of its objects."""
+    records = np.frombuffer(b"".join(parts), dtype=RECORD)
+    index, sources = write_index(aside, parts, found.entries)
+    said = RegisteredAttributes(
+        format=FORMAT,
+        dataset_id=identify(_content_of(found, records), _objects_of(found, records)),
+        columns=found.names,
+        budget=None if budget is None else budget.to_json(),
+        ledger_id=None,
+        rows=int(records["rows"].sum(dtype=np.int64)),
+        dtype=found.dtype,
+        chunk_rows=int(records["rows"].max()),
+        chunks=len(records),
+        stored_bytes=int(records["rows"].sum(dtype=np.int64)) * len(found.keep) * np.dtype(found.dtype).itemsize,
+        buffer_bytes=found.buffer_bytes,
+        asked=asked,
+        index=index,
+        sources=sources,
+        places=None if found.keep == tuple(range(len(found.keep))) else found.keep,
+    )
+    aside.put(ROOT, json.dumps(head_of(said)).encode())
+
+
+def _content_of(found: Surveyed, records: Records) -> str:
+    """Return a digest of what a table says and holds: a copy of the same files, wherever it lies, has the same."""
+    head = json.dumps([found.names, found.dtype, len(records)])
+    content = [head.encode(), records["rows"].tobytes(), records["checksum"].tobytes()]
+    return hashlib.sha256(b"\n".join(content)).hexdigest()
+
+
+def _objects_of(found: Surveyed, records: Records) -> str:
+    """Return a digest of the objects that a table lies in, whichever of their columns it takes."""
+    versions = np.ascontiguousarray(records["version"]).view(np.uint64).reshape(-1, 2)
+    kept = np.append(True, (versions[1:] != versions[:-1]).any(axis=1))  # a file has one for all of its chunks
+    places = json.dumps([each.place for each in found.entries])
+    return hashlib.sha256(places.encode() + versions[kept].tobytes()).hexdigest()

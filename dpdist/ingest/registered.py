@@ -1,0 +1,275 @@
+"""Rows that were registered: they stay in files of others, and every read of them is held against the manifest.
+
+What a chunk holds is decided by the CRC32C of its rows, as they are read. Before that, the objects it lies in must be
+as many and as long as they were. A time of a file that is another by now says only what became of a chunk that is not
+what it was. So a source that was copied away and back is the same table, and one that changed is an error.
+
+A CRC32C finds what happens by accident. It is no seal: who can write the source can make other rows of the same CRC.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+import google_crc32c
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from dpdist.errors import DataError
+from dpdist.ingest.readers.apart import Reading
+from dpdist.ingest.readers.base import Places, Rows, Source, fits
+from dpdist.ingest.remote import location_of
+from dpdist.ingest.sources import Choices, reader_of
+from dpdist.naming import step
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows.attributes import Loss, builtins_of
+from dpdist.rows.dataset import DTYPES, RowsTable
+from dpdist.rows.manifest import Manifest, SourceEntry
+from dpdist.storage.arrays import Text, require_format
+from dpdist.storage.store import Store
+
+FORMAT = "dpdist-registered/1"
+
+
+class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a table was registered from: by that the same command again is known.
+
+    Attributes
+    ----------
+    source
+        The file or folder as it was named, absolute, or its address.
+    columns
+        Names of the columns that were asked for, or None for all.
+    variable
+        The array that was asked for, or None.
+    """
+
+    source: Text
+    columns: tuple[Text, ...] | None
+    variable: Text | None
+
+
+class RegisteredAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The ``dpdist`` attributes of a table in place, version 1: what of it is the same for all chunks.
+
+    Attributes
+    ----------
+    places
+        Places of the columns in every source, from 0; None: all of them, in their order.
+    chunk_rows, chunks, stored_bytes, buffer_bytes
+        Rows of the longest chunk, how many there are, bytes of the objects, bytes that reading takes at once.
+    index, sources
+        SHA-256 of the parts of the manifest (:mod:`dpdist.rows.manifest`).
+    """
+
+    format: str
+    dataset_id: Text
+    columns: tuple[Text, ...]
+    budget: Loss | None
+    ledger_id: Text | None
+    rows: int
+    dtype: str
+    chunk_rows: int
+    chunks: int
+    stored_bytes: int
+    buffer_bytes: int
+    asked: Asked
+    index: str
+    sources: str
+    places: tuple[int, ...] | None = None
+    reproduced: bool = False
+
+
+@dataclass(frozen=True)
+class Registered:
+    """Who holds the chunks of registered rows: a :class:`dpdist.rows.table.Reference`.
+
+    Parameters
+    ----------
+    manifest
+        What is known of each chunk.
+    dtype
+        The type of the table.
+    keep
+        Places of the columns.
+    variable
+        The array of rows in every source that holds several, or None.
+    stored_bytes, buffer_bytes
+        As of the table.
+    """
+
+    manifest: Manifest
+    dtype: str
+    keep: Places
+    variable: str | None
+    stored_bytes: int
+    buffer_bytes: int
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        return self.manifest.chunks
+
+    def first_row(self, index: int) -> int:
+        """Return the number of the first row of a chunk; that of the chunk behind the last one is n."""
+        return self.manifest.first_row(index)
+
+    def chunk_of(self, row: int) -> int:
+        """Return the number of the chunk in which a row is."""
+        return self.manifest.chunk_of(row)
+
+    def reading(self) -> RegisteredPieces:
+        """Begin to read."""
+        return RegisteredPieces(self)
+
+
+class Sources:
+    """Readers of sources in place, one open at a time, in a process of their own where their library needs that.
+
+    Parameters
+    ----------
+    variable
+        The array of rows where a source holds several, or None.
+    """
+
+    def __init__(self, variable: str | None) -> None:
+        self._choices = Choices(variable)
+        self._reading = Reading(Path(gettempdir()))
+        self._entry: SourceEntry | None = None
+        weakref.finalize(self, self._reading.close)
+
+    def opened(self, entry: SourceEntry) -> Source:
+        """Return the reader of a source; the one before is used no more."""
+        if entry != self._entry:
+            self._source = reader_of(location_of(entry.place), entry.keys, self._choices, self._reading)
+            self._entry = entry
+        return self._source
+
+
+def checked(blocks: Iterator[Rows], dtype: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
+    """Yield blocks in the type and order in which they are summed and checked, row after row and little-endian."""
+    for block in blocks:
+        if not fits(block, dtype):
+            raise DataError("A value does not fit.")
+        yield np.ascontiguousarray(block, dtype=dtype.newbyteorder("<"))
+
+
+class RegisteredPieces:
+    """Reads chunks of a registered table: :class:`dpdist.rows.table.ChunkPieces`."""
+
+    def __init__(self, reference: Registered) -> None:
+        self._reference = reference
+        self._sources = Sources(reference.variable)
+        self.checksum = 0
+
+    @cached_property
+    def _dtype(self) -> np.dtype[Any]:
+        return np.dtype(self._reference.dtype)
+
+    def read(self, index: int, piece_rows: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows of a chunk in pieces of at most so many.
+
+        Only when the last one was taken is it known that all are what was registered: what was made of the others must
+        be discarded if this raises.
+
+        Raises
+        ------
+        DataError
+            If an object is missing, has another length, or holds other rows than were registered. It names the object.
+        """
+        manifest = self._reference.manifest
+        known = manifest.record(index)
+        entry = manifest.source(int(known["source"]))
+        first, rows = int(known["first"]), int(known["rows"])
+        where = f"Chunk {index} of {manifest.store} (rows {first} to {first + rows - 1} of {entry.place}, from 0)"
+        wrong = None
+        found = checksum = 0
+        try:
+            source = self._sources.opened(entry)
+            state = source.state(first, first + rows)
+            if (state.objects, state.size) != (known["objects"], known["bytes"]):
+                wrong = "is missing" if state.objects < known["objects"] else "has another length"
+            else:
+                with closing(source.part(self._reference.keep, first, first + rows)) as blocks:
+                    for block in checked(blocks, self._dtype):
+                        checksum = google_crc32c.extend(checksum, block.reshape(-1).view(np.uint8))
+                        found += block.shape[0]
+                        for start in range(0, block.shape[0] if found <= rows else 0, piece_rows):
+                            yield block[start : start + piece_rows]
+                if (found, checksum) != (rows, int(known["checksum"])):
+                    same = state.version == known["version"].tobytes()
+                    wrong = "was damaged" if same else "was changed"
+        except DataError:
+            wrong = "is missing, damaged or of another kind by now"
+        if wrong is not None:
+            raise DataError(
+                f"{where} {wrong}: it is not what was registered. Restore it as it was. Other rows are another table, "
+                f"with a budget of its own: {step('register', 'SOURCE', 'ROWS')}."
+            )
+        self.checksum = checksum
+
+
+def attributes_in(store: Store, otherwise: str) -> RegisteredAttributes:
+    """Return what the head of a registered table says.
+
+    Raises
+    ------
+    DataError
+        If there is none, or it is damaged.
+    """
+    try:
+        return msgspec.convert(require_format(store, FORMAT, otherwise), RegisteredAttributes)
+    except msgspec.ValidationError:
+        pass
+    raise DataError(otherwise)
+
+
+def open_registered(store: Store) -> RowsTable:
+    """Open a registered table; none of its chunks, and nothing of its source, is looked at before it is read.
+
+    Raises
+    ------
+    DataError
+        If there is none, or it is damaged.
+    """
+    store = store.absolute()
+    otherwise = f"There are no usable rows at {store}. Make them with: {step('register', 'SOURCE', store)}"
+    said = attributes_in(store, otherwise)
+    manifest = Manifest(store, said.index, said.sources)
+    keep = tuple(range(len(said.columns))) if said.places is None else said.places
+    sound = (
+        said.dtype in DTYPES
+        and len(keep) == len(said.columns) >= 2
+        and min(said.rows, said.stored_bytes + 1, said.buffer_bytes, said.chunk_rows, min(keep) + 1) > 0
+        and said.chunk_rows <= said.rows == manifest.rows
+        and said.chunks == manifest.chunks
+    )
+    if not sound:
+        raise DataError(otherwise)
+    return RowsTable(
+        store=store,
+        dataset_id=said.dataset_id,
+        rows=said.rows,
+        columns=len(said.columns),
+        dtype=said.dtype,
+        chunk_rows=said.chunk_rows,
+        names=said.columns,
+        budget=None if said.budget is None else PrivacyLoss.from_json(said.budget),
+        ledger_id=said.ledger_id,
+        reproduced=said.reproduced,
+        reference=Registered(manifest, said.dtype, keep, said.asked.variable, said.stored_bytes, said.buffer_bytes),
+    )
+
+
+def head_of(said: RegisteredAttributes) -> dict[str, Any]:
+    """Return the head of a registered table, a Zarr group without arrays, as JSON values."""
+    return {"zarr_format": 3, "node_type": "group", "attributes": {"dpdist": builtins_of(said)}}

@@ -1,0 +1,141 @@
+"""From files to a table in place: its rows are read once and never copied."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from dpdist._util.paths import AnyPath
+from dpdist.errors import DataError, UsageError
+from dpdist.ingest.opening import open_rows
+from dpdist.ingest.register import asked_of, register_chunks, registering, survey
+from dpdist.ingest.registered import FORMAT, Asked, attributes_in
+from dpdist.ingest.sources import Choices, Remote, location_of
+from dpdist.ingest.sources import Place as SourcePlace
+from dpdist.ledger import registered
+from dpdist.ledger.address import PlaceGiven, place_given
+from dpdist.naming import parameter, step
+from dpdist.pipeline.budget import complete_ingest, default_ledger
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows.dataset import RowsTable
+from dpdist.runtime.cluster import Cluster
+from dpdist.storage.arrays import attributes_of
+from dpdist.storage.atomic import make_once
+from dpdist.storage.store import AnyStore, Store, store_at
+
+_PER_WORKER = 32
+"""Parts of the manifest that a worker writes, one task for each."""
+
+
+def register_rows(
+    source: SourcePlace | AnyPath,
+    rows: AnyStore,
+    *,
+    budget: PrivacyLoss | None = None,
+    ledger: PlaceGiven | None = None,
+    columns: Sequence[str] | None = None,
+    variable: str | None = None,
+    cluster: Cluster | None = None,
+) -> RowsTable:
+    """Make a table of rows where they are, without a copy, and with a budget create its ledger.
+
+    The workers read the rows once. What every part of the source holds is written down, and each later read is held
+    against that: a source that changed is an error, and never another table. The table takes the types and columns that
+    an ingest would, so a release of it has the same bits.
+
+    Rows that were registered before from the same source are left alone, and so is their ledger. The same objects
+    registered elsewhere by the same user are a copy: they keep their identity, and share the one ledger.
+
+    Parameters
+    ----------
+    source : str or path-like
+        A .npy or .parquet file, a Zarr array (format 2 or 3, also sharded, or one of a group), a folder of such files
+        (also in folders KEY=VALUE), or the address of one. Every worker must see it under the same name. It is not to
+        be changed or moved as long as the table is used.
+    rows : str or path-like
+        The folder to write: private, and small.
+    budget : PrivacyLoss, default None
+        What all releases of these rows together may cost. None: no budget is declared, so that nothing can be released
+        before :func:`dpdist.create_ledger` declares one.
+    ledger : str or path-like, default None
+        Where the budget is kept: a folder, or ``postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME``. None: beside the
+        rows, ``.ledger`` in place of ``.zarr``.
+    columns : sequence of str, default None
+        The columns to keep, in this order. None: all of them.
+    variable : str, default None
+        The array of rows, where a Zarr group holds several.
+    cluster : Cluster, default None
+        Where to read. None: on one worker process per core of this machine.
+
+    Returns
+    -------
+    RowsTable
+        The table: ``path``, ``rows`` (n), ``columns`` (d), ``dtype``, ``names``, ``budget``, ``dataset_id``.
+
+    Raises
+    ------
+    UsageError
+        If an option makes no sense, or the rows are there and declare another budget, or none.
+    RefusedError
+        If the source is a table of dpdist, other columns of it are registered, or the rows, or a copy of them, have
+        another ledger already or were released for reproduction.
+    DataError
+        If the source is unusable, is of a kind that cannot be read in place, or too much of it has to be read at once;
+        or other rows or a ledger exist already.
+    ResumableError
+        If the cluster was lost half-way.
+
+    See Also
+    --------
+    ingest_rows : Copies the rows, of more kinds of files, and can keep some rows of each privacy unit.
+    create_ledger : Declare the budget later.
+    inspect_path : Checks every chunk against what was registered.
+
+    Examples
+    --------
+    It starts worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
+
+    >>> import dpdist
+    >>> dpdist.register_rows("table.parquet", "rows.zarr")  # doctest: +SKIP
+    RowsTable('rows.zarr', 1797 x 64, float64, no budget)
+    """
+    target = store_at(rows)
+    source = source if isinstance(source, Remote) else location_of(os.fspath(source))
+    asked = asked_of(source, columns, Choices(variable).variable)
+    place = place_given(ledger or default_ledger(target))
+    there = partial(_there, target, asked)
+    make_once(there, lambda: _register(source, target, asked, budget, cluster or Cluster()))
+    table = open_rows(target)
+    if budget not in {None, table.budget}:
+        declared = f"a budget of {table.budget}" if table.budget else "no budget"
+        raise UsageError(
+            f"{target} exists already and declares {declared}, not {budget}; it is declared once. Leave "
+            f"{parameter('budget_epsilon')} out, declare it with {step('ledger create')} if there is none, or choose "
+            "another place for the rows."
+        )
+    return complete_ingest(target, place)
+
+
+def _there(target: Store, asked: Asked) -> bool:
+    """Say whether the rows were registered before; refuse what else stands there."""
+    if not target.exists():
+        return False
+    otherwise = (
+        f"{target} exists already, and was not registered from this source with these options. Remove it or choose "
+        "another place for the rows."
+    )
+    if (attributes_of(target) or {}).get("format") != FORMAT or attributes_in(target, otherwise).asked != asked:
+        raise DataError(otherwise)
+    return True
+
+
+def _register(source: SourcePlace, target: Store, asked: Asked, budget: PrivacyLoss | None, where: Cluster) -> None:
+    target.require_new("rows")
+    found = survey(source, target, asked)
+    identify: Callable[[str, str], str] = partial(registered.identity_of, place=str(target.absolute()))
+    with where.connected() as engine:
+        tasks = _PER_WORKER * max(1, len(engine.workers))
+        with registering(found, target, asked, budget, identify, tasks) as work:
+            engine.require_visible(work[0].aside)
+            engine.map(register_chunks, work, "Registering rows")

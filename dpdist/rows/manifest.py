@@ -1,0 +1,196 @@
+"""What is known of each chunk of rows that are read in place: a binary list, in parts, beside the head of the table.
+
+::
+
+    rows.zarr/                 read and written by its owner only
+      zarr.json                a Zarr group whose attributes say what the table is: dpdist-registered/1
+      manifest/index           for each part: its chunks, their rows, and the SHA-256 of the part
+      manifest/0, 1, ...       the parts: 48 bytes for each chunk (:data:`RECORD`), in the order of the rows
+      manifest/sources         JSON: the files and arrays that the chunks are in
+
+The head holds the SHA-256 of the index and of the sources. So a table is opened by reading the index, and a worker that
+reads some chunks reads the parts that these are in; what was altered is noticed. All integers are little-endian.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from dpdist.errors import DataError
+from dpdist.naming import step
+from dpdist.storage.arrays import Text
+from dpdist.storage.store import Store
+
+RECORD = np.dtype([
+    ("source", "<u4"),  # place of the file or array among the sources
+    ("first", "<u8"),  # number of the chunk's first row there
+    ("rows", "<u4"),
+    ("checksum", "<u4"),  # CRC32C of the rows as they are stored by ingest: row after row, little-endian
+    ("objects", "<u4"),  # in which they lie, as far as the place tells at once; with the bytes of these together
+    ("bytes", "<u8"),
+    ("version", "V16"),  # changes when one of the objects is written again
+])  # fmt: skip
+PART = np.dtype([("chunks", "<u8"), ("rows", "<u8"), ("sha256", "V32")])
+INDEX, SOURCES = "manifest/index", "manifest/sources"
+MOST_PARTS = 1 << 10
+MOST_CHUNKS = 1 << 16
+"""Chunks of a part at most: 3 MiB."""
+_MOST = 1 << 30
+Records = npt.NDArray[np.void]
+
+
+class SourceEntry(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file or array.
+
+    Attributes
+    ----------
+    place
+        Its absolute path, or its address.
+    keys
+        Names and texts of the keys of the folders it lies in (:mod:`dpdist.ingest.readers.hive`).
+    """
+
+    place: Text
+    keys: tuple[tuple[Text, Text], ...] = ()
+
+
+def part_key(number: int) -> str:
+    """Return the key of a part."""
+    return f"manifest/{number}"
+
+
+def part_lengths(chunks: int, tasks: int) -> list[range]:
+    """Cut chunks into parts, each of which one task may write: about so many, as far as their length allows."""
+    parts = max(-(-chunks // MOST_CHUNKS), min(chunks, tasks, MOST_PARTS))
+    ends = [i * chunks // parts for i in range(parts + 1)]
+    return [range(a, b) for a, b in pairwise(ends)]
+
+
+def digest_of(content: bytes) -> str:
+    """Return the SHA-256 of an object, hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_index(store: Store, parts: list[bytes], sources: list[SourceEntry]) -> tuple[str, str]:
+    """Write index and sources of parts that are there, and return their digests."""
+    index = np.zeros(len(parts), dtype=PART)
+    for number, part in enumerate(parts):
+        records = np.frombuffer(part, dtype=RECORD)
+        index[number] = (len(records), records["rows"].sum(dtype=np.uint64), hashlib.sha256(part).digest())
+    content, listed = index.tobytes(), msgspec.json.encode(sources)
+    store.put(INDEX, content)
+    store.put(SOURCES, listed)
+    return digest_of(content), digest_of(listed)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """An opened manifest; it is small, and reads its parts when they are needed.
+
+    Parameters
+    ----------
+    store
+        The rows.zarr.
+    index, sources
+        SHA-256 of both, as the head of the table has them.
+    """
+
+    store: Store
+    index: str
+    sources: str
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        return int(self._ends[0][-1])
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return int(self._ends[1][-1])
+
+    @property
+    def _ends(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        return _ends_of(self)
+
+    def record(self, index: int) -> Any:
+        """Return what is known of a chunk, a :data:`RECORD`."""
+        number, inner = self._placed(index)
+        return _part_of(self, number)[0][inner]
+
+    def first_row(self, index: int) -> int:
+        """Return the number of the first row of a chunk; that of the chunk behind the last one is n."""
+        if index >= self.chunks:
+            return self.rows
+        number, inner = self._placed(index)
+        return self._before(1, number) + int(_part_of(self, number)[1][inner])
+
+    def chunk_of(self, row: int) -> int:
+        """Return the number of the chunk in which a row is."""
+        number = int(np.searchsorted(self._ends[1], row, side="right"))
+        begins = _part_of(self, number)[1]
+        inner = int(np.searchsorted(begins, row - self._before(1, number), side="right")) - 1
+        return self._before(0, number) + inner
+
+    def source(self, number: int) -> SourceEntry:
+        """Return a source."""
+        return _sources_of(self)[number]
+
+    def parts(self) -> Iterator[Records]:
+        """Yield all records, part after part."""
+        for number in range(len(self._ends[0])):
+            yield _part_of(self, number)[0]
+
+    def _before(self, which: int, number: int) -> int:
+        return int(self._ends[which][number - 1]) if number else 0
+
+    def _placed(self, index: int) -> tuple[int, int]:
+        number = int(np.searchsorted(self._ends[0], index, side="right"))
+        return number, index - self._before(0, number)
+
+
+def _read(manifest: Manifest, key: str, digest: str) -> bytes:
+    try:
+        content = manifest.store.get(key, _MOST)
+    except OSError:
+        content = b""
+    if digest_of(content) != digest:
+        raise DataError(
+            f"{manifest.store.address(key)} is missing or damaged, and it says what the rows are. Restore it, or "
+            f"register the source again: {step('register', 'SOURCE', 'ROWS')}."
+        )
+    return content
+
+
+@lru_cache(maxsize=4)
+def _index_of(manifest: Manifest) -> Records:
+    return np.frombuffer(_read(manifest, INDEX, manifest.index), dtype=PART)
+
+
+@lru_cache(maxsize=4)
+def _ends_of(manifest: Manifest) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    index = _index_of(manifest)
+    return np.cumsum(index["chunks"], dtype=np.int64), np.cumsum(index["rows"], dtype=np.int64)
+
+
+@lru_cache(maxsize=4)
+def _part_of(manifest: Manifest, number: int) -> tuple[Records, npt.NDArray[np.int64]]:
+    """Return the records of a part, and the number of each one's first row, counted in the part."""
+    content = _read(manifest, part_key(number), _index_of(manifest)[number]["sha256"].tobytes().hex())
+    records = np.frombuffer(content, dtype=RECORD)
+    return records, np.cumsum(records["rows"], dtype=np.int64) - records["rows"].astype(np.int64)
+
+
+@lru_cache(maxsize=4)
+def _sources_of(manifest: Manifest) -> tuple[SourceEntry, ...]:
+    return msgspec.json.decode(_read(manifest, SOURCES, manifest.sources), type=tuple[SourceEntry, ...])

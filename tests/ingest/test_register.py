@@ -1,0 +1,419 @@
+"""Rows in place: what is registered is what would be ingested, and what is not that any more is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+
+from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.ingest.opening import open_rows
+from dpdist.ingest.readers import base, chunked, npy, parquet
+from dpdist.ingest.sources import Choices
+from dpdist.ingest.table import ingest
+from dpdist.moment.total import Partial, complete, partition_moment, plan
+from dpdist.pca.components import Components
+from dpdist.pca.projection import scores_in_memory
+from dpdist.pipeline import register
+from dpdist.pipeline.inspect import inspect_path
+from dpdist.pipeline.register import register_rows
+from dpdist.rows.bounding import RowBound
+from dpdist.rows.chunks import ChunkReader
+from dpdist.rows.dataset import RowsTable
+from dpdist.runtime import connection
+from faults import crash_driver
+
+Values = npt.NDArray[Any]
+ROWS, COLUMNS = 97, 6
+BOUND = RowBound(COLUMNS, 4.0)
+SECRET = 73519.25
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Compute in this process, and read in pieces of a few rows."""
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(register, "_PER_WORKER", 1)
+    for module in (base, chunked, npy, parquet):
+        monkeypatch.setattr(module, "PIECE", 13 * COLUMNS * 4)
+    assert not state.exists()
+    return tmp_path
+
+
+def values(dtype: npt.DTypeLike = np.float32) -> Values:
+    return (np.random.default_rng(5).normal(size=(ROWS, COLUMNS)) * 3).astype(dtype)
+
+
+def write_parquet(path: Path, rows: Values, row_group_size: int = 11) -> None:
+    table = pa.table({f"c{i}": rows[:, i] for i in range(rows.shape[1])})
+    pq.write_table(table, path, row_group_size=row_group_size)
+
+
+def write_zarr(path: Path, rows: Values, **options: Any) -> None:
+    array = zarr.create_array(path, shape=rows.shape, dtype=rows.dtype, **{"chunks": (10, 4), **options})
+    array[:] = rows
+
+
+def write_group(path: Path, rows: Values) -> None:
+    group = zarr.create_group(path)
+    group.create_array("deep/x", data=rows, chunks=(10, 4))
+    group.create_array("y", data=np.ones((3, 3)))
+
+
+def write_folder(path: Path, rows: Values) -> None:
+    path.mkdir()
+    for number, first in enumerate(range(0, len(rows), 40)):
+        write_parquet(path / f"{number}.parquet", rows[first : first + 40])
+
+
+def write_keys(path: Path, rows: Values) -> None:
+    for key in (3, 7):
+        (path / f"year={key}").mkdir(parents=True)
+        write_parquet(path / f"year={key}" / "t.parquet", rows[: 10 * key])
+
+
+WRITERS: dict[str, Callable[[Path, Values], Any]] = {
+    "t.npy": np.save,
+    "fortran.npy": lambda path, rows: np.save(path, np.asfortranarray(rows)),
+    "big-endian.npy": lambda path, rows: np.save(path, rows.astype(">f8")),
+    "half.npy": lambda path, rows: np.save(path, rows.astype(np.float16)),
+    "flags.npy": lambda path, rows: np.save(path, rows > 0),
+    "t.parquet": write_parquet,
+    "one-group.parquet": lambda path, rows: write_parquet(path, rows, 1000),
+    "tiny-groups.parquet": lambda path, rows: write_parquet(path, rows, 1),
+    "folder": write_folder,
+    "keys": write_keys,
+    "three.zarr": write_zarr,
+    "two.zarr": lambda path, rows: write_zarr(path, rows, zarr_format=2),
+    "fortran.zarr": lambda path, rows: write_zarr(path, rows, zarr_format=2, order="F"),
+    "sharded.zarr": lambda path, rows: write_zarr(path, rows, chunks=(5, 3), shards=(20, 3)),
+    "rows.zarr": lambda path, rows: write_zarr(path, rows, chunks=(1, 6)),
+    "one-chunk.zarr": lambda path, rows: write_zarr(path, rows, chunks=rows.shape),
+    "cube.zarr": lambda path, rows: write_zarr(path, rows.reshape(len(rows), 2, 3), chunks=(10, 1, 2)),
+    "group.zarr": write_group,
+}
+
+
+def made(folder: Path, name: str, rows: Values | None = None) -> Path:
+    WRITERS[name](folder / name, values() if rows is None else rows)
+    return folder / name
+
+
+def summed(table: RowsTable, parts: int = 1) -> Partial:
+    bound = RowBound(table.columns, 4.0)
+    tasks = [task for group in plan(table, bound, parts, 2).groups for task in group]
+    return complete(table, *map(partition_moment, tasks))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_rows_in_place_have_the_names_the_type_and_the_bits_of_the_same_rows_ingested(here: Path, name: str) -> None:
+    source = made(here, name)
+    options: dict[str, Any] = {"variable": "deep/x"} if name == "group.zarr" else {}
+    table = register_rows(source, here / "there.zarr", **options)
+    copied = ingest(source, here / "copied.zarr", choices=Choices(options.get("variable")))
+    assert (table.rows, table.names, table.dtype) == (copied.rows, copied.names, copied.dtype)
+    for parts in (1, 3):
+        assert np.array_equal(summed(table, parts).values, summed(copied).values)
+    assert sum(table.rows_in(i) for i in range(table.chunks)) == table.rows
+    assert [table.chunk_of(table.first_row(i)) for i in range(table.chunks)] == list(range(table.chunks))
+    assert all(table.rows_in(i) <= table.chunk_rows for i in range(table.chunks))
+    if "one-" not in name:
+        assert table.chunks > 1
+
+
+def test_columns_are_chosen_as_ingest_chooses_them(here: Path) -> None:
+    for name in ("t.parquet", "three.zarr", "t.npy"):
+        source = made(here, name)
+        table = register_rows(source, here / f"{name}.zarr", columns=["c5", "c0", "c2"])
+        copied = ingest(source, here / f"{name}.copied.zarr", columns=["c5", "c0", "c2"])
+        assert table.names == ("c5", "c0", "c2")
+        assert np.array_equal(summed(table).values, summed(copied).values)
+        with pytest.raises(UsageError, match="no column odd"):
+            register_rows(source, here / "other.zarr", columns=["odd", "c0"])
+
+
+def test_scores_of_rows_in_place_are_those_of_the_same_rows_ingested(here: Path) -> None:
+    found = Components(np.eye(COLUMNS)[:2], None, True, np.ones(COLUMNS) / 3, np.full(COLUMNS, 2.0))
+    for name in ("tiny-groups.parquet", "folder", "three.zarr"):
+        source = made(here, name)
+        table, copied = register_rows(source, here / f"{name}.a.zarr"), ingest(source, here / f"{name}.b.zarr")
+        assert np.allclose(scores_in_memory(table, found), scores_in_memory(copied, found), rtol=1e-6, atol=1e-6)
+
+
+def test_a_table_in_place_is_private_and_holds_no_row(here: Path) -> None:
+    before = os.umask(0)
+    try:
+        register_rows(made(here, "t.npy", np.full((ROWS, 3), SECRET)), here / "rows.zarr")
+    finally:
+        os.umask(before)
+    found = [here / "rows.zarr", *(here / "rows.zarr").rglob("*")]
+    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in found} == {0}
+    assert {path.relative_to(here / "rows.zarr").as_posix() for path in found if path.is_file()} == {
+        "zarr.json", "manifest/0", "manifest/1", "manifest/index", "manifest/sources",
+    }  # fmt: skip
+    assert not [path for path in found if path.is_file() and np.float64(SECRET).tobytes() in path.read_bytes()]
+
+
+# --- sources that are not what they were ---
+
+
+def fault_of(table: RowsTable) -> str:
+    """Read all chunks, and return what is said of the first that cannot be read."""
+    reader = ChunkReader(table, 7)
+    with pytest.raises(DataError) as failed:
+        sum(len(piece) for index in range(table.chunks) for piece in reader.read(index))
+    assert failed.value.__cause__ is None
+    assert failed.value.__context__ is None or failed.value.__suppress_context__
+    assert str(SECRET) not in str(failed.value)
+    return str(failed.value)
+
+
+CHUNKS = {"t.npy": "t.npy", "t.parquet": "t.parquet", "three.zarr": "three.zarr/c/3/0", "two.zarr": "two.zarr/3.0",
+          "sharded.zarr": "sharded.zarr/c/2/0"}  # fmt: skip
+
+
+def flip(path: Path) -> None:
+    """Flip a bit of a value, and none of what a file says beside its values."""
+    content = bytearray(path.read_bytes())
+    place = len(content) // 2
+    if path.suffix == ".parquet":
+        column = pq.read_metadata(path).row_group(3).column(2)
+        place = column.data_page_offset + column.total_compressed_size - 9
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def flip_and_set_back(path: Path) -> None:
+    about = path.stat()
+    flip(path)
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+def become_a_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def become_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "changed": (flip, "changed|damaged or of another kind"),
+    "changed behind its back": (flip_and_set_back, "damaged"),
+    "removed": (Path.unlink, "missing"),
+    "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-3]), "length|missing"),
+    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"0"), "length|missing"),
+    "empty": (lambda path: path.write_bytes(b""), "length|missing"),
+    "a link": (become_a_link, "missing|length|damaged"),
+    "a pipe": (become_a_pipe, "missing|length|damaged"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_source_that_is_not_what_it_was_is_refused_and_named(here: Path, damage: str) -> None:
+    strike, said = DAMAGES[damage]
+    for name, inner in list(CHUNKS.items())[: 5 if damage in {"changed", "removed"} else 3]:
+        source = made(here, name)
+        table = register_rows(source, here / f"{name}.rows.zarr")
+        assert summed(table).rows == ROWS
+        strike(here / inner)
+        message = fault_of(open_rows(table.store))
+        assert str(source) in message, name
+        assert any(word in message for word in said.split("|")), message
+        assert "Restore it" in message
+        facts = inspect_path(table.path, verify=True)
+        assert 1 <= len(facts["damaged"]) <= table.chunks
+
+
+def test_other_rows_in_the_same_place_are_refused(here: Path) -> None:
+    others = values()
+    others[50, 3] += 1
+    for name in ("t.npy", "t.parquet", "three.zarr", "folder"):
+        source = made(here, name)
+        table = register_rows(source, here / f"{name}.rows.zarr")
+        shutil.rmtree(source) if source.is_dir() else source.unlink()
+        made(here, name, others)
+        assert "is not what was registered" in fault_of(table)
+
+
+def test_a_source_that_was_moved_away_and_back_is_the_same_table(here: Path) -> None:
+    for name in ("t.npy", "t.parquet", "three.zarr"):
+        source = made(here, name)
+        table = register_rows(source, here / f"{name}.rows.zarr")
+        before = summed(table).values
+        copy = here / "copy"
+        source.rename(copy)
+        assert "missing" in fault_of(table)
+        shutil.copytree(copy, source) if copy.is_dir() else shutil.copy(copy, source)  # with other times
+        assert np.array_equal(summed(open_rows(table.store)).values, before)
+        shutil.rmtree(copy) if copy.is_dir() else copy.unlink()
+
+
+def test_a_chunk_of_zarr_that_vanishes_is_no_chunk_of_zeros(here: Path) -> None:
+    """Zarr reads an absent chunk as its fill value; also where that is what it held."""
+    rows = values()
+    rows[30:40] = 0
+    source = here / "t.zarr"
+    write_zarr(source, rows, chunks=(10, 6), config={"write_empty_chunks": True})
+    table = register_rows(source, here / "rows.zarr")
+    (source / "c/3/0").unlink()
+    assert "missing" in fault_of(table)
+    shutil.rmtree(source)
+    write_zarr(source, rows, chunks=(10, 6), config={"write_empty_chunks": False})
+    assert not (source / "c/3/0").exists()
+    sparse = register_rows(source, here / "sparse.zarr")
+    assert np.array_equal(summed(sparse).values, summed(ingest(source, here / "copied.zarr")).values)
+    zarr.open_array(source)[30] = np.arange(6)
+    assert "is not what was registered" in fault_of(sparse)
+
+
+def test_a_value_that_becomes_nan_is_a_change_and_no_row_of_zeros(here: Path) -> None:
+    source = made(here, "t.npy")
+    table = register_rows(source, here / "rows.zarr")
+    rows = values()
+    rows[70, 2] = np.nan
+    np.save(source, rows)
+    assert "changed" in fault_of(table)
+
+
+def test_a_source_that_changes_between_two_passes_is_found_in_the_second(here: Path) -> None:
+    """A wide moment is summed in bands, each from a pass of its own: no two of them may read different rows."""
+    source = made(here, "three.zarr")
+    table = register_rows(source, here / "rows.zarr")
+    assert summed(table).fingerprint == summed(open_rows(table.store)).fingerprint
+    zarr.open_array(source)[96, 5] += 1
+    with pytest.raises(DataError, match="is not what was registered"):
+        summed(table)
+
+
+def test_a_table_that_was_altered_is_refused(here: Path) -> None:
+    table = register_rows(made(here, "three.zarr"), here / "rows.zarr")
+    for key in ("manifest/0", "manifest/index", "manifest/sources"):
+        path = table.path / key
+        content = path.read_bytes()
+        for other in (None, content[:-1], bytes([content[0] ^ 1]) + content[1:]):
+            path.unlink() if other is None else path.write_bytes(other)
+            copy = here / f"{key.replace('/', '-')}-{other is None or len(other)}.zarr"  # what is sound is read once
+            shutil.copytree(table.path, copy)
+            with pytest.raises(DataError, match=f"{key} is missing or damaged"):
+                list(ChunkReader(open_rows(copy), 7).read(0))
+            path.write_bytes(content)
+    head = table.path / "zarr.json"
+    for change in ({"rows": 3}, {"chunks": 1}, {"dtype": "object"}, {"places": [0]}, {"columns": ["a"]}, {"index": 3}):
+        found = json.loads(head.read_text())
+        found["attributes"]["dpdist"] |= change
+        shutil.copytree(table.path, here / "copy.zarr")
+        (here / "copy.zarr" / "zarr.json").write_text(json.dumps(found))
+        with pytest.raises(DataError):
+            open_rows(here / "copy.zarr")
+        shutil.rmtree(here / "copy.zarr")
+
+
+# --- sources that are refused ---
+
+
+def refused(source: Path, needle: str, kind: type[DpdistError] = DataError, **options: Any) -> str:
+    before = sorted(source.parent.rglob("*"))
+    with pytest.raises(kind, match=needle) as failed:
+        register_rows(source, source.parent / "rows.zarr", **options)
+    assert [path for path in sorted(source.parent.rglob("*")) if "state" not in path.parts] == [
+        path for path in before if "state" not in path.parts
+    ]
+    assert str(SECRET) not in str(failed.value)
+    return str(failed.value)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["t.npy", "t.parquet", "three.zarr"])
+def test_what_is_not_finite_is_refused_by_its_place(here: Path, name: str, bad: float) -> None:
+    rows = values(np.float64)
+    rows[3] = SECRET
+    rows[61, 4] = bad
+    rows[80, 1] = bad
+    assert "row 61 (counting from 0), column 'c4'" in refused(made(here, name, rows), "not finite")
+
+
+def test_a_missing_value_in_parquet_is_refused_by_its_place(here: Path) -> None:
+    columns = {"a": [1.0] * 40, "b": [1.0] * 33 + [None] + [2.0] * 6}
+    pq.write_table(pa.table(columns), here / "t.parquet", row_group_size=10)
+    assert "row 33 (counting from 0), column 'b'" in refused(here / "t.parquet", "missing")
+
+
+def test_kinds_that_cannot_be_read_in_part_are_refused_with_the_way_to_copy_them(here: Path) -> None:
+    (here / "t.csv").write_text("a,b\n1,2\n3,4\n")
+    np.savez(here / "t.npz", X=values())
+    for name in ("t.csv", "t.npz"):
+        assert "ingest_rows" in refused(here / name, "cannot be read in place")
+
+
+def test_rows_of_dpdist_are_refused(here: Path) -> None:
+    ingest(made(here, "t.npy"), here / "copied.zarr")
+    register_rows(here / "t.npy", here / "there.zarr")
+    for name in ("copied.zarr", "there.zarr"):
+        refused(here / name, "made by dpdist", RefusedError)
+
+
+def test_what_must_be_read_at_once_is_bounded_and_the_cure_is_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk or band of many GiB is refused before a byte of it is unpacked: a few bytes may announce it."""
+    for module in (base, chunked, parquet):
+        monkeypatch.setattr(module, "AT_ONCE", 1 << 12)
+    write_zarr(here / "t.zarr", np.ones((3000, 4), np.float32), chunks=(1500, 1))
+    assert "fewer rows" in refused(here / "t.zarr", "unpacked together")
+    monkeypatch.setattr(parquet, "_PAGES", 1 << 11)
+    rows = np.random.default_rng(1).normal(size=(3000, 4))
+    write_parquet(here / "t.parquet", rows, 3000)
+    assert "row groups of at most" in refused(here / "t.parquet", "at once")
+    register_rows(here / "t.parquet", here / "two.zarr", columns=["c0", "c1"])  # two columns are read in pieces
+    huge = zarr.create_array(here / "h.zarr", shape=(1 << 16, 1 << 14), chunks=(1 << 16, 1 << 14), dtype="f4")
+    assert huge.nbytes == 4 << 30
+    refused(here / "h.zarr", "chunks of")
+
+
+def test_hostile_sources_are_refused_as_ingest_refuses_them(here: Path) -> None:
+    write_zarr(here / "pickle.zarr", values())
+    head = json.loads((here / "pickle.zarr/zarr.json").read_text())
+    head["codecs"].append({"name": "numcodecs.pickle", "configuration": {}})
+    (here / "pickle.zarr/zarr.json").write_text(json.dumps(head))
+    refused(here / "pickle.zarr", "codec 'numcodecs.pickle'")
+    write_zarr(here / "link.zarr", values())
+    (here / "link.zarr/c/3/0").rename(here / "outside")
+    (here / "link.zarr/c/3/0").symlink_to(here / "outside")
+    refused(here / "link.zarr", "link or no file")
+    np.save(here / "object.npy", np.array([[1, "a"], [2, "b"]], dtype=object), allow_pickle=True)
+    refused(here / "object.npy", "type object")
+    content = (here / made(here, "t.npy").name).read_bytes()
+    (here / "lies.npy").write_bytes(content.replace(b"(97, 6)", b"(9999, 6)".replace(b"9999", b"99")))
+    refused(here / "lies.npy", "truncated|damaged")
+    with zipfile.ZipFile(here / "z.zip", "w") as archive:
+        archive.writestr("a", b"0")
+    (here / "z.zip").rename(here / "z.parquet")
+    refused(here / "z.parquet", "cannot be read")
+
+
+def test_what_unpacks_to_more_than_it_announces_is_refused_by_the_worker(here: Path) -> None:
+    write_zarr(here / "t.zarr", values(), chunks=(10, 6), compressors=[zarr.codecs.GzipCodec()])
+    table = register_rows(here / "t.zarr", here / "rows.zarr")
+    import gzip
+
+    size = (here / "t.zarr/c/3/0").stat().st_size
+    bomb = gzip.compress(bytes(4 << 30), 9) if size < 0 else gzip.compress(bytes(1 << 20), 9)
+    (here / "t.zarr/c/3/0").write_bytes(bomb)
+    assert "is not what was registered" in fault_of(table)
+    shutil.rmtree(here / "rows.zarr")
+    refused(here / "t.zarr", "cannot be read")
