@@ -40,7 +40,7 @@ class Said(NamedTuple):
         assert self.out == ""
         assert "Traceback" not in self.err
         *labels, message = self.err.splitlines()
-        assert set(labels) <= {"Ingesting", "Summing rows", "Projecting rows"}
+        assert set(labels) <= {"Ingesting", "Registering rows", "Summing rows", "Projecting rows"}
         assert message.startswith("dpdist: ")
         return message
 

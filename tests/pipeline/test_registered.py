@@ -1,0 +1,286 @@
+"""The steps on rows in place: the same release as of a copy, one budget for the same objects, nothing half done."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+from support.cli_scene import Call
+from support.replays import Recording, Replaying
+
+from dpdist.errors import DataError
+from dpdist.estimators import PrivatePCA
+from dpdist.ingest import register as reading
+from dpdist.ingest.opening import open_rows
+from dpdist.ingest.table import ingest
+from dpdist.ledger import datasets, registered
+from dpdist.ledger.ledger import Ledger
+from dpdist.moment.total import MomentTask, complete, partition_moment, plan
+from dpdist.pipeline import register, release
+from dpdist.pipeline.budget import create_ledger
+from dpdist.pipeline.register import register_rows
+from dpdist.pipeline.release import release_rows
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release import trusted
+from dpdist.release.artefact import open_release
+from dpdist.release.request import ReleaseRequest
+from dpdist.rows.bounding import RowBound
+from dpdist.runtime import connection
+from faults import crash_driver
+
+BUDGET = PrivacyLoss.parse("4", "1e-6")
+DECLARED = ("--budget-epsilon", "4", "--budget-delta", "1e-6")
+LOSS = ("--epsilon", "1", "--delta", "1e-7", "--clip", "20")
+ROWS = np.random.default_rng(3).integers(0, 9, (200, 4)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work beside a source, computing in this process, as somebody who has registered nothing."""
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    monkeypatch.setattr(register, "_PER_WORKER", 2)
+    monkeypatch.chdir(tmp_path)
+    assert not state.exists()
+    table = pa.table({name: ROWS[:, place] for place, name in enumerate("abcd")})
+    pq.write_table(table, "table.parquet", row_group_size=30)
+    np.save("table.npy", ROWS)
+    return tmp_path
+
+
+def test_every_step_takes_rows_in_place(here: Path, call: Call) -> None:
+    made = call("register", "table.parquet", "rows.zarr", *DECLARED, "--json")
+    assert made.code == 0
+    assert (made.json["n"], made.json["d"], made.json["fresh"]) == (200, 4, True)
+    assert made.json["ledger"] == "rows.ledger"
+    assert call("bound", "rows.zarr", "--epsilon", "3", "--grid", "8:32:1", "--quantile", "0.5").code == 0
+    assert call("release", "rows.zarr", "release.zarr", *LOSS).code == 0
+    assert call("pca", "release.zarr", "model.zarr", "--components", "2").code == 0
+    assert call("project", "rows.zarr", "model.zarr", "scores.zarr").code == 0
+    assert call("project", "rows.zarr", "model.zarr", "scores.zarr").code == 0
+    scores = zarr.open_array("scores.zarr", mode="r")
+    assert scores.shape == (200, 2)
+    assert np.isfinite(scores[:]).all()
+    told = call("inspect", "rows.zarr", "--verify", "--json")
+    assert told.code == 0
+    assert told.json["damaged"] == []
+    assert told.json["source"] == str(here / "table.parquet")
+    assert "table.parquet" in call("inspect", "rows.zarr").out
+    assert call("report", "release.zarr", "report.html").code == 0
+    again = call("register", "table.parquet", "rows.zarr", *DECLARED)
+    assert again.code == 0
+    assert "left alone" in again.err
+    assert call("register", "table.npy", "rows.zarr", *DECLARED).code == 4
+    assert call("register", "table.parquet", "rows.zarr", "--budget-epsilon", "5").code == 2
+    assert call("release", "rows.zarr", "release.zarr", *LOSS).code == 0
+    assert len(Ledger("rows.ledger").records) == 2
+
+
+def test_the_same_draw_makes_the_same_release_of_rows_in_place_and_of_their_copy(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-7"), 20.0, name="r-1")
+    table = register_rows("table.parquet", "there.zarr", budget=BUDGET)
+    copied = ingest(here / "table.parquet", here / "copied.zarr", budget=BUDGET)
+    create_ledger("copied.ledger", "copied.zarr")
+    recorded = Recording()
+    found = []
+    for rows, drawn in ((table, recorded), (copied, None)):
+        source = drawn or Replaying(recorded.drawn)
+        monkeypatch.setattr(trusted, "SYSTEM", source)
+        found.append(release_rows(rows.store, f"{rows.path.name}.release.zarr", request).release)
+    assert np.array_equal(found[0].second_moment, found[1].second_moment)
+
+
+def test_estimators_take_the_path_of_rows_in_place(here: Path) -> None:
+    register_rows("table.parquet", "rows.zarr", budget=BUDGET)
+    fitted = PrivatePCA(n_components=2, epsilon=1, delta=1e-7, clip=20).fit(str(here / "rows.zarr"))
+    assert fitted.components_.shape == (2, 4)
+    assert list(fitted.feature_names_in_) == list("abcd")
+    assert np.allclose(
+        fitted.transform(str(here / "rows.zarr")), fitted.transform(pd.DataFrame(ROWS, columns=list("abcd"))), atol=1e-4
+    )
+
+
+def test_a_source_that_changed_costs_nothing_and_nothing_is_published(call: Call) -> None:
+    assert call("register", "table.npy", "rows.zarr", *DECLARED).code == 0
+    before = Path("table.npy").read_bytes()
+    np.save("table.npy", ROWS + 1)
+    said = call("release", "rows.zarr", "release.zarr", *LOSS)
+    assert said.code == 4
+    assert "table.npy" in said.message
+    assert "dpdist register" in said.message
+    assert not Path("release.zarr").exists()
+    assert not Ledger("rows.ledger").balance().charged
+    assert call("inspect", "rows.zarr", "--verify").code == 4
+    Path("table.npy").write_bytes(before)
+    assert call("release", "rows.zarr", "release.zarr", *LOSS).code == 0
+
+
+def test_a_source_that_changes_between_the_bands_of_a_release_is_no_release(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call("register", "table.npy", "rows.zarr", *DECLARED).code == 0
+    crash_driver.in_bands(2, monkeypatch.setattr)
+    whole, passes = release.partition_moment, []  # type: ignore[attr-defined]
+
+    def changing(task: MomentTask) -> object:
+        passes.append(task.band.start)
+        if task.band.start > 0 and len(set(passes)) == 2:
+            np.save("table.npy", ROWS + 1)
+        return whole(task)
+
+    monkeypatch.setattr(release, "partition_moment", changing)
+    said = call("release", "rows.zarr", "release.zarr", *LOSS)
+    assert said.code == 4
+    assert len(set(passes)) == 2
+    assert not Path("release.zarr").exists()
+
+
+# --- one budget for the same objects ---
+
+
+def test_the_same_objects_registered_again_are_a_copy_and_share_the_ledger(here: Path, call: Call) -> None:
+    assert call("register", "table.npy", "rows.zarr", *DECLARED).code == 0
+    shutil.copy("table.npy", "copy.npy")
+    for source in ("table.npy", "copy.npy"):
+        said = call("register", source, f"{source}.zarr", *DECLARED)
+        assert said.code == 3
+        assert str(here / "rows.ledger") in said.message
+        assert not Path(f"{source}.ledger").exists()
+        shared = call("register", source, f"{source}.zarr", *DECLARED, "--ledger", "rows.ledger")
+        assert shared.code == 0
+        assert open_rows(f"{source}.zarr").ledger_id == Ledger("rows.ledger").ledger_id
+    first = call("release", "rows.zarr", "a.zarr", *LOSS)
+    second = call("release", "copy.npy.zarr", "b.zarr", *LOSS, "--ledger", "rows.ledger")
+    assert first.code == second.code == 0
+    assert open_release("a.zarr").release_id == open_release("b.zarr").release_id
+    assert len(Ledger("rows.ledger").records) == 1
+
+
+def test_other_columns_of_the_same_objects_are_no_second_table(call: Call) -> None:
+    for source in ("table.npy", "table.parquet"):
+        columns = "c1,c2" if source == "table.npy" else "b,c"
+        assert call("register", source, f"{source}.zarr").code == 0
+        said = call("register", source, f"{source}.other.zarr", "--columns", columns)
+        assert said.code == 3
+        assert f"{source}.zarr" in said.message
+        assert not Path(f"{source}.other.zarr").exists()
+
+
+def test_a_source_that_was_written_anew_is_another_table(call: Call) -> None:
+    assert call("register", "table.npy", "rows.zarr", *DECLARED).code == 0
+    np.save("table.npy", ROWS + 1)
+    assert call("register", "table.npy", "other.zarr", *DECLARED).code == 0
+    assert open_rows("rows.zarr").dataset_id != open_rows("other.zarr").dataset_id
+
+
+def test_an_identity_says_nothing_of_the_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A digest of it stands in every release: of an identity made of the rows, a guess at them could be tested."""
+    first = register_rows("table.npy", "rows.zarr").dataset_id
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "another"))
+    assert register_rows("table.npy", "other.zarr").dataset_id != first
+
+
+def test_two_that_register_at_once_get_one_identity(state: Path) -> None:
+    found, barrier = [], threading.Barrier(2)
+
+    def run(place: str) -> None:
+        barrier.wait()
+        found.append(registered.identity_of("a" * 64, "b" * 64, place))
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2
+    assert len(set(found)) == 1
+    assert {path.stat().st_mode & 0o077 for path in (state / "registered").iterdir()} == {0}
+
+
+def test_two_that_register_in_one_place_leave_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    conclude = reading._conclude
+
+    def overtaken(*arguments: object) -> None:
+        monkeypatch.setattr(reading, "_conclude", conclude)
+        register_rows("table.npy", "rows.zarr")
+        conclude(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(reading, "_conclude", overtaken)
+    table = register_rows("table.npy", "rows.zarr")
+    assert table.rows == 200
+    assert datasets.seen(table.dataset_id) == datasets.Seen()
+
+
+@pytest.mark.parametrize("point", ["register_chunks", "write_index", "_objects_of", "identify"])
+def test_whatever_fails_on_the_way_leaves_no_table_and_the_same_call_makes_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    def dies(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if point == "identify":
+            patch.setattr(registered, "identity_of", dies)
+        else:
+            patch.setattr(register if point == "register_chunks" else reading, point, dies)
+        with pytest.raises(KeyboardInterrupt):
+            register_rows("table.npy", "rows.zarr", budget=BUDGET)
+    assert not [path for path in here.iterdir() if path.name.startswith(("rows", ".rows"))]
+    assert register_rows("table.npy", "rows.zarr", budget=BUDGET).ledger_id is not None
+
+
+def test_what_died_before_its_ledger_was_made_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(register, "complete_ingest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            register_rows("table.npy", "rows.zarr", budget=BUDGET)
+    assert open_rows("rows.zarr").ledger_id is None
+    assert register_rows("table.npy", "rows.zarr", budget=BUDGET).ledger_id == Ledger("rows.ledger").ledger_id
+
+
+def test_rows_that_were_ingested_are_not_taken_for_registered_ones(here: Path) -> None:
+    ingest(here / "table.npy", here / "rows.zarr")
+    with pytest.raises(DataError, match="was not registered from this source"):
+        register_rows("table.npy", "rows.zarr")
+
+
+def test_a_job_registers_where_it_says_so(here: Path, call: Call) -> None:
+    text = """
+        [rows]
+        path = "rows.zarr"
+        source = "table.parquet"
+        in_place = true
+        budget_epsilon = 4
+        budget_delta = 1e-6
+        [release]
+        path = "release.zarr"
+        epsilon = 1
+        delta = 1e-7
+        clip = 20
+    """
+    (here / "job.toml").write_text(text)
+    for _ in range(2):
+        assert call("run", "job.toml").code == 0
+    assert open_rows("rows.zarr").reference is not None
+    (here / "odd.toml").write_text(text.replace("in_place = true", 'in_place = true\nprivacy_unit = "a"\nmax_rows = 2'))
+    said = call("run", "odd.toml")
+    assert said.code == 2
+    assert "in_place" in said.message
+
+
+def test_sums_do_not_depend_on_how_many_workers_read(here: Path) -> None:
+    table, bound = register_rows("table.parquet", "rows.zarr"), RowBound(4, 20.0)
+    sums = [
+        complete(table, *(partition_moment(task) for group in plan(table, bound, workers).groups for task in group))
+        for workers in (1, 3)
+    ]
+    assert np.array_equal(sums[0].values, sums[1].values)
+    assert here.is_dir()

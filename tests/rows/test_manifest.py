@@ -1,0 +1,104 @@
+"""The list of the chunks of rows in place: a million are opened in seconds, and an old one is read as it was."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.folders import STORED
+
+from dpdist.ingest.opening import open_rows
+from dpdist.ingest.registered import FORMAT, Asked, RegisteredAttributes, head_of
+from dpdist.moment.total import complete, partition_moment, plan
+from dpdist.rows.bounding import RowBound
+from dpdist.rows.dataset import RowsTable
+from dpdist.rows.manifest import MOST_CHUNKS, MOST_PARTS, RECORD, SourceEntry, part_key, part_lengths, write_index
+from dpdist.storage.arrays import ROOT
+from dpdist.storage.store import store_at
+
+
+def manifest_of(place: Path, lengths: np.ndarray, tasks: int) -> RowsTable:
+    """Write a table of chunks of such lengths, of which none is there."""
+    place.mkdir()
+    store, chunks, parts = store_at(place), len(lengths), []
+    starts = np.cumsum(lengths) - lengths
+    for number, run in enumerate(part_lengths(chunks, tasks)):
+        part = np.zeros(len(run), dtype=RECORD)
+        part["rows"], part["first"] = lengths[run.start : run.stop], starts[run.start : run.stop]
+        parts.append(part.tobytes())
+        store.put(part_key(number), parts[-1])
+    index, sources = write_index(store, parts, [SourceEntry("/nowhere/table.npy")])
+    said = RegisteredAttributes(
+        format=FORMAT, dataset_id="0" * 32, columns=("a", "b"), budget=None, ledger_id=None, rows=int(lengths.sum()),
+        dtype="float32", chunk_rows=int(lengths.max()), chunks=chunks, stored_bytes=int(lengths.sum()) * 8,
+        buffer_bytes=1, asked=Asked(source="/nowhere", columns=None, variable=None), index=index, sources=sources,
+    )  # fmt: skip
+    store.put(ROOT, json.dumps(head_of(said)).encode())
+    return open_rows(place)
+
+
+def test_a_million_chunks_are_opened_in_seconds_and_in_few_bytes(tmp_path: Path) -> None:
+    """4 TB in chunks of 8 MiB are half of them. The limit is ten times what it takes on a busy machine."""
+    chunks = 1_000_000
+    lengths = np.random.default_rng(1).integers(1, 1000, chunks)
+    manifest_of(tmp_path / "rows.zarr", lengths, 256)
+    began = time.process_time()
+    table = open_rows(tmp_path / "rows.zarr")
+    assert (table.chunks, table.rows) == (chunks, lengths.sum())
+    for index in (0, 77_777, chunks - 1):
+        assert table.first_row(index) == lengths[:index].sum()
+        assert table.rows_in(index) == lengths[index]
+        assert table.chunk_of(table.first_row(index)) == index
+    assert time.process_time() - began < 2
+    size = sum(path.stat().st_size for path in (tmp_path / "rows.zarr").rglob("*") if path.is_file())
+    assert size < 100 * chunks
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(1, 12))
+def test_each_row_is_in_the_chunk_that_is_said(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[int], tasks: int
+) -> None:
+    lengths = np.array(rows)
+    table = manifest_of(tmp_path_factory.mktemp("rows") / "rows.zarr", lengths, tasks)
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    assert [table.chunk_of(row) for row in range(table.rows)] == owners.tolist()
+    assert [table.rows_in(index) for index in range(table.chunks)] == lengths.tolist()
+    assert table.first_row(table.chunks) == table.rows == lengths.sum()
+
+
+@given(st.integers(1, 10**7), st.integers(1, 10**5))
+def test_parts_are_as_many_as_tasks_as_far_as_their_length_allows(chunks: int, tasks: int) -> None:
+    parts = part_lengths(chunks, tasks)
+    assert [run.start for run in parts[1:]] == [run.stop for run in parts[:-1]]
+    assert (parts[0].start, parts[-1].stop) == (0, chunks)
+    assert 1 <= min(map(len, parts)) <= max(map(len, parts)) <= MOST_CHUNKS
+    assert len(parts) <= max(MOST_PARTS, -(-chunks // MOST_CHUNKS))
+
+
+def test_a_table_that_the_first_version_registered_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was registered of table.npy beside it; its place is written in it, and given to where it is unpacked."""
+    with tarfile.open(STORED / "registered-1.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    table = open_rows(tmp_path / "rows.zarr")
+    assert (table.rows, table.names, table.dtype, table.chunks) == (40, ("c0", "c2", "c1"), "int16", 4)
+    assert table.dataset_id == "2c5a1c0d6c5c4e0f9e1d3b7a8f6e5d4c"
+    monkeypatch.setattr("dpdist.ingest.registered.location_of", lambda text: tmp_path / Path(text).name)
+    bound = RowBound(3, 300.0)
+    total = complete(table, *(partition_moment(task) for group in plan(table, bound, 2).groups for task in group))
+    rows = np.load(tmp_path / "table.npy")[:, [0, 2, 1]]
+    whole = manifest_free(rows, bound)
+    assert np.array_equal(total.values, whole)
+
+
+def manifest_free(rows: np.ndarray, bound: RowBound) -> np.ndarray:
+    """Return the packed sum of rows by a rule of its own."""
+    z = bound.apply(rows, np.empty((len(rows), bound.width))).astype(np.int64)
+    gram = z.T @ z
+    return gram[np.triu_indices(bound.width)]
