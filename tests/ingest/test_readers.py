@@ -6,7 +6,7 @@ import gzip
 import shutil
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ from support.ingest_scene import (
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest.readers import anndata as h5ad
 from dpdist.ingest.readers import base, chunked, transpose
-from dpdist.ingest.sources import Choices
+from dpdist.ingest.readers.apart import Reading
+from dpdist.ingest.sources import Choices, reader_of
 from dpdist.ingest.table import ingest
 
 pytestmark = pytest.mark.usefixtures("typed")
@@ -417,3 +418,18 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(
     with pytest.raises(UsageError, match=rf"needs {module}\. Install it with: pip install 'dpdist\[{extra}\]'"):
         ingest(tmp_path / name, tmp_path / "rows.zarr")
     assert not (tmp_path / "rows.zarr").exists()
+
+
+def test_each_file_is_read_though_the_readers_of_others_were_given_up(tmp_path: Path) -> None:
+    """One process reads them all, and a reader that is given up may leave its number to the next one."""
+    reading = Reading(tmp_path)
+    try:
+        for number in range(40):
+            path = tmp_path / f"{number}.parquet"
+            pq.write_table(pa.table({"a": np.full(3, float(number)), "b": np.ones(3)}), path)
+            source = reader_of(path, (), Choices(), reading)
+            with closing(source.blocks((0, 1))) as blocks:
+                assert [float(block[0, 0]) for block in blocks] == [number]
+            del source
+    finally:
+        reading.close()

@@ -58,7 +58,7 @@ class Reading:
         self._beside = beside
         self._pid = 0
         self._here: Connection | None = None
-        self._known: set[int] = set()
+        self._known: dict[int, Source] = {}  # they live as long as it: the number of a dead one may be given again
         self._shared: Any = None  # memory
 
     @property
@@ -81,7 +81,7 @@ class Reading:
         kind: Any
         try:
             new = None if id(source) in self._known else source
-            self._known.add(id(source))
+            self._known[id(source)] = source
             self._pipe.send((id(source), new, question, *arguments))
             kind, value = self._pipe.recv()
         except (EOFError, OSError):
