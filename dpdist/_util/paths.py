@@ -40,8 +40,8 @@ def local(path: AnyPath) -> Path:
     text = os.fspath(path)
     if is_address(text):
         raise UsageError(
-            f"{text} is an address, and this is read and written on this machine only: copy it here, and name the "
-            "copy. Only the source of an ingest may be an address."
+            f"{text} is an address of a kind that is not read and written in place, or this is a file or folder of "
+            "this machine: copy it here, and name the copy."
         )
     return Path(text)
 

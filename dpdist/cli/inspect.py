@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import click
 
 from dpdist.cli.options import (
     LEDGER,
-    PATH,
-    READ,
+    PLACE,
     answer,
     count_of,
     json_option,
@@ -24,14 +22,15 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.pipeline import inspect as inspecting
 from dpdist.release.artefact import open_release
 from dpdist.report.inspection import words
+from dpdist.storage.store import AnyStore
 
 
 @click.command()
-@click.argument("path", type=READ, metavar="ROWS")
+@click.argument("path", type=PLACE, metavar="ROWS")
 @ledger_option
 @click.option("--verify", is_flag=True, help="Read every chunk and check it against its checksum, and its seal.")
 @json_option
-def inspect(path: Path, ledger: Place | None, verify: bool, as_json: bool) -> None:
+def inspect(path: AnyStore, ledger: Place | None, verify: bool, as_json: bool) -> None:
     """Describe ROWS and their budget, or a release, a model or scores.
 
     No value and no statistic of a row is printed. Exit code 4 if something is damaged.
@@ -43,14 +42,14 @@ def inspect(path: Path, ledger: Place | None, verify: bool, as_json: bool) -> No
 
 
 @click.command("report")
-@click.argument("release", type=READ)
-@click.argument("out", type=PATH)
+@click.argument("release", type=PLACE)
+@click.argument("out", type=PLACE)
 @click.option("--components", default="auto", metavar="K|auto", help="How many to show [default: auto].")
 @click.option("--image", metavar="HxW", help="Draw components as images of this shape, such as 28x28.")
 @click.option("--ledger", type=LEDGER, help="The ledger that was charged, to show what is left of the budget.")
 @json_option
 def report_command(
-    release: Path, out: Path, components: str, image: str | None, ledger: Place | None, as_json: bool
+    release: AnyStore, out: AnyStore, components: str, image: str | None, ledger: Place | None, as_json: bool
 ) -> None:
     """Write OUT, one HTML page about RELEASE for people: guarantee, budget, noise and components. Free."""
     from dpdist.report import html  # noqa: PLC0415 - scipy.special and templates, only needed here

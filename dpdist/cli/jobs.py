@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from dpdist.cli.options import PATH, READ, answer, cluster_options, json_option, say, show, tls_options
+from dpdist.cli.options import LOCAL, answer, cluster_options, json_option, say, show, tls_options
 from dpdist.cli.progress import BARS
 from dpdist.errors import RefusedError
 from dpdist.jobs import job_file
@@ -22,7 +22,7 @@ from dpdist.storage.atomic import replace_file
 
 
 @click.command()
-@click.argument("job", type=READ)
+@click.argument("job", type=LOCAL)
 @click.option("--scheduler", help="Address of a Dask scheduler, instead of what JOB.toml names.")
 @click.option(
     "--continual",
@@ -56,8 +56,8 @@ def run(
 
 
 @click.command()
-@click.argument("job", type=READ)
-@click.option("--textfile", type=PATH, help="Also write it for node_exporter's textfile collector (Prometheus).")
+@click.argument("job", type=LOCAL)
+@click.option("--textfile", type=LOCAL, help="Also write it for node_exporter's textfile collector (Prometheus).")
 @json_option
 @naming(JOB_FILE)
 def status(job: Path, textfile: Path | None, as_json: bool) -> None:
@@ -74,7 +74,7 @@ def status(job: Path, textfile: Path | None, as_json: bool) -> None:
 
 
 @click.command("demo")
-@click.argument("directory", type=PATH, default=Path("dpdist-demo"))
+@click.argument("directory", type=LOCAL, default=Path("dpdist-demo"))
 @cluster_options
 def demo_command(directory: Path, cluster: Cluster) -> None:
     """Do everything on a bundled real data set (1797 handwritten digits), on this machine."""

@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from dpdist._util.text import counted, listed, wrapped
-from dpdist.cli.options import LEDGER, READ, answer, budget_options, json_option, show
+from dpdist.cli.options import LEDGER, PLACE, answer, budget_options, json_option, show
 from dpdist.errors import RefusedError
 from dpdist.ledger.address import Place
 from dpdist.ledger.ledger import Ledger
 from dpdist.pipeline.budget import create_ledger, verify_ledger
 from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.storage.store import AnyStore
 
 
 @click.group()
@@ -23,10 +24,10 @@ def ledger() -> None:
 
 @ledger.command("create")
 @click.argument("ledger", type=LEDGER)
-@click.option("--rows", required=True, type=READ, help="The rows whose budget it is.")
+@click.option("--rows", required=True, type=PLACE, help="The rows whose budget it is.")
 @budget_options
 @json_option
-def ledger_create(ledger: Place, rows: Path, budget: PrivacyLoss | None, as_json: bool) -> None:
+def ledger_create(ledger: Place, rows: AnyStore, budget: PrivacyLoss | None, as_json: bool) -> None:
     """Declare a budget for ROWS in LEDGER, a new folder or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME."""
     fresh = not Ledger.stands_at(ledger)
     made = create_ledger(ledger, rows, budget)
@@ -73,9 +74,9 @@ def _told(label: str, text: str) -> None:
 
 @ledger.command("verify")
 @click.argument("ledger", type=LEDGER)
-@click.option("--release", "releases", type=READ, multiple=True, help="A release it must know of; repeatable.")
+@click.option("--release", "releases", type=PLACE, multiple=True, help="A release it must know of; repeatable.")
 @json_option
-def ledger_verify(ledger: Place, releases: tuple[Path, ...], as_json: bool) -> None:
+def ledger_verify(ledger: Place, releases: tuple[AnyStore, ...], as_json: bool) -> None:
     """Check the journal's chain, the balance, the committed releases, and that no published RELEASE was forgotten."""
     opened = verify_ledger(ledger, releases)
     count, promise = len(opened.records), opened.balance().promise

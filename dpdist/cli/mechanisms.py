@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from dpdist.cli.options import (
-    PATH,
+    LOCAL,
     answer,
     cluster_options,
     json_option,
@@ -60,7 +60,7 @@ def mechanisms(name: str | None, every: bool, as_json: bool) -> None:
 @click.option("--centre", type=click.Choice(["none", "private"]), default="none", show_default=True)
 @neighbours_option
 @mechanism_options
-@click.option("--plot", type=PATH, help="Draw the quality of each component against the number of rows.")
+@click.option("--plot", type=LOCAL, help="Draw the quality of each component against the number of rows.")
 @click.option("--cluster", is_flag=True, help="Also print what a cluster needs: tasks, bytes, memory and time.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="As rows are stored.")
 @click.option(
@@ -105,7 +105,7 @@ def forecast_command(
 @neighbours_option
 @mechanism_options
 @cluster_options
-@click.option("--plot", type=PATH, help="Draw the privacy profile, claimed, proved and measured, to this picture.")
+@click.option("--plot", type=LOCAL, help="Draw the privacy profile, claimed, proved and measured, to this picture.")
 @json_option
 def audit_command(
     mechanism: str, epsilon: str, delta: str | None, columns: int, draws: int, confidence: float, neighbours: str,

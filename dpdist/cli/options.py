@@ -23,6 +23,7 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.parse import options_from
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.tls import Certificates
+from dpdist.storage.store import store_at
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -62,39 +63,29 @@ class SourceFrom(Folder):
         return super().convert(str(place), param, ctx) if isinstance(place, Path) else place
 
 
-class LocalFolder(Folder):
-    """A path, and no address: what is written here appears at once or not at all, which stores do not offer."""
+class Anywhere(Folder):
+    """A folder, or the address of a place in an object store."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return a path, or a store."""
+        return store_at(str(value)) if is_address(str(value)) else super().convert(value, param, ctx)
+
+
+class LocalPath(Folder):
+    """A path of this machine, and no address."""
 
     def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path."""
         if is_address(str(value)):
-            self.fail(
-                "This is a folder on this machine, not an address: it is written aside and renamed in one step, and "
-                "an object store renames nothing in one step. Write it here, and copy a finished release to the store.",
-                param,
-                ctx,
-            )
-        return super().convert(value, param, ctx)
-
-
-class Existing(Folder):
-    """A path that is read, and no address."""
-
-    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path."""
-        if is_address(str(value)):
-            self.fail(
-                "This is an address, and it is read on this machine: copy what is there to this machine, and name the "
-                "copy. Only the SOURCE of dpdist ingest may be an address.",
-                param,
-                ctx,
-            )
+            self.fail("This is a file or folder of this machine, and no address.", param, ctx)
         return super().convert(value, param, ctx)
 
 
 SOURCE = SourceFrom(path_type=Path)
-PATH = LocalFolder(path_type=Path)
-READ = Existing(path_type=Path)
+PLACE = Anywhere(path_type=Path)
+LOCAL = LocalPath(path_type=Path)
 LEDGER = Account(path_type=Path)
 
 
@@ -136,9 +127,9 @@ def json_option(command: Command) -> Command:
 def tls_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options about TLS; the command gets ``certificates`` and ``insecure``."""
 
-    @click.option("--tls-ca", type=READ, help="Certificate of the cluster's CA, for a tls:// scheduler.")
-    @click.option("--tls-cert", type=READ, help="Your certificate, of that CA.")
-    @click.option("--tls-key", type=READ, help="The certificate's key.")
+    @click.option("--tls-ca", type=LOCAL, help="Certificate of the cluster's CA, for a tls:// scheduler.")
+    @click.option("--tls-cert", type=LOCAL, help="Your certificate, of that CA.")
+    @click.option("--tls-key", type=LOCAL, help="The certificate's key.")
     @click.option("--insecure", is_flag=True, help="Allow an unencrypted scheduler on the network.")
     @functools.wraps(command)
     def collected(tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, **others: object) -> None:

@@ -11,8 +11,8 @@ import click
 
 from dpdist._util.text import NEXT, counted, exactly
 from dpdist.cli.options import (
-    PATH,
-    READ,
+    LOCAL,
+    PLACE,
     SOURCE,
     answer,
     budget_options,
@@ -38,7 +38,7 @@ from dpdist.moment.norm_histogram import NormGrid
 from dpdist.pca.scree import require_scree, scree
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline import clip_norm
-from dpdist.pipeline.budget import default_ledger, ingest_rows
+from dpdist.pipeline.budget import ingest_rows, ledger_place
 from dpdist.pipeline.combine import combine_releases
 from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.release import release_rows
@@ -51,12 +51,14 @@ from dpdist.release.request import Centring
 from dpdist.report import text
 from dpdist.report.figures import draw_scree
 from dpdist.runtime.cluster import Cluster
+from dpdist.storage.store import AnyStore, store_at
 
 
 @click.command()
 @click.argument("source", type=SOURCE)
-@click.argument("rows", type=PATH)
+@click.argument("rows", type=PLACE)
 @budget_options
+@ledger_option
 @click.option("--columns", help="Comma-separated names of the columns to keep, in this order.")
 @click.option(
     "--compress", is_flag=True, help="Compress the chunks: for slow disks; reading costs more processor time."
@@ -73,7 +75,8 @@ from dpdist.runtime.cluster import Cluster
 @json_option
 def ingest(
     source: SourcePlace,
-    rows: Path,
+    rows: AnyStore,
+    ledger: Place | None,
     budget: PrivacyLoss | None,
     columns: str | None,
     compress: bool,
@@ -86,24 +89,26 @@ def ingest(
 ) -> None:
     """Write ROWS, a Zarr array, from SOURCE: a file, a folder of files, or the address of one (s3://, gs://, https://).
 
+    ROWS is a folder, or a place in an object store (s3://, gs://, az://); then their budget needs --ledger.
+
     Files may be .npy, .npz, .csv, .csv.gz, .parquet (also in folders KEY=VALUE), .h5ad, .nc, .zarr, .bed with .bim and
     .fam, .vcf and .vcf.gz. A row of genotypes is a sample. Rows that exist are never replaced. If they were ingested
     from the same files, the command does nothing.
     """
     names = None if columns is None else columns_from(columns)
-    fresh = not rows.exists()
+    fresh = not store_at(rows).exists()
     table = ingest_rows(
-        source, rows, budget=budget, columns=names, privacy_unit=privacy_unit, max_rows=max_rows, variable=variable,
-        missing=missing, header=header, compress=compress, progress=BARS, say=say,
+        source, rows, budget=budget, ledger=ledger, columns=names, privacy_unit=privacy_unit, max_rows=max_rows,
+        variable=variable, missing=missing, header=header, compress=compress, progress=BARS, say=say,
     )  # fmt: skip
-    place = default_ledger(rows)
-    kept = f" in {place}" if Ledger.stands_at(place) else ""
+    place = ledger_place(table, ledger) if table.budget else None
+    kept = f" in {place}" if place is not None and Ledger.stands_at(place) else ""
     answer(
         as_json,
         {
             "rows": str(rows), "fresh": fresh, "n": table.rows, "d": table.columns, "dtype": table.dtype,
             "chunks": table.chunks, "dataset_id": table.dataset_id,
-            "ledger": str(default_ledger(rows)) if budget else None,
+            "ledger": str(place) if budget else None,
         },
         f"{rows}: {counted(table.rows, 'row')} of {counted(table.columns, 'column')}, {table.dtype}, "
         f"{counted(table.chunks, 'chunk')}{'' if fresh else ', ingested before from the same files and left alone'}. "
@@ -112,8 +117,8 @@ def ingest(
 
 
 @click.command("release")
-@click.argument("rows", type=READ)
-@click.argument("release", type=PATH)
+@click.argument("rows", type=PLACE)
+@click.argument("release", type=PLACE)
 @click.option("--epsilon", required=True, help="Privacy loss epsilon, in steps of a millionth.")
 @click.option(
     "--delta",
@@ -147,9 +152,10 @@ def ingest(
 @trusted_option
 @json_option
 def release_command(
-    rows: Path, release: Path, epsilon: str, delta: str | None, clip: float, mechanism: str | None, neighbours: str,
-    centre: str, grid_bits: int, options: tuple[str, ...], arithmetic: str | None, for_reproduction: bool,
-    accept_large_delta: bool, name: str | None, ledger: Place | None, cluster: Cluster, trusted: str, as_json: bool,
+    rows: AnyStore, release: AnyStore, epsilon: str, delta: str | None, clip: float, mechanism: str | None,
+    neighbours: str, centre: str, grid_bits: int, options: tuple[str, ...], arithmetic: str | None,
+    for_reproduction: bool, accept_large_delta: bool, name: str | None, ledger: Place | None, cluster: Cluster,
+    trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Publish RELEASE, one private second moment of ROWS. The same command again publishes the same bytes, free."""
     request = request_from(
@@ -163,18 +169,20 @@ def release_command(
 
 
 @click.command()
-@click.argument("release", type=READ)
-@click.argument("model", type=PATH)
+@click.argument("release", type=PLACE)
+@click.argument("model", type=PLACE)
 @click.option(
     "--components",
     required=True,
     metavar="K|auto",
     help="Number of principal components, or auto: those that stand above the noise at confidence 0.95.",
 )
-@click.option("--plot", type=PATH, help="Draw the eigenvalues over the edge of the noise to this picture.")
+@click.option("--plot", type=LOCAL, help="Draw the eigenvalues over the edge of the noise to this picture.")
 @cluster_options
 @json_option
-def pca(release: Path, model: Path, components: str, plot: Path | None, cluster: Cluster, as_json: bool) -> None:
+def pca(
+    release: AnyStore, model: AnyStore, components: str, plot: Path | None, cluster: Cluster, as_json: bool
+) -> None:
     """Write MODEL, the top principal components of RELEASE, and say how far each one is signal. Free.
 
     A release of thousands of columns is multiplied from the disk, on the cluster if --scheduler or --workers is given.
@@ -208,12 +216,12 @@ def pca(release: Path, model: Path, components: str, plot: Path | None, cluster:
 
 
 @click.command()
-@click.argument("rows", type=READ)
-@click.argument("model", type=READ)
-@click.argument("scores", type=PATH)
+@click.argument("rows", type=PLACE)
+@click.argument("model", type=PLACE)
+@click.argument("scores", type=PLACE)
 @cluster_options
 @json_option
-def project(rows: Path, model: Path, scores: Path, cluster: Cluster, as_json: bool) -> None:
+def project(rows: AnyStore, model: AnyStore, scores: AnyStore, cluster: Cluster, as_json: bool) -> None:
     """Write SCORES, the rows projected on MODEL's components. Scores are as private as the rows.
 
     Run again, it leaves them alone; what was made from other rows or another model is not replaced.
@@ -224,15 +232,15 @@ def project(rows: Path, model: Path, scores: Path, cluster: Cluster, as_json: bo
 
 
 @click.command()
-@click.argument("target", type=PATH, metavar="SUM")
-@click.argument("releases", type=READ, nargs=-1, required=True)
+@click.argument("target", type=PLACE, metavar="SUM")
+@click.argument("releases", type=PLACE, nargs=-1, required=True)
 @click.option(
     "--disjoint",
     is_flag=True,
     help="No row, or no privacy unit where there is one, is in two of the tables: their owners say so.",
 )
 @json_option
-def combine(target: Path, releases: tuple[Path, ...], disjoint: bool, as_json: bool) -> None:
+def combine(target: AnyStore, releases: tuple[AnyStore, ...], disjoint: bool, as_json: bool) -> None:
     """Write SUM, the sum of RELEASES of disjoint rows, with their joint guarantee. Free post-processing."""
     outcome = combine_releases(releases, target, disjoint=disjoint)
     made, fresh = outcome.release, outcome.fresh
@@ -256,7 +264,7 @@ def _condition(made: Release, *, disjoint: bool) -> str:
 
 
 @click.command()
-@click.argument("rows", type=READ)
+@click.argument("rows", type=PLACE)
 @click.option(
     "--epsilon", required=True, help="Privacy loss epsilon to spend on the choice: a small part, such as 0.1."
 )
@@ -291,7 +299,7 @@ def _condition(made: Release, *, disjoint: bool) -> str:
 @trusted_option
 @json_option
 def bound(
-    rows: Path, epsilon: str, delta: str | None, quantile: str, grid: str, neighbours: str, centre: str,
+    rows: AnyStore, epsilon: str, delta: str | None, quantile: str, grid: str, neighbours: str, centre: str,
     accept_large_delta: bool,
     ledger: Place | None, cluster: Cluster, trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
@@ -317,7 +325,7 @@ def bound(
         click.get_current_context().exit(DataError.exit_code)
 
 
-def next_command(rows: Path, choice: clip_norm.ClipChoice, centre: str) -> str | None:
+def next_command(rows: AnyStore, choice: clip_norm.ClipChoice, centre: str) -> str | None:
     """Return the command that releases with the chosen clip norm, to be completed; None where none was chosen."""
     if choice.clip is None:
         return None

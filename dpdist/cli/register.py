@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import click
 
 from dpdist._util.text import counted
 from dpdist.cli.options import (
-    PATH,
+    PLACE,
     SOURCE,
     answer,
     budget_options,
@@ -19,16 +19,17 @@ from dpdist.cli.options import (
 from dpdist.ingest.sources import Place as SourcePlace
 from dpdist.ledger.address import Place
 from dpdist.ledger.ledger import Ledger
-from dpdist.pipeline.budget import default_ledger
+from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.register import register_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.parse import columns_from
 from dpdist.runtime.cluster import Cluster
+from dpdist.storage.store import AnyStore, store_at
 
 
 @click.command()
 @click.argument("source", type=SOURCE)
-@click.argument("rows", type=PATH)
+@click.argument("rows", type=PLACE)
 @budget_options
 @ledger_option
 @click.option("--columns", help="Comma-separated names of the columns to keep, in this order.")
@@ -37,7 +38,7 @@ from dpdist.runtime.cluster import Cluster
 @json_option
 def register(
     source: SourcePlace,
-    rows: Path,
+    rows: AnyStore,
     budget: PrivacyLoss | None,
     ledger: Place | None,
     columns: str | None,
@@ -52,10 +53,11 @@ def register(
     worker. Rows that were registered from the same source are left alone.
     """
     names = None if columns is None else columns_from(columns)
-    fresh = not rows.exists()
+    fresh = not store_at(rows).exists()
     table = register_rows(source, rows, budget=budget, ledger=ledger, columns=names, variable=variable, cluster=cluster)
-    place = ledger or default_ledger(rows)
-    kept = f" in {place}" if Ledger.stands_at(place) else ""
+    named = replace(table, store=store_at(rows))  # as it was typed
+    place = ledger_place(named, ledger) if table.budget else None
+    kept = f" in {place}" if place is not None and Ledger.stands_at(place) else ""
     answer(
         as_json,
         {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -161,7 +160,7 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
             If there is none, it is damaged, or too large for memory.
         """
         with naming(ESTIMATORS):
-            opened = release if isinstance(release, Release) else open_release(Path(release))
+            opened = release if isinstance(release, Release) else open_release(release)
             require_private(opened)
             made = cls(**parameters_of(opened))
             tell_columns(made, opened)

@@ -25,10 +25,10 @@ import numpy.typing as npt
 from dpdist._util.paths import AnyPath
 from dpdist.errors import PrivacyLeakWarning, RefusedError, ShortenedRowsWarning, UsageError
 from dpdist.estimators.in_memory import ArraySum, require_sound
-from dpdist.estimators.inputs import Rows, rows_of, rows_path
+from dpdist.estimators.inputs import Rows, rows_at, rows_of
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import numbered
-from dpdist.ledger.address import Place, PlaceGiven, place_of
+from dpdist.ledger.address import PlaceGiven, place_of
 from dpdist.ledger.budget import Budget
 from dpdist.ledger.in_memory import REGISTER, Shape
 from dpdist.mechanisms.info import COMPONENTS, Output
@@ -36,7 +36,6 @@ from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.operator import MomentMatrix
 from dpdist.naming import Python, step
 from dpdist.pca.shortened import shortened
-from dpdist.pipeline.budget import default_ledger
 from dpdist.pipeline.release import release_table
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import Guarantee, Number, PrivacyLoss
@@ -46,7 +45,7 @@ from dpdist.release.parse import request_from
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.process import forbid_core_dumps
-from dpdist.storage.atomic import require_new
+from dpdist.storage.store import AnyStore, Store, store_at
 from dpdist.triangle import Band, packed
 
 Vector = Sequence[float] | npt.NDArray[np.number]
@@ -185,7 +184,7 @@ def released(asked: Parameters, given: object, check: Check, components: int | N
     """
     forbid_core_dumps()  # the exact total will be in this process's memory
     request = request_of(asked, components)
-    path = rows_path(given)
+    path = rows_at(given)
     with _unchanged_by_failure(asked):
         rows = rows_of(cast("Any", asked), given, fitting=True)
         check(request, rows.columns)
@@ -194,7 +193,7 @@ def released(asked: Parameters, given: object, check: Check, components: int | N
         delattr(asked, name)  # what another release told
     asked.release_ = found  # from here on: what was paid for is not lost if what follows fails
     if path is None and asked.release is not None:
-        save(found, Path(asked.release))
+        save(found, asked.release)
     warn_of_shortened(found)
     return found
 
@@ -217,25 +216,24 @@ def _unchanged_by_failure(estimator: object) -> Iterator[None]:
         raise
 
 
-def release_path(asked: Parameters, path: Path, request: ReleaseRequest) -> Path:
+def release_place(asked: Parameters, rows: Store, request: ReleaseRequest) -> Store:
     """Return where the release of a rows.zarr is published: where it is told, else beside the rows under its id."""
     if asked.release is not None:
-        return Path(asked.release)
-    return path.with_name(f"{path.name.removesuffix('.zarr')}.{request.release_id(open_rows(path))}.zarr")
+        return store_at(asked.release)
+    name = str(rows).rpartition("/")[2].removesuffix(".zarr")
+    return rows.parent.within(f"{name}.{request.release_id(open_rows(rows))}.zarr")
 
 
-def _from_table(asked: Parameters, path: Path, request: ReleaseRequest) -> Release:
+def _from_table(asked: Parameters, rows: Store, request: ReleaseRequest) -> Release:
     if any(each is not None for each in (asked.budget_epsilon, asked.budget_delta, asked.budget)):
         raise UsageError(
             "The budget of a rows.zarr is declared once, in its ledger: leave budget, budget_epsilon and budget_delta "
             "out."
         )
-    ledger: Place = default_ledger(path)
-    if asked.ledger is not None:
-        ledger = place_of(str(asked.ledger), Path())
-    target = release_path(asked, path, request)
+    ledger = None if asked.ledger is None else place_of(str(asked.ledger), Path())
+    target = release_place(asked, rows, request)
     where = asked.cluster or Cluster()
-    return release_table(open_rows(path), target, request, ledger=ledger, cluster=where).release
+    return release_table(open_rows(rows), target, request, ledger=ledger, cluster=where).release
 
 
 def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Release:
@@ -258,7 +256,7 @@ def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Rele
     if calibrated.guarantee is None:
         raise AssertionError("a request that is not for reproduction has a proved guarantee")
     if asked.release is not None:
-        require_new(Path(asked.release), "release")
+        store_at(asked.release).require_new("release")
     total = rows.total(bound, REGISTER.key)
     require_sound(total, bound)
     _warn(total)
@@ -304,7 +302,7 @@ def _warn(total: ArraySum) -> None:
         )
 
 
-def save(release: Release, path: Path) -> None:
+def save(release: Release, path: AnyStore) -> None:
     """Write a release that is held in memory as a release.zarr.
 
     Raises

@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +31,7 @@ from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import DTYPES, FORMAT
 from dpdist.runtime import engine
 from dpdist.storage.arrays import Array
+from dpdist.storage.store import Store, store_at
 
 Values = npt.NDArray[np.generic]
 _PIECE_BYTES = 8 << 20
@@ -158,8 +158,8 @@ class StoredRows(NamedTuple):
     dtype: str
 
 
-def rows_path(given: object) -> Path | None:
-    """Return the path of a rows.zarr, if X is one.
+def rows_at(given: object) -> Store | None:
+    """Return where a rows.zarr is, if X is a path or an address.
 
     Raises
     ------
@@ -167,7 +167,7 @@ def rows_path(given: object) -> Path | None:
         If X is a rows.zarr that was opened: its ledger would be passed over.
     """
     if isinstance(given, str | os.PathLike):
-        return Path(given)
+        return store_at(given)
     if isinstance(given, zarr.Array) and _format(given) == FORMAT:
         raise RowsError(
             "X is the array of a rows.zarr, which has a ledger: pass the path of the folder, so that the release is "
@@ -199,7 +199,7 @@ def rows_of(estimator: BaseEstimator, given: object, *, fitting: bool) -> Rows:
         If X is no table of finite real numbers, or has other columns. What is lazy or stored elsewhere is not read.
     """
     if isinstance(given, str | os.PathLike):
-        table = open_rows(Path(given))
+        table = open_rows(given)
         names = None if table.names == numbered(table.columns) else table.names
         rows = Rows(StoredRows((table.rows, table.columns), table.dtype), names)
     else:

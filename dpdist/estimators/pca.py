@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -24,13 +23,13 @@ from dpdist.estimators.fit import (
     facts_of,
     parameters_of,
     proved,
-    release_path,
+    release_place,
     released,
     request_of,
     require_private,
     tell_columns,
 )
-from dpdist.estimators.inputs import rows_of, rows_path, scores_given
+from dpdist.estimators.inputs import rows_at, rows_of, scores_given
 from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import PlaceGiven
 from dpdist.ledger.budget import Budget
@@ -258,7 +257,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         with naming(ESTIMATORS):
             count = _count(n_components)
             if not isinstance(release, Release):
-                opened, found = components_of(Path(release), count, cluster=cluster)
+                opened, found = components_of(release, count, cluster=cluster)
             elif release.in_memory:
                 opened, found = release, _taken(release, count)
             else:
@@ -328,7 +327,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         with naming(ESTIMATORS):
             rows = rows_of(self, X, fitting=False)
             found = Components(self.components_, None, per_row=False, mean=self.mean_, scale=self.scale_)
-            if (path := rows_path(X)) is not None:
+            if (path := rows_at(X)) is not None:
                 return scores_in_memory(open_rows(path), found)
             projector = Projector(found, rows.dtype)
             names = list(self.get_feature_names_out())
@@ -377,10 +376,10 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         return facts
 
     def _components_of(self, release: Release, given: object, count: int | None) -> tuple[Release, Components]:
-        path = rows_path(given)
-        if release.in_memory or path is None:
+        rows = rows_at(given)
+        if release.in_memory or rows is None:
             return release, _taken(release, count)
-        return components_of(release_path(self, path, request_of(self, count)), count, cluster=self.cluster)
+        return components_of(release_place(self, rows, request_of(self, count)), count, cluster=self.cluster)
 
     def _learn(self, release: Release, found: Components) -> None:
         self.guarantee_ = proved(release)

@@ -3,7 +3,7 @@
 ::
 
     [rows]                       # ingested only when the rows do not exist yet
-    path = "rows.zarr"
+    path = "rows.zarr"           # or, as those below, in an object store: "s3://bucket/rows.zarr", gs://, az://
     source = "data.csv"          # optional: file or folder, or its address, such as s3://bucket/folder
     in_place = false             # true: rows stay in source, which is not to be changed; none are copied
     budget_epsilon = 2           # optional, with source: declared at ingest
@@ -50,7 +50,7 @@
     trusted = "driver"                 # or "worker", not with periods
 
 With ``periods = true`` every run takes in and releases the periods that are new (:mod:`dpdist.jobs.periodic`);
-[release] and [pca] then name folders. Paths are relative to the file. Decimal numbers are read exactly.
+[release] and [pca] then name folders of this machine. Paths are relative to the file. Decimal numbers are read exactly.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
-from dpdist._util.paths import AnyPath, local, read_plain
+from dpdist._util.paths import AnyPath, is_address, local, read_plain
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.ingest.sources import Choices, Remote, location_of
 from dpdist.ingest.sources import Place as SourcePlace
@@ -79,6 +79,7 @@ from dpdist.rows.bounding import RowBound
 from dpdist.rows.units import Unit, unit_from
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.tls import Certificates
+from dpdist.storage.store import Store, store_at
 
 T = TypeVar("T")
 
@@ -87,16 +88,16 @@ T = TypeVar("T")
 class Job:
     """A validated job; paths are absolute."""
 
-    rows: Path
+    rows: Path | Store
     source: SourcePlace | None
     budget: PrivacyLoss | None
     columns: tuple[str, ...] | None
-    release: Path
+    release: Path | Store
     request: ReleaseRequest
     ledger: Place | None
-    model: Path | None
+    model: Path | Store | None
     components: int | None
-    scores: Path | None
+    scores: Path | Store | None
     cluster: Cluster
     unit: Unit | None = None
     periodic: bool = False
@@ -178,6 +179,12 @@ class _Files:
     def maybe(self, text: str | None) -> Path | None:
         return None if text is None else self.path(text)
 
+    def place(self, text: str) -> Path | Store:
+        return self.make(lambda: store_at(text)) if is_address(text) else self.path(text)
+
+    def maybe_place(self, text: str | None) -> Path | Store | None:
+        return None if text is None else self.place(text)
+
 
 def _job(
     sections: Sections, files: _Files, *, scheduler: str | None, certificates: Certificates | None, insecure: bool
@@ -186,16 +193,16 @@ def _job(
     where, make = sections.cluster or ClusterSection(), files.make
     shown = [files.maybe(file) for file in (where.tls_ca, where.tls_cert, where.tls_key)]
     return Job(
-        rows=files.path(rows.path),
+        rows=files.place(rows.path),
         source=None if rows.source is None else make(partial(_source, rows.source, files.folder)),
         budget=make(lambda: _budget(rows)),
         columns=rows.columns,
-        release=files.path(release.path),
+        release=files.place(release.path),
         request=_request(release, files),
         ledger=None if release.ledger is None else make(partial(place_of, release.ledger, files.folder)),
-        model=files.maybe(pca.path if pca else None),
+        model=files.maybe_place(pca.path if pca else None),
         components=None if pca is None or pca.components == "auto" else pca.components,
-        scores=files.maybe(project.path if project else None),
+        scores=files.maybe_place(project.path if project else None),
         cluster=make(
             lambda: Cluster(
                 scheduler or where.scheduler,
@@ -321,6 +328,12 @@ def _unfit_for_periods(sections: Sections) -> Iterator[str]:
             "compared with it. Copy new entries there, each under a name that begins with a dot, and rename it when it "
             "is complete."
         )
+    for section, path in (("rows", rows.path), ("release", release.path), ("pca", sections.pca and sections.pca.path)):
+        if path and is_address(path):
+            yield (
+                f"[{section}] path is an address, and with periods = true it is a folder on this machine: several runs "
+                "at once hold it against each other, which an object store does not offer."
+            )
     if rows.privacy_unit is not None:
         yield (
             "[rows] privacy_unit bounds the rows of one table, and cannot yet bound those of all periods together. "

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from dpdist._util.paths import local
 from dpdist._util.progress import steps
 from dpdist._util.text import counted
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
@@ -113,15 +114,25 @@ class Series:
         seals = list(self.ledger.periods.items())[node.start : node.stop]
         return self.table.span(dict(seals), node.start)
 
+    @property
+    def releases(self) -> Path:
+        """The folder of the releases."""
+        return local(str(self.job.release))
+
+    @property
+    def models(self) -> Path | None:
+        """The folder of the models, or None."""
+        return None if self.job.model is None else local(str(self.job.model))
+
     def path_of(self, periods: Sequence[str], node: Node) -> Path:
         """Return where the release of a node is published."""
         first, last = periods[node.start], periods[node.stop - 1]
         name = first if node.stop - node.start == 1 else f"{first}--{last}"
-        return self.job.release / f"{name}.zarr"
+        return self.releases / f"{name}.zarr"
 
     def total_path(self, period: str) -> Path:
         """Return where the total up to a period is written."""
-        return self.job.release / "total" / f"{period}.zarr"
+        return self.releases / "total" / f"{period}.zarr"
 
 
 def share_of(request: ReleaseRequest, columns: int, levels: int) -> PrivacyLoss:
@@ -184,7 +195,7 @@ def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
     if isinstance(job.source, Path):
         sources, strays = waiting(job.source, list(series.ledger.periods))
     fresh: list[str] = []
-    for folder in (job.release, job.release / "total", *([job.model] if job.model else [])):
+    for folder in filter(None, (series.releases, series.releases / "total", series.models)):
         make_public_folder(folder)
     count = 0
     with job.cluster.kept() as cluster:
@@ -319,8 +330,8 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
         f"{caution.in_words(released.cautions)}"
     )
     model = None
-    if job.model is not None:
-        model = job.model / f"{periods[-1]}.zarr"
+    if series.models is not None:
+        model = series.models / f"{periods[-1]}.zarr"
         try:
             found, _, _ = fit_components(total, model, job.components, cluster=job.cluster)
             say(f"{model}: {counted(len(found.components.components), 'component')}.")

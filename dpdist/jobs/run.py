@@ -22,6 +22,7 @@ from dpdist.pipeline.scores import project_rows
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.units import Unit
 from dpdist.storage.atomic import make_once
+from dpdist.storage.store import AnyStore, Store, store_at
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class JobOutcome:
     """What a job made; a step that it leaves out is None."""
 
     release: Outcome
-    model: Path | None
-    scores: Path | None
+    model: Path | Store | None
+    scores: Path | Store | None
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values: what is public of the release, and the paths of what was made of it."""
@@ -41,7 +42,7 @@ class JobOutcome:
         }
 
 
-def scores_words(scores: Path, *, fresh: bool) -> str:
+def scores_words(scores: AnyStore, *, fresh: bool) -> str:
     """Say that scores are there, and what they are."""
     how = "written" if fresh else "written before, and left alone"
     return f"{scores}: {how}. PRIVATE: scores are private rows in fewer dimensions; do not publish them."
@@ -130,7 +131,7 @@ def run(
     if job.periodic:
         return periodic.run(job, say=say)
     if job.source is not None:
-        make_once(job.rows.exists, partial(_register if job.in_place else _ingest, job, job.source, say))
+        make_once(store_at(job.rows).exists, partial(_register if job.in_place else _ingest, job, job.source, say))
     require_same_rows(job, open_rows(job.rows))
     table = budget.complete_ingest(job.rows, job.ledger)
     require_components(job, table)

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dpdist._util.paths import local
 from dpdist.errors import DataError, RefusedError
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.periods import waiting
@@ -26,7 +27,8 @@ from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
 from dpdist.release.continual import ended, levels_for
 from dpdist.rows.periods import open_periods
-from dpdist.storage.atomic import require_folder, require_new
+from dpdist.storage.atomic import require_folder
+from dpdist.storage.store import store_at
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def new_periods(job: Job, closed: list[str]) -> list[str]:
 
 def _columns(job: Job) -> int:
     """Return the number of columns, as far as it is known; what a release costs does not depend on it."""
-    if not job.periodic and job.rows.exists():
+    if not job.periodic and store_at(job.rows).exists():
         return open_rows(job.rows).columns
     vector = job.request.centre or job.request.scale or job.columns
     return len(vector) if vector else 2
@@ -146,7 +148,7 @@ def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
     """Return what the next run would charge: of which period or run of periods, and what for."""
     columns, unit = _columns(job), job.unit.max_rows if job.unit else 1
     if not job.periodic:
-        if job.rows.exists():
+        if store_at(job.rows).exists():
             table = open_rows(job.rows)
             require_same_rows(job, table)
             require_components(job, table)
@@ -183,18 +185,18 @@ def require_places(job: Job) -> None:
     """
     if isinstance(job.source, Path) and not job.source.exists():
         raise DataError(f"There is no source at {job.source}.")
-    if not job.rows.exists():
+    if not store_at(job.rows).exists():
         if job.source is None:
             open_rows(job.rows)  # says how rows are made
-        require_new(job.rows, "rows")
+        store_at(job.rows).require_new("rows")
     if job.periodic:
         for folder in filter(None, (job.release, job.model)):
-            require_folder(folder)
+            require_folder(local(str(folder)))
         return
-    release_id = job.request.release_id(open_rows(job.rows)) if job.rows.exists() else None
+    release_id = job.request.release_id(open_rows(job.rows)) if store_at(job.rows).exists() else None
     for path, what in ((job.release, "release"), (job.model, "model"), (job.scores, "scores")):
         if path is not None and (release_id is None or not made_from(path, what, release_id=release_id)):
-            require_new(path, what)
+            store_at(path).require_new(what)
 
 
 def _require_small_delta(job: Job, rows: int) -> None:

@@ -29,6 +29,7 @@ from dpdist.release.artefact import open_release
 from dpdist.release.reproduction import reproduced, require_unreproduced
 from dpdist.rows.dataset import RowsTable, bind_ledger
 from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
+from dpdist.rows.table import Table
 from dpdist.rows.units import unit_from
 from dpdist.storage.atomic import make_once, require_new
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -51,6 +52,25 @@ def default_ledger(rows: AnyStore) -> Path:
     if not isinstance(beside, Path):
         raise UsageError(f"A ledger cannot stand beside {beside}. Name its place.", parameter="ledger")
     return beside.with_name(beside.name.removesuffix(".zarr") + ".ledger")
+
+
+def ledger_place(table: Table | PeriodicTable, ledger: PlaceGiven | None = None) -> Place:
+    """Return where the ledger of a table is: as it is named, else beside its folder.
+
+    That of rows in an object store is where this user has seen it first (:mod:`dpdist.ledger.datasets`).
+
+    Raises
+    ------
+    UsageError
+        If it is not named, and cannot be known.
+    """
+    if ledger is not None:
+        return place_given(ledger)
+    rows = table.store.parent if isinstance(table, RowsTable) and table.period is not None else table.store
+    if isinstance(rows.address(), Path):
+        return default_ledger(rows)
+    seen = datasets.seen(table.dataset_id).place
+    return place_given(seen) if seen is not None else default_ledger(rows)
 
 
 def ingest_rows(
@@ -80,13 +100,14 @@ def ingest_rows(
         A file, a folder of files, or the address of one (``s3://``, ``gs://``, ``https://``). Read are .npy, .npz,
         .csv, .csv.gz, .parquet, .h5ad, .nc, .zarr, .bed, .vcf and .vcf.gz.
     rows : str or path-like
-        The folder to write: n x d private rows, of the dtype of the source.
+        The folder to write, or its address (``s3://``, ``gs://``, ``az://``): n x d private rows, of the dtype of the
+        source.
     budget : PrivacyLoss, default None
         What all releases of these rows together may cost. None: no budget is declared, so that nothing can be released
         before :func:`dpdist.create_ledger` declares one.
     ledger : str or path-like, default None
         Where the budget is kept: a folder, or ``postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME``. None: beside the
-        rows, ``.ledger`` in place of ``.zarr``.
+        rows, ``.ledger`` in place of ``.zarr``. To be named where the rows are at an address and have a budget.
     columns : sequence of str, default None
         The columns to keep, in this order. None: all of them.
     privacy_unit : str, default None
@@ -141,7 +162,7 @@ def ingest_rows(
     rows = store_at(rows)
     unit, choices = unit_from(privacy_unit, max_rows), Choices(variable, missing, header)
     source = source if isinstance(source, Remote) else location_of(os.fspath(source))
-    place = place_given(ledger or default_ledger(rows))
+    ledger = None if ledger is None else place_given(ledger)
     if rows.exists():
         require_same_origin(rows, origin_of(source, columns=columns, compress=compress, unit=unit, choices=choices))
         table = open_rows(rows)
@@ -150,14 +171,14 @@ def ingest_rows(
                 f"{rows} exists already and declares {f'a budget of {table.budget}' if table.budget else 'no budget'}, "
                 f"not {budget}; it is declared once. {_otherwise(table)}"
             )
-        return complete_ingest(rows, place)
+        return complete_ingest(rows, ledger)
     if budget is not None:
-        _require_no_ledger(place)
+        _require_no_ledger(place_given(ledger or default_ledger(rows)))
     table = ingest(
         source, rows, budget=budget, columns=columns, compress=compress, progress=steps(progress, "Ingesting"),
         unit=unit, choices=choices, say=say,
     )  # fmt: skip
-    return table if budget is None else complete_ingest(rows, place)
+    return table if budget is None else complete_ingest(rows, ledger)
 
 
 def _otherwise(table: RowsTable) -> str:
@@ -273,6 +294,11 @@ def periodic_table(
         If it is damaged, or cannot be written.
     """
     rows = store_at(rows)
+    if not isinstance(rows.address(), Path):
+        raise UsageError(
+            f"Rows that come in periods stand in a folder, and {rows} is an address: several runs at once hold them "
+            "against each other, which an object store does not offer."
+        )
     place = ledger or default_ledger(rows)
     make_once(rows.exists, partial(_create_periods, rows, budget, place))
     with rows.locked():
@@ -379,15 +405,16 @@ def ledger_of(rows: AnyStore, ledger: Place | None = None, budget: PrivacyLoss |
         If the rows or the ledger are damaged, or a ledger of other rows stands where one would be created.
     """
     rows = store_at(rows)
-    place = ledger or default_ledger(rows)
     if not rows.exists():
         if budget is not None:
-            _require_no_ledger(place)
+            _require_no_ledger(ledger or default_ledger(rows))
         return None
     table = open_periods(rows) if is_periodic(rows) else open_rows(rows)
     if table.ledger_id is not None:
-        return Ledger.charged_for(rows, table.ledger_id, place)
-    return None if table.budget is None else _ledger_to_name(place, rows, table.dataset_id, table.budget)
+        return Ledger.charged_for(rows, table.ledger_id, ledger or ledger_place(table))
+    if table.budget is None:
+        return None
+    return _ledger_to_name(ledger or default_ledger(rows), rows, table.dataset_id, table.budget)
 
 
 def _made_for(ledger: Place, dataset_id: str, budget: PrivacyLoss) -> Ledger | None:

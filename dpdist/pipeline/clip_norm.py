@@ -15,14 +15,14 @@ from fractions import Fraction
 from dpdist._util.text import exactly
 from dpdist.errors import DataError, RefusedError
 from dpdist.ingest.opening import open_rows
-from dpdist.ledger.address import PlaceGiven, absolute, place_given
+from dpdist.ledger.address import PlaceGiven, absolute
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.quantile import QuantileFound, quantile_of, require_quantile
 from dpdist.moment.norm_histogram import histogram_tasks, partition_histogram
 from dpdist.moment.total import add_partials
 from dpdist.naming import parameter
-from dpdist.pipeline.budget import default_ledger
+from dpdist.pipeline.budget import ledger_place
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import MICRO
 from dpdist.release import norm_histogram, worth
@@ -266,7 +266,7 @@ def choose_clip_norm(
     require_quantile(quantile)
     table, where = _table_at(store_at(rows)), cluster or Cluster()
     bound = request.bound(table.columns)
-    account = absolute(place_given(ledger or default_ledger(table.store)))
+    account = absolute(ledger_place(table, ledger))
     transaction = NormsTransaction(request, table, account)
     if not where.trusted_worker:
         transaction, state, left = _looked_up(transaction, budget_delta)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from dpdist._util.paths import AnyPath, local
 from dpdist.errors import UsageError
 from dpdist.pipeline.release import Outcome
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, write_sum
+from dpdist.storage.store import AnyStore, store_at
 
 
-def combine_releases(releases: Sequence[AnyPath | Release], total: AnyPath, *, disjoint: bool = False) -> Outcome:
+def combine_releases(releases: Sequence[AnyStore | Release], total: AnyStore, *, disjoint: bool = False) -> Outcome:
     """Write a release.zarr that is the sum of releases of disjoint rows, with their joint guarantee. Free.
 
     Releases of periods of one table are disjoint, and their sum is as private as the weakest of them. Those of
@@ -71,4 +71,4 @@ def combine_releases(releases: Sequence[AnyPath | Release], total: AnyPath, *, d
         raise UsageError("Releases to combine are given as a list, also a single one.")
     made = combined([each if isinstance(each, Release) else open_release(each) for each in releases], disjoint=disjoint)
     fresh = write_sum(made, total)
-    return Outcome(made, local(total), fresh)
+    return Outcome(made, store_at(total).address(), fresh)

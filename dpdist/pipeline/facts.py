@@ -16,6 +16,7 @@ class LedgerState(enum.StrEnum):
     """Whether the ledger of rows is where it is looked for."""
 
     NOT_CREATED = "not created"
+    NOT_NAMED = "not named"
     NOT_THERE = "not there"
     OF_OTHER_ROWS = "of other rows"
     IN_USE = "in use"
@@ -28,7 +29,7 @@ class LedgerFacts:
     Attributes
     ----------
     place
-        Where the ledger is looked for.
+        Where the ledger is looked for; None where nobody here knows.
     state
         Whether it is there.
     budget
@@ -37,7 +38,7 @@ class LedgerFacts:
         How it stands, and why nothing new can be released; None where it is not in use, or nothing is in the way.
     """
 
-    place: str
+    place: str | None
     state: LedgerState
     budget: PrivacyLoss | None
     balance: Balance | None = None

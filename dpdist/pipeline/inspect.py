@@ -16,14 +16,14 @@ import zarr
 from msgspec import Struct
 
 from dpdist._util.progress import Count, Progress
-from dpdist.errors import DataError, RefusedError, quiet
+from dpdist.errors import DataError, RefusedError, UsageError, quiet
 from dpdist.ingest import registered
 from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import Place, PlaceGiven, place_given
 from dpdist.ledger.ledger import Ledger
 from dpdist.naming import step
 from dpdist.pca import model, projection
-from dpdist.pipeline.budget import default_ledger
+from dpdist.pipeline.budget import default_ledger, ledger_place
 from dpdist.pipeline.facts import (
     AnyFacts,
     LedgerFacts,
@@ -154,11 +154,10 @@ def _rows(
     damaged = tuple(missing.values())
     if verify:
         damaged = tuple(_checked(table, list(range(table.chunks)), progress, missing))
-    beside = table.store if table.period is None else table.store.parent
     return _declared(
         store,
         table,
-        ledger or default_ledger(beside),
+        _place(table, ledger),
         damaged if verify or damaged else None,
         size=sum(table.store.size(chunk_key(i)) or 0 for i in range(table.chunks) if i not in missing),
         codec="Blosc LZ4" if table.compressed else "none",
@@ -172,7 +171,7 @@ def _registered(
     return _declared(
         store,
         table,
-        ledger or default_ledger(table.store),
+        _place(table, ledger),
         tuple(_checked(table, list(range(table.chunks)), progress, {})) if verify else None,
         size=table.stored_bytes,
         codec="that of the source",
@@ -183,7 +182,7 @@ def _registered(
 def _declared(
     store: Store,
     table: RowsTable,
-    ledger: Place,
+    ledger: Place | None,
     damaged: tuple[str, ...] | None,
     *,
     size: int,
@@ -246,10 +245,22 @@ def _periods(
     )
 
 
-def _ledger(place: Place, ledger_id: str | None, declared: PrivacyLoss | None) -> tuple[LedgerFacts, Ledger | None]:
+def _place(table: RowsTable, ledger: Place | None) -> Place | None:
+    """Return where the ledger of rows is; None where nobody here knows."""
+    try:
+        return ledger or ledger_place(table)
+    except UsageError:
+        return None
+
+
+def _ledger(
+    place: Place | None, ledger_id: str | None, declared: PrivacyLoss | None
+) -> tuple[LedgerFacts, Ledger | None]:
     """Return where the budget of a table is kept and how it stands, and its ledger if that is in use."""
     if ledger_id is None:
-        return LedgerFacts(str(place), LedgerState.NOT_CREATED, declared), None
+        return LedgerFacts(None if place is None else str(place), LedgerState.NOT_CREATED, declared), None
+    if place is None:
+        return LedgerFacts(None, LedgerState.NOT_NAMED, declared), None
     if not Ledger.stands_at(place):
         return LedgerFacts(str(place), LedgerState.NOT_THERE, declared), None
     opened = Ledger(place)

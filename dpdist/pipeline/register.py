@@ -103,7 +103,9 @@ def register_rows(
     target = store_at(rows)
     source = source if isinstance(source, Remote) else location_of(os.fspath(source))
     asked = asked_of(source, columns, Choices(variable).variable)
-    place = place_given(ledger or default_ledger(target))
+    ledger = None if ledger is None else place_given(ledger)
+    if budget is not None and ledger is None:
+        default_ledger(target)  # refuses a place beside which none can stand, before a row is read
     there = partial(_there, target, asked)
     make_once(there, lambda: _register(source, target, asked, budget, cluster or Cluster()))
     table = open_rows(target)
@@ -114,7 +116,7 @@ def register_rows(
             f"{parameter('budget_epsilon')} out, declare it with {step('ledger create')} if there is none, or choose "
             "another place for the rows."
         )
-    return complete_ingest(target, place)
+    return complete_ingest(target, ledger)
 
 
 def _there(target: Store, asked: Asked) -> bool:

@@ -17,7 +17,7 @@ from dpdist._util.paths import AnyPath
 from dpdist._util.progress import steps
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.opening import open_rows
-from dpdist.ledger.address import PlaceGiven, absolute, place_given
+from dpdist.ledger.address import PlaceGiven, absolute
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.moment.layout import Layout, layout_of
@@ -32,7 +32,7 @@ from dpdist.moment.total import (
 )
 from dpdist.naming import parameter
 from dpdist.pca.shortened import shortened
-from dpdist.pipeline.budget import default_ledger
+from dpdist.pipeline.budget import ledger_place
 from dpdist.privacy import caution
 from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
@@ -172,7 +172,7 @@ def release_table(
     calibrated = request.calibrated(table.columns, table.max_rows)  # refuses what makes no sense, before anything else
     require_summable(table, request.bound(table.columns))
     store = store_at(target)
-    account = absolute(place_given(ledger or default_ledger(table.store)))
+    account = absolute(ledger_place(table, ledger))
     transaction = trusted.MomentTransaction(request, table, account, store.absolute())
     if request.by_products and where.trusted_worker:
         raise UsageError(

@@ -17,7 +17,6 @@ from markupsafe import Markup
 from scipy.special import ndtr
 
 from dpdist._util.html import render
-from dpdist._util.paths import AnyPath, local
 from dpdist._util.text import counted, exactly
 from dpdist._version import __version__
 from dpdist.errors import UsageError
@@ -31,7 +30,7 @@ from dpdist.release.artefact import Release
 from dpdist.report.figures import draw_images, draw_loadings, draw_scree
 from dpdist.report.numbers import common_power, digits, in_units, number
 from dpdist.report.text import ALONE, SURE, between
-from dpdist.storage.atomic import replace_file
+from dpdist.storage.store import AnyStore, store_at
 
 _PICTURED = 24
 """So many components are drawn as images; the table lists all."""
@@ -72,7 +71,7 @@ class Shape:
 
 def write(
     release: Release,
-    path: AnyPath,
+    path: AnyStore,
     *,
     count: int | None = None,
     image: Shape | None = None,
@@ -131,7 +130,8 @@ def write(
         shown=_shown(release, found, seen, image),
         edge_known=noise_law(release) is not None,
     )
-    replace_file(local(path), page.encode(), "report", private=not release.private_as_claimed)
+    place, private = store_at(path), not release.private_as_claimed
+    place.parent.replace(str(place).rpartition("/")[2], page.encode(), "report", private=private)
 
 
 def _default_count(release: Release) -> int:

@@ -93,7 +93,7 @@ def _periods_lines(facts: PeriodsFacts) -> _Lines:
 def _ledger_words(ledger: LedgerFacts) -> str:
     budget = "no budget declared" if ledger.budget is None else f"budget {ledger.budget}"
     if ledger.state is not LedgerState.IN_USE:
-        return f"{ledger.place} is {ledger.state}; {budget}"
+        return f"{ledger.place or 'its place'} is {ledger.state}; {budget}"
     refused = "" if ledger.refused is None else f". NOTHING NEW CAN BE RELEASED: {ledger.refused}"
     return f"{ledger.place}: {budget}; {ledger.balance}{refused}"
 

@@ -40,9 +40,9 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
 from dpdist._util.ids import random_token
-from dpdist.errors import DataError, DpdistError, ResumableError
+from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
 from dpdist.storage import connections
-from dpdist.storage.connections import asked, kind_of, obstore
+from dpdist.storage.connections import asked, kind_of, obstore, says
 from dpdist.storage.store import MOST_AT_ONCE
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ LEASE = "dpdist-lease/1"
 _ROOT = "zarr.json"
 _WHOLE = 64 << 20
 """Bytes that are sent in one request; what is larger is sent in parts of that size."""
+_CREATES = "create an object only if it is absent (If-None-Match: *)"
+_REPLACES = "replace an object only if it is unchanged (If-Match)"
 _PIECE = 1 << 20
 """Bytes that a stream takes from the connection at least, before it gives them out."""
 
@@ -181,7 +183,7 @@ class ObjectStore:
             try:
                 found = bytes(obstore().get_range(self._connection(), place, start=start, length=length))
             except Exception as error:
-                if not connections.says(error, " 416 ", "InvalidRange", "StartTooLarge"):
+                if not says(error, " 416 ", "InvalidRange", "StartTooLarge"):
                     raise
                 found = b""
             if len(found) < length:
@@ -218,6 +220,8 @@ class ObjectStore:
 
     def require_new(self, what: str) -> None:
         """Refuse what is there, and a store that does not create an object only if it is absent."""
+        if not self._key:
+            raise UsageError(f"{self} is a whole bucket. Name a place in it, such as {self}/{what}.zarr.")
         if self.exists():
             raise DataError(f"{self} exists already. Remove it or choose another place for the {what}.")
         scheme = self.url.partition("://")[0]
@@ -325,10 +329,9 @@ class ObjectStore:
         """Send an object over another; ``expected`` is compared here, and its entity tag by the store."""
         place, more = self._place(key), {}
         if expected is not None:
-            found = asked(self.url, lambda: obstore().get(self._connection(), place))
-            if asked(self.url, lambda: bytes(found.bytes())) != expected:
+            seen = self._version(place)  # before it is compared: what comes later has another version
+            if self._fetched(place) != expected:
                 raise _changed(self, what)
-            seen = {name: found.meta[name] for name in ("e_tag", "version") if found.meta[name] is not None}
             more = {"mode": seen}
         error = self._sent(place, content, **more)
         if kind_of(error) == "PreconditionError":
@@ -349,6 +352,32 @@ class ObjectStore:
         if self.folder is None:
             with suppress(FileNotFoundError):
                 asked(self.url, lambda: obstore().delete(connection, f"{self._key}.lease"))
+
+    def lacks(self, place: str) -> str | None:
+        """Try with an object of no meaning what publishing relies on; say what the store does not do, or None."""
+        created = self._sent(place, b"1", mode="create")
+        if kind_of(created) == "NotSupportedError" or (created is not None and says(created, "NotImplemented")):
+            return _CREATES
+        if created is not None:
+            raise self._unwritten(created, "a probe")
+        try:
+            again = self._sent(place, b"2", mode="create")
+            if kind_of(again) != "AlreadyExistsError" or self._fetched(place) != b"1":
+                return _CREATES
+            first = self._version(place)
+            if self._sent(place, b"3", mode=first) is not None or self._fetched(place) != b"3":
+                return _REPLACES
+            if kind_of(self._sent(place, b"4", mode=first)) != "PreconditionError" or self._fetched(place) != b"3":
+                return _REPLACES
+        finally:
+            with suppress(DpdistError, OSError):
+                asked(self.url, lambda: obstore().delete(self._connection(), place))
+        return None
+
+    def _version(self, place: str) -> dict[str, str]:
+        """Return by what the store knows an object as it is now."""
+        found = asked(self._at(place), lambda: obstore().head(self._connection(), place))
+        return {name: found[name] for name in ("e_tag", "version") if found[name] is not None}
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold it against other processes of this user and machine; what those elsewhere do, :meth:`replace` sees."""
@@ -397,18 +426,11 @@ def _require_conditional(folder: ObjectStore, _settings: tuple[tuple[str, str], 
     DataError
         If an object is created a second time, or cannot be created at all.
     """
-    probe = _joined(folder._key, f".dpdist-probe-{random_token()}")  # noqa: SLF001 - of this module, as below
-    kept = False
-    error = folder._sent(probe, b"first", mode="create")  # noqa: SLF001
-    if error is None:
-        again = folder._sent(probe, b"second", mode="create")  # noqa: SLF001
-        kept = kind_of(again) == "AlreadyExistsError" and folder._fetched(probe) == b"first"  # noqa: SLF001
-        asked(folder.url, lambda: obstore().delete(folder._connection(), probe))  # noqa: SLF001
-    elif kind_of(error) != "NotSupportedError" and not connections.says(error, "NotImplemented"):
-        raise folder._unwritten(error, "what shows that it can be")  # noqa: SLF001
-    if not kept:
+    probe = folder.within(f".dpdist-probe-{random_token()}")
+    lacks = probe.lacks(probe._key)  # noqa: SLF001 - of this module
+    if lacks is not None:
         raise DataError(
-            f"The store of {folder} does not create an object only if it is absent (If-None-Match: *), so two commands "
-            "could publish different releases at one place. Use a store that does, such as Amazon S3, Google Cloud "
-            "Storage or Azure Blob Storage, or a folder."
+            f"The store of {folder} does not {lacks}, so two commands at once could publish different releases at one "
+            "place, or give rows two budgets. Use a store that does, such as Amazon S3, Google Cloud Storage or Azure "
+            "Blob Storage, or a folder."
         )

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import fsspec
 import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
-from moto.server import ThreadedMotoServer
+from support.s3_server import s3_server
 from support.ingest_scene import (
     GENES,
     NAMES,
@@ -68,25 +67,11 @@ def web(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Give a client of an S3 server on the loopback interface; credentials stand in the environment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=port)
-    server.start()
-    for name, value in (
-        ("AWS_ACCESS_KEY_ID", "me"),
-        ("AWS_SECRET_ACCESS_KEY", "secretword"),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-        ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}"),
-        ("AWS_CONFIG_FILE", "/dev/null"),
-        ("AWS_SHARED_CREDENTIALS_FILE", "/dev/null"),
-        ("NO_PROXY", "127.0.0.1"),
-    ):
-        monkeypatch.setenv(name, value)
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="private")
-    yield client
-    server.stop()
+    with s3_server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        server.client.create_bucket(Bucket="private")
+        yield server.client
 
 
 def left(folder: Path) -> list[str]:
@@ -253,17 +238,6 @@ def test_plain_paths_and_file_addresses_are_paths(tmp_path: Path) -> None:
     assert location_of("C:\\t.csv") == Path("C:\\t.csv")
     for place in ("http://localhost:1/t.csv", "http://[::1]:1/t.csv", "https://example.org/t.csv"):
         assert str(location_of(place)) == place
-
-
-def test_rows_and_releases_are_folders_of_this_machine(tmp_path: Path) -> None:
-    np.save(tmp_path / "t.npy", table())
-    for arguments in (
-        ["ingest", str(tmp_path / "t.npy"), "s3://bucket/rows.zarr"],
-        ["release", str(tmp_path / "rows.zarr"), "s3://bucket/release.zarr", "--epsilon", "1", "--clip", "1"],
-    ):
-        ran = CliRunner().invoke(command, arguments)
-        assert ran.exit_code == 2
-        assert "renames nothing in one step" in " ".join(ran.output.split())
 
 
 def test_a_missing_library_is_told_with_the_command_that_installs_it(

@@ -628,6 +628,7 @@ def test_two_runs_at_once_publish_once(place: Place) -> None:
     [
         (JOB.replace('source = "incoming"\n', ""), "needs source"),
         (JOB.replace('"incoming"', '"s3://bucket/incoming"'), "source is an address"),
+        (JOB.replace('"visits"', '"s3://bucket/visits"'), r"\[rows\] path is an address"),
         (JOB.replace('"incoming"', '"s3://me:word@bucket/in"'), "user name or password"),
         (JOB.replace("periods = true", "missing = 7"), "0, 1 or 2"),
         (JOB + 'id = "x"\n', "id is told by the periods"),

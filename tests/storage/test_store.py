@@ -32,7 +32,7 @@ from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import chunk_key
 from dpdist.runtime import connection
 from dpdist.storage import store as stores
-from dpdist.storage.store import Store, store_at
+from dpdist.storage.store import FolderStore, Store, store_at
 from faults import crash_driver
 
 STORES = ("folder", "memory", "s3")
@@ -230,6 +230,10 @@ def test_from_rows_to_scores(bucket: Store, source: Path, tmp_path: Path, monkey
 def test_rows_come_in_periods(bucket: Store, source: Path, tmp_path: Path) -> None:
     entry = tmp_path / "2026-01-05.npy"
     source.rename(entry)
+    if not isinstance(bucket, FolderStore):  # nobody could hold them against runs on other machines
+        with pytest.raises(UsageError, match="stand in a folder"):
+            periodic_table(bucket.within("visits"), BUDGET, tmp_path / "visits.ledger")
+        return
     table, ledger = periodic_table(bucket.within("visits"), BUDGET, tmp_path / "visits.ledger")
     seal = take_in(table, "2026-01-05", entry, {})
     ledger.close_period("2026-01-05", seal)
