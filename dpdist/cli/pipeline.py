@@ -101,7 +101,8 @@ def ingest(
         source, rows, budget=budget, ledger=ledger, columns=names, privacy_unit=privacy_unit, max_rows=max_rows,
         variable=variable, missing=missing, header=header, compress=compress, progress=BARS, say=say,
     )  # fmt: skip
-    place = ledger_place(table, ledger) if table.budget else None
+    named = replace(table, store=store_at(rows))  # as it was typed
+    place = ledger_place(named, ledger) if table.budget else None
     kept = f" in {place}" if place is not None and Ledger.stands_at(place) else ""
     answer(
         as_json,

@@ -90,7 +90,10 @@ def test_an_address_of_a_kind_that_nobody_reads_is_refused(function: Callable[[s
      "ledger create l --rows AT", "ledger verify l --release AT"],
 )  # fmt: skip
 def test_a_command_refuses_an_address_that_holds_a_password_and_one_of_no_store(command: str) -> None:
-    for place, said in (("s3://me:secretword@bucket/rows.zarr", "no user name, password"), ("hdfs://b/r", "an address")):
+    for place, said in (
+        ("s3://me:secretword@bucket/rows.zarr", "no user name, password"),
+        ("hdfs://b/r", "an address"),
+    ):
         found = CliRunner().invoke(cli, command.replace("AT", place).split())
         words = " ".join((found.output + str(found.exception)).split())
         assert isinstance(found.exception, UsageError | SystemExit)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
-from support.s3_server import s3_server
 from support.ingest_scene import (
     GENES,
     NAMES,
@@ -28,6 +27,7 @@ from support.ingest_scene import (
     write_h5ad,
     write_vcf,
 )
+from support.s3_server import s3_server
 
 from dpdist.cli import cli as command
 from dpdist.errors import DataError, UsageError
