@@ -69,6 +69,13 @@ def _fetches(*_: Any, sums: Sequence[Any] = (), **__: Any) -> bool:
     return bool(sums)
 
 
+def _at(end: str) -> Callable[..., bool]:
+    def which(_: Any, place: str, *__: Any, **___: Any) -> bool:
+        return place.endswith(end)
+
+    return which
+
+
 def _half_written(path: Path, pieces: Iterable[bytes]) -> None:
     content = b"".join(pieces)
     path.write_bytes(content[: len(content) // 2])
@@ -90,6 +97,7 @@ def points() -> dict[str, Point]:
     from dpdist.rows.chunks import ChunkReader
     from dpdist.runtime import engine
     from dpdist.storage import atomic
+    from dpdist.storage.objects import ObjectStore
 
     return {
         "before sealing": Point(periods, "seal_rows", after=False),
@@ -121,6 +129,9 @@ def points() -> dict[str, Point]:
         "before publication": Point(trusted, "publish", after=False),
         "before the rename": Point(atomic, "sync_tree", after=True),
         "after the rename": Point(archive, "publish", after=True),
+        "with half of the objects": Point(ObjectStore, "put", after=True, which=_at("lattice/c/0/0")),
+        "before the root object": Point(ObjectStore, "_created", after=False, which=_at("/zarr.json")),
+        "after the root object": Point(ObjectStore, "_created", after=True, which=_at("/zarr.json")),
         "inside the record": Point(Transaction, "append", after=True, which=_appends("published")),
         "after publication": Point(trusted, "publish", after=True),
     }

@@ -17,7 +17,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
 from dpdist._util.notebook import short, table
-from dpdist.errors import DataError, quiet
+from dpdist.errors import DataError, ResumableError, quiet
 from dpdist.naming import step
 from dpdist.pca.components import Components
 from dpdist.pca.scree import scree
@@ -158,6 +158,8 @@ def open_model(path: AnyStore) -> Model:
         sound = sound and found.mean.shape == found.scale.shape == (d,)
         sound = sound and len(said.columns) == d and np.allclose(found.components @ found.components.T, np.eye(k))
         model = Model(said.release_id, said.columns, found)
+    except ResumableError:  # its store did not answer
+        raise
     except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries
         sound = False
     if not sound:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from dpdist._util.notebook import short, table
 from dpdist._util.text import exactly
 from dpdist._version import __version__
-from dpdist.errors import DataError, UsageError, quiet
+from dpdist.errors import DataError, ResumableError, UsageError, quiet
 from dpdist.mechanisms.info import Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.registry import mechanism_named
@@ -417,6 +417,8 @@ def open_release(path: AnyStore) -> Release:
             condition=said.condition,
         )
         sound = _is_sound(release, arrays) and said.status == release.status
+    except ResumableError:  # its store did not answer
+        raise
     except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries
         sound = False
     if not sound:

@@ -22,7 +22,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 
 from dpdist._util.ids import random_token
 from dpdist._util.paths import local
-from dpdist.errors import DataError, quiet
+from dpdist.errors import DataError, ResumableError, quiet
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.attributes import RowsAttributes, UnitAttributes, builtins_of
@@ -336,6 +336,8 @@ def open_ingested(path: AnyStore) -> RowsTable:
             unit=None if said.unit is None else Unit(said.unit.column, said.unit.max_rows),
             reproduced=said.reproduced,
         )
+    except ResumableError:  # its store did not answer
+        raise
     except Exception:  # noqa: BLE001 - whatever a foreign or damaged array lacks, the cure is the same
         table = None
     if table is None:

@@ -37,16 +37,16 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from zarr.storage import ObjectStore as ZarrStore
 
 from dpdist._util.ids import random_token
 from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
 from dpdist.storage import connections
 from dpdist.storage.connections import asked, kind_of, obstore, says
 from dpdist.storage.store import MOST_AT_ONCE
-
-if TYPE_CHECKING:
-    from zarr.storage import StoreLike
+from dpdist.storage.zarr_objects import ZarrObjects
 
 POINTER = "dpdist-pointer/1"
 LEASE = "dpdist-lease/1"
@@ -210,11 +210,9 @@ class ObjectStore:
         while (piece := asked(self.url, lambda: next(pieces, None))) is not None:
             yield piece
 
-    def for_zarr(self) -> StoreLike:
+    def for_zarr(self) -> ZarrObjects:
         """Return zarr's own store over obstore."""
-        from zarr.storage import ObjectStore as ZarrStore  # noqa: PLC0415 - folders do without
-
-        return ZarrStore(self._connection(self._found()))
+        return ZarrObjects(ZarrStore(self._connection(self._found())), self.url)
 
     # --- writing ---
 

@@ -1,0 +1,106 @@
+"""A server between a client and an object store that does what stores do on a bad day."""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+Answer = tuple[int, str]
+"""A status, and the code that stands in the body."""
+DENIED: Answer = (403, "AccessDenied")
+EXPIRED: Answer = (400, "ExpiredToken")
+GONE: Answer = (0, "")
+"""The connection ends without an answer."""
+
+
+@dataclass
+class Proxy:
+    """What stands between.
+
+    Attributes
+    ----------
+    url
+        Where clients find the store by it.
+    fault
+        Given method and path of a request, with its query: how it is answered instead, or None.
+    drop
+        Headers of requests that do not arrive, in lower case.
+    tags
+        Whether entity tags are told in other words than the store knows.
+    seen
+        Method and path of every request.
+    """
+
+    url: str = ""
+    fault: Callable[[str, str], Answer | None] = lambda method, path: None  # noqa: ARG005
+    drop: frozenset[str] = frozenset()
+    tags: bool = False
+    seen: list[tuple[str, str]] = field(default_factory=list)
+
+
+@contextmanager
+def store_proxy(store: str) -> Iterator[Proxy]:
+    """Stand before a store on the loopback interface while the block lasts."""
+    proxy, behind = Proxy(), urlsplit(store).netloc
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        wbufsize = -1  # head and body in one packet: else either waits for the other's receipt
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def _pass(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            proxy.seen.append((self.command, self.path))
+            found = proxy.fault(self.command, self.path)
+            if found == GONE:
+                self.close_connection = True
+                self.connection.close()
+                return
+            if found is not None:
+                status, code = found
+                self._answer(status, [], f"<Error><Code>{code}</Code><Message>secretword</Message></Error>".encode())
+                return
+            connection = http.client.HTTPConnection(behind)
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in proxy.drop}
+            connection.request(self.command, self.path, body, headers)
+            answer = connection.getresponse()
+            kept = [(name, value) for name, value in answer.getheaders() if name.lower() in _KEPT]
+            if proxy.tags:
+                kept = [(name, '"rewritten"' if name.lower() == "etag" else value) for name, value in kept]
+            self._answer(answer.status, kept, answer.read())
+            connection.close()
+
+        def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+            self.send_response(status)
+            for name, value in headers:
+                self.send_header(name, value)
+            if not any(name.lower() == "content-length" for name, _ in headers):
+                self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _pass  # noqa: N815 - as http.server asks for them
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        proxy.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+_KEPT = {"etag", "last-modified", "content-type", "content-length", "content-range", "x-amz-request-id"}
