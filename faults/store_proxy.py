@@ -33,6 +33,8 @@ class Proxy:
         Headers of requests that do not arrive, in lower case.
     tags
         Whether entity tags are told in other words than the store knows.
+    google
+        Whether conditions and versions are told as Google Cloud Storage tells them, by generations.
     seen
         Method and path of every request.
     """
@@ -41,6 +43,7 @@ class Proxy:
     fault: Callable[[str, str], Answer | None] = lambda method, path: None  # noqa: ARG005
     drop: frozenset[str] = frozenset()
     tags: bool = False
+    google: bool = False
     seen: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -71,11 +74,13 @@ def store_proxy(store: str) -> Iterator[Proxy]:
                 return
             connection = http.client.HTTPConnection(behind)
             headers = {name: value for name, value in self.headers.items() if name.lower() not in proxy.drop}
+            headers = _from_google(headers) if proxy.google else headers
             connection.request(self.command, self.path, body, headers)
             answer = connection.getresponse()
             kept = [(name, value) for name, value in answer.getheaders() if name.lower() in _KEPT]
             if proxy.tags:
                 kept = [(name, '"rewritten"' if name.lower() == "etag" else value) for name, value in kept]
+            kept += _for_google(kept) if proxy.google else []
             self._answer(answer.status, kept, answer.read())
             connection.close()
 
@@ -101,6 +106,23 @@ def store_proxy(store: str) -> Iterator[Proxy]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def _from_google(headers: dict[str, str]) -> dict[str, str]:
+    """Return headers in which a condition on the generation stands as one on the entity tag."""
+    headers = {name: value for name, value in headers.items() if name.lower() != "authorization"}
+    generation = headers.pop("x-goog-if-generation-match", None)
+    signed = {"Authorization": "AWS4-HMAC-SHA256 Credential=me/20260101/us-east-1/s3/aws4_request, Signature=0"}
+    if generation is None:
+        return headers | signed
+    return (
+        headers | signed | ({"If-None-Match": "*"} if generation == "0" else {"If-Match": f'"{int(generation):032x}"'})
+    )
+
+
+def _for_google(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the generation that an entity tag, which is a digest here, stands for."""
+    return [("x-goog-generation", str(int(v.strip('"'), 16))) for name, v in headers if name.lower() == "etag"]
 
 
 _KEPT = {"etag", "last-modified", "content-type", "content-length", "content-range", "x-amz-request-id"}
