@@ -208,11 +208,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
             folder = Path(place)
             (folder / "data").mkdir()
-            servers = {
-                "moto": moto, "azurite": lambda folder=folder: azurite(asked.npm, folder / "data"),
-                "s3rver": lambda folder=folder: s3rver(asked.npm, folder / "data"), "moto, told as Google": like_google,
-            }  # fmt: skip
-            bucket, environment = stack.enter_context(servers[name]())
+            if name in {"azurite", "s3rver"}:
+                server = (azurite if name == "azurite" else s3rver)(asked.npm, folder / "data")
+            else:
+                server = moto() if name == "moto" else like_google()
+            bucket, environment = stack.enter_context(server)
             os.environ.update(environment, DPDIST_STATE_HOME=str(folder / "state"))
             found[name] = {"bucket": bucket, **tried(bucket, folder)}
             for each in environment:

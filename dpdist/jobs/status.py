@@ -28,7 +28,7 @@ from dpdist.privacy.parallel import Charge, PeriodFilters
 from dpdist.release.continual import ended, levels_for
 from dpdist.rows.periods import open_periods
 from dpdist.storage.atomic import require_folder
-from dpdist.storage.store import store_at
+from dpdist.storage.store import Store, store_at
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class JobStatus:
         Digest of the journal's last entry; None before there is a ledger.
     """
 
-    rows: Path
+    rows: Path | Store
     refused: str | None
     budget: PrivacyLoss | None
     balance: Balance | None

@@ -149,11 +149,11 @@ class ObjectStore:
         return int(asked(self._at(place), lambda: obstore().head(self._connection(), place))["size"])
 
     def exists(self, key: str = "") -> bool:
-        """Say whether its root object is there, or another one."""
+        """Say whether its root object is there, or another one; a prefix that was given is there."""
         try:
             self._measured(self._place(key) if key else _joined(self.folder or self._key, _ROOT))
         except OSError:
-            return False
+            return not key and self.folder is not None
         return True
 
     def size(self, key: str) -> int:

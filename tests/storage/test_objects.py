@@ -24,6 +24,7 @@ from zarr.storage import ObjectStore as ZarrStore
 
 from dpdist.cli import cli
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError, UsageError
+from dpdist.ingest.opening import open_rows
 from dpdist.ingest.table import ingest
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
@@ -33,7 +34,6 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows import dataset
-from dpdist.rows.dataset import open_rows
 from dpdist.runtime import connection
 from dpdist.storage import arrays, connections
 from dpdist.storage.objects import ObjectStore
