@@ -2,7 +2,8 @@
 
 A table lies in moto's S3 server, in a process of its own on the loopback interface. In turns: the chunks read by as
 many processes as there are workers, with obstore and nothing else; read and checked as a worker does; and the whole
-release, to its last object. moto is written in Python and runs on the same cores, so it is what limits all three::
+release, to its last object, beside that of the same rows in a folder. moto is written in Python and runs on the same
+cores, so it is what limits reading::
 
     python -m workflows.store_times --output workflows/results/store_times
 """
@@ -77,7 +78,10 @@ def measured(rows: int, columns: int, turns: int, folder: Path) -> dict[str, obj
                  if each["path"].endswith(chunk_key(0))).removesuffix(chunk_key(0))  # fmt: skip
     parts = shared(table.chunks)
     keys = [[inner + chunk_key(index) for index in part] for part in parts]
-    times: dict[str, list[float]] = {"obstore alone": [], "read and checked": [], "release": []}
+    here = folder / "here.zarr"
+    ingest_rows(folder / "t.npy", here, budget=budget)
+    names = ("obstore alone", "read and checked", "release", "release from a folder")
+    times: dict[str, list[float]] = {name: [] for name in names}
     cluster = Cluster(workers=WORKERS)
     with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool, cluster.kept() as kept:
         list(pool.map(alone, [each[:1] for each in keys]))  # processes and connections are there
@@ -86,10 +90,12 @@ def measured(rows: int, columns: int, turns: int, folder: Path) -> dict[str, obj
         for turn in range(turns):
             times["obstore alone"].append(seconds_of(lambda: list(pool.map(alone, keys))))
             times["read and checked"].append(seconds_of(lambda: list(pool.map(partial(checked, table), parts))))
-            request = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), 1e4, name=f"turn-{turn}")
+            request = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-9"), 1e4, name=f"turn-{turn}")
             target = f"s3://private/release-{turn}.zarr"
             release = partial(release_rows, place, target, request, ledger=ledger, cluster=kept)
             times["release"].append(seconds_of(release))
+            release = partial(release_rows, here, folder / f"{turn}.zarr", request, cluster=kept)
+            times["release from a folder"].append(seconds_of(release))
     size = table.chunks * table.chunk_bytes
     middle = {name: statistics.median(each) for name, each in times.items()}
     return {

@@ -159,7 +159,9 @@ def run(folder: Path, *arguments: str) -> dict[str, Any]:
 
 def tried(bucket: str, folder: Path) -> dict[str, Any]:
     """Run every step with its places in a bucket; each once more, which must change nothing."""
-    rows, release, model, scores = (f"{bucket}/try/{name}.zarr" for name in ("rows", "release", "model", "scores"))
+    rows, release, model, scores = (
+        f"{bucket}/{folder.name}/{name}.zarr" for name in ("rows", "release", "model", "scores")
+    )
     source, ledger = "t.npy", ["--ledger", "rows.ledger"]
     values = np.random.default_rng(1).normal(size=(ROWS, COLUMNS))
     np.save(folder / source, values)
@@ -169,7 +171,7 @@ def tried(bucket: str, folder: Path) -> dict[str, Any]:
         "release": ["release", rows, release, "--epsilon", "1", "--delta", "1e-6", "--clip", "8", "--workers", "2"],
         "pca": ["pca", release, model, "--components", "3"],
         "project": ["project", rows, model, scores, "--workers", "2"],
-        "report": ["report", release, f"{bucket}/try/report.html"],
+        "report": ["report", release, f"{bucket}/{folder.name}/report.html"],
         "inspect": ["inspect", rows, "--verify"],
     }
     found: dict[str, Any] = {}
@@ -184,14 +186,14 @@ def tried(bucket: str, folder: Path) -> dict[str, Any]:
     def plain(place: str) -> ObjectStore[Any]:
         return ObjectStore(connection(scheme, name, place), read_only=True)
 
-    ((_, stored),) = zarr.open_group(plain("try/rows.zarr"), mode="r").arrays()
-    released = zarr.open_group(plain("try/release.zarr"), mode="r")
+    ((_, stored),) = zarr.open_group(plain(f"{folder.name}/rows.zarr"), mode="r").arrays()
+    released = zarr.open_group(plain(f"{folder.name}/release.zarr"), mode="r")
     found["plain zarr"] = {
         "rows": bool(np.array_equal(np.asarray(stored[...]), values)),
         "second_moment": list(dict(released.arrays())["second_moment"].shape),
-        "scores": list(zarr.open_array(plain("try/scores.zarr"), mode="r").shape),
+        "scores": list(zarr.open_array(plain(f"{folder.name}/scores.zarr"), mode="r").shape),
     }
-    listed = [each["path"] for piece in obstore.list(connection(scheme, name), "try") for each in piece]
+    listed = [each["path"] for piece in obstore.list(connection(scheme, name), folder.name) for each in piece]
     found["objects"] = len(listed)
     found["left over"] = [path for path in listed if "probe" in path or path.endswith(".root")]
     return found
