@@ -222,8 +222,19 @@ def _locked_folder(target: Path) -> Iterator[Path]:
                 stack.callback(os.close, handle)
                 if not aside.exists():
                     handle = None
-        stack.callback(shutil.rmtree, aside, ignore_errors=True)
+        stack.callback(_remove, aside, target)
         yield aside
+
+
+def _remove(aside: Path, target: Path) -> None:
+    """Remove a folder that was built in, if it is still there.
+
+    Workers that were not stopped yet may write into it by its name: it gets another one first.
+    """
+    gone = _aside_of(target)
+    with suppress(OSError):
+        aside.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _aside_of(target: Path) -> Path:

@@ -282,7 +282,8 @@ class FolderStore:
     def put(self, key: str, content: bytes | memoryview) -> None:
         """Write a file aside and rename it; it is flushed with the folder."""
         path = self.path / key
-        path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in reversed(path.relative_to(self.path).parents[:-1]):  # never itself: it may have been given up
+            (self.path / folder).mkdir(exist_ok=True)
         aside = path.with_name(f"{path.name}.{random_token()[:8]}.partial")
         with aside.open("wb") as file:
             file.write(content)

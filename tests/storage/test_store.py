@@ -6,6 +6,7 @@ import pickle
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +194,17 @@ def test_rows_are_ingested_read_and_summed(bucket: Store, source: Path, *, compr
     elsewhere = ingest(source, source.with_name("elsewhere.zarr"))
     (task,) = plan(elsewhere, BOUND, 1, 1).groups[0]
     assert np.array_equal(total.values, partition_moment(task).values)
+
+
+def test_what_is_still_written_into_what_was_given_up_leaves_nothing(tmp_path: Path) -> None:
+    """A worker that was not stopped yet goes on writing when its pass has failed."""
+    place = store_at(tmp_path / "a.zarr")
+    with suppress(KeyError), place.staged("rows") as aside:
+        aside.put("c/0/0", b"0")
+        raise KeyError
+    with pytest.raises(OSError, match="No such file"):
+        aside.put("c/0/1", b"0")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_chunk_is_an_error(bucket: Store, source: Path) -> None:

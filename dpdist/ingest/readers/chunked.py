@@ -15,11 +15,9 @@ import numpy as np
 
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import (
-    AT_ONCE,
     PIECE,
     Places,
     Rows,
-    Runs,
     Source,
     Survey,
     each,
@@ -28,7 +26,7 @@ from dpdist.ingest.readers.base import (
     surveyed,
 )
 from dpdist.ingest.readers.transpose import WINDOW, turned
-from dpdist.naming import parameter, step
+from dpdist.naming import parameter
 
 _LARGEST = 1 << 30
 
@@ -97,38 +95,6 @@ class Chunked(Source):
         bands = self._bands(found)
         for piece in bands:
             yield piece if whole else piece[:, keep]
-
-    def runs(self, keep: Places) -> Runs | None:  # noqa: ARG002 - all columns are read
-        found = self._checked
-        n, size = found.shape[0], self._high(found) * found.columns * found.dtype.itemsize
-        if size > AT_ONCE:
-            raise DataError(
-                f"{self.path} has chunks of {found.chunks[0]} rows, which are {size >> 20} MiB with all columns. They "
-                f"are unpacked together wherever rows are read in place, of which no more than {AT_ONCE >> 20} MiB are "
-                "read at once. Write it with chunks of "
-                f"fewer rows, or copy its rows with {step('ingest')}."
-            )
-        high = self._step(found)
-        return Runs(np.append(np.arange(high, n, high), n), 4 * max(size, PIECE))
-
-    def part(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
-        found = self._checked
-        whole = keep == tuple(range(found.columns))
-        few = max(1, PIECE // (found.columns * found.dtype.itemsize))
-        for band in each(self.path, self._read(found, self._step(found), start, stop)):
-            for first in range(0, band.shape[0], few):
-                piece = band[first : first + few]
-                yield piece if whole else piece[:, keep]
-
-    @staticmethod
-    def _high(found: Layout) -> int:
-        """Return the rows of a chunk."""
-        return max(1, min(found.chunks[0], found.shape[0]))
-
-    def _step(self, found: Layout) -> int:
-        """Return the rows of so many whole chunks as make a piece."""
-        high = self._high(found)
-        return high * max(1, PIECE // (high * found.columns * found.dtype.itemsize))
 
     def _bands(self, found: Layout) -> Generator[Rows]:
         """Yield all columns, as many rows at a time as chunks have, or several times as many."""

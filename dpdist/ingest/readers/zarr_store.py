@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zarr
 from zarr.abc.store import RangeByteRequest
 from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
 from dpdist._util.paths import require_plain
 from dpdist.errors import DataError, RefusedError
-from dpdist.ingest.readers.base import MOST_LABELS, State, attempt, digest_of
+from dpdist.ingest.readers.base import AT_ONCE, MOST_LABELS, PIECE, Places, Rows, Runs, State, attempt, digest_of, each
 from dpdist.ingest.readers.chunked import Chunked, Layout, only
+from dpdist.naming import step
 
 MARKS = ("zarr.json", ".zarray", ".zgroup")
 """Files of which one is at the root of every store."""
@@ -200,6 +202,38 @@ class Store(Chunked):
     def _opened(self) -> Iterator[Any]:
         with zarr.config.set(_FEW):
             yield self._array
+
+    def runs(self, keep: Places) -> Runs | None:  # noqa: ARG002 - all columns are read
+        found = self._checked
+        n, size = found.shape[0], self._high(found) * found.columns * found.dtype.itemsize
+        if size > AT_ONCE:
+            raise DataError(
+                f"{self.path} has chunks of {found.chunks[0]} rows, which are {size >> 20} MiB with all columns. They "
+                f"are unpacked together wherever rows are read in place, of which no more than {AT_ONCE >> 20} MiB are "
+                "read at once. Write it with chunks of "
+                f"fewer rows, or copy its rows with {step('ingest')}."
+            )
+        high = self._step(found)
+        return Runs(np.append(np.arange(high, n, high), n), 4 * max(size, PIECE))
+
+    def part(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
+        found = self._checked
+        whole = keep == tuple(range(found.columns))
+        few = max(1, PIECE // (found.columns * found.dtype.itemsize))
+        for band in each(self.path, self._read(found, self._step(found), start, stop)):
+            for first in range(0, band.shape[0], few):
+                piece = band[first : first + few]
+                yield piece if whole else piece[:, keep]
+
+    @staticmethod
+    def _high(found: Layout) -> int:
+        """Return the rows of a chunk."""
+        return max(1, min(found.chunks[0], found.shape[0]))
+
+    def _step(self, found: Layout) -> int:
+        """Return the rows of so many whole chunks as make a piece."""
+        high = self._high(found)
+        return high * max(1, PIECE // (high * found.columns * found.dtype.itemsize))
 
     def state(self, start: int, stop: int) -> State:
         """Return the state of the chunks in which rows lie, or of the shards; one that is absent is not counted."""
