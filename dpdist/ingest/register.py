@@ -25,7 +25,7 @@ from dpdist.ingest.sources import Choices, Place, opened_sources
 from dpdist.ingest.table import Judged, changed, judged, require_finite
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.rows.manifest import RECORD, Records, SourceEntry, part_key, part_lengths, write_index
+from dpdist.rows.manifest import RECORD, Records, SourceEntry, part_key, part_lengths, write_index, write_sources
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import Store
 
@@ -178,7 +178,7 @@ def registering(
         Whatever ``identify`` raises.
     """
     with target.staged("rows", private=True) as aside:
-        work = []
+        sources, work = write_sources(aside, found.entries), []
         for number, run in enumerate(part_lengths(len(found.records), tasks)):
             records = found.records[run.start : run.stop]
             entries = {int(place): found.entries[place] for place in np.unique(records["source"])}
@@ -190,7 +190,7 @@ def registering(
             )  # fmt: skip
         yield work
         parts = [_part(aside, number, target) for number in range(len(work))]
-        _conclude(found, aside, asked, budget, identify, parts)
+        _conclude(found, aside, asked, budget, identify, parts, sources)
 
 
 def _part(aside: Store, number: int, target: Store) -> bytes:
@@ -204,11 +204,16 @@ def _part(aside: Store, number: int, target: Store) -> bytes:
 
 
 def _conclude(
-    found: Surveyed, aside: Store, asked: Asked, budget: PrivacyLoss | None, identify: Identify, parts: list[bytes]
+    found: Surveyed,
+    aside: Store,
+    asked: Asked,
+    budget: PrivacyLoss | None,
+    identify: Identify,
+    parts: list[bytes],
+    sources: str,
 ) -> None:
     """Write the head of the table, the last of its objects."""
     records = np.frombuffer(b"".join(parts), dtype=RECORD)
-    index, sources = write_index(aside, parts, found.entries)
     said = RegisteredAttributes(
         format=FORMAT,
         dataset_id=identify(_content_of(found, records), _objects_of(found, records)),
@@ -222,7 +227,7 @@ def _conclude(
         stored_bytes=int(records["rows"].sum(dtype=np.int64)) * len(found.keep) * np.dtype(found.dtype).itemsize,
         buffer_bytes=found.buffer_bytes,
         asked=asked,
-        index=index,
+        index=write_index(aside, parts),
         sources=sources,
         places=None if found.keep == tuple(range(len(found.keep))) else found.keep,
     )

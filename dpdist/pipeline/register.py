@@ -19,6 +19,7 @@ from dpdist.naming import parameter, step
 from dpdist.pipeline.budget import complete_ingest, default_ledger
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable
+from dpdist.rows.manifest import SOURCES
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_once
@@ -139,5 +140,5 @@ def _register(source: SourcePlace, target: Store, asked: Asked, budget: PrivacyL
     with where.connected() as engine:
         tasks = _PER_WORKER * max(1, len(engine.workers))
         with registering(found, target, asked, budget, identify, tasks) as work:
-            engine.require_visible(work[0].aside)
+            engine.require_visible(work[0].aside, SOURCES)
             engine.map(register_chunks, work, "Registering rows")

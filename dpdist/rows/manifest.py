@@ -81,16 +81,22 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def write_index(store: Store, parts: list[bytes], sources: list[SourceEntry]) -> tuple[str, str]:
-    """Write index and sources of parts that are there, and return their digests."""
+def write_sources(store: Store, sources: list[SourceEntry]) -> str:
+    """Write the sources, the first of the objects of a table, and return their digest."""
+    content = msgspec.json.encode(sources)
+    store.put(SOURCES, content)
+    return digest_of(content)
+
+
+def write_index(store: Store, parts: list[bytes]) -> str:
+    """Write the index of parts that are there, and return its digest."""
     index = np.zeros(len(parts), dtype=PART)
     for number, part in enumerate(parts):
         records = np.frombuffer(part, dtype=RECORD)
         index[number] = (len(records), records["rows"].sum(dtype=np.uint64), hashlib.sha256(part).digest())
-    content, listed = index.tobytes(), msgspec.json.encode(sources)
+    content = index.tobytes()
     store.put(INDEX, content)
-    store.put(SOURCES, listed)
-    return digest_of(content), digest_of(listed)
+    return digest_of(content)
 
 
 @dataclass(frozen=True)

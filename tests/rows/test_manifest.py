@@ -18,7 +18,16 @@ from dpdist.ingest.registered import FORMAT, Asked, RegisteredAttributes, head_o
 from dpdist.moment.total import complete, partition_moment, plan
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable
-from dpdist.rows.manifest import MOST_CHUNKS, MOST_PARTS, RECORD, SourceEntry, part_key, part_lengths, write_index
+from dpdist.rows.manifest import (
+    MOST_CHUNKS,
+    MOST_PARTS,
+    RECORD,
+    SourceEntry,
+    part_key,
+    part_lengths,
+    write_index,
+    write_sources,
+)
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import store_at
 
@@ -33,7 +42,7 @@ def manifest_of(place: Path, lengths: np.ndarray, tasks: int) -> RowsTable:
         part["rows"], part["first"] = lengths[run.start : run.stop], starts[run.start : run.stop]
         parts.append(part.tobytes())
         store.put(part_key(number), parts[-1])
-    index, sources = write_index(store, parts, [SourceEntry("/nowhere/table.npy")])
+    sources, index = write_sources(store, [SourceEntry("/nowhere/table.npy")]), write_index(store, parts)
     said = RegisteredAttributes(
         format=FORMAT, dataset_id="0" * 32, columns=("a", "b"), budget=None, ledger_id=None, rows=int(lengths.sum()),
         dtype="float32", chunk_rows=int(lengths.max()), chunks=chunks, stored_bytes=int(lengths.sum()) * 8,
