@@ -43,7 +43,7 @@ from dpdist.release import archive, trusted
 from dpdist.release.artefact import Release
 from dpdist.release.parse import request_from
 from dpdist.release.request import Centring, ReleaseRequest
-from dpdist.runtime.cluster import Cluster
+from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.runtime.process import forbid_core_dumps
 from dpdist.storage.store import AnyStore, Store, store_at
 from dpdist.triangle import Band, packed
@@ -232,7 +232,7 @@ def _from_table(asked: Parameters, rows: Store, request: ReleaseRequest) -> Rele
         )
     ledger = None if asked.ledger is None else place_of(str(asked.ledger), Path())
     target = release_place(asked, rows, request)
-    where = asked.cluster or Cluster()
+    where = chosen(asked.cluster)
     return release_table(open_rows(rows), target, request, ledger=ledger, cluster=where).release
 
 

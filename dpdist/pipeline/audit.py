@@ -21,7 +21,7 @@ from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy import audit
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.rows.bounding import RowBound
-from dpdist.runtime.cluster import Cluster
+from dpdist.runtime.cluster import Cluster, chosen
 
 _TASKS = 16
 _LARGEST_EPSILON = 100
@@ -188,7 +188,7 @@ def audit_mechanism(
     >>> found.to_json()["claim_rejected"]  # doctest: +SKIP
     False
     """
-    error, where = 1 - confidence, cluster or Cluster()
+    error, where = 1 - confidence, chosen(cluster)
     if draws < 2 * _TASKS or not 0 < error < 0.5:
         raise UsageError(f"An audit needs at least {2 * _TASKS} draws and a confidence between 0.5 and 1.")
     if loss.epsilon > _LARGEST_EPSILON:

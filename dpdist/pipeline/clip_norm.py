@@ -31,7 +31,7 @@ from dpdist.release.parse import quantile_from
 from dpdist.release.worth import Worth
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.periods import is_periodic
-from dpdist.runtime.cluster import Cluster
+from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import AnyStore, Store, store_at
 
@@ -264,7 +264,7 @@ def choose_clip_norm(
     """
     quantile = quantile if isinstance(quantile, Fraction) else quantile_from(str(quantile))
     require_quantile(quantile)
-    table, where = _table_at(store_at(rows)), cluster or Cluster()
+    table, where = _table_at(store_at(rows)), chosen(cluster)
     bound = request.bound(table.columns)
     account = absolute(ledger_place(table, ledger))
     transaction = NormsTransaction(request, table, account)

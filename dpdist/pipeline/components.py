@@ -16,7 +16,7 @@ from dpdist.pca.components import Components, components
 from dpdist.pca.scree import above_noise
 from dpdist.release.artefact import Release, open_release
 from dpdist.runtime import engine
-from dpdist.runtime.cluster import Cluster
+from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.storage.arrays import ROOT, attributes_of
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -124,10 +124,11 @@ def components_of(
 
 
 def _components_of(opened: Release, release: Store, count: int | None, cluster: Cluster | None) -> Components:
+    where = chosen(cluster)
     with ExitStack() as stack:
         product = None
         if not opened.in_memory:
-            nodes = stack.enter_context(cluster.connected()) if cluster is not None and cluster.named else None
+            nodes = stack.enter_context(where.connected()) if where.named else None
             product = _release_product(release.absolute(), opened.bound.columns, nodes)
         return above_noise(opened, product) if count is None else components(opened, count, product)
 

@@ -40,7 +40,7 @@ from dpdist.release.reproduction import admit, require_undeclared
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.table import Table
 from dpdist.runtime import engine
-from dpdist.runtime.cluster import Cluster
+from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import AnyStore, store_at
 
@@ -168,7 +168,7 @@ def release_table(
     cluster: Cluster | None = None,
 ) -> Outcome:
     """Publish one private second moment of an opened table, or of some of its periods, as :func:`release_rows`."""
-    where = cluster or Cluster()
+    where = chosen(cluster)
     calibrated = request.calibrated(table.columns, table.max_rows)  # refuses what makes no sense, before anything else
     require_summable(table, request.bound(table.columns))
     store = store_at(target)

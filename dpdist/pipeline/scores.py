@@ -10,7 +10,7 @@ from dpdist.pca import model as models
 from dpdist.pca import projection
 from dpdist.pipeline.components import made_from
 from dpdist.rows.dataset import RowsTable
-from dpdist.runtime.cluster import Cluster
+from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -72,7 +72,7 @@ def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: 
     >>> dpdist.project_rows("rows.zarr", "model.zarr", "scores.zarr")  # doctest: +SKIP
     ProjectedRows(rows=1797, fresh=True)
     """
-    where = cluster or Cluster()
+    where = chosen(cluster)
     model, target = store_at(model), store_at(scores)
     table, found = open_rows(rows), models.open_model(model)
     there = partial(

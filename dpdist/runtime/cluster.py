@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dpdist._util.progress import Progress
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
 from dpdist.runtime import connection
+from dpdist.runtime.clients import require_given
 from dpdist.runtime.engine import Engine
 from dpdist.runtime.tls import Certificates, require_safe
 from dpdist.storage.atomic import scratch
@@ -34,6 +36,11 @@ class Cluster:
         What to show to a scheduler that speaks TLS, and to know it by.
     insecure : bool, default False
         Whether to use a scheduler on the network that is not encrypted.
+    client : dask.distributed.Client or cluster object, default None
+        Your own connection to an existing cluster, in the place of its address: a client, or the object that made the
+        cluster, such as a ``LocalCluster``, ``SSHCluster``, ``SLURMCluster``, ``KubeCluster``, ``GatewayCluster`` or
+        ``coiled.Cluster``. Its address and its ``Security`` are taken over. It stays yours: it is not closed, restarted
+        or scaled, and the cluster may have no worker yet if it adapts to what there is to do.
     progress : callable, default None
         Called with what is under way (str), how many parts of it are done (int) and how many there are (int), in this
         process. None: nobody is told. It is no part of what makes two clusters equal.
@@ -41,10 +48,11 @@ class Cluster:
     Raises
     ------
     UsageError
-        If both a scheduler and a number of workers are given, the number is not positive, or certificates and the
-        scheduler's address do not go together.
+        If more than one of scheduler, workers and client are given, the number is not positive, certificates and the
+        scheduler's address do not go together, or client is none. When it is used: if the client is asynchronous.
     RefusedError
-        If the scheduler is on the network, not encrypted, and that is not explicitly wanted.
+        If the scheduler is on the network, not encrypted, and that is not explicitly wanted; of a client, when it is
+        used.
 
     See Also
     --------
@@ -57,7 +65,16 @@ class Cluster:
 
     >>> import dpdist
     >>> dpdist.Cluster(workers=4)
-    Cluster(scheduler=None, workers=4, trusted_worker=False, certificates=None, insecure=False)
+    Cluster(scheduler=None, workers=4, trusted_worker=False, certificates=None, insecure=False, client=None)
+
+    On a cluster that you have:
+
+    >>> from dask.distributed import LocalCluster
+    >>> with LocalCluster() as cluster:  # doctest: +SKIP
+    ...     dpdist.release_rows(rows, release, request, cluster=dpdist.Cluster(client=cluster))
+
+    What could be listened to is refused.
+
     >>> dpdist.Cluster("tcp://10.0.0.1:8786")  # doctest: +IGNORE_EXCEPTION_DETAIL
     Traceback (most recent call last):
     dpdist.errors.RefusedError: ...
@@ -68,11 +85,23 @@ class Cluster:
     trusted_worker: bool = False
     certificates: Certificates | None = None
     insecure: bool = False
+    client: Any = field(default=None, kw_only=True)
     progress: Progress | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.scheduler is not None and not isinstance(self.scheduler, str):
+            raise UsageError(
+                "scheduler is an address, such as 'tls://10.0.0.1:8786'. Pass a Dask client or a cluster object as "
+                "dpdist.Cluster(client=...)."
+            )
         if self.scheduler is not None and self.workers is not None:
             raise UsageError("Give either a scheduler or a number of local workers, not both.")
+        if self.client is not None:
+            if self.scheduler is not None or self.workers is not None or self.certificates is not None:
+                raise UsageError(
+                    "A client knows its scheduler, workers and certificates: give either client, or the others."
+                )
+            require_given(self.client)
         if self.workers is not None and self.workers < 1:
             raise UsageError("At least one worker is needed.", parameter="workers")
         if self.scheduler is not None:
@@ -91,18 +120,24 @@ class Cluster:
 
     @property
     def named(self) -> bool:
-        """Whether a scheduler or a number of workers was named, for what this process could do as well."""
-        return self.scheduler is not None or self.workers is not None
+        """Whether a cluster or a number of workers was named, for what this process could do as well."""
+        return self.scheduler is not None or self.workers is not None or self.client is not None
+
+    def __deepcopy__(self, _memo: Any) -> Cluster:
+        """Return this very one: it cannot change, and scikit-learn's clone copies what a client cannot stand."""
+        return self
 
     @contextmanager
     def connected(self, *, trusted_worker: bool = False) -> Iterator[Engine]:
         """Connect for the time of a block; with ``trusted_worker`` one of the workers must be the trusted one."""
         with ExitStack() as stack:
-            folder = None if self.scheduler is not None else _folder_of_workers(stack)
+            existing = self.scheduler is not None or self.client is not None
+            folder = None if existing else _folder_of_workers(stack)
             yield stack.enter_context(
                 connection.connected(
                     self.scheduler,
                     self.workers,
+                    client=self.client,
                     trusted_worker=trusted_worker,
                     certificates=self.certificates,
                     insecure=self.insecure,
@@ -117,6 +152,24 @@ class Cluster:
         with ExitStack() as stack:
             shared = {name: getattr(self, name) for name in Cluster.__dataclass_fields__}
             yield _KeptCluster(**shared, stack=stack)
+
+
+def chosen(given: Cluster | None) -> Cluster:
+    """Return what was given for a cluster, or one on this machine.
+
+    Raises
+    ------
+    UsageError
+        If it is something else, such as a Dask client.
+    """
+    if given is None:
+        return Cluster()
+    if not isinstance(given, Cluster):
+        raise UsageError(
+            f"cluster takes a dpdist.Cluster, not a value of type {type(given).__name__}. Pass a Dask client or a "
+            "cluster object as dpdist.Cluster(client=...)."
+        )
+    return given
 
 
 def _folder_of_workers(stack: ExitStack) -> Path:

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import os
 import signal
+import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,17 @@ from distributed.comm import CommClosedError
 from distributed.core import rpc
 from distributed.security import Security
 from distributed.utils import LoopRunner, silence_logging_cmgr
+from distributed.versions import VersionMismatchWarning
 from tornado.ioloop import IOLoop
 
 from dpdist._util.progress import Progress
 from dpdist.errors import DataError
 from dpdist.naming import parameter
+from dpdist.runtime.clients import known
 from dpdist.runtime.engine import Engine
 from dpdist.runtime.process import forbid_core_dumps
-from dpdist.runtime.tls import Certificates
+from dpdist.runtime.tls import Certificates, require_safe_workers
+from dpdist.runtime.workers import warn_of_versions
 
 CONNECT_SECONDS = 15
 WORKER_ENVIRONMENT = {
@@ -51,7 +56,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _require_answer(scheduler: str, security: Security | None) -> None:
+def _require_answer(scheduler: str, security: Security | None, cure: str) -> None:
     """Check that a scheduler answers; a client waits without a limit for one that accepts and then says nothing."""
 
     async def ask() -> None:
@@ -59,20 +64,15 @@ def _require_answer(scheduler: str, security: Security | None) -> None:
         async with rpc(scheduler, connection_args=arguments) as remote:
             await asyncio.wait_for(remote.identity(n_workers=0), CONNECT_SECONDS)
 
+    runner = LoopRunner()  # a thread's own: a notebook runs a loop in this one
     try:
-        asyncio.run(ask())
+        runner.start()
+        runner.run_sync(ask)
     # Dask's complaints about an address: no port, an unknown protocol, TLS without certificates
     except (OSError, ValueError, TypeError, TimeoutError, CommClosedError):
-        cure = (
-            "Check the address, such as tcp://127.0.0.1:8786, and that the scheduler runs, or leave "
-            f"{parameter('scheduler')} out to compute on this machine."
-        )
-        if security is not None:
-            cure = (
-                "Check the address and that the scheduler runs; that its certificate has not expired, and is of the "
-                f"CA in {security.tls_ca_file}; and that {security.tls_client_cert} is of the CA it trusts."
-            )
         raise DataError(f"No Dask scheduler answers at {scheduler} within {CONNECT_SECONDS} seconds. {cure}") from None
+    finally:
+        runner.stop()
 
 
 @contextmanager
@@ -148,11 +148,78 @@ def _local_cluster(count: int, loop: IOLoop, folder: Path | None, *, trusted: bo
         ) from None
 
 
+def _cure(certificates: Certificates | None) -> str:
+    """Say what to look at when a scheduler that was named by its address does not answer."""
+    if certificates is None:
+        return (
+            "Check the address, such as tcp://127.0.0.1:8786, and that the scheduler runs, or leave "
+            f"{parameter('scheduler')} out to compute on this machine."
+        )
+    return (
+        "Check the address and that the scheduler runs; that its certificate has not expired, and is of the CA in "
+        f"{certificates.authority}; and that {certificates.certificate} is of the CA it trusts."
+    )
+
+
+_CURE_OF_GIVEN = (
+    "Check that the cluster of the client or object that was given still runs; where it is encrypted, that its "
+    "Security has a CA, and the client's certificate and key."
+)
+
+
+@contextmanager
+def _client(scheduler: str | LocalCluster, security: Security | None) -> Iterator[Client]:
+    """Connect for the time of a block; it is nobody's default, and what is asked by it is forgotten at its end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", VersionMismatchWarning)  # a table, of which we say what matters
+        made = Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False, security=security)
+    with made:
+        yield made
+
+
+@contextmanager
+def _local(count: int, folder: Path | None, *, trusted: bool) -> Iterator[Client]:
+    """Start worker processes of this machine for the time of a block, and connect to them."""
+    with ExitStack() as stack:
+        stack.enter_context(dask.config.set({**_LOCAL_CONFIG, "temporary-directory": folder and str(folder)}))
+        loop = stack.enter_context(_deaf_loop())
+        cluster = stack.enter_context(_local_cluster(count, loop, folder, trusted=trusted))
+        yield stack.enter_context(_client(cluster, None))
+
+
+@contextmanager
+def _existing(scheduler: str, certificates: Certificates | None) -> Iterator[Client]:
+    """Connect to the scheduler at an address for the time of a block."""
+    security = certificates and certificates.security()
+    if scheduler.startswith("gateway://"):
+        with suppress(ImportError):  # without it Dask knows no such address, as is said below
+            import_module("dask_gateway")
+    _require_answer(scheduler, security, _cure(certificates))
+    # what Dask says of a lost scheduler is a traceback; we say it in words
+    with silence_logging_cmgr(logging.CRITICAL), _client(scheduler, security) as client:
+        yield client
+
+
+@contextmanager
+def _given(given: Any, *, insecure: bool) -> Iterator[Client]:
+    """Connect to where a client or a cluster object of the user's computes, by a client of our own.
+
+    His own is never used: nothing of ours could close it, change it, or stay with it when the block ends.
+    """
+    scheduler, security = known(given)
+    if not insecure:
+        require_safe_workers(scheduler, (), foreign=False)
+    _require_answer(scheduler, security, _CURE_OF_GIVEN)
+    with _client(scheduler, security) as client:
+        yield client
+
+
 @contextmanager
 def connected(
     scheduler: str | None = None,
     workers: int | None = None,
     *,
+    client: Any = None,
     trusted_worker: bool = False,
     certificates: Certificates | None = None,
     insecure: bool = False,
@@ -171,6 +238,8 @@ def connected(
         machine that listen on the loopback interface only.
     workers
         Number of local worker processes; None takes one per core.
+    client
+        The user's own client or cluster object, in the place of an address.
     trusted_worker
         Run :meth:`Engine.trusted` on the worker that offers the resource ``trusted``.
     certificates
@@ -184,35 +253,26 @@ def connected(
 
     Raises
     ------
+    UsageError
+        If the user's client or cluster object is asynchronous, and waiting here would stop its loop.
     RefusedError
-        If a worker is on the network and not encrypted, unless told to be insecure.
+        If scheduler or worker is on the network and not encrypted, unless told to be insecure.
     DataError
-        If the certificates cannot be used, no scheduler answers in time, it has no workers, or none of them is the
-        trusted one.
+        If the certificates cannot be used, no scheduler answers in time, no worker joins it in time, or none of them
+        is the trusted one.
     """
     forbid_core_dumps()
-    security = certificates and certificates.security()
-    with ExitStack() as stack:
-        stack.enter_context(dask.config.set({**_LOCAL_CONFIG, "temporary-directory": folder and str(folder)}))
-        if scheduler is None:
-            count, loop = workers or available_cores(), stack.enter_context(_deaf_loop())
-            address: Any = stack.enter_context(_local_cluster(count, loop, folder, trusted=trusted_worker))
-        else:
-            _require_answer(scheduler, security)
-            # what Dask says of a lost scheduler is a traceback; we say it in words
-            stack.enter_context(silence_logging_cmgr(logging.CRITICAL))
-            address = scheduler
-        client = stack.enter_context(Client(address, timeout=CONNECT_SECONDS, set_as_default=False, security=security))
-        try:
-            client.wait_for_workers(1, timeout=CONNECT_SECONDS)
-        except TimeoutError:
-            raise DataError(
-                f"The scheduler at {scheduler} has no workers after {CONNECT_SECONDS} seconds. Start some with: "
-                f"dask worker {scheduler} --host 127.0.0.1 --dashboard-address 127.0.0.1:0"
-            ) from None
-        local = 0 if scheduler is not None else len(address.workers)
-        engine = Engine(client, trusted_worker=trusted_worker, insecure=insecure, sharing=1 + local, progress=progress)
-        engine.require_safe()
+    if client is not None:
+        way = _given(client, insecure=insecure)
+    elif scheduler is not None:
+        way = _existing(scheduler, certificates)
+    else:
+        way = _local(workers or available_cores(), folder, trusted=trusted_worker)
+    with way as found:
+        engine = Engine(found, trusted_worker=trusted_worker, insecure=insecure, progress=progress)
+        engine.await_worker()
+        if scheduler is not None or client is not None:
+            warn_of_versions(found)
         if trusted_worker:
             engine.require_trusted_worker()
         yield engine

@@ -28,11 +28,12 @@ from distributed.utils_comm import gather_from_workers
 
 from dpdist._util.progress import Count, Progress
 from dpdist._util.tree import levels
-from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
+from dpdist.errors import DataError, DpdistError, ResumableError
 from dpdist.naming import naming
+from dpdist.runtime.clients import current
 from dpdist.runtime.process import forbid_core_dumps
-from dpdist.runtime.tls import require_safe_workers
-from dpdist.runtime.workers import Asker, require_fit, require_version
+from dpdist.runtime.tls import on_this_machine, require_safe_workers
+from dpdist.runtime.workers import Asker, await_worker, require_fit, require_version
 from dpdist.storage.store import AnyStore, store_at
 
 Task = TypeVar("Task")
@@ -90,7 +91,6 @@ class Engine:
         *,
         trusted_worker: bool,
         insecure: bool,
-        sharing: int,
         foreign: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -98,7 +98,6 @@ class Engine:
         self._progress = progress
         self._trusted_worker = trusted_worker
         self._insecure = insecure
-        self._sharing = sharing
         self._foreign = foreign  # whether the user's own client connected to it
         self._placed: AbstractSet[str] = frozenset()  # the workers that the latest sums were placed on
 
@@ -120,6 +119,21 @@ class Engine:
         if not self._insecure:  # each time, because a worker may have come since
             require_safe_workers(self._client.scheduler.address, found, foreign=self._foreign)
         return found
+
+    def await_worker(self) -> None:
+        """Wait until there is a worker; a cluster that starts them when there is work is shown some.
+
+        Raises
+        ------
+        RefusedError
+            If the scheduler, or the worker that came, could be listened to, unless told to be insecure.
+        DataError
+            If none comes in time.
+        """
+        if not self._known():
+            with _translated():
+                await_worker(self._client, self._progress)
+            self._known()
 
     def require_trusted_worker(self) -> None:
         """Check that a worker offers the resource ``trusted``.
@@ -147,9 +161,10 @@ class Engine:
 
     @property
     def memory(self) -> int:
-        """Bytes that every process may use: the least limit of a worker, or this process's part of its machine."""
-        limits = [int(worker["memory_limit"]) for worker in self._known().values() if worker["memory_limit"]]
-        return min([*limits, memory_here() // self._sharing])
+        """Bytes that a task may use: the least of a worker's threads, or this process's part of its machine."""
+        known = self._known()
+        limits = [each["memory_limit"] // max(1, each["nthreads"]) for each in known.values() if each["memory_limit"]]
+        return min([*map(int, limits), memory_here() // (1 + sum(map(on_this_machine, known)))])
 
     def require_visible(self, place: AnyStore, key: str = "") -> None:
         """Check that nobody listens to the cluster, and that every worker runs this version and sees a place.
@@ -395,9 +410,9 @@ def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[
         If the cluster is lost.
     """
     forbid_core_dumps()
-    client = _current_client()
+    client = current()
     if client is not None:
-        here = Engine(client, trusted_worker=False, insecure=False, sharing=1, foreign=True)
+        here = Engine(client, trusted_worker=False, insecure=False, foreign=True)
         here.require_visible(os.sep)  # any path will do: it is about the network, versions and spilling
     blocks = [block for row in array.to_delayed() for block in row]
     sums = [dask.delayed(_guarded, pure=False, traverse=False)(Asker.here(), function, block) for block in blocks]
@@ -408,28 +423,6 @@ def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[
     with _translated():
         futures = client.compute(sums)
     return here.trusted(lambda *values: add(values), sums=futures)
-
-
-def _current_client() -> Client | None:
-    """Return the client by which Dask would compute now; None where it would compute in this process.
-
-    Raises
-    ------
-    UsageError
-        If it is asynchronous: then nothing can be waited for here.
-    """
-    try:
-        client = getattr(dask.base.get_scheduler(), "__self__", None)
-        current = client if isinstance(client, Client) else None
-        if current is None or not current.asynchronous:
-            return current
-    except RuntimeError:  # what Dask says of such a client, in words about its own functions
-        pass
-    raise UsageError(
-        "The current Dask client is asynchronous, or dask.config asks for a client and there is none. A fit waits for "
-        "its result, which needs a synchronous client. Make one with Client(address), or run the fit in a thread: "
-        "`await asyncio.to_thread(estimator.fit, X)`."
-    )
 
 
 def _is_trusted(worker: dict[str, Any]) -> bool:

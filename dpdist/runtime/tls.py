@@ -23,6 +23,9 @@ from dpdist.naming import parameter
 
 _MOST = 16 << 20
 """Bytes of a file of certificates at most."""
+_ENCRYPTED = {"tls", "wss", "gateway"}
+"""Ways to connect that need TLS. Dask Gateway's proxy chooses the cluster by its name and hands the stream on; TLS is
+spoken with the cluster's scheduler itself (dask_gateway/comm.py)."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,8 @@ def _require_valid(path: Path, option: str) -> None:
 def require_safe(scheduler: str, certificates: Certificates | None, *, insecure: bool) -> None:
     """Refuse an address where others could read what is sent, before anything is sent.
 
-    Only ``tls://`` is encrypted. Plain ``tcp://`` may stay on this machine: 127.0.0.0/8, ::1 or localhost. Other names
-    are not looked up, because what they mean may change until the connection is made.
+    ``tls://``, ``wss://`` and ``gateway://`` are encrypted. Plain ``tcp://`` may stay on this machine: 127.0.0.0/8,
+    ::1 or localhost. Other names are not looked up, because what they mean may change until the connection is made.
 
     Raises
     ------
@@ -143,7 +146,7 @@ def require_safe(scheduler: str, certificates: Certificates | None, *, insecure:
         If the address and the certificates do not go together.
     """
     protocol, place = parse_address(scheduler)
-    if protocol == "tls":
+    if protocol in _ENCRYPTED:
         if certificates is None:
             raise UsageError(
                 f"The scheduler {scheduler} speaks TLS: pass the cluster's CA and your certificate and key "
@@ -195,10 +198,16 @@ def require_safe_workers(scheduler: str, workers: Iterable[str], *, foreign: boo
             )
 
 
+def on_this_machine(address: str) -> bool:
+    """Say whether a worker is known to be on this machine, and to take of its memory."""
+    protocol, place = parse_address(address)
+    return protocol == "inproc" or _on_this_machine(place)
+
+
 def _is_safe(address: str) -> bool:
     protocol, place = parse_address(address)
     # inproc: threads of this process, which nothing outside can speak to
-    return protocol in {"tls", "inproc"} or (protocol == "tcp" and _on_this_machine(place))
+    return protocol in {*_ENCRYPTED, "inproc"} or (protocol == "tcp" and _on_this_machine(place))
 
 
 def _on_this_machine(place: str) -> bool:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import time
+import uuid
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from distributed import Client, Worker, get_worker
+from distributed.versions import VersionMismatchWarning
 
+from dpdist._util.progress import Count, Progress
 from dpdist._version import __version__
 from dpdist.errors import DataError
 from dpdist.naming import Face, current_face
 from dpdist.runtime.process import forbid_core_dumps
 from dpdist.storage.store import Store
+
+WORKER_SECONDS = 600
+"""How long the first worker may take: a cloud starts a machine for it, and a batch system a job."""
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,33 @@ def require_fit(client: Client, store: Store, key: str) -> None:
             raise DataError(fault)
 
 
+def await_worker(client: Client, progress: Progress | None) -> None:
+    """Wait for the first worker of a cluster that has none.
+
+    One that adapts to what there is to do starts none for nothing. So there is a task, which names no data.
+
+    Raises
+    ------
+    DataError
+        If none comes in time.
+    """
+    count = Count(progress, "Waiting for workers", 1)
+    knock = client.submit(os.getpid, pure=False, key=f"dpdist-wait-{uuid.uuid4()}")
+    until = time.monotonic() + WORKER_SECONDS
+    while not client.scheduler_info(n_workers=1)["workers"]:
+        if time.monotonic() > until:
+            raise DataError(_NO_WORKER.format(address=client.scheduler.address, seconds=WORKER_SECONDS))
+        time.sleep(_LOOK_SECONDS)
+    del knock  # not before: then nobody would want it
+    count.one()
+
+
+_NO_WORKER = (
+    "The scheduler at {address} has no workers after {seconds} seconds. Start some with: dask worker {address} --host "
+    "127.0.0.1 --dashboard-address 127.0.0.1:0; or let its cluster start them, with scale() or adapt()."
+)
+
+
 def _traits(store: Store, key: str, dask_worker: Any) -> Traits:
     forbid_core_dumps()  # sums of others may reach a worker before its first task does
     memory = dask_worker.memory_manager
@@ -113,6 +150,51 @@ def _fault(address: str, found: Traits, store: Store, key: str, asked: str) -> s
             "first."
         )
     return None
+
+
+def warn_of_versions(client: Client) -> None:
+    """Say which versions differ between this process, the scheduler and the workers, of those that matter to Dask.
+
+    What dpdist computes is the same with all of them; Dask's messages and pickles may not be.
+    """
+    found: dict[str, Any] = client.get_versions()
+    here = _versions(found["client"])
+    differ: dict[str, list[str]] = {}
+    for who, told in {"the scheduler": found["scheduler"], **found["workers"]}.items():
+        there = _versions(told)
+        # a scheduler computes nothing
+        names = [name for name in _COMPARED if there.get(name) and (name != "numpy" or who != "the scheduler")]
+        said = ", ".join(
+            f"{name} {there[name]} (here {here[name]})"
+            for name in names
+            if _compared(name, there[name]) != _compared(name, here[name])
+        )
+        if said:
+            differ.setdefault(said, []).append(who if who == "the scheduler" else f"the worker {who}")
+    for said, where in differ.items():
+        others = f" and {len(where) - 1} more" if len(where) > 1 else ""
+        warnings.warn(
+            VersionMismatchWarning(
+                f"Versions differ: {where[0]}{others} runs {said}. What is sent may not be understood: install the "
+                "same everywhere."
+            ),
+            stacklevel=2,
+        )
+
+
+_COMPARED = ("python", "dask", "distributed", "numpy")
+
+
+def _versions(told: Any) -> dict[str, str]:
+    """Return the versions of packages from what a process told; none, if it told nothing."""
+    packages = told.get("packages") if isinstance(told, dict) else None
+    found = {name: version for name, version in (packages or {}).items() if isinstance(version, str)}
+    return found | {name: ".".join(found[name].split(".")[:3]) for name in {"python"} & found.keys()}  # 3.12.1.final.0
+
+
+def _compared(name: str, version: str) -> list[str]:
+    """Return as much of a version as matters: pickles are those of a Python 3.x, arrays those of a NumPy x."""
+    return version.split(".")[: {"python": 2, "numpy": 1}.get(name)]
 
 
 def _other_version(address: str, found: str, asked: str) -> str:

@@ -117,7 +117,7 @@ def test_sums_never_travel_by_way_of_the_scheduler(scheduler: str, monkeypatch: 
     """A worker that this process cannot reach is an error: Dask would ask the scheduler for the sum instead."""
     monkeypatch.setattr(engine, "LOST_SECONDS", 1)
     with Client(scheduler, set_as_default=False) as client:
-        known = Engine(client, trusted_worker=False, insecure=False, sharing=1)
+        known = Engine(client, trusted_worker=False, insecure=False)
         sums = known.reduce(_absolute, _total, [[-1], [-2], [-3]], None)
         workers = known.workers
         assert known.trusted(lambda *parts: sum(parts), sums=sums) == 6

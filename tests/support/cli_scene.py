@@ -40,7 +40,8 @@ class Said(NamedTuple):
         assert self.out == ""
         assert "Traceback" not in self.err
         *labels, message = self.err.splitlines()
-        assert set(labels) <= {"Ingesting", "Registering rows", "Summing rows", "Projecting rows"}
+        begun = {"Ingesting", "Registering rows", "Summing rows", "Projecting rows", "Waiting for workers"}
+        assert set(labels) <= begun
         assert message.startswith("dpdist: ")
         return message
 
