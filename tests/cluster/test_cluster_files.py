@@ -19,7 +19,7 @@ from faults.nightly import CLUSTER
 from faults.packages import missing, need
 from faults.waiting import until
 
-WAYS = ("laptop", "hand", "ssh", "slurm", "kubernetes", "containers", "systemd", "cron")
+WAYS = ("laptop", "hand", "ssh", "slurm", "kubernetes", "cloud", "containers", "systemd", "cron")
 PRIVATE = "DASK_DISTRIBUTED__"
 
 
