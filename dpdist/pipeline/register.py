@@ -20,7 +20,7 @@ from dpdist.pipeline.budget import complete_ingest, default_ledger
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.manifest import SOURCES
-from dpdist.runtime.cluster import Cluster
+from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -108,7 +108,7 @@ def register_rows(
     if budget is not None and ledger is None:
         default_ledger(target)  # refuses a place beside which none can stand, before a row is read
     there = partial(_there, target, asked)
-    make_once(there, lambda: _register(source, target, asked, budget, cluster or Cluster()))
+    make_once(there, lambda: _register(source, target, asked, budget, chosen(cluster)))
     table = open_rows(target)
     if budget not in {None, table.budget}:
         declared = f"a budget of {table.budget}" if table.budget else "no budget"

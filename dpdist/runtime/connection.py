@@ -270,8 +270,10 @@ def connected(
         way = _local(workers or available_cores(), folder, trusted=trusted_worker)
     with way as found:
         engine = Engine(found, trusted_worker=trusted_worker, insecure=insecure, progress=progress)
-        engine.await_worker()
-        if scheduler is not None or client is not None:
+        if scheduler is None and client is None:
+            engine.require_safe()
+        else:
+            engine.await_worker()
             warn_of_versions(found)
         if trusted_worker:
             engine.require_trusted_worker()

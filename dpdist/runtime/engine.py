@@ -98,6 +98,7 @@ class Engine:
         self._progress = progress
         self._trusted_worker = trusted_worker
         self._insecure = insecure
+        self._kept: Future | None = None  # a cluster that adapts has a worker as long as this is held
         self._foreign = foreign  # whether the user's own client connected to it
         self._placed: AbstractSet[str] = frozenset()  # the workers that the latest sums were placed on
 
@@ -121,19 +122,19 @@ class Engine:
         return found
 
     def await_worker(self) -> None:
-        """Wait until there is a worker; a cluster that starts them when there is work is shown some.
+        """Wait until there is a worker, and keep a cluster that adapts to its work from closing the last one.
 
         Raises
         ------
         RefusedError
-            If the scheduler, or the worker that came, could be listened to, unless told to be insecure.
+            If the scheduler, or a worker that came, could be listened to, unless told to be insecure.
         DataError
             If none comes in time.
         """
-        if not self._known():
-            with _translated():
-                await_worker(self._client, self._progress)
-            self._known()
+        self.require_safe()
+        with _translated():
+            self._kept = await_worker(self._client, self._progress)
+        self.require_safe()
 
     def require_trusted_worker(self) -> None:
         """Check that a worker offers the resource ``trusted``.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from distributed import Client, Worker, get_worker
+from distributed import Client, Future, Worker, get_worker
 from distributed.versions import VersionMismatchWarning
 
 from dpdist._util.progress import Count, Progress
@@ -100,25 +100,36 @@ def require_fit(client: Client, store: Store, key: str) -> None:
             raise DataError(fault)
 
 
-def await_worker(client: Client, progress: Progress | None) -> None:
-    """Wait for the first worker of a cluster that has none.
+def await_worker(client: Client, progress: Progress | None) -> Future:
+    """Wait for the first worker of a cluster, if it has none.
 
-    One that adapts to what there is to do starts none for nothing. So there is a task, which names no data.
+    One that adapts to what there is to do starts no worker for nothing, and closes one that is idle: between two steps
+    it might close all. So there is a task, which names no data, and whose result takes a few bytes of a worker.
+
+    Returns
+    -------
+    Future
+        That of the task: a cluster that adapts has a worker as long as it is held.
 
     Raises
     ------
     DataError
         If none comes in time.
     """
-    count = Count(progress, "Waiting for workers", 1)
     knock = client.submit(os.getpid, pure=False, key=f"dpdist-wait-{uuid.uuid4()}")
-    until = time.monotonic() + WORKER_SECONDS
-    while not client.scheduler_info(n_workers=1)["workers"]:
+    if _are_some(client):
+        return knock
+    count, until = Count(progress, "Waiting for workers", 1), time.monotonic() + WORKER_SECONDS
+    while not _are_some(client):
         if time.monotonic() > until:
             raise DataError(_NO_WORKER.format(address=client.scheduler.address, seconds=WORKER_SECONDS))
         time.sleep(_LOOK_SECONDS)
-    del knock  # not before: then nobody would want it
     count.one()
+    return knock
+
+
+def _are_some(client: Client) -> bool:
+    return bool(client.scheduler_info(n_workers=1)["workers"])
 
 
 _NO_WORKER = (

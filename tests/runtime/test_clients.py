@@ -166,10 +166,20 @@ def test_one_in_the_place_of_a_cluster_is_told_how_to_be_given(plain: LocalClust
 def test_an_adaptive_cluster_that_has_no_worker_starts_some(rows: Path) -> None:
     told = []
     with cluster(0) as made:
-        made.adapt(minimum=0, maximum=2, interval="50ms", wait_count=100)
+        made.adapt(minimum=0, maximum=2, interval="50ms", wait_count=1)
         assert not made.scheduler.workers
         assert release(rows, made, progress=lambda *each: told.append(each)).fresh
     assert told[:2] == [("Waiting for workers", 0, 1), ("Waiting for workers", 1, 1)]
+
+
+def test_it_does_not_close_its_last_worker_between_two_steps() -> None:
+    with cluster(0) as made:
+        made.adapt(minimum=0, maximum=2, interval="20ms", wait_count=1)
+        with Cluster(client=made).connected() as started:
+            time.sleep(0.5)  # 25 times as long as an idle worker is kept
+            assert started.workers
+        until(lambda: not made.scheduler.workers)  # and is idle again at the end
+        assert not made.scheduler.tasks
 
 
 @pytest.mark.usefixtures("impatient")
