@@ -123,6 +123,21 @@ class Cluster:
         """Whether a cluster or a number of workers was named, for what this process could do as well."""
         return self.scheduler is not None or self.workers is not None or self.client is not None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields, for another process.
+
+        Raises
+        ------
+        UsageError
+            If one is a client, which belongs to this process.
+        """
+        if self.client is not None:
+            raise UsageError(
+                "A dpdist.Cluster of a Dask client or cluster object cannot be sent to another process: name the "
+                "scheduler by its address there."
+            )
+        return dict(vars(self))
+
     def __deepcopy__(self, _memo: Any) -> Cluster:
         """Return this very one: it cannot change, and scikit-learn's clone copies what a client cannot stand."""
         return self

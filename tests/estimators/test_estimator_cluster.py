@@ -61,10 +61,11 @@ with SpecCluster(
     where = Cluster(cluster.scheduler_address)
     named = outcome(rows + "/rows.zarr", cluster=where)
     before = len(cluster.scheduler.transition_log)
+    mine = outcome(rows + "/rows.zarr", cluster=Cluster(client=cluster))
     with Client(cluster):
         found = outcome(da.from_array(array, chunks=(40, -1)))
     tasks = [each for each in list(cluster.scheduler.transition_log)[before:] if each[2] == "processing"]
-    print(json.dumps([worker, named, found, len(tasks)]))
+    print(json.dumps([worker, named, mine, found, len(tasks)]))
 """
 
 
@@ -80,15 +81,16 @@ def test_a_worker_off_the_loopback_interface_is_refused_by_both_faces_before_any
             made.on("user", [sys.executable, "-c", ON_A_CLUSTER, host, str(tmp_path)]),
             check=True, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
-    (worker,), named, found, tasks = json.loads(run.stdout.splitlines()[-1])
+    (worker,), named, mine, found, tasks = json.loads(run.stdout.splitlines()[-1])
     assert worker.startswith(f"tcp://{host}:")
     if host == "127.0.0.1":  # the same is done where nobody listens
-        assert (named, found) == ("fitted", "fitted")
+        assert (named, mine, found) == ("fitted", "fitted", "fitted")
         assert tasks
         return
-    for said in (named, found):
+    for said in (named, mine, found):
         assert said.startswith(f"RefusedError: The worker {worker} is on the network and not encrypted"), said
     assert "insecure" in named
+    assert "insecure" in mine
     assert "Nothing was sent" in found
     assert "insecure" not in found  # an estimator has no such parameter
     assert tasks == 0

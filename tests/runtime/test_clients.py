@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import pickle
 import re
 import ssl
 import subprocess
@@ -128,6 +129,9 @@ def test_a_cluster_with_a_client_is_copied_with_an_estimator(plain: LocalCluster
     assert clone(PrivatePCA(2, epsilon=1, delta=1e-6, clip=8, cluster=where)).cluster is where
     assert where == Cluster(client=plain) != Cluster()
     assert "client=LocalCluster(" in repr(where)
+    with pytest.raises(UsageError, match="cannot be sent to another process"):
+        pickle.dumps(where)
+    assert pickle.loads(pickle.dumps(Cluster(workers=2))) == Cluster(workers=2)  # noqa: S301 - written here
     assert where.named
 
 
