@@ -22,7 +22,7 @@ c.Proxy.address = "127.0.0.1:{web}"
 c.Proxy.tcp_address = "127.0.0.1:{tcp}"
 c.UnsafeLocalBackend.clusters_directory = "{folder}"
 c.ClusterConfig.scheduler_cmd = ["dask", "scheduler"]
-c.ClusterConfig.worker_cmd = ["dask", "worker"]
+c.ClusterConfig.worker_cmd = ["dask", "worker", "--host", "127.0.0.1"]
 c.ClusterConfig.environment = {{
     "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "False",
     "DASK_DISTRIBUTED__WORKER__MEMORY__SPILL": "False",

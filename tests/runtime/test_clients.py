@@ -33,6 +33,9 @@ from support.estimator_scene import ingested, table
 import dpdist
 from dpdist import Cluster, PrivatePCA
 from dpdist.errors import DataError, RefusedError, ResumableError, UsageError
+from dpdist.moment.total import add_partials, complete, partition_moment, plan
+from dpdist.rows import dataset
+from dpdist.rows.bounding import RowBound
 from dpdist.runtime import connection, workers
 from dpdist.runtime.connection import connected
 from faults.packages import missing
@@ -115,6 +118,22 @@ def _nothing(_: int) -> None:
 def test_memory_is_that_of_a_thread() -> None:
     with cluster(1, threads_per_worker=4, memory_limit="2 GiB") as made, connected(client=made) as started:
         assert started.memory == 512 << 20
+
+
+def test_threads_of_a_worker_add_the_bits_that_one_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "_TARGET_CHUNK", 1000 * 40)
+    rng, names = np.random.default_rng(0), tuple(f"c{i}" for i in range(40))
+    with dataset.created(tmp_path / "rows.zarr", rows=32_000, dtype="float64", names=names, budget=None) as writer:
+        for _ in range(32):
+            writer.append(rng.normal(size=(1000, 40)))
+    table, bound = dpdist.open_rows(tmp_path / "rows.zarr"), RowBound(40, 7.0)
+    moment = plan(table, bound, 4)
+    alone = complete(table, *(partition_moment(task) for group in moment.groups for task in group))
+    with cluster(1, threads_per_worker=8) as made, connected(client=made) as started:
+        sums = started.reduce(partition_moment, add_partials, moment.groups, None)
+        found = started.trusted(lambda *parts: complete(table, *parts), sums=sums)
+    assert found.rows == alone.rows
+    assert np.array_equal(found.values, alone.values)
 
 
 def test_threads_of_this_process_are_a_cluster_too(rows: Path) -> None:
