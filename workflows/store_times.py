@@ -23,6 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import boto3
 import numpy as np
@@ -66,7 +67,7 @@ def shared(count: int) -> list[list[int]]:
     return [list(range(first, count, WORKERS)) for first in range(WORKERS)]
 
 
-def measured(rows: int, columns: int, turns: int, folder: Path) -> dict[str, object]:
+def measured(rows: int, columns: int, turns: int, folder: Path) -> dict[str, Any]:
     """Ingest rows into the store, and read and release them in turns."""
     values = np.random.default_rng(1).integers(0, 200, (rows, columns)).astype(np.float32)
     np.save(folder / "t.npy", values)
