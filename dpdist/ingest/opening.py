@@ -19,7 +19,7 @@ def open_rows(path: AnyStore) -> RowsTable:
     Parameters
     ----------
     path : str or path-like
-        Its folder.
+        Its folder, or its address (``s3://``, ``gs://``, ``az://``).
 
     Returns
     -------
@@ -30,7 +30,7 @@ def open_rows(path: AnyStore) -> RowsTable:
     Raises
     ------
     UsageError
-        If the path is an address.
+        If it is an address of no store that is known here, or one with a password.
     DataError
         If there is none, or it was made neither by an ingest nor by registering a source.
 

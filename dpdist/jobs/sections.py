@@ -46,7 +46,13 @@ _AMOUNT = "a number, such as 2, 0.5 or 1e-6"
 class Rows(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The rows, and what they are made from where they do not exist yet."""
 
-    path: Annotated[str, _key("Folder of the rows; they are ingested only when it does not exist yet.", _FILE)]
+    path: Annotated[
+        str,
+        _key(
+            "Folder of the rows, or s3://bucket/rows.zarr; they are ingested only when it does not exist yet.",
+            _FILE,
+        ),
+    ]
     source: Annotated[
         str | None,
         _key("What rows are made from: a file or folder, or its address, such as s3://bucket/folder.", _FILE),
@@ -86,7 +92,7 @@ class Rows(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Release(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is released of the rows."""
 
-    path: Annotated[str, _key("Folder of the release; with periods, of the releases.", _FILE)]
+    path: Annotated[str, _key("Folder or address of the release; with periods, folder of the releases.", _FILE)]
     epsilon: Annotated[Amount, _key("Privacy loss epsilon, in steps of a millionth.", _AMOUNT)]
     clip: Annotated[
         int | Decimal,
@@ -136,7 +142,7 @@ class Release(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Pca(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The principal components of the release."""
 
-    path: Annotated[str, _key("Folder of the model; with periods, of the models.", _FILE)]
+    path: Annotated[str, _key("Folder or address of the model; with periods, folder of the models.", _FILE)]
     components: Annotated[
         Annotated[int, Meta(ge=1)] | Literal["auto"],
         _key(
@@ -149,7 +155,7 @@ class Pca(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Project(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The scores of the rows, as private as the rows."""
 
-    path: Annotated[str, _key("Folder of the scores.", _FILE)]
+    path: Annotated[str, _key("Folder or address of the scores.", _FILE)]
 
 
 class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

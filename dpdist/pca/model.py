@@ -107,7 +107,7 @@ def open_model(path: AnyStore) -> Model:
     Parameters
     ----------
     path : str or path-like
-        Its folder.
+        Its folder, or its address (``s3://``, ``gs://``, ``az://``).
 
     Returns
     -------
@@ -117,7 +117,7 @@ def open_model(path: AnyStore) -> Model:
     Raises
     ------
     UsageError
-        If the path is an address.
+        If it is an address of no store that is known here, or one with a password.
     DataError
         If there is none or it is damaged.
 

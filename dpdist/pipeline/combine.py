@@ -24,7 +24,7 @@ def combine_releases(releases: Sequence[AnyStore | Release], total: AnyStore, *,
     releases : sequence of str, path-like or Release
         Second moments of one mechanism, with the same columns, bound and neighbouring relation; some may be sums.
     total : str or path-like
-        The folder to write. The sum is held in memory meanwhile: (d, d) int64.
+        The folder to write, or its address. The sum is held in memory meanwhile: (d, d) int64.
     disjoint : bool, default False
         Whether the owners of different tables say that no row stands in two of them; of releases with a privacy unit,
         that no unit does.

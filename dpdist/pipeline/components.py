@@ -54,7 +54,7 @@ def fit_components(
     release : str or path-like
         The release.zarr.
     model : str or path-like
-        The folder to write.
+        The folder to write, or its address.
     components : int, default None
         How many, from 1 to the number of columns. None: those that stand above the noise, at confidence 0.95.
     cluster : Cluster, default None

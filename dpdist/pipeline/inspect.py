@@ -77,7 +77,7 @@ def inspect_path(
     Raises
     ------
     UsageError
-        If the path is an address.
+        If it is an address of no store that is known here, or one with a password.
     RefusedError
         If the seals of periods are to be verified, and their ledger is not at its place.
     DataError

@@ -55,7 +55,7 @@ def register_rows(
         (also in folders KEY=VALUE), or the address of one. Every worker must see it under the same name. It is not to
         be changed or moved as long as the table is used.
     rows : str or path-like
-        The folder to write: private, and small.
+        The folder to write, or its address: private, and small.
     budget : PrivacyLoss, default None
         What all releases of these rows together may cost. None: no budget is declared, so that nothing can be released
         before :func:`dpdist.create_ledger` declares one.

@@ -352,7 +352,7 @@ def open_release(path: AnyStore) -> Release:
     Parameters
     ----------
     path : str or path-like
-        Its folder.
+        Its folder, or its address (``s3://``, ``gs://``, ``az://``).
 
     Returns
     -------
@@ -362,7 +362,7 @@ def open_release(path: AnyStore) -> Release:
     Raises
     ------
     UsageError
-        If the path is an address.
+        If it is an address of no store that is known here, or one with a password.
     DataError
         If there is none, or its parts are damaged or contradict one another.
 
