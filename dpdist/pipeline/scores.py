@@ -43,7 +43,8 @@ def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: 
     model : str or path-like
         The model.zarr: k components of d columns.
     scores : str or path-like
-        The folder to write, or its address: (n, k) float64, or float32 of float32 rows. They are as private as the rows.
+        The folder to write, or its address: (n, k) float64, or float32 of float32 rows. They are as private as the
+        rows.
     cluster : Cluster, default None
         Where to compute. None: on one worker process per core of this machine.
 

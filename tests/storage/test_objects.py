@@ -29,6 +29,7 @@ from dpdist.ingest.table import ingest
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.pipeline.budget import create_ledger, ingest_rows
+from dpdist.pipeline.register import register_rows
 from dpdist.pipeline.release import release_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
@@ -149,6 +150,14 @@ def test_the_same_command_again_reads_and_changes_nothing(scene: Scene) -> None:
     before = scene.objects()
     assert not scene.release()
     assert scene.objects() == before
+    scene.require_one_release()
+
+
+def test_a_table_in_place_may_lie_in_a_store(scene: Scene) -> None:
+    ledger = scene.folder / "rows.ledger"
+    first, again = (register_rows(scene.source, scene.rows, budget=BUDGET, ledger=ledger) for _ in range(2))
+    assert (first.rows, again.dataset_id) == (50, first.dataset_id)
+    assert scene.release()
     scene.require_one_release()
 
 
