@@ -144,6 +144,7 @@ def ingest_rows(
 
     See Also
     --------
+    register_rows : Leaves the rows where they are.
     create_ledger : Declare the budget later.
     open_rows : Open rows that were ingested before.
     choose_clip_norm, release_rows : What comes next.

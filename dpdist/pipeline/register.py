@@ -11,8 +11,8 @@ from dpdist.errors import DataError, UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.register import asked_of, register_chunks, registering, survey
 from dpdist.ingest.registered import FORMAT, Asked, attributes_in
-from dpdist.ingest.sources import Choices, Remote, location_of
 from dpdist.ingest.sources import Place as SourcePlace
+from dpdist.ingest.sources import Remote, location_of
 from dpdist.ledger import registered
 from dpdist.ledger.address import PlaceGiven, place_given
 from dpdist.naming import parameter, step
@@ -103,7 +103,7 @@ def register_rows(
     """
     target = store_at(rows)
     source = source if isinstance(source, Remote) else location_of(os.fspath(source))
-    asked = asked_of(source, columns, Choices(variable).variable)
+    asked = asked_of(source, columns, variable)
     ledger = None if ledger is None else place_given(ledger)
     if budget is not None and ledger is None:
         default_ledger(target)  # refuses a place beside which none can stand, before a row is read

@@ -56,7 +56,7 @@ class Cluster:
 
     See Also
     --------
-    release_rows, choose_clip_norm, project_rows, audit_mechanism : Take it.
+    register_rows, release_rows, choose_clip_norm, project_rows, audit_mechanism : Take it.
     Certificates : For a scheduler that speaks TLS.
 
     Examples
