@@ -14,7 +14,7 @@ def open_rows(path: AnyStore) -> RowsTable:
     """Open rows that were ingested or registered.
 
     What is said of the table is read and validated. The chunks are checked when they are read, each time: one that is
-    missing or altered is found by a release before any noise is drawn, and costs nothing.
+    missing or altered is found before any noise is added to a sum of them.
 
     Parameters
     ----------
