@@ -89,11 +89,10 @@ def points() -> dict[str, Point]:
     from dpdist.ledger.postgresql import PostgresStorage, PostgresTransaction
     from dpdist.ledger.sqlite import FolderStorage
     from dpdist.ledger.state_folder import StateFile
-    from dpdist.mechanisms.base import IndependentEntries
     from dpdist.mechanisms.quantile import CalibratedHistogram
     from dpdist.moment import total
     from dpdist.pipeline import release
-    from dpdist.release import archive, trusted
+    from dpdist.release import archive, drawing, trusted
     from dpdist.rows.chunks import ChunkReader
     from dpdist.runtime import engine
     from dpdist.storage import atomic
@@ -114,7 +113,7 @@ def points() -> dict[str, Point]:
         "before the attempt": Point(Ledger, "begin", after=False),
         "inside the beginning": Point(Transaction, "append", after=True, which=_appends("begun")),
         "after the beginning": Point(Ledger, "begin", after=True),
-        "in the second band": Point(IndependentEntries, "answer_band", after=True, which=_continues),
+        "in the second band": Point(drawing, "noisy", after=True, which=_continues),
         "after the draw": Point(trusted, "_noisy", after=True),
         "after the counts are drawn": Point(CalibratedHistogram, "answer", after=True),
         "with half a draft": Point(FolderStorage, "_write", after=False, first=_half_written),

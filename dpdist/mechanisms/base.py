@@ -154,12 +154,6 @@ class IndependentEntries(Additive):
         """Draw E once; packed triangle, int64."""
         return self.draw_band(Band.whole(self.size), entropy)
 
-    def answer_band(self, band: Band, exact: Triangle, entropy: Entropy) -> Triangle:
-        """Return a band of the moment plus its noise, drawn once."""
-        noisy = self.draw_band(band, entropy)
-        noisy += exact
-        return noisy
-
 
 class Mechanism(Protocol):
     """A way to release a second moment or a subspace."""

@@ -10,7 +10,7 @@ The release follows this layout and ``dpdist forecast --cluster`` counts it: the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -29,7 +29,9 @@ PROCESS_BYTES = 320 << 20
 _BOUNDING = 8
 """Copies of a piece of rows, as 64-bit numbers, that are in memory while it is bounded, all rows of it clipped."""
 _DRAWING = 16 << 20
-"""What a sampler needs besides the numbers it has drawn: the candidates of a batch."""
+"""What a sampler needs beside the band: the candidates of a batch, and the piece that it has drawn."""
+_BESIDE = 160 << 20
+"""What a process takes that draws noise beside the trusted node: its interpreter, a piece, and the same piece there."""
 _SHARE = 2
 """A process is planned to use at most one part in so many of its memory; the rest is for what nobody counts."""
 
@@ -46,12 +48,15 @@ class Layout:
         Number of worker processes.
     bands
         Bands in the order of their rows, together the whole triangle.
+    beside
+        Processes that may draw noise beside the trusted node, if it has cores for them, by its memory.
     """
 
     table: Sizes
     bound: RowBound
     workers: int
     bands: tuple[Band, ...]
+    beside: int = 0
 
     @property
     def sharing(self) -> int:
@@ -122,6 +127,15 @@ class Layout:
         """Most memory of the trusted node, if noise of independent entries is added band by band."""
         return max(_trusted_bytes(band, self.sharing) for band in self.bands)
 
+    @property
+    def drawing_bytes(self) -> int:
+        """Most memory of all processes beside the trusted node that draw noise, and of what it holds for them."""
+        return self.beside * _BESIDE
+
+    def within(self, memory: int) -> Layout:
+        """Let as many processes draw noise as take half of what the trusted node leaves of so many bytes."""
+        return replace(self, beside=max(0, memory - self.trusted_bytes) // 2 // _BESIDE)
+
 
 def layout_of(table: Sizes, bound: RowBound, workers: int, memory: int, *, divisible: bool) -> Layout:
     """Cut the triangle into as few bands as the memory of the processes allows.
@@ -145,7 +159,7 @@ def layout_of(table: Sizes, bound: RowBound, workers: int, memory: int, *, divis
     size = bound.width
     whole = Layout(table, bound, workers, (Band.whole(size),))
     if max(whole.worker_bytes, whole.trusted_bytes) <= memory // _SHARE:
-        return whole
+        return whole.within(memory)
     if not divisible:
         least = max(whole.worker_bytes, whole.trusted_bytes)
         if least <= memory:
@@ -177,7 +191,7 @@ def layout_of(table: Sizes, bound: RowBound, workers: int, memory: int, *, divis
             f"each may use {_gib(memory)}. Start fewer workers per machine, give them more memory, or take "
             f"{parameter('mechanism', 'power')} {parameter('options.route', 'products')}, which never forms the moment."
         )
-    return layout
+    return layout.within(memory)
 
 
 def _fits(table: Sizes, bound: RowBound, band: Band, sharing: int, memory: int) -> bool:

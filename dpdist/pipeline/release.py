@@ -243,14 +243,15 @@ def _compute(
         return
     try:
         if len(layout.bands) > 1:
-            trusted.conclude(transaction, MomentBands(partial(_bands, cluster_engine, transaction.table, layout)))
+            moment = MomentBands(partial(_bands, cluster_engine, transaction.table, layout))
+            trusted.conclude(transaction, moment, beside=layout.beside)
             return
         sums = cluster_engine.reduce(
             partition_moment, add_partials, layout.plans(transaction.table)[0].groups, "Summing rows"
         )
-        finalise: Callable[..., None] = trusted.finalise
+        finalise: Callable[..., None] = partial(trusted.finalise, beside=layout.beside)
         if not where.trusted_worker:
-            finalise = partial(trusted.finalise, progress=steps(where.progress, "Drawing noise"))
+            finalise = partial(finalise, progress=steps(where.progress, "Drawing noise"))
         cluster_engine.trusted(finalise, transaction, sums=sums)
     except DataError:
         if not transaction.request.for_reproduction:

@@ -28,13 +28,14 @@ from dpdist.moment.total import Partial, complete
 from dpdist.naming import step
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import Neighbours
-from dpdist.release import archive
+from dpdist.release import archive, drawing
 from dpdist.release.artefact import Heading, Release, open_release
 from dpdist.release.coverage import Coverage
 from dpdist.release.reproduction import admit
 from dpdist.release.request import ReleaseRequest
 from dpdist.release.transaction import ReleaseTransaction, commit_once
 from dpdist.rows.units import Unit
+from dpdist.runtime.pool import Pool
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.store import AnyStore, Store
 from dpdist.triangle import Band, Triangle, unpacked
@@ -102,7 +103,9 @@ def require_place(transaction: MomentTransaction) -> bool:
     return False
 
 
-def finalise(transaction: MomentTransaction, *partials: Partial[np.int64], progress: Steps | None = None) -> None:
+def finalise(
+    transaction: MomentTransaction, *partials: Partial[np.int64], progress: Steps | None = None, beside: int = 0
+) -> None:
     """Add the last partials and conclude the release.
 
     Raises
@@ -114,16 +117,20 @@ def finalise(transaction: MomentTransaction, *partials: Partial[np.int64], progr
     """
     total = complete(transaction.table, *partials)
     width = transaction.request.bound(transaction.table.columns).width
-    conclude(transaction, MomentMatrix(total.values, width), progress)
+    conclude(transaction, MomentMatrix(total.values, width), progress, beside)
 
 
-def conclude(transaction: MomentTransaction, moment: BandedMoment, progress: Steps | None = None) -> None:
+def conclude(
+    transaction: MomentTransaction, moment: BandedMoment, progress: Steps | None = None, beside: int = 0
+) -> None:
     """Draw the noise and commit: idempotent, and once whoever else runs it.
 
     A reproduction is written right away, to a folder that nobody but its owner can enter, and only of rows that never
     had a budget.
 
-    How fast a slow draw proceeds may depend on the data: progress is for the trusted node's own terminal.
+    How fast a slow draw proceeds may depend on the data: progress is for the trusted node's own terminal. Noise of
+    independent entries is drawn by as many processes beside this one as there is memory for, at most ``beside``, and
+    cores; where there is little to draw, and by default, by this one alone.
 
     An attempt that was fenced out discards its draw and waits for the winner; only when the winner died does it
     begin again, with a new draw.
@@ -137,22 +144,32 @@ def conclude(transaction: MomentTransaction, moment: BandedMoment, progress: Ste
     """
     if transaction.request.for_reproduction:
         admit(transaction.table)
-        with TemporaryFile() as file:
-            written(file, _drawn(transaction, moment, progress))
+        with _drawers(transaction, beside) as pool, TemporaryFile() as file:
+            written(file, _drawn(transaction, moment, pool, progress))
             archive.publish(file, transaction.target, private=True)
         return
     ledger = Ledger(transaction.ledger)
     condition = ledger.condition
-    commit_once(
-        ledger,
-        transaction.release_id,
-        lambda head: _drawn(transaction, moment, progress, ledger_head=head, condition=condition),
-    )
+    with _drawers(transaction, beside) as pool:
+        commit_once(
+            ledger,
+            transaction.release_id,
+            lambda head: _drawn(transaction, moment, pool, progress, ledger_head=head, condition=condition),
+        )
+
+
+def _drawers(transaction: MomentTransaction, beside: int) -> Pool[Band]:
+    """Return the processes that draw noise beside this one: they start while the first band is still summed."""
+    request, table = transaction.request, transaction.table
+    if not isinstance(request.calibrated(table.columns, table.max_rows), IndependentEntries):
+        return Pool(0)
+    return Pool(drawing.processes_for(request.bound(table.columns).width, beside))
 
 
 def _drawn(
     transaction: MomentTransaction,
     moment: BandedMoment,
+    pool: Pool[Band],
     progress: Steps | None = None,
     *,
     ledger_head: str | None = None,
@@ -172,7 +189,7 @@ def _drawn(
         ledger_head=ledger_head,
         condition=condition,
     )
-    return archive.archived(heading, _noisy(calibrated, heading.bound.width, moment, progress))
+    return archive.archived(heading, _noisy(calibrated, heading.bound.width, moment, pool, progress))
 
 
 def _heading(
@@ -245,7 +262,7 @@ def draw_unrecorded(
         rows=rows,
         extents=tuple(Coverage(dataset) for dataset in datasets),
     )
-    answer = _noisy(calibrated, heading.bound.width, moment, None)
+    answer = _noisy(calibrated, heading.bound.width, moment, Pool(0), None)
     known = {each.name: getattr(heading, each.name) for each in fields(heading)}
     if isinstance(answer, np.ndarray):
         return Release(answer=answer, **known)
@@ -256,21 +273,23 @@ def draw_unrecorded(
 
 
 def _noisy(
-    calibrated: Calibrated, width: int, moment: BandedMoment, progress: Steps | None
+    calibrated: Calibrated, width: int, moment: BandedMoment, pool: Pool[Band], progress: Steps | None
 ) -> Matrix | Iterator[tuple[Band, Triangle]]:
     """Return a noisy subspace, or the noisy bands of the moment, each drawn when it is asked for."""
     if isinstance(calibrated, IndependentEntries):
-        return _noisy_bands(calibrated, moment)
+        return _noisy_bands(calibrated, moment, pool)
     answer = released(calibrated, moment, SYSTEM, progress)
     if answer.ndim == 1:
         return iter([(Band.whole(width), answer.astype(np.int64, copy=False))])
     return answer.astype(np.float64, copy=False)
 
 
-def _noisy_bands(calibrated: IndependentEntries, moment: BandedMoment) -> Iterator[tuple[Band, Triangle]]:
+def _noisy_bands(
+    calibrated: IndependentEntries, moment: BandedMoment, pool: Pool[Band]
+) -> Iterator[tuple[Band, Triangle]]:
     """Yield band after band with its noise, and hold none when the next one comes."""
     for band, exact in moment.bands():
-        noisy = calibrated.answer_band(band, exact, SYSTEM)
+        noisy = drawing.noisy(calibrated, band, exact, SYSTEM, pool)
         del exact
         yield band, noisy
         del noisy

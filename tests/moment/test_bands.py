@@ -33,7 +33,7 @@ from dpdist.pipeline import release as release_steps
 from dpdist.pipeline.budget import create_ledger, default_ledger
 from dpdist.pipeline.components import fit_components
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release import artefact, trusted
+from dpdist.release import artefact, drawing, trusted
 from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.rows.bounding import RowBound
@@ -311,16 +311,16 @@ def test_a_row_that_changed_changes_the_fingerprint(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("in_bands")
 def test_a_failure_in_a_later_band_leaves_nothing_to_be_seen(table: RowsTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    answered, seen = IndependentEntries.answer_band, []
+    noisy, seen = drawing.noisy, []
 
-    def fails(self: IndependentEntries, band: Band, *arguments: Any) -> Any:
+    def fails(calibrated: IndependentEntries, band: Band, *arguments: Any) -> Any:
         seen.append((band, len(drafts(table))))
         if band.start:
             raise RuntimeError
-        return answered(self, band, *arguments)
+        return noisy(calibrated, band, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(IndependentEntries, "answer_band", fails)
+        patch.setattr(drawing, "noisy", fails)
         with pytest.raises(RuntimeError):
             release(table)
     assert seen[-1] == (Band(3, 6, COLUMNS), 1)  # there was a draft, in the ledger's private folder
@@ -431,6 +431,7 @@ def test_a_worker_needs_what_its_layout_says(tmp_path: Path, compress: bool) -> 
 def test_the_trusted_node_holds_one_band_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = table_at(tmp_path / "rows.zarr", budget=None)
     monkeypatch.setattr(triangle, "TILE", 100)
+    monkeypatch.setattr(drawing, "PIECE", 1 << 12)  # as small beside a band as it is in large ones
     wide = replace(table, columns=WIDE, names=tuple(f"c{i}" for i in range(WIDE)))
     bands = [Band(0, 300, WIDE), Band(300, 700, WIDE), Band(700, WIDE, WIDE)]  # about as many entries each
     request = replace(REQUEST, mechanism="none", for_reproduction=True, name=None)  # draws nothing, so it is quick

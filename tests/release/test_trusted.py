@@ -52,6 +52,7 @@ from dpdist.release.trusted import MomentTransaction
 from dpdist.rows import chunks
 from dpdist.rows.dataset import RowsTable, chunk_key, created
 from dpdist.runtime import connection
+from dpdist.runtime.pool import Pool
 from dpdist.storage.store import store_at
 from dpdist.triangle import unpacked
 from faults import crash_driver
@@ -74,7 +75,7 @@ def test_a_release_is_the_exact_moment_plus_one_draw_of_the_noise(
     )
     recording = Recording()
     monkeypatch.setattr(trusted, "SYSTEM", recording)
-    drawn = io.BytesIO(b"".join(trusted._drawn(transaction, moment_of(transaction))))
+    drawn = io.BytesIO(b"".join(trusted._drawn(transaction, moment_of(transaction), Pool(0), None)))
     archive.publish(drawn, target_of(transaction))
     release = open_release(target_of(transaction))
     replaying = Replaying(recording.drawn)
