@@ -47,7 +47,10 @@ class ExactMoment(Protocol):
         ...
 
     def times(self, vectors: Matrix) -> Matrix:
-        """Return the product with (d, k) vectors, (d, k) float64."""
+        """Return the product with (d, k) vectors, (d, k) float64.
+
+        Where the moment is not formed, they are those that :func:`dpdist.mechanisms.power.on_grid` returns.
+        """
         ...
 
 

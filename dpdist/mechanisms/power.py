@@ -1,12 +1,21 @@
 """`power`: the noisy power method with noise for whole rows; `power-published`: as published, for single entries.
 
 **Law** (Hardt & Price 2014, algorithm 1). X_0 is a Haar-random d x k frame. For l = 1 .. L: ``Y_l = A X_(l-1) + G_l``,
-``X_l = qr(Y_l)``. What is released is X_L; what is paid for covers every X_l, so the iterates may travel to the
-workers. A is used through products only, so it never has to be formed: ``A X = sum_b X_b^T (X_b X)``.
+``X_l = qr(Y_l)``, but for the grid below. What is released is X_L; what is paid for covers every X_l, so the iterates
+may travel to the workers. A is used through products only, so it never has to be formed: ``A X = sum_b X_b^T (X_b X)``.
+
+**Grid.** What A is multiplied with is not X_(l-1) but :func:`on_grid` of it: ``V = 2^-g rnd(2^g (1 - h) X_(l-1))``,
+``g = 24`` and ``h = sqrt(d k) 2^-g``, a function of what is public by then. 2^g V is an integer matrix and A the sum of
+integer rows, so the product is a sum of integers: it is added exactly, and the same bits come from every partition of
+the rows, every number of workers and every order (:mod:`dpdist.moment.operator`). Rounding moves each entry by at most
+2^-(g+1), hence the matrix by at most h/2 in the spectral norm, so that ``|V|_2 <= (1 - h) |X_(l-1)|_2 + h/2 < 1``: of
+an orthonormal X computed in float64, whose norm is 1 up to 2^-40, too. The factor 1 - h costs that share of the signal,
+less than 10^-4 while ``d k`` is below 10^6; ``qr`` knows no scale.
 
 **Sensitivity.** One row changes A by ``D = v v^T - w w^T`` (replace-one) or ``v v^T`` (add-remove), and
-``|D X|_F <= |D|_F |X|_2 = |D|_F``, X orthonormal: sqrt(2) S replace-one, S add-remove. For k = 1,
-``|D x| <= |D|_2 <= S`` under both relations. Call it Delta_k.
+``|D V|_F <= |D|_F |V|_2 <= |D|_F``: sqrt(2) S replace-one, S add-remove. For k = 1, ``|D v| <= |D|_2 |v| <= S`` under
+both relations. Call it Delta_k. The guarantee is that of the V which are used, and needs no X that is exactly
+orthonormal.
 
 **`power`, delta > 0.** Every G_l has independent normal entries of standard deviation sigma, so a round is
 (Delta_k/sigma)-GDP whatever the earlier rounds gave, and L of them compose exactly to ``mu = sqrt(L) Delta_k / sigma``
@@ -23,13 +32,13 @@ The neighbours of Hardt & Price differ in one *entry* of A by at most 1. For who
 orthonormal frame has ``max|X| >= 1/sqrt(d)``, hence
 
 * delta > 0: ``mu² <= L Delta_k² d / (chi² S²)``; the true delta at epsilon is the Gaussian profile there;
-* delta = 0: ``|D X|_1 <= sqrt(dk) Delta_k`` against a scale of at least ``10 k L S / epsilon`` per round gives a total
+* delta = 0: ``|D V|_1 <= sqrt(dk) Delta_k`` against a scale of at least ``10 k L S / epsilon`` per round gives a total
   of ``epsilon Delta_k sqrt(d/k) / (10 S)``.
 
 Where that exceeds the claim the mechanism is refused. The number of rounds is public here; choosing it from the exact
 moment, as is done in experiments, leaks.
 
-**Arithmetic.** Float64 throughout: `ideal-real`.
+**Arithmetic.** Float64 but for the product: `ideal-real`.
 """
 
 from __future__ import annotations
@@ -61,6 +70,8 @@ from dpdist.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, Privacy
 
 _UP = 1 + 2.0**-40
 """Pushes the few float roundings of a scale to the safe side."""
+GRID_BITS = 24
+"""Fractional bits of what A is multiplied with: fine beside any noise, and few enough for exact sums in float64."""
 ROUTE = Option(
     "route",
     Kind.WORD,
@@ -98,6 +109,7 @@ class CalibratedPower:
                 "iterations": self.iterations,
                 "scale": self.scale,
                 "relative_to_largest_entry": self.relative,
+                "vector_bits": GRID_BITS,
             },
         )
 
@@ -117,7 +129,7 @@ class CalibratedPower:
         """Run the rounds once; (k, d) orthonormal rows."""
         frame = haar(self.size, self.count, entropy)
         for _ in range(self.iterations):
-            frame, _ = np.linalg.qr(moment.times(frame) + self._noise(frame, entropy))
+            frame, _ = np.linalg.qr(moment.times(on_grid(frame)) + self._noise(frame, entropy))
         return np.ascontiguousarray(frame.T)
 
     def log_ratio(self, here: Matrix, there: Matrix) -> LogRatio | None:
@@ -128,6 +140,16 @@ class CalibratedPower:
         if self.count > 1:
             return None
         return ratios.power_rounds(here, there, self.shape, self.scale, relative=self.relative)
+
+
+def on_grid(frame: Matrix) -> Matrix:
+    """Return a frame, (d, k) orthonormal columns, shortened a little and rounded to multiples of ``2^-GRID_BITS``.
+
+    Its spectral norm is at most 1 (see the module).
+    """
+    share = 1 - math.sqrt(frame.size) * 2.0**-GRID_BITS
+    rounded: Matrix = np.ldexp(np.rint(np.ldexp(share * frame, GRID_BITS)), -GRID_BITS)
+    return rounded
 
 
 def _sensitivity_squared(query: LatticeQuery, count: int) -> int:

@@ -1,4 +1,20 @@
-"""The exact moment as mechanisms see it: its integers, a float64 matrix, bands, or only products with a few vectors."""
+"""The exact moment as mechanisms see it: its integers, a float64 matrix, bands, or only products with a few vectors.
+
+**Products are exact sums.** Rows z are integer vectors, and so is what they are multiplied with, once its g fractional
+bits are shifted out (:func:`dpdist.mechanisms.power.on_grid`): ``V``, columns of norm at most 2^g. So ``Y = z^T V`` and
+the sum of all ``z Y`` are integers, and how the rows are cut into blocks, partitions and workers changes no bit of it.
+Float64 computes them exactly, whatever BLAS does, because all magnitudes that are added stay below 2^53:
+
+* ``Y``: by Cauchy and Schwarz ``sum |z_i V_ij| <= |z| |V_j| <= sqrt(2) 2^b 2^g < 2^(b+g+1)``, with b grid bits of the
+  rows and an appended constant of at most 2^b; b + g + 1 is at most 49.
+* ``Y`` is cut into digits of h bits, ``Y = sum_p 2^(p h) Y_p``, the last one with the sign and what is left. The
+  entries of ``z Y_p`` of the r rows of a block add up to at most ``r 2^b 2^h``, and h is so small that this is at most
+  2^53. Digit by digit they are added to 64-bit integers, and h is so small that those of all n rows fit: ``n 2^b 2^h <
+  2^63``.
+
+h follows from n, b, d and g (:class:`Digits`) and from no partition, so the sums of each digit are the same integers
+however the rows are cut, and so is the float64 product that is made of them in one fixed order.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import DataError, DpdistError
-from dpdist.moment.total import BoundedBlocks, MomentTask, Partial
+from dpdist.mechanisms.power import GRID_BITS
+from dpdist.moment.total import BoundedBlocks, MomentTask, Partial, block_rows
+from dpdist.rows.bounding import RowBound
+from dpdist.rows.table import Sizes
 from dpdist.triangle import Band, Triangle, unpacked
 
 Matrix = npt.NDArray[np.float64]
@@ -121,6 +140,48 @@ class MomentProducts(_Elsewhere):
 
 
 @dataclass(frozen=True)
+class Digits:
+    """How products of rows and vectors are cut into digits, so that they are added exactly: from public numbers.
+
+    Parameters
+    ----------
+    bits
+        h, of each digit but the last, which has no more, and a sign.
+    count
+        How many there are.
+    """
+
+    bits: int
+    count: int
+
+    @classmethod
+    def of(cls, table: Sizes, bound: RowBound) -> Digits:
+        """Return those of a table that can be summed under a bound."""
+        entry = bound.grid_bits
+        in_block = 53 - entry - (block_rows(table.rows, bound) - 1).bit_length()
+        in_total = 62 - entry - table.rows.bit_length()
+        bits = min(in_block, in_total)
+        if bits < 1:
+            raise AssertionError("rows that can be summed leave room for their products")
+        return cls(bits, -(-(entry + GRID_BITS + 1) // bits))
+
+    def cut(self, product: Matrix) -> Iterator[Matrix]:
+        """Yield the digits of integers, the lowest first."""
+        for _ in range(self.count - 1):
+            rest = np.floor(np.ldexp(product, -self.bits))
+            yield product - np.ldexp(rest, self.bits)
+            product = rest
+        yield product
+
+    def joined(self, sums: npt.NDArray[np.int64]) -> Matrix:
+        """Return what the sums of the digits, (count, d, k), are the digits of, without the fractional bits."""
+        total = np.zeros(sums.shape[1:])
+        for place in reversed(range(self.count)):
+            total += np.ldexp(sums[place].astype(np.float64), place * self.bits - GRID_BITS)
+        return total
+
+
+@dataclass(frozen=True)
 class ProductTask:
     """One partition, and the vectors its moment is multiplied with, (d, k): public by the mechanism's guarantee."""
 
@@ -128,16 +189,22 @@ class ProductTask:
     vectors: Matrix
 
 
-def partition_product(task: ProductTask) -> Partial[np.float64]:
-    """Return ``sum z (z^T V)`` over one partition, in float64: d k numbers where the moment has d².
+def partition_product(task: ProductTask) -> Partial[np.int64]:
+    """Return the digits of ``sum z (z^T V)`` over one partition, exactly: d k each where the moment has d² entries.
 
     Raises
     ------
     DataError
         If a chunk is missing, short or altered.
     """
-    total = np.zeros_like(task.vectors)
+    table, bound = task.partition.table, task.partition.bound
+    vectors = np.ldexp(task.vectors, GRID_BITS)
+    if not np.array_equal(vectors, np.rint(vectors)) or not (np.square(vectors).sum(axis=0) <= 4.0**GRID_BITS).all():
+        raise AssertionError("vectors that a moment is multiplied with lie on their grid, and none is longer than 1")
+    digits = Digits.of(table, bound)
+    total = np.zeros((digits.count, *vectors.shape), dtype=np.int64)
     blocks = BoundedBlocks(task.partition)
     for block in blocks:
-        total += block.T @ (block @ task.vectors)
+        for place, digit in enumerate(digits.cut(block @ vectors)):
+            total[place] += (block.T @ digit).astype(np.int64)
     return Partial(total, blocks.rows, blocks.covered)

@@ -46,8 +46,8 @@ class Partial(Generic[Value]):
     Attributes
     ----------
     values
-        Packed ``sum z z^T``, int64, exact; in a pass that only multiplies ``sum z (z^T V)``, (d, k) float64; in one
-        that counts norms the counts of the bins, int64.
+        Packed ``sum z z^T``; in a pass that only multiplies the digits of ``sum z (z^T V)``, (digits, d, k)
+        (:mod:`dpdist.moment.operator`); in one that counts norms the counts of the bins. int64, exact.
     rows
         Number of rows in it.
     covered

@@ -21,7 +21,7 @@ from dpdist.ledger.address import PlaceGiven, absolute
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.moment.layout import Layout, layout_of
-from dpdist.moment.operator import Matrix, MomentBands, MomentProducts, ProductTask, partition_product
+from dpdist.moment.operator import Digits, Matrix, MomentBands, MomentProducts, ProductTask, partition_product
 from dpdist.moment.total import (
     Partial,
     add_partials,
@@ -275,13 +275,14 @@ def _product(cluster_engine: engine.Engine, transaction: trusted.MomentTransacti
 
     Noise of a first round may be out when a later one fails, so a failure refunds nothing: the same command resumes.
     """
-    table = transaction.table
-    groups = plan(table, transaction.request.bound(table.columns), len(cluster_engine.workers)).groups
+    table, bound = transaction.table, transaction.request.bound(transaction.table.columns)
+    groups = plan(table, bound, len(cluster_engine.workers)).groups
+    digits = Digits.of(table, bound)
 
     def product(vectors: Matrix) -> Matrix:
         tasks = [[ProductTask(partition, vectors) for partition in group] for group in groups]
         sums = cluster_engine.reduce(partition_product, add_partials, tasks, "Multiplying rows")
         total = cluster_engine.trusted(partial(complete, table), sums=sums)
-        return total.values
+        return digits.joined(total.values)
 
     return product

@@ -431,7 +431,7 @@ def test_a_worker_needs_what_its_layout_says(tmp_path: Path, compress: bool) -> 
 def test_the_trusted_node_holds_one_band_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = table_at(tmp_path / "rows.zarr", budget=None)
     monkeypatch.setattr(triangle, "TILE", 100)
-    monkeypatch.setattr(drawing, "PIECE", 1 << 12)  # as small beside a band as it is in large ones
+    monkeypatch.setattr(drawing, "PIECE", 1 << 15)  # as small beside a band as it is in large ones
     wide = replace(table, columns=WIDE, names=tuple(f"c{i}" for i in range(WIDE)))
     bands = [Band(0, 300, WIDE), Band(300, 700, WIDE), Band(700, WIDE, WIDE)]  # about as many entries each
     request = replace(REQUEST, mechanism="none", for_reproduction=True, name=None)  # draws nothing, so it is quick
@@ -466,5 +466,5 @@ def test_products_need_no_square_of_the_columns(tmp_path: Path) -> None:
     columns = 20_000
     table, bound = table_at(tmp_path / "rows.zarr", 30, columns), RowBound(columns, 100.0)
     (task,) = plan(table, bound, 1, 1).groups[0]
-    vectors = np.ones((columns, 2))
+    vectors = np.full((columns, 2), 2.0**-8)
     assert peak_of(lambda: partition_product(ProductTask(task, vectors))) < 8 * columns**2 / 100
