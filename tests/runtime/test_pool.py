@@ -56,6 +56,15 @@ def freezing(ours: int, folder: Path, task: int) -> Integers:
     return np.array([task], dtype=np.int64)
 
 
+def interrupted(ours: int, folder: Path, task: int) -> Integers:
+    """Be interrupted here, as by Ctrl-C, while another process is at work for long."""
+    if os.getpid() != ours:
+        (folder / str(task)).touch()
+        time.sleep(100)
+    wait_until(lambda: any(folder.iterdir()))
+    raise KeyboardInterrupt
+
+
 def ours_alone(ours: int, task: int) -> Integers:
     """Fail anywhere else."""
     if os.getpid() != ours:
@@ -172,6 +181,17 @@ def test_an_error_is_that_of_this_process(capfd: pytest.CaptureFixture[str]) -> 
             collected(pool, failing, range(8))
         assert pool.processes == []  # whoever catches it leaves nothing running
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_interruption_ends_the_processes_at_work(tmp_path: Path) -> None:
+    with Pool[int](1) as pool:
+        at_work(pool, 1)
+        (pid,) = pool.processes
+        begun = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            collected(pool, partial(interrupted, os.getpid(), tmp_path), range(4))
+        assert gone(pid)
+        assert time.monotonic() - begun < 50
 
 
 def test_an_error_of_who_takes_is_raised_wherever_it_happened() -> None:
