@@ -24,7 +24,7 @@ import numpy as np
 
 from dpdist._util.ids import random_token
 from dpdist.errors import DpdistError
-from dpdist.ledger.address import Place
+from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.journal import origin
 from dpdist.ledger.ledger import Ledger
 from dpdist.pipeline import budget
@@ -66,7 +66,7 @@ class Scene:
     """
 
     folder: Path
-    ledger: Place
+    ledger: LedgerAddress
     trusted: str
     forks: Forks
     cluster: Cluster

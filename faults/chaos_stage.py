@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dpdist.ledger.address import Address, Place
+from dpdist.ledger.address import Address, LedgerAddress
 from dpdist.rows import dataset
 from dpdist.rows.dataset import created
 from faults import postgres_server, sentinel
@@ -101,9 +101,9 @@ class Stage:
             sorted(set(scene.searched)), round(time.monotonic() - began, 1),
         )  # fmt: skip
 
-    def _props(self, fault: Fault, folder: Path, stack: ExitStack) -> tuple[Place, Mapping[str, Any]]:
+    def _props(self, fault: Fault, folder: Path, stack: ExitStack) -> tuple[LedgerAddress, Mapping[str, Any]]:
         """Return where the ledger is, and what the fault needs besides the scene."""
-        place: Place = folder / "books" / "rows.ledger"
+        place: LedgerAddress = folder / "books" / "rows.ledger"
         given: dict[str, Any] = {"pristine": self.pristine} if fault.needs == "pristine" else {}
         if fault.books == "folder":
             if fault.needs == "disk":

@@ -49,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # it is run as a script, fro
 from faults.crash_points import points
 
 if TYPE_CHECKING:
-    from dpdist.ledger.address import Place
+    from dpdist.ledger.address import LedgerAddress
     from dpdist.storage.store import AnyStore
 
 PATIENCE = 300.0
@@ -68,7 +68,7 @@ def meet_at(barrier: Barrier) -> None:
     _barrier = barrier
 
 
-def _reserve(place: Place, release_ids: Iterator[str], granted: Callable[[str], object]) -> None:
+def _reserve(place: LedgerAddress, release_ids: Iterator[str], granted: Callable[[str], object]) -> None:
     from dpdist.errors import RefusedError
     from dpdist.ledger.ledger import Ledger
     from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
@@ -82,7 +82,7 @@ def _reserve(place: Place, release_ids: Iterator[str], granted: Callable[[str], 
             granted(release_id)
 
 
-def reserve_many(place: Place, prefix: str, attempts: int) -> list[str]:
+def reserve_many(place: LedgerAddress, prefix: str, attempts: int) -> list[str]:
     """Ask for so many releases of epsilon 1 and return the ids that were granted."""
     granted: list[str] = []
     _barrier.wait(PATIENCE)
@@ -90,7 +90,7 @@ def reserve_many(place: Place, prefix: str, attempts: int) -> list[str]:
     return granted
 
 
-def reserve_for_ever(place: Place, prefix: str, acknowledge: Connection) -> None:
+def reserve_for_ever(place: LedgerAddress, prefix: str, acknowledge: Connection) -> None:
     """Reserve one release after the other and say so, until killed."""
     _reserve(place, (f"{prefix}-{number}" for number in range(10**6)), acknowledge.send)
 

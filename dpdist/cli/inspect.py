@@ -17,7 +17,7 @@ from dpdist.cli.options import (
 )
 from dpdist.cli.progress import BARS
 from dpdist.errors import DataError
-from dpdist.ledger.address import Place
+from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.pipeline import inspect as inspecting
 from dpdist.release.artefact import open_release
@@ -30,7 +30,7 @@ from dpdist.storage.store import AnyStore
 @ledger_option
 @click.option("--verify", is_flag=True, help="Read every chunk and check it against its checksum, and its seal.")
 @json_option
-def inspect(path: AnyStore, ledger: Place | None, verify: bool, as_json: bool) -> None:
+def inspect(path: AnyStore, ledger: LedgerAddress | None, verify: bool, as_json: bool) -> None:
     """Describe ROWS and their budget, or a release, a model or scores.
 
     No value and no statistic of a row is printed. Exit code 4 if something is damaged.
@@ -49,7 +49,7 @@ def inspect(path: AnyStore, ledger: Place | None, verify: bool, as_json: bool) -
 @click.option("--ledger", type=LEDGER, help="The ledger that was charged, to show what is left of the budget.")
 @json_option
 def report_command(
-    release: AnyStore, out: AnyStore, components: str, image: str | None, ledger: Place | None, as_json: bool
+    release: AnyStore, out: AnyStore, components: str, image: str | None, ledger: LedgerAddress | None, as_json: bool
 ) -> None:
     """Write OUT, one HTML page about RELEASE for people: guarantee, budget, noise and components. Free."""
     from dpdist.report import html  # noqa: PLC0415 - scipy.special and templates, only needed here

@@ -9,7 +9,7 @@ import click
 from dpdist._util.text import counted, listed, wrapped
 from dpdist.cli.options import LEDGER, PLACE, answer, budget_options, json_option, show
 from dpdist.errors import RefusedError
-from dpdist.ledger.address import Place
+from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.pipeline.budget import create_ledger, verify_ledger
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -26,7 +26,7 @@ def ledger() -> None:
 @click.option("--rows", required=True, type=PLACE, help="The rows whose budget it is.")
 @budget_options
 @json_option
-def ledger_create(ledger: Place, rows: AnyStore, budget: PrivacyLoss | None, as_json: bool) -> None:
+def ledger_create(ledger: LedgerAddress, rows: AnyStore, budget: PrivacyLoss | None, as_json: bool) -> None:
     """Declare a budget for ROWS in LEDGER, a new folder or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME."""
     fresh = not Ledger.stands_at(ledger)
     made = create_ledger(ledger, rows, budget)
@@ -38,7 +38,7 @@ def ledger_create(ledger: Place, rows: AnyStore, budget: PrivacyLoss | None, as_
 @ledger.command("show")
 @click.argument("ledger", type=LEDGER)
 @json_option
-def ledger_show(ledger: Place, as_json: bool) -> None:
+def ledger_show(ledger: LedgerAddress, as_json: bool) -> None:
     """Show budget, balance and releases."""
     opened = Ledger(ledger)
     balance, missing = opened.balance(), opened.missing()
@@ -75,7 +75,7 @@ def _told(label: str, text: str) -> None:
 @click.argument("ledger", type=LEDGER)
 @click.option("--release", "releases", type=PLACE, multiple=True, help="A release it must know of; repeatable.")
 @json_option
-def ledger_verify(ledger: Place, releases: tuple[AnyStore, ...], as_json: bool) -> None:
+def ledger_verify(ledger: LedgerAddress, releases: tuple[AnyStore, ...], as_json: bool) -> None:
     """Check the journal's chain, the balance, the committed releases, and that no published RELEASE was forgotten."""
     opened = verify_ledger(ledger, releases)
     count, promise = len(opened.records), opened.balance().promise
@@ -88,7 +88,7 @@ def ledger_verify(ledger: Place, releases: tuple[AnyStore, ...], as_json: bool) 
 @click.argument("ledger", type=LEDGER)
 @click.option("--fixed-beforehand", is_flag=True, required=True, help="Say so; the journal keeps the statement.")
 @json_option
-def ledger_attest(ledger: Place, fixed_beforehand: bool, as_json: bool) -> None:  # noqa: ARG001 - required
+def ledger_attest(ledger: LedgerAddress, fixed_beforehand: bool, as_json: bool) -> None:  # noqa: ARG001 - required
     """State that every request so far was fixed before the first answer; for a ledger of an older version only.
 
     Without caps that were fixed beforehand nothing is proved of releases of several kinds together. If no request
@@ -100,7 +100,7 @@ def ledger_attest(ledger: Place, fixed_beforehand: bool, as_json: bool) -> None:
 
 @ledger.command("export")
 @click.argument("ledger", type=LEDGER)
-def ledger_export(ledger: Place) -> None:
+def ledger_export(ledger: LedgerAddress) -> None:
     """Print the ledger as JSON."""
     click.echo(json.dumps(_ledger_json(Ledger(ledger)), indent=2))
 
@@ -108,7 +108,7 @@ def ledger_export(ledger: Place) -> None:
 @ledger.command("adopt")
 @click.argument("ledger", type=LEDGER)
 @json_option
-def ledger_adopt(ledger: Place, as_json: bool) -> None:
+def ledger_adopt(ledger: LedgerAddress, as_json: bool) -> None:
     """Charge what copies of LEDGER have released, after it was copied or restored from a backup.
 
     What was released elsewhere is never drawn here. If the witness is lost, the whole budget is charged.

@@ -17,7 +17,7 @@ from dpdist._util.text import fitted, printable
 from dpdist.cli.progress import BARS
 from dpdist.errors import UsageError
 from dpdist.ingest.sources import location_of
-from dpdist.ledger.address import place_of
+from dpdist.ledger.address import address_of
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.parse import options_from
@@ -48,7 +48,7 @@ class Account(Folder):
 
     def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return a path, or an address."""
-        place = place_of(str(value), Path())
+        place = address_of(str(value), Path())
         return super().convert(value, param, ctx) if isinstance(place, Path) else place
 
 

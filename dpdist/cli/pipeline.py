@@ -30,9 +30,9 @@ from dpdist.cli.options import (
 )
 from dpdist.cli.progress import BARS
 from dpdist.errors import DataError
-from dpdist.ingest.sources import Place as SourcePlace
+from dpdist.ingest.sources import SourceLocation
 from dpdist.jobs import run as job_runs
-from dpdist.ledger.address import Place
+from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.moment.norm_histogram import NormGrid
 from dpdist.pca.scree import require_scree, scree
@@ -74,9 +74,9 @@ from dpdist.storage.store import AnyStore, store_at
 )
 @json_option
 def ingest(
-    source: SourcePlace,
+    source: SourceLocation,
     rows: AnyStore,
-    ledger: Place | None,
+    ledger: LedgerAddress | None,
     budget: PrivacyLoss | None,
     columns: str | None,
     compress: bool,
@@ -155,7 +155,7 @@ def ingest(
 def release_command(
     rows: AnyStore, release: AnyStore, epsilon: str, delta: str | None, clip: float, mechanism: str | None,
     neighbours: str, centre: str, grid_bits: int, options: tuple[str, ...], arithmetic: str | None,
-    for_reproduction: bool, accept_large_delta: bool, name: str | None, ledger: Place | None, cluster: Cluster,
+    for_reproduction: bool, accept_large_delta: bool, name: str | None, ledger: LedgerAddress | None, cluster: Cluster,
     trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Publish RELEASE, one private second moment of ROWS. The same command again publishes the same bytes, free."""
@@ -302,7 +302,7 @@ def _condition(made: Release, *, disjoint: bool) -> str:
 def bound(
     rows: AnyStore, epsilon: str, delta: str | None, quantile: str, grid: str, neighbours: str, centre: str,
     accept_large_delta: bool,
-    ledger: Place | None, cluster: Cluster, trusted: str, as_json: bool,
+    ledger: LedgerAddress | None, cluster: Cluster, trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Choose the clip norm of ROWS privately: a quantile of the norms of its rows, for a small epsilon.
 

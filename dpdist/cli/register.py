@@ -16,8 +16,8 @@ from dpdist.cli.options import (
     json_option,
     ledger_option,
 )
-from dpdist.ingest.sources import Place as SourcePlace
-from dpdist.ledger.address import Place
+from dpdist.ingest.sources import SourceLocation
+from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.register import register_rows
@@ -37,10 +37,10 @@ from dpdist.storage.store import AnyStore, store_at
 @cluster_options
 @json_option
 def register(
-    source: SourcePlace,
+    source: SourceLocation,
     rows: AnyStore,
     budget: PrivacyLoss | None,
-    ledger: Place | None,
+    ledger: LedgerAddress | None,
     columns: str | None,
     variable: str | None,
     cluster: Cluster,

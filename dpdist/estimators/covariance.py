@@ -24,7 +24,7 @@ from dpdist.estimators.fit import (
     require_private,
     tell_columns,
 )
-from dpdist.ledger.address import PlaceGiven
+from dpdist.ledger.address import LedgerAddressGiven
 from dpdist.ledger.budget import Budget
 from dpdist.naming import naming
 from dpdist.pca.components import about_mean
@@ -115,7 +115,7 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         mechanism: str | None = None,
         neighbours: str = "replace-one",
         centre: Centre = "private",
-        ledger: PlaceGiven | None = None,
+        ledger: LedgerAddressGiven | None = None,
         release: AnyPath | None = None,
         budget_epsilon: Number | None = None,
         budget_delta: Number | None = None,

@@ -28,7 +28,7 @@ from dpdist.estimators.in_memory import ArraySum, require_sound
 from dpdist.estimators.inputs import Rows, rows_at, rows_of
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import numbered
-from dpdist.ledger.address import PlaceGiven, place_of
+from dpdist.ledger.address import LedgerAddressGiven, address_of
 from dpdist.ledger.budget import Budget
 from dpdist.ledger.in_memory import REGISTER, Shape
 from dpdist.mechanisms.info import COMPONENTS, Output
@@ -64,7 +64,7 @@ class Parameters(Protocol):
     centre: Centre
     grid_bits: int
     options: Mapping[str, object] | None
-    ledger: PlaceGiven | None
+    ledger: LedgerAddressGiven | None
     release: AnyPath | None
     budget_epsilon: Number | None
     budget_delta: Number | None
@@ -230,7 +230,7 @@ def _from_table(asked: Parameters, rows: Store, request: ReleaseRequest) -> Rele
             "The budget of a rows.zarr is declared once, in its ledger: leave budget, budget_epsilon and budget_delta "
             "out."
         )
-    ledger = None if asked.ledger is None else place_of(str(asked.ledger), Path())
+    ledger = None if asked.ledger is None else address_of(str(asked.ledger), Path())
     target = release_place(asked, rows, request)
     where = chosen(asked.cluster)
     return release_table(open_rows(rows), target, request, ledger=ledger, cluster=where).release

@@ -31,7 +31,7 @@ from dpdist.estimators.fit import (
 )
 from dpdist.estimators.inputs import rows_at, rows_of, scores_given
 from dpdist.ingest.opening import open_rows
-from dpdist.ledger.address import PlaceGiven
+from dpdist.ledger.address import LedgerAddressGiven
 from dpdist.ledger.budget import Budget
 from dpdist.naming import naming, parameter, step
 from dpdist.pca.components import Components, components, total_variance
@@ -199,7 +199,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         mechanism: str | None = None,
         neighbours: str = "replace-one",
         centre: Centre = "none",
-        ledger: PlaceGiven | None = None,
+        ledger: LedgerAddressGiven | None = None,
         release: AnyPath | None = None,
         budget_epsilon: Number | None = None,
         budget_delta: Number | None = None,

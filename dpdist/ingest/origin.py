@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from dpdist.errors import DataError
-from dpdist.ingest.sources import Choices, Place, attempt, files_of, located
+from dpdist.ingest.sources import Choices, SourceLocation, attempt, files_of, located
 from dpdist.rows.units import Unit
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.store import Store
 
 
 def origin_of(
-    source: Place, *, columns: Sequence[str] | None, compress: bool, unit: Unit | None, choices: Choices
+    source: SourceLocation, *, columns: Sequence[str] | None, compress: bool, unit: Unit | None, choices: Choices
 ) -> dict[str, object]:
     """Return what a table is ingested from, as JSON values.
 
@@ -36,7 +36,7 @@ def origin_of(
     }
 
 
-def _states(place: Place) -> list[list[object]]:
+def _states(place: SourceLocation) -> list[list[object]]:
     if not isinstance(place, Path):
         return [[str(place), place.version()]]
     stats = [(path.name, path.stat()) for path in files_of(place)]

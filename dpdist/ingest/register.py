@@ -21,7 +21,7 @@ import numpy as np
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import AskError, Places, Source
 from dpdist.ingest.registered import FORMAT, Asked, RegisteredAttributes, Sources, checked, head_of
-from dpdist.ingest.sources import Choices, Place, opened_sources
+from dpdist.ingest.sources import Choices, SourceLocation, opened_sources
 from dpdist.ingest.table import Judged, changed, judged, require_finite
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -34,7 +34,7 @@ Identify = Callable[[str, str], str]
 """Tells the identity of a table from digests of its content, and of the objects it lies in."""
 
 
-def asked_of(source: Place, columns: Sequence[str] | None, variable: str | None) -> Asked:
+def asked_of(source: SourceLocation, columns: Sequence[str] | None, variable: str | None) -> Asked:
     """Return what is asked for, by which the same command again is known.
 
     Raises
@@ -45,7 +45,7 @@ def asked_of(source: Place, columns: Sequence[str] | None, variable: str | None)
     return Asked(source=_text_of(source), columns=None if columns is None else tuple(columns), variable=variable)
 
 
-def _text_of(place: Place) -> str:
+def _text_of(place: SourceLocation) -> str:
     """Return a place as every process can name it; what it leads to, where it is a link."""
     text = str(place.resolve() if isinstance(place, Path) else place.address)
     try:
@@ -79,7 +79,7 @@ class Surveyed:
     buffer_bytes: int
 
 
-def survey(source: Place, target: Store, asked: Asked) -> Surveyed:
+def survey(source: SourceLocation, target: Store, asked: Asked) -> Surveyed:
     """Judge a source before any row of it is read, as ingest does, and cut it into chunks.
 
     Raises

@@ -28,10 +28,10 @@ __all__ = [
     "KINDS",
     "Choices",
     "NoRowsError",
-    "Place",
     "Places",
     "Remote",
     "Source",
+    "SourceLocation",
     "Survey",
     "attempt",
     "files_of",
@@ -43,7 +43,7 @@ __all__ = [
     "reader_of",
 ]
 
-Place = Path | Remote
+SourceLocation = Path | Remote
 KINDS: dict[str, type[Source]] = {
     ".npy": Npy,
     ".npz": Npz,
@@ -59,7 +59,7 @@ KINDS: dict[str, type[Source]] = {
 }
 
 
-def located(place: Place) -> list[tuple[Place, Keys]]:
+def located(place: SourceLocation) -> list[tuple[SourceLocation, Keys]]:
     """List a source, or the sources of a folder in the order of their names, each with the keys of its folders.
 
     Names in a folder that begin with ``.`` or ``_`` are passed over, and so is what lies beside a .bed file and belongs
@@ -78,9 +78,9 @@ def located(place: Place) -> list[tuple[Place, Keys]]:
     return found
 
 
-def _in_folder(folder: Place, keys: Keys) -> list[tuple[Place, Keys]]:
+def _in_folder(folder: SourceLocation, keys: Keys) -> list[tuple[SourceLocation, Keys]]:
     entries = attempt(folder, partial(_entries, folder))
-    found: list[tuple[Place, Keys]] = []
+    found: list[tuple[SourceLocation, Keys]] = []
     for entry in entries:
         if entry.name.startswith((".", "_")) or is_companion(entry):
             continue
@@ -94,18 +94,18 @@ def _in_folder(folder: Place, keys: Keys) -> list[tuple[Place, Keys]]:
     return found
 
 
-def _entries(folder: Place) -> list[Place]:
-    entries: list[Place] = [*folder.iterdir()]
+def _entries(folder: SourceLocation) -> list[SourceLocation]:
+    entries: list[SourceLocation] = [*folder.iterdir()]
     return sorted(entries, key=lambda entry: entry.name)
 
 
-def is_companion(place: Place) -> bool:
+def is_companion(place: SourceLocation) -> bool:
     """Tell whether a file lies beside a .bed file and belongs to it."""
     owner = place.with_suffix(".bed") if place.suffix in COMPANIONS else None
     return owner is not None and bool(attempt(owner, owner.is_file))
 
 
-def is_store(place: Place) -> bool:
+def is_store(place: SourceLocation) -> bool:
     """Tell whether a folder is a Zarr store, which it is by what is in it."""
     return any(attempt(place, (place / mark).is_file) for mark in MARKS)
 
@@ -119,7 +119,7 @@ def files_of(place: Path) -> list[Path]:
 
 
 @contextmanager
-def opened_sources(place: Place, beside: Path, choices: Choices = Choices()) -> Iterator[Sequence[Source]]:  # noqa: B008 - frozen
+def opened_sources(place: SourceLocation, beside: Path, choices: Choices = Choices()) -> Iterator[Sequence[Source]]:  # noqa: B008 - frozen
     """Give the sources at a place, in order, and remove afterwards what had to be fetched.
 
     Parameters
@@ -150,7 +150,7 @@ def opened_sources(place: Place, beside: Path, choices: Choices = Choices()) -> 
         yield [_source(each, keys, beside, choices, reading, stack) for each, keys in places]
 
 
-def _kind(place: Place) -> type[Source]:
+def _kind(place: SourceLocation) -> type[Source]:
     if attempt(place, place.is_dir):
         if is_store(place):
             return AnnDataStore if is_anndata(place) else Store
@@ -164,12 +164,14 @@ def _kind(place: Place) -> type[Source]:
     raise DataError(f"{place} is not a file, or does not exist. Pass a file, or a folder of nothing but files.")
 
 
-def _reader(kind: type[Source], reading: Reading, place: Place, beside: Path, choices: Choices) -> Source:
+def _reader(kind: type[Source], reading: Reading, place: SourceLocation, beside: Path, choices: Choices) -> Source:
     made = kind(place, beside, choices)
     return Apart(place, beside, choices, made, reading) if kind.fragile else made
 
 
-def _source(place: Place, keys: Keys, beside: Path, choices: Choices, reading: Reading, stack: ExitStack) -> Source:
+def _source(
+    place: SourceLocation, keys: Keys, beside: Path, choices: Choices, reading: Reading, stack: ExitStack
+) -> Source:
     kind = _kind(place)
     if isinstance(place, Remote) and (kind.needs_file or place.web):
         others = tuple(place.with_suffix(suffix) for suffix in COMPANIONS if kind is Plink)
@@ -180,7 +182,7 @@ def _source(place: Place, keys: Keys, beside: Path, choices: Choices, reading: R
     return _with_keys(kind, made, place, keys)
 
 
-def reader_of(place: Place, keys: Keys, choices: Choices, reading: Reading) -> Source:
+def reader_of(place: SourceLocation, keys: Keys, choices: Choices, reading: Reading) -> Source:
     """Return the reader of one source that is read in place; nothing is fetched or unpacked for it.
 
     Raises
@@ -192,7 +194,7 @@ def reader_of(place: Place, keys: Keys, choices: Choices, reading: Reading) -> S
     return _with_keys(kind, _reader(kind, reading, place, beside, choices), place, keys)
 
 
-def _with_keys(kind: type[Source], made: Source, place: Place, keys: Keys) -> Source:
+def _with_keys(kind: type[Source], made: Source, place: SourceLocation, keys: Keys) -> Source:
     beside, choices = made.beside, made.choices
     if not keys:
         return made

@@ -21,9 +21,9 @@ from dpdist.ingest.readers.base import AskError, Places, Rows, fits, only_column
 from dpdist.ingest.sources import (
     Choices,
     NoRowsError,
-    Place,
     Remote,
     Source,
+    SourceLocation,
     Survey,
     attempt,
     files_of,
@@ -39,7 +39,7 @@ _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 
 
 def ingest(
-    source: Place,
+    source: SourceLocation,
     target: AnyStore,
     *,
     budget: PrivacyLoss | None = None,
@@ -113,7 +113,7 @@ def ingest(
 
 
 def _ingest(
-    source: Place,
+    source: SourceLocation,
     target: Store,
     budget: PrivacyLoss | None,
     columns: Sequence[str] | None,
@@ -193,7 +193,7 @@ class Judged(NamedTuple):
 
 
 def judged(
-    source: Place,
+    source: SourceLocation,
     sources: Sequence[Source],
     columns: Sequence[str] | None,
     *,
@@ -256,12 +256,12 @@ def _require_no_index(source: Source, keep: tuple[int, ...], names: tuple[str, .
     )
 
 
-def changed(path: Place) -> DataError:
+def changed(path: SourceLocation) -> DataError:
     """Return what is said of a file that changed meanwhile."""
     return DataError(f"{path} changed while it was read. Ingest it when it is complete.")
 
 
-def _checked(found: Judged) -> Iterator[tuple[Place, Rows]]:
+def _checked(found: Judged) -> Iterator[tuple[SourceLocation, Rows]]:
     """Yield all rows in pieces, each with its file, after a look at every value."""
     for each in found.filled:
         row = 0
@@ -272,7 +272,7 @@ def _checked(found: Judged) -> Iterator[tuple[Place, Rows]]:
                 yield each.path, block
 
 
-def _state(place: Place) -> object:
+def _state(place: SourceLocation) -> object:
     """Return size and times of all files of a source, or what a store says of it: a write changes that."""
 
     def found() -> object:
@@ -353,7 +353,7 @@ def _common_dtype(surveys: Sequence[Survey]) -> np.dtype[np.generic]:
     return np.result_type(*dtypes)
 
 
-def require_finite(path: Place, start: int, block: Rows, names: tuple[str, ...]) -> None:
+def require_finite(path: SourceLocation, start: int, block: Rows, names: tuple[str, ...]) -> None:
     """Refuse a value that is not finite, by its row and column; the first row of the block is number ``start``."""
     if block.dtype.kind == "f" and not np.isfinite(block).all():
         row, place = np.argwhere(~np.isfinite(block))[0]

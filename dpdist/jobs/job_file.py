@@ -65,11 +65,10 @@ from typing import TypeVar, cast
 
 from dpdist._util.paths import AnyPath, is_address, local, read_plain
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
-from dpdist.ingest.sources import Choices, Remote, location_of
-from dpdist.ingest.sources import Place as SourcePlace
+from dpdist.ingest.sources import Choices, Remote, SourceLocation, location_of
 from dpdist.jobs.sections import JOB_FILE, Release, Rows, Sections, mistakes, sections_of
 from dpdist.jobs.sections import Cluster as ClusterSection
-from dpdist.ledger.address import Place, place_of
+from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.naming import naming, step
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -89,12 +88,12 @@ class Job:
     """A validated job; paths are absolute."""
 
     rows: Path | Store
-    source: SourcePlace | None
+    source: SourceLocation | None
     budget: PrivacyLoss | None
     columns: tuple[str, ...] | None
     release: Path | Store
     request: ReleaseRequest
-    ledger: Place | None
+    ledger: LedgerAddress | None
     model: Path | Store | None
     components: int | None
     scores: Path | Store | None
@@ -199,7 +198,7 @@ def _job(
         columns=rows.columns,
         release=files.place(release.path),
         request=_request(release, files),
-        ledger=None if release.ledger is None else make(partial(place_of, release.ledger, files.folder)),
+        ledger=None if release.ledger is None else make(partial(address_of, release.ledger, files.folder)),
         model=files.maybe_place(pca.path if pca else None),
         components=None if pca is None or pca.components == "auto" else pca.components,
         scores=files.maybe_place(project.path if project else None),
@@ -220,7 +219,7 @@ def _job(
     )
 
 
-def _source(text: str, folder: Path) -> SourcePlace:
+def _source(text: str, folder: Path) -> SourceLocation:
     place = location_of(text)
     return folder / place if isinstance(place, Path) else place
 

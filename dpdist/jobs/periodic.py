@@ -30,7 +30,7 @@ from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.periods import changes, discard, take_in, waiting
 from dpdist.jobs.job_file import Job
-from dpdist.ledger.address import Place
+from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
@@ -91,7 +91,7 @@ class Series:
     job: Job
     table: PeriodicTable
     ledger: Ledger
-    place: Place
+    place: LedgerAddress
 
     @property
     def levels(self) -> int:

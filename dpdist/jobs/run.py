@@ -11,7 +11,7 @@ from dpdist._util.progress import Progress
 from dpdist._util.text import counted, listed
 from dpdist.errors import RefusedError, UsageError
 from dpdist.ingest.opening import open_rows
-from dpdist.ingest.sources import Place
+from dpdist.ingest.sources import SourceLocation
 from dpdist.jobs import periodic
 from dpdist.jobs.job_file import Job
 from dpdist.pca.scree import require_edge
@@ -146,7 +146,7 @@ def run(
     return JobOutcome(outcome, job.model, job.scores)
 
 
-def _register(job: Job, source: Place, say: Callable[[str], None]) -> None:
+def _register(job: Job, source: SourceLocation, say: Callable[[str], None]) -> None:
     table = register.register_rows(
         source,
         job.rows,
@@ -159,7 +159,7 @@ def _register(job: Job, source: Place, say: Callable[[str], None]) -> None:
     say(f"{job.rows}: registered, {counted(table.columns, 'column')}. Do not change {source}.")
 
 
-def _ingest(job: Job, source: Place, say: Callable[[str], None]) -> None:
+def _ingest(job: Job, source: SourceLocation, say: Callable[[str], None]) -> None:
     unit, choices = job.unit, job.choices
     table = budget.ingest_rows(
         source,

@@ -89,12 +89,12 @@ class Address:
         return self.text
 
 
-Place = Path | Address
-PlaceGiven = Address | AnyPath
+LedgerAddress = Path | Address
+LedgerAddressGiven = Address | AnyPath
 """A place as a caller may name it."""
 
 
-def place_given(place: PlaceGiven) -> Place:
+def address_given(place: LedgerAddressGiven) -> LedgerAddress:
     """Read a place that a caller named.
 
     Raises
@@ -102,15 +102,15 @@ def place_given(place: PlaceGiven) -> Place:
     UsageError
         If it is an address that :class:`Address` refuses.
     """
-    return place if isinstance(place, Address) else place_of(os.fspath(place), Path())
+    return place if isinstance(place, Address) else address_of(os.fspath(place), Path())
 
 
-def absolute(place: Place) -> Place:
+def absolute(place: LedgerAddress) -> LedgerAddress:
     """Return a place by a name that does not depend on the process."""
     return place.absolute() if isinstance(place, Path) else place
 
 
-def place_of(text: str, folder: Path) -> Place:
+def address_of(text: str, folder: Path) -> LedgerAddress:
     """Read a place; a path is relative to a folder.
 
     Raises

@@ -40,7 +40,7 @@ from typing import BinaryIO
 from dpdist._util.ids import random_token
 from dpdist._util.text import canonical, counted, listed
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
-from dpdist.ledger.address import Place, PlaceGiven, place_given
+from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, address_given
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.charging import caps_to_fix, closed_as_read, require_apart, require_charged, require_kept
 from dpdist.ledger.entries import Aborted, Begun, Capped, Closed, Committed, Created, Published, Reserved, entry_of
@@ -113,7 +113,7 @@ class Ledger(Witnessed):
     >>> here.cleanup()
     """
 
-    def __init__(self, place: PlaceGiven) -> None:
+    def __init__(self, place: LedgerAddressGiven) -> None:
         super().__init__(_storage(place), _witness())
         if not self._storage.exists():
             raise DataError(
@@ -125,7 +125,9 @@ class Ledger(Witnessed):
         return f"Ledger({str(self._storage)!r})"
 
     @classmethod
-    def create(cls, place: PlaceGiven, *, dataset_id: str, budget: PrivacyLoss, periodic: bool = False) -> Ledger:
+    def create(
+        cls, place: LedgerAddressGiven, *, dataset_id: str, budget: PrivacyLoss, periodic: bool = False
+    ) -> Ledger:
         """Create a ledger with a budget where there is none.
 
         Parameters
@@ -159,7 +161,7 @@ class Ledger(Witnessed):
         return cls(place)
 
     @classmethod
-    def charged_for(cls, rows: object, ledger_id: str, place: Place) -> Ledger:
+    def charged_for(cls, rows: object, ledger_id: str, place: LedgerAddress) -> Ledger:
         """Open the one ledger that may be charged for rows, by the id that they name.
 
         Raises
@@ -181,7 +183,7 @@ class Ledger(Witnessed):
         return found
 
     @staticmethod
-    def stands_at(place: PlaceGiven) -> bool:
+    def stands_at(place: LedgerAddressGiven) -> bool:
         """Say whether there is a ledger at a place."""
         return _storage(place).exists()
 
@@ -512,8 +514,8 @@ class Ledger(Witnessed):
         )
 
 
-def _storage(place: PlaceGiven) -> Storage:
-    found = place_given(place)
+def _storage(place: LedgerAddressGiven) -> Storage:
+    found = address_given(place)
     if isinstance(found, Path):
         return FolderStorage(found)
     try:

@@ -15,11 +15,10 @@ from dpdist._util.progress import Progress, steps
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.origin import origin_of, require_same_origin
-from dpdist.ingest.sources import Choices, Remote, location_of
-from dpdist.ingest.sources import Place as SourcePlace
+from dpdist.ingest.sources import Choices, Remote, SourceLocation, location_of
 from dpdist.ingest.table import ingest
 from dpdist.ledger import datasets
-from dpdist.ledger.address import Place, PlaceGiven, absolute, place_given
+from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, absolute, address_given
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.naming import parameter, step
@@ -54,7 +53,7 @@ def default_ledger(rows: AnyStore) -> Path:
     return beside.with_name(beside.name.removesuffix(".zarr") + ".ledger")
 
 
-def ledger_place(table: Table | PeriodicTable, ledger: PlaceGiven | None = None) -> Place:
+def ledger_place(table: Table | PeriodicTable, ledger: LedgerAddressGiven | None = None) -> LedgerAddress:
     """Return where the ledger of a table is: as it is named, else beside its folder.
 
     That of rows in an object store is where this user has seen it first (:mod:`dpdist.ledger.datasets`).
@@ -65,20 +64,20 @@ def ledger_place(table: Table | PeriodicTable, ledger: PlaceGiven | None = None)
         If it is not named, and cannot be known.
     """
     if ledger is not None:
-        return place_given(ledger)
+        return address_given(ledger)
     rows = table.store.parent if isinstance(table, RowsTable) and table.period is not None else table.store
     if isinstance(rows.address(), Path):
         return default_ledger(rows)
     seen = datasets.seen(table.dataset_id).place
-    return place_given(seen) if seen is not None else default_ledger(rows)
+    return address_given(seen) if seen is not None else default_ledger(rows)
 
 
 def ingest_rows(
-    source: SourcePlace | AnyPath,
+    source: SourceLocation | AnyPath,
     rows: AnyStore,
     *,
     budget: PrivacyLoss | None = None,
-    ledger: PlaceGiven | None = None,
+    ledger: LedgerAddressGiven | None = None,
     columns: Sequence[str] | None = None,
     privacy_unit: str | None = None,
     max_rows: int | None = None,
@@ -163,7 +162,7 @@ def ingest_rows(
     rows = store_at(rows)
     unit, choices = unit_from(privacy_unit, max_rows), Choices(variable, missing, header)
     source = source if isinstance(source, Remote) else location_of(os.fspath(source))
-    ledger = None if ledger is None else place_given(ledger)
+    ledger = None if ledger is None else address_given(ledger)
     if rows.exists():
         require_same_origin(rows, origin_of(source, columns=columns, compress=compress, unit=unit, choices=choices))
         table = open_rows(rows)
@@ -174,7 +173,7 @@ def ingest_rows(
             )
         return complete_ingest(rows, ledger)
     if budget is not None:
-        _require_no_ledger(place_given(ledger or default_ledger(rows)))
+        _require_no_ledger(address_given(ledger or default_ledger(rows)))
     table = ingest(
         source, rows, budget=budget, columns=columns, compress=compress, progress=steps(progress, "Ingesting"),
         unit=unit, choices=choices, say=say,
@@ -189,7 +188,7 @@ def _otherwise(table: RowsTable) -> str:
     return f"Leave {parameter('budget_epsilon')} out, or choose another place for the rows."
 
 
-def _require_no_ledger(ledger: Place) -> None:
+def _require_no_ledger(ledger: LedgerAddress) -> None:
     if ledger.exists() if isinstance(ledger, Path) else Ledger.stands_at(ledger):
         raise DataError(
             f"A ledger stands at {ledger} already. It may be the only record of what was spent on other rows: keep it, "
@@ -199,7 +198,7 @@ def _require_no_ledger(ledger: Place) -> None:
         require_new(ledger, "ledger")
 
 
-def create_ledger(ledger: PlaceGiven, rows: AnyStore, budget: PrivacyLoss | None = None) -> Ledger:
+def create_ledger(ledger: LedgerAddressGiven, rows: AnyStore, budget: PrivacyLoss | None = None) -> Ledger:
     """Create the ledger of rows, once; what died half-way is completed by the same call.
 
     The very ledger that these rows name, with the budget they declare, is left alone and opened.
@@ -259,9 +258,9 @@ def create_ledger(ledger: PlaceGiven, rows: AnyStore, budget: PrivacyLoss | None
         return _create_ledger(ledger, rows, budget)
 
 
-def _create_ledger(ledger: PlaceGiven, rows: Store, budget: PrivacyLoss | None = None) -> Ledger:
+def _create_ledger(ledger: LedgerAddressGiven, rows: Store, budget: PrivacyLoss | None = None) -> Ledger:
     """Create the ledger of rows that are locked."""
-    ledger = place_given(ledger)
+    ledger = address_given(ledger)
     table = open_rows(rows)
     declared = budget or table.budget
     if table.budget not in {None, declared}:
@@ -281,7 +280,7 @@ def _create_ledger(ledger: PlaceGiven, rows: Store, budget: PrivacyLoss | None =
 
 
 def periodic_table(
-    rows: AnyStore, budget: PrivacyLoss | None = None, ledger: Place | None = None
+    rows: AnyStore, budget: PrivacyLoss | None = None, ledger: LedgerAddress | None = None
 ) -> tuple[PeriodicTable, Ledger]:
     """Open a folder of periods and its ledger, and create them if there is none; what died half-way is completed.
 
@@ -312,7 +311,7 @@ def periodic_table(
     return table, Ledger.charged_for(rows, table.ledger_id, place)
 
 
-def _create_periods(rows: Store, budget: PrivacyLoss | None, ledger: Place) -> None:
+def _create_periods(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress) -> None:
     if budget is None:
         raise UsageError(f"{rows} does not exist yet. Declare a budget for it ({parameter('budget_epsilon')}).")
     if Ledger.stands_at(ledger):
@@ -321,7 +320,7 @@ def _create_periods(rows: Store, budget: PrivacyLoss | None, ledger: Place) -> N
 
 
 def _only_ledger(
-    place: Place, rows: Store, dataset_id: str, budget: PrivacyLoss | None, *, periodic: bool = False
+    place: LedgerAddress, rows: Store, dataset_id: str, budget: PrivacyLoss | None, *, periodic: bool = False
 ) -> Ledger:
     """Return the one ledger of rows that name none yet; create it if there is none.
 
@@ -341,7 +340,7 @@ def _only_ledger(
         return opened
 
 
-def _ledger_to_name(place: Place, rows: Store, dataset_id: str, budget: PrivacyLoss | None) -> Ledger | None:
+def _ledger_to_name(place: LedgerAddress, rows: Store, dataset_id: str, budget: PrivacyLoss | None) -> Ledger | None:
     """Return the ledger that rows which name none may name; None if it may be created at this place.
 
     Raises
@@ -383,7 +382,7 @@ def _declared(rows: Store, budget: PrivacyLoss | None) -> PrivacyLoss:
     return budget
 
 
-def ledger_of(rows: AnyStore, ledger: Place | None = None, budget: PrivacyLoss | None = None) -> Ledger | None:
+def ledger_of(rows: AnyStore, ledger: LedgerAddress | None = None, budget: PrivacyLoss | None = None) -> Ledger | None:
     """Return the ledger that a release of rows, or of a folder of periods, would charge; nothing is created.
 
     Parameters
@@ -418,7 +417,7 @@ def ledger_of(rows: AnyStore, ledger: Place | None = None, budget: PrivacyLoss |
     return _ledger_to_name(ledger or default_ledger(rows), rows, table.dataset_id, table.budget)
 
 
-def _made_for(ledger: Place, dataset_id: str, budget: PrivacyLoss) -> Ledger | None:
+def _made_for(ledger: LedgerAddress, dataset_id: str, budget: PrivacyLoss) -> Ledger | None:
     """Return the ledger that stands at a place if it was created for this very data set.
 
     By a call that died before the rows named it, or for a copy of them on another machine.
@@ -429,7 +428,7 @@ def _made_for(ledger: Place, dataset_id: str, budget: PrivacyLoss) -> Ledger | N
     return found if found.dataset_id == dataset_id and found.budget == budget else None
 
 
-def complete_ingest(rows: AnyStore, ledger: PlaceGiven | None = None) -> RowsTable:
+def complete_ingest(rows: AnyStore, ledger: LedgerAddressGiven | None = None) -> RowsTable:
     """Open rows, and create the ledger of a declared budget if ingest died before it did."""
     rows = store_at(rows)
     table = open_rows(rows)
@@ -445,7 +444,7 @@ def _lacks_ledger(table: RowsTable) -> bool:
     return table.budget is not None and table.ledger_id is None
 
 
-def verify_ledger(ledger: PlaceGiven, releases: Sequence[AnyStore] = ()) -> Ledger:
+def verify_ledger(ledger: LedgerAddressGiven, releases: Sequence[AnyStore] = ()) -> Ledger:
     """Check a ledger from its first entry, and that it knows of these releases; return it.
 
     One that was adopted is known by its id alone: its bytes were committed to another copy, and are compared there.

@@ -15,7 +15,7 @@ from fractions import Fraction
 from dpdist._util.text import exactly
 from dpdist.errors import DataError, RefusedError
 from dpdist.ingest.opening import open_rows
-from dpdist.ledger.address import PlaceGiven, absolute
+from dpdist.ledger.address import LedgerAddressGiven, absolute
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.quantile import QuantileFound, quantile_of, require_quantile
@@ -195,7 +195,7 @@ def choose_clip_norm(
     request: NormsRequest,
     quantile: str | float | Fraction = 0.95,
     *,
-    ledger: PlaceGiven | None = None,
+    ledger: LedgerAddressGiven | None = None,
     cluster: Cluster | None = None,
     budget_delta: bool = False,
     say: Callable[[str], None] | None = None,

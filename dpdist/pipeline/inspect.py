@@ -19,7 +19,7 @@ from dpdist._util.progress import Count, Progress
 from dpdist.errors import DataError, RefusedError, UsageError, quiet
 from dpdist.ingest import registered
 from dpdist.ingest.opening import open_rows
-from dpdist.ledger.address import Place, PlaceGiven, place_given
+from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, address_given
 from dpdist.ledger.ledger import Ledger
 from dpdist.naming import step
 from dpdist.pca import model, projection
@@ -50,7 +50,7 @@ _CHECKING = "Checking chunks"
 
 @quiet()
 def inspect_path(
-    path: AnyStore, *, ledger: PlaceGiven | None = None, verify: bool = False, progress: Progress | None = None
+    path: AnyStore, *, ledger: LedgerAddressGiven | None = None, verify: bool = False, progress: Progress | None = None
 ) -> AnyFacts:
     """Return what is declared about a folder: rows, a folder of periods, a release, a model or scores.
 
@@ -103,7 +103,7 @@ def inspect_path(
     (4, 3)
     >>> here.cleanup()
     """
-    store, ledger = store_at(path), None if ledger is None else place_given(ledger)
+    store, ledger = store_at(path), None if ledger is None else address_given(ledger)
     kinds: dict[str, Callable[[], AnyFacts]] = {
         dataset.FORMAT: lambda: _rows(store, open_rows(store), ledger, verify=verify, progress=progress),
         registered.FORMAT: lambda: _registered(store, open_rows(store), ledger, verify=verify, progress=progress),
@@ -147,7 +147,7 @@ def _checked(table: Table, chunks: list[int], progress: Progress | None, wrong: 
 
 
 def _rows(
-    store: Store, table: RowsTable, ledger: Place | None, *, verify: bool, progress: Progress | None
+    store: Store, table: RowsTable, ledger: LedgerAddress | None, *, verify: bool, progress: Progress | None
 ) -> RowsFacts:
     _require_plausible(table.store, table.chunks)
     missing = dict(incomplete(table))
@@ -166,7 +166,7 @@ def _rows(
 
 
 def _registered(
-    store: Store, table: RowsTable, ledger: Place | None, *, verify: bool, progress: Progress | None
+    store: Store, table: RowsTable, ledger: LedgerAddress | None, *, verify: bool, progress: Progress | None
 ) -> RowsFacts:
     return _declared(
         store,
@@ -182,7 +182,7 @@ def _registered(
 def _declared(
     store: Store,
     table: RowsTable,
-    ledger: Place | None,
+    ledger: LedgerAddress | None,
     damaged: tuple[str, ...] | None,
     *,
     size: int,
@@ -219,7 +219,7 @@ def _require_plausible(store: Store, announced: int) -> None:
 
 
 def _periods(
-    store: Store, table: PeriodicTable, ledger: Place | None, *, verify: bool, progress: Progress | None
+    store: Store, table: PeriodicTable, ledger: LedgerAddress | None, *, verify: bool, progress: Progress | None
 ) -> PeriodsFacts:
     place = ledger or default_ledger(table.store)
     facts, opened = _ledger(place, table.ledger_id, table.budget)
@@ -245,7 +245,7 @@ def _periods(
     )
 
 
-def _place(table: RowsTable, ledger: Place | None) -> Place | None:
+def _place(table: RowsTable, ledger: LedgerAddress | None) -> LedgerAddress | None:
     """Return where the ledger of rows is; None where nobody here knows."""
     try:
         return ledger or ledger_place(table)
@@ -254,7 +254,7 @@ def _place(table: RowsTable, ledger: Place | None) -> Place | None:
 
 
 def _ledger(
-    place: Place | None, ledger_id: str | None, declared: PrivacyLoss | None
+    place: LedgerAddress | None, ledger_id: str | None, declared: PrivacyLoss | None
 ) -> tuple[LedgerFacts, Ledger | None]:
     """Return where the budget of a table is kept and how it stands, and its ledger if that is in use."""
     if ledger_id is None:

@@ -11,10 +11,9 @@ from dpdist.errors import DataError, UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.register import asked_of, register_chunks, registering, survey
 from dpdist.ingest.registered import FORMAT, Asked, attributes_in
-from dpdist.ingest.sources import Place as SourcePlace
-from dpdist.ingest.sources import Remote, location_of
+from dpdist.ingest.sources import Remote, SourceLocation, location_of
 from dpdist.ledger import registered
-from dpdist.ledger.address import PlaceGiven, place_given
+from dpdist.ledger.address import LedgerAddressGiven, address_given
 from dpdist.naming import parameter, step
 from dpdist.pipeline.budget import complete_ingest, default_ledger
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -30,11 +29,11 @@ _PER_WORKER = 32
 
 
 def register_rows(
-    source: SourcePlace | AnyPath,
+    source: SourceLocation | AnyPath,
     rows: AnyStore,
     *,
     budget: PrivacyLoss | None = None,
-    ledger: PlaceGiven | None = None,
+    ledger: LedgerAddressGiven | None = None,
     columns: Sequence[str] | None = None,
     variable: str | None = None,
     cluster: Cluster | None = None,
@@ -104,7 +103,7 @@ def register_rows(
     target = store_at(rows)
     source = source if isinstance(source, Remote) else location_of(os.fspath(source))
     asked = asked_of(source, columns, variable)
-    ledger = None if ledger is None else place_given(ledger)
+    ledger = None if ledger is None else address_given(ledger)
     if budget is not None and ledger is None:
         default_ledger(target)  # refuses a place beside which none can stand, before a row is read
     there = partial(_there, target, asked)
@@ -133,7 +132,7 @@ def _there(target: Store, asked: Asked) -> bool:
     return True
 
 
-def _register(source: SourcePlace, target: Store, asked: Asked, budget: PrivacyLoss | None, where: Cluster) -> None:
+def _register(source: SourceLocation, target: Store, asked: Asked, budget: PrivacyLoss | None, where: Cluster) -> None:
     target.require_new("rows")
     found = survey(source, target, asked)
     identify: Callable[[str, str], str] = partial(registered.identity_of, place=str(target.absolute()))

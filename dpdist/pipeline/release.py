@@ -17,7 +17,7 @@ from dpdist._util.paths import AnyPath
 from dpdist._util.progress import steps
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.opening import open_rows
-from dpdist.ledger.address import PlaceGiven, absolute
+from dpdist.ledger.address import LedgerAddressGiven, absolute
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.moment.layout import Layout, layout_of
@@ -98,7 +98,7 @@ def release_rows(
     release: AnyStore,
     request: ReleaseRequest,
     *,
-    ledger: PlaceGiven | None = None,
+    ledger: LedgerAddressGiven | None = None,
     cluster: Cluster | None = None,
 ) -> Outcome:
     """Publish a release.zarr: one private second moment; the same request again is the same bytes at no cost.
@@ -164,7 +164,7 @@ def release_table(
     target: AnyStore,
     request: ReleaseRequest,
     *,
-    ledger: PlaceGiven | None = None,
+    ledger: LedgerAddressGiven | None = None,
     cluster: Cluster | None = None,
 ) -> Outcome:
     """Publish one private second moment of an opened table, or of some of its periods, as :func:`release_rows`."""
@@ -198,7 +198,7 @@ def release_table(
     return Outcome(open_release(store), store.address(), fresh)
 
 
-def _reproduced(transaction: trusted.MomentTransaction, where: Cluster, ledger: PlaceGiven | None) -> Outcome:
+def _reproduced(transaction: trusted.MomentTransaction, where: Cluster, ledger: LedgerAddressGiven | None) -> Outcome:
     """Write a release that is not private as claimed, of rows that never had a budget; no ledger is touched."""
     if ledger is not None:
         raise UsageError(f"A release for reproduction is charged to no ledger: leave {parameter('ledger')} out.")

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import IO, Generic, Protocol, TypeVar
 
 from dpdist.errors import RefusedError, ResumableError
-from dpdist.ledger.address import Place
+from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.naming import step
@@ -65,7 +65,7 @@ class ReleaseTransaction(Generic[RequestT_co]):
 
     request: RequestT_co
     table: Table
-    ledger: Place
+    ledger: LedgerAddress
 
     @property
     def release_id(self) -> str:

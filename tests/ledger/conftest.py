@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.ledgers import DATASET, new_address
 
-from dpdist.ledger.address import Place
+from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.guarantee import PrivacyLoss
 
@@ -19,7 +19,7 @@ def folder(tmp_path: Path, state: Path) -> Path:  # noqa: ARG001 - all tests cha
 
 
 @pytest.fixture(params=["folder", "postgres"])
-def place(request: pytest.FixtureRequest, folder: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, folder: Path) -> Iterator[LedgerAddress]:
     if request.param == "folder":
         yield folder
         return
@@ -28,7 +28,7 @@ def place(request: pytest.FixtureRequest, folder: Path) -> Iterator[Place]:
 
 
 @pytest.fixture
-def ledger(place: Place) -> Ledger:
+def ledger(place: LedgerAddress) -> Ledger:
     return Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("3"))
 
 

@@ -38,7 +38,7 @@ from support.ledgers import (
 from support.releases import content_of
 
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
-from dpdist.ledger.address import Place
+from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.entries import Capped, Reserved
 from dpdist.ledger.journal import Transaction
 from dpdist.ledger.ledger import Ledger
@@ -79,7 +79,7 @@ def test_only_the_owner_can_read_a_ledger(folder: Path) -> None:
         assert mode == (0o700 if path in directories else 0o600), path
 
 
-def test_a_new_ledger_knows_its_data_set_and_budget_and_nothing_else(place: Place) -> None:
+def test_a_new_ledger_knows_its_data_set_and_budget_and_nothing_else(place: LedgerAddress) -> None:
     Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1.5", "1e-7"))
     ledger = Ledger(place)
     assert ledger.dataset_id == DATASET
@@ -90,7 +90,7 @@ def test_a_new_ledger_knows_its_data_set_and_budget_and_nothing_else(place: Plac
     ledger.verify()
 
 
-def test_a_ledger_is_never_created_over_something(ledger: Ledger, place: Place) -> None:
+def test_a_ledger_is_never_created_over_something(ledger: Ledger, place: LedgerAddress) -> None:
     reserve(ledger, "a")
     with pytest.raises(DataError):
         Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("100"))
@@ -100,14 +100,14 @@ def test_a_ledger_is_never_created_over_something(ledger: Ledger, place: Place) 
         assert {path.name for path in place.parent.iterdir()} - {"deep"} == {place.name}  # beside the state folder
 
 
-def test_a_missing_ledger_is_not_invented(place: Place) -> None:
+def test_a_missing_ledger_is_not_invented(place: LedgerAddress) -> None:
     assert not Ledger.stands_at(place)
     with pytest.raises(DataError, match="There is no ledger"):
         Ledger(place)
     assert not Ledger.stands_at(place)
 
 
-def test_a_ledger_that_is_lost_while_it_is_used_is_not_invented(ledger: Ledger, place: Place) -> None:
+def test_a_ledger_that_is_lost_while_it_is_used_is_not_invented(ledger: Ledger, place: LedgerAddress) -> None:
     if isinstance(place, Path):
         (place / "ledger.sqlite").unlink()
     else:
@@ -120,7 +120,7 @@ def test_a_ledger_that_is_lost_while_it_is_used_is_not_invented(ledger: Ledger, 
 # --- charging ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_release_is_charged_once(ledger: Ledger, place: Place) -> None:
+def test_the_same_release_is_charged_once(ledger: Ledger, place: LedgerAddress) -> None:
     assert reserve(ledger, "a", 2) is State.RESERVED
     head = ledger.head
     assert reserve(ledger, "a", 2) is State.RESERVED
@@ -164,7 +164,7 @@ def test_the_parameters_of_an_aborted_release_still_bind_its_id(ledger: Ledger) 
         reserve(ledger, "a", period="may")
 
 
-def test_over_budget_nothing_changes(ledger: Ledger, place: Place) -> None:
+def test_over_budget_nothing_changes(ledger: Ledger, place: LedgerAddress) -> None:
     reserve(ledger, "a", 2)
     head, records = ledger.head, ledger.records
     with pytest.raises(RefusedError) as refusal:
@@ -190,7 +190,7 @@ def test_a_budget_without_delta_pays_for_no_gaussian_release(ledger: Ledger) -> 
     assert ledger.records == []
 
 
-def test_a_budget_without_delta_is_the_plain_sum_of_epsilons(place: Place) -> None:
+def test_a_budget_without_delta_is_the_plain_sum_of_epsilons(place: LedgerAddress) -> None:
     # an account that trades epsilon for a delta too small for a float still has a delta
     ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1.9"))
     small = replace(pure(), loss=PrivacyLoss.parse("0.001"))
@@ -238,7 +238,7 @@ def test_losses_under_two_relations_are_never_added(ledger: Ledger) -> None:
         reserve(ledger, "a")
 
 
-def test_gaussian_releases_are_counted_as_scipy_counts_them(place: Place) -> None:
+def test_gaussian_releases_are_counted_as_scipy_counts_them(place: LedgerAddress) -> None:
     from scipy.optimize import brentq
     from scipy.stats import norm
 
@@ -264,7 +264,7 @@ def test_gaussian_releases_are_counted_as_scipy_counts_them(place: Place) -> Non
     assert Ledger(place).balance().left.gaussian_micro == pytest.approx(1e6 * largest, abs=3)
 
 
-def test_a_pure_release_fits_beside_a_gaussian_one_if_that_was_declared_beforehand(place: Place) -> None:
+def test_a_pure_release_fits_beside_a_gaussian_one_if_that_was_declared_beforehand(place: LedgerAddress) -> None:
     budget = PrivacyLoss.declared("2", "1e-6", "1")
     ledger = Ledger.create(place, dataset_id=DATASET, budget=budget)
     ledger.reserve("g", dataset_id=DATASET, parameters={}, guarantee=gaussian("1", "1e-6"))
@@ -277,7 +277,7 @@ def test_a_pure_release_fits_beside_a_gaussian_one_if_that_was_declared_beforeha
     Ledger(place).verify()
 
 
-def test_the_declaration_is_named_with_every_digit(place: Place) -> None:
+def test_the_declaration_is_named_with_every_digit(place: LedgerAddress) -> None:
     made = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("3", "1e-6"))
     one = replace(pure(1), loss=PrivacyLoss.parse("1.234561"))
     made.reserve("a", dataset_id=DATASET, parameters={}, guarantee=gaussian("1", "1e-6"))
@@ -285,7 +285,7 @@ def test_the_declaration_is_named_with_every_digit(place: Place) -> None:
         made.reserve("b", dataset_id=DATASET, parameters={}, guarantee=one)
 
 
-def test_a_refusal_names_the_declaration_that_would_have_avoided_it(place: Place) -> None:
+def test_a_refusal_names_the_declaration_that_would_have_avoided_it(place: LedgerAddress) -> None:
     ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("2", "1e-6"))
     ledger.reserve("g", dataset_id=DATASET, parameters={}, guarantee=gaussian("0.5", "1e-6"))
     with pytest.raises(RefusedError, match=r"if pure=1 had been declared .* before the first release"):
@@ -303,7 +303,7 @@ def test_a_budget_without_a_delta_says_so_when_one_is_asked_for(ledger: Ledger) 
         ledger.reserve("g", dataset_id=DATASET, parameters={}, guarantee=gaussian("1", "1e-6"))
 
 
-def test_caps_are_written_with_the_first_charge_and_never_again(place: Place) -> None:
+def test_caps_are_written_with_the_first_charge_and_never_again(place: LedgerAddress) -> None:
     ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("3", "1e-6"))
     assert ledger.caps == ()
     point = replace(pure(1), loss=PrivacyLoss.parse("1", "1e-7"))
@@ -325,7 +325,7 @@ def test_caps_are_written_with_the_first_charge_and_never_again(place: Place) ->
     Ledger(place).verify()
 
 
-def test_an_analyst_who_chooses_by_the_first_answer_is_refused_in_one_branch(place: Place) -> None:
+def test_an_analyst_who_chooses_by_the_first_answer_is_refused_in_one_branch(place: LedgerAddress) -> None:
     """The attack by which two branches together had 1.73 times the budget's delta."""
     ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1.1", "1e-6"))
     ledger.reserve("first", dataset_id=DATASET, parameters={}, guarantee=gaussian("0.1", "1e-6"))
@@ -337,7 +337,7 @@ def test_an_analyst_who_chooses_by_the_first_answer_is_refused_in_one_branch(pla
 # --- aborting ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_aborted_release_is_refunded_and_can_be_reserved_again(ledger: Ledger, place: Place) -> None:
+def test_an_aborted_release_is_refunded_and_can_be_reserved_again(ledger: Ledger, place: LedgerAddress) -> None:
     reserve(ledger, "a", 3)
     assert ledger.abort("a")
     assert ledger.charges == []
@@ -350,7 +350,7 @@ def test_an_aborted_release_is_refunded_and_can_be_reserved_again(ledger: Ledger
     assert epsilon_spent(ledger) == 3
 
 
-def test_a_committed_release_cannot_be_aborted(ledger: Ledger, place: Place) -> None:
+def test_a_committed_release_cannot_be_aborted(ledger: Ledger, place: LedgerAddress) -> None:
     committed(ledger, "a", b"bytes")
     for _ in range(2):  # committed, then published
         head = ledger.head
@@ -361,7 +361,7 @@ def test_a_committed_release_cannot_be_aborted(ledger: Ledger, place: Place) -> 
         ledger.published("a")
 
 
-def test_an_attempt_that_was_aborted_cannot_commit(ledger: Ledger, place: Place) -> None:
+def test_an_attempt_that_was_aborted_cannot_commit(ledger: Ledger, place: LedgerAddress) -> None:
     fence = begun(ledger, "a")
     ledger.abort("a")
     assert not ledger.commit("a", fence, [b"late"])
@@ -387,7 +387,7 @@ def test_an_aborted_release_begins_only_after_a_new_reservation(ledger: Ledger) 
 # --- fences and drafts ------------------------------------------------------------------------------------------------
 
 
-def test_an_attempt_with_an_old_fence_cannot_commit(ledger: Ledger, place: Place) -> None:
+def test_an_attempt_with_an_old_fence_cannot_commit(ledger: Ledger, place: LedgerAddress) -> None:
     reserve(ledger, "a")
     old, new = ledger.begin("a"), Ledger(place).begin("a")
     assert (old, new) == (1, 2)
@@ -400,7 +400,7 @@ def test_an_attempt_with_an_old_fence_cannot_commit(ledger: Ledger, place: Place
     assert content_of(ledger, "a") == b"new draw"
 
 
-def test_nothing_commits_without_a_reservation_or_an_attempt(ledger: Ledger, place: Place) -> None:
+def test_nothing_commits_without_a_reservation_or_an_attempt(ledger: Ledger, place: LedgerAddress) -> None:
     with pytest.raises(UsageError):
         ledger.commit("a", 1, [b"draw"])
     reserve(ledger, "a")
@@ -470,7 +470,7 @@ def test_a_draft_swept_by_an_attempt_that_then_died_cannot_be_committed(
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\xff\r\n" * 1000, bytes(range(256)) * 4096])
-def test_what_was_committed_is_read_back_bit_for_bit(ledger: Ledger, place: Place, content: bytes) -> None:
+def test_what_was_committed_is_read_back_bit_for_bit(ledger: Ledger, place: LedgerAddress, content: bytes) -> None:
     committed(ledger, "a", content)
     assert ledger.begin("a") is None
     for state in (State.COMMITTED, State.PUBLISHED):
@@ -494,7 +494,7 @@ def test_publication_is_recorded_once(ledger: Ledger) -> None:
 # --- several processes ------------------------------------------------------------------------------------------------
 
 
-def test_eight_processes_together_spend_exactly_the_budget(place: Place) -> None:
+def test_eight_processes_together_spend_exactly_the_budget(place: LedgerAddress) -> None:
     processes, attempts, affordable = 8, 50, 60
     Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss(affordable * MICRO))
     barrier = SPAWN.Barrier(processes)  # none begins before all are there
@@ -511,7 +511,7 @@ def test_eight_processes_together_spend_exactly_the_budget(place: Place) -> None
         reserve(ledger, "one-more")
 
 
-def acknowledged_before_the_kill(place: Place, prefix: str, reservations: int) -> list[str]:
+def acknowledged_before_the_kill(place: LedgerAddress, prefix: str, reservations: int) -> list[str]:
     """Start a process that reserves without end, kill it after so many reservations, return all it acknowledged."""
     ours, theirs = SPAWN.Pipe(duplex=False)
     process = SPAWN.Process(target=driver.reserve_for_ever, args=(place, prefix, theirs))
@@ -531,7 +531,7 @@ def acknowledged_before_the_kill(place: Place, prefix: str, reservations: int) -
     return heard
 
 
-def test_no_acknowledged_reservation_is_lost_when_its_process_is_killed(place: Place) -> None:
+def test_no_acknowledged_reservation_is_lost_when_its_process_is_killed(place: LedgerAddress) -> None:
     Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss(10**5 * MICRO))
     acknowledged: list[str] = []
     for number, reservations in enumerate([1, 2, 3, 5, 8, 13], start=1):

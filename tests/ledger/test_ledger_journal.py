@@ -18,7 +18,7 @@ from support.ledgers import Alteration, begun, behind, blobs, committed, epsilon
 from support.releases import content_of
 
 from dpdist.errors import DataError, DpdistError, ResumableError
-from dpdist.ledger.address import Place
+from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.entries import Capped, Event, Reserved
 from dpdist.ledger.journal import Transaction, origin
 from dpdist.ledger.ledger import Ledger
@@ -105,7 +105,7 @@ def test_a_disk_full_for_the_journal_changes_nothing(
 def edited(sequence: int, old: str, new: str, *, redigested: bool = False) -> Alteration:
     """Edit the text of an entry and, on request, make its own digest right again."""
 
-    def alteration(place: Place) -> None:
+    def alteration(place: LedgerAddress) -> None:
         with behind(place) as execute:
             rows = {row[0]: row for row in execute("SELECT sequence, entry, digest FROM journal").fetchall()}
             _, entry, digest = rows[sequence]
@@ -119,7 +119,7 @@ def edited(sequence: int, old: str, new: str, *, redigested: bool = False) -> Al
     return alteration
 
 
-def from_nowhere(place: Place) -> None:
+def from_nowhere(place: LedgerAddress) -> None:
     """Append an entry with the digest of the one before it."""
     with behind(place) as execute:
         row = (9, '{"event":"aborted","id":"b"}', *execute("SELECT digest FROM journal WHERE sequence = 8").fetchone())
@@ -184,7 +184,7 @@ USES: dict[str, Callable[[Ledger], object]] = {
 
 
 @pytest.mark.parametrize("alteration", ALTERATIONS.values(), ids=ALTERATIONS.keys())
-def test_altered_books_serve_for_nothing(ledger: Ledger, place: Place, alteration: Alteration) -> None:
+def test_altered_books_serve_for_nothing(ledger: Ledger, place: LedgerAddress, alteration: Alteration) -> None:
     assert_useless_once_altered(ledger, place, alteration)
 
 
@@ -208,14 +208,14 @@ def assert_useless_once_altered(ledger: Ledger, place: Any, alteration: Callable
     assert len(blobs(place)) == 1
 
 
-def test_books_that_are_sound_serve_for_everything(ledger: Ledger, place: Place) -> None:
+def test_books_that_are_sound_serve_for_everything(ledger: Ledger, place: LedgerAddress) -> None:
     committed(ledger, "a", b"bytes")
     reserve(ledger, "b")
     ledger.begin("b")
     assert {name: _outcome(use, place) for name, use in USES.items()} == dict.fromkeys(USES)
 
 
-def _outcome(use: Callable[[Ledger], object], place: Place) -> type[Exception] | None:
+def _outcome(use: Callable[[Ledger], object], place: LedgerAddress) -> type[Exception] | None:
     try:
         use(Ledger(place))
     except DpdistError as error:
@@ -223,7 +223,7 @@ def _outcome(use: Callable[[Ledger], object], place: Place) -> type[Exception] |
     return None
 
 
-def test_a_journal_cut_short_is_noticed_by_who_knew_more(ledger: Ledger, place: Place) -> None:
+def test_a_journal_cut_short_is_noticed_by_who_knew_more(ledger: Ledger, place: LedgerAddress) -> None:
     reserve(ledger, "a")
     reserve(ledger, "b")
     assert len(ledger.records) == 2
@@ -249,7 +249,7 @@ def test_charges_beyond_the_budget_do_not_verify(ledger: Ledger, before: list[Ev
         reserve(ledger, "b", 1)
 
 
-def change(place: Place, damage: str) -> None:
+def change(place: LedgerAddress, damage: str) -> None:
     """Damage the only committed release."""
     (name,) = blobs(place)
     content = b"committed bytes"
@@ -267,7 +267,7 @@ def change(place: Place, damage: str) -> None:
 
 
 @pytest.mark.parametrize("damage", ["flipped", "shorter", "longer", "empty", "missing"])
-def test_altered_committed_bytes_are_never_given_out(ledger: Ledger, place: Place, damage: str) -> None:
+def test_altered_committed_bytes_are_never_given_out(ledger: Ledger, place: LedgerAddress, damage: str) -> None:
     committed(ledger, "a", b"committed bytes")
     ledger.verify()
     change(place, damage)

@@ -18,7 +18,7 @@ from support.releases import content_of
 
 from dpdist._util.ids import random_token
 from dpdist.errors import DpdistError, RefusedError, UsageError
-from dpdist.ledger.address import Place
+from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.sqlite import FolderStorage
 from dpdist.ledger.state import State
@@ -45,7 +45,7 @@ class Expected:
 class LedgerAgainstModel(RuleBasedStateMachine):
     """Any sequence of calls, through two handles that may be reopened at any time, against a dictionary."""
 
-    def new_place(self) -> AbstractContextManager[Place]:
+    def new_place(self) -> AbstractContextManager[LedgerAddress]:
         return new_folder()
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ def test_any_sequence_of_calls_on_a_database_agrees_with_a_model(postgres: Serve
     class OnDatabase(LedgerAgainstModel):
         """The same on a ledger in PostgreSQL."""
 
-        def new_place(self) -> AbstractContextManager[Place]:
+        def new_place(self) -> AbstractContextManager[LedgerAddress]:
             return new_address(postgres)
 
     run_state_machine_as_test(OnDatabase, settings=settings(MODEL_SETTINGS, max_examples=5))

@@ -11,7 +11,7 @@ import pytest
 from support.ledgers import DATASET, behind, gaussian, pure
 
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
-from dpdist.ledger.address import Place
+from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.journal import Transaction
 from dpdist.ledger.ledger import Ledger
 from dpdist.privacy import accounting
@@ -28,7 +28,7 @@ def seal(period: str) -> str:
 
 
 @pytest.fixture
-def ledger(place: Place) -> Ledger:
+def ledger(place: LedgerAddress) -> Ledger:
     return Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse(str(BUDGET)), periodic=True)
 
 
@@ -50,7 +50,7 @@ def charge(ledger: Ledger, name: str, *days: str, epsilon: int = 1, guarantee: G
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_charge_is_granted_exactly_when_no_row_bears_more_than_the_budget(place: Place, seed: int) -> None:
+def test_a_charge_is_granted_exactly_when_no_row_bears_more_than_the_budget(place: LedgerAddress, seed: int) -> None:
     """Pure losses of one table add up, so what a row bears is a sum of integers that needs no accounting."""
     chance = random.Random(seed)
     ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse(str(BUDGET)), periodic=True)
@@ -176,7 +176,7 @@ def test_an_id_stands_for_its_periods(closed: Ledger) -> None:
     assert [record.periods for record in closed.records] == [(DAYS[0],)]
 
 
-def test_a_ledger_without_periods_stays_without(place: Place) -> None:
+def test_a_ledger_without_periods_stays_without(place: LedgerAddress) -> None:
     plain = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("3"))
     with pytest.raises(RefusedError, match="do not come in periods"):
         plain.close_period(DAYS[0], "rows")
@@ -189,7 +189,7 @@ def test_a_ledger_without_periods_stays_without(place: Place) -> None:
     ("old", "new"),
     [("2026-01-01", "2026-01-00"), ("seal of 2026-01-01", "other"), ('["2026-01-01"]', '["2026-01-02"]')],
 )
-def test_altered_periods_break_the_chain(place: Place, closed: Ledger, old: str, new: str) -> None:
+def test_altered_periods_break_the_chain(place: LedgerAddress, closed: Ledger, old: str, new: str) -> None:
     charge(closed, "r", DAYS[0])
     with behind(place) as execute:
         for sequence, entry in execute("SELECT sequence, entry FROM journal").fetchall():
@@ -209,7 +209,7 @@ def forged(ledger: Ledger, entry: dict[str, object]) -> None:
         transaction.append(entry, view.after, view.head)
 
 
-def test_a_forged_charge_beyond_the_budget_of_one_period_is_found(place: Place, closed: Ledger) -> None:
+def test_a_forged_charge_beyond_the_budget_of_one_period_is_found(place: LedgerAddress, closed: Ledger) -> None:
     for i in range(BUDGET):
         charge(closed, f"r{i}", DAYS[0])
     closed.verify()
@@ -221,7 +221,7 @@ def test_a_forged_charge_beyond_the_budget_of_one_period_is_found(place: Place, 
         Ledger(place).verify()
 
 
-def test_a_forged_charge_to_no_closed_period_is_found(place: Place, closed: Ledger) -> None:
+def test_a_forged_charge_to_no_closed_period_is_found(place: LedgerAddress, closed: Ledger) -> None:
     entry = {"event": "reserved", "id": "forged", "parameters": {}, "guarantee": pure().to_json()}
     forged(closed, {**entry, "periods": [DAYS[7]]})
     with pytest.raises(DpdistError, match="never closed"):

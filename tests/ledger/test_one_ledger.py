@@ -18,7 +18,7 @@ from dpdist.errors import DataError, RefusedError
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.table import ingest
 from dpdist.ledger import datasets
-from dpdist.ledger.address import Place
+from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.ledger.state_folder import StateFile
@@ -205,7 +205,9 @@ def test_rows_that_were_removed_and_ingested_again_are_a_new_table(here: Path, c
             shutil.rmtree(here / name)
 
 
-def test_of_two_ledgers_of_one_data_set_the_first_that_is_charged_is_the_only_one(place: Place, tmp_path: Path) -> None:
+def test_of_two_ledgers_of_one_data_set_the_first_that_is_charged_is_the_only_one(
+    place: LedgerAddress, tmp_path: Path
+) -> None:
     """As an older version, or two machines, may have made them."""
     first = Ledger.create(place, dataset_id=DATASET, budget=BUDGET)
     second = Ledger.create(tmp_path / "second", dataset_id=DATASET, budget=BUDGET)
@@ -242,7 +244,7 @@ def test_a_copy_of_rows_that_were_reproduced_from_gets_no_budget(call: Call) -> 
     assert call("release", "rows.zarr", "again.zarr", *REPRODUCE).code == 0
 
 
-def test_a_ledger_from_elsewhere_is_not_charged_for_what_was_reproduced_from(place: Place) -> None:
+def test_a_ledger_from_elsewhere_is_not_charged_for_what_was_reproduced_from(place: LedgerAddress) -> None:
     ledger = Ledger.create(place, dataset_id=DATASET, budget=BUDGET)
     with datasets.held(DATASET) as data:
         data.write(datasets.Seen(reproduced=True))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpdist.errors import UsageError
-from dpdist.ledger.address import Address, place_of
+from dpdist.ledger.address import Address, address_of
 
 SECRET = "hunter2"  # noqa: S105 - nobody's
 GOOD = {
@@ -30,7 +30,7 @@ def test_an_address_names_server_database_and_ledger(text: str, connection: dict
     assert dict(address.connection) == connection
     assert address.ledger == "visits"
     assert str(address) == text
-    assert place_of(text, Path("/somewhere")) == address
+    assert address_of(text, Path("/somewhere")) == address
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_an_address_names_server_database_and_ledger(text: str, connection: dict
 )
 def test_a_password_in_an_address_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(UsageError, match=r"carries a password.*PGPASSFILE") as refusal:
-        place_of(text, Path())
+        address_of(text, Path())
     assert SECRET not in str(refusal.value)
     assert refusal.value.exit_code == 2
 
@@ -78,11 +78,11 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(text: str) -> None
 )
 def test_any_other_address_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(UsageError) as refusal:
-        place_of(text, Path())
+        address_of(text, Path())
     assert SECRET not in str(refusal.value)
     assert "ledger=NAME" in str(refusal.value)
 
 
 @pytest.mark.parametrize("text", ["rows.ledger", "some:thing/rows.ledger", "./postgres", "/srv/rows.ledger"])
 def test_everything_else_is_a_folder(text: str) -> None:
-    assert place_of(text, Path("/job")) == Path("/job") / text
+    assert address_of(text, Path("/job")) == Path("/job") / text

@@ -19,7 +19,7 @@ from support.releases import content_of
 
 from dpdist.errors import DataError, NoWitnessWarning, RefusedError, ResumableError, UsageError
 from dpdist.ledger import state_folder, witness
-from dpdist.ledger.address import Address, Place
+from dpdist.ledger.address import Address, LedgerAddress
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.journal import Transaction
 from dpdist.ledger.ledger import Ledger
@@ -35,7 +35,7 @@ SEAL = "5" * 64
 pytestmark = pytest.mark.usefixtures("state")
 
 
-def copy_of(place: Place, name: str = "copy") -> Place:
+def copy_of(place: LedgerAddress, name: str = "copy") -> LedgerAddress:
     """Copy a ledger as ``cp -r`` or ``pg_dump`` would."""
     if isinstance(place, Path):
         return Path(shutil.copytree(place, place.with_name(name)))
@@ -50,7 +50,7 @@ def file_of(ledger: Ledger) -> Path:
     return Path(FolderWitness().place(ledger.ledger_id))
 
 
-def released(place: Place, release_id: str, content: bytes) -> bytes:
+def released(place: LedgerAddress, release_id: str, content: bytes) -> bytes:
     """Do what one run does."""
     ledger = Ledger(place)
     state = reserve(ledger, release_id)
@@ -67,7 +67,7 @@ def released(place: Place, release_id: str, content: bytes) -> bytes:
 
 
 @pytest.mark.usefixtures("ledger")
-def test_the_same_release_of_a_copied_ledger_is_refused_and_nothing_is_drawn(place: Place) -> None:
+def test_the_same_release_of_a_copied_ledger_is_refused_and_nothing_is_drawn(place: LedgerAddress) -> None:
     twin = copy_of(place)
     assert released(place, "a", b"first draw") == b"first draw"
     head = Ledger(twin).head
@@ -84,7 +84,7 @@ def test_the_same_release_of_a_copied_ledger_is_refused_and_nothing_is_drawn(pla
     Ledger(place).verify()
 
 
-def test_a_copy_that_is_behind_spends_nothing_of_any_kind(place: Place) -> None:
+def test_a_copy_that_is_behind_spends_nothing_of_any_kind(place: LedgerAddress) -> None:
     made = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("3"), periodic=True)
     begun(made, "b")
     twin = Ledger(copy_of(place))
@@ -103,7 +103,9 @@ def test_a_copy_that_is_behind_spends_nothing_of_any_kind(place: Place) -> None:
     assert twin.abort("b")  # to take back what was never committed is no harm
 
 
-def test_of_two_copies_that_are_drawing_only_the_first_to_commit_is_given_out(ledger: Ledger, place: Place) -> None:
+def test_of_two_copies_that_are_drawing_only_the_first_to_commit_is_given_out(
+    ledger: Ledger, place: LedgerAddress
+) -> None:
     twin = Ledger(copy_of(place))
     ours, theirs = begun(ledger, "a"), begun(twin, "a")
     assert twin.commit("a", theirs, [b"theirs"])
@@ -138,7 +140,7 @@ def test_many_copies_at_once_give_out_one_draw(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("ledger")
-def test_a_copy_gives_out_again_what_was_given_out_before_it_was_copied(place: Place) -> None:
+def test_a_copy_gives_out_again_what_was_given_out_before_it_was_copied(place: LedgerAddress) -> None:
     released(place, "a", b"first")
     twin = copy_of(place)
     released(place, "b", b"second")
@@ -148,7 +150,7 @@ def test_a_copy_gives_out_again_what_was_given_out_before_it_was_copied(place: P
 
 
 @pytest.mark.usefixtures("ledger")
-def test_copies_share_no_witness_with_another_ledger(place: Place, tmp_path: Path) -> None:
+def test_copies_share_no_witness_with_another_ledger(place: LedgerAddress, tmp_path: Path) -> None:
     released(place, "a", b"draw")
     other = Ledger.create(tmp_path / "other", dataset_id="e" * 32, budget=PrivacyLoss.parse("3"))
     assert other.missing() == []
@@ -161,7 +163,7 @@ def test_copies_share_no_witness_with_another_ledger(place: Place, tmp_path: Pat
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_commit_while_one_looks_is_not_taken_for_a_copys(
-    ledger: Ledger, place: Place, monkeypatch: pytest.MonkeyPatch, after: bool
+    ledger: Ledger, place: LedgerAddress, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     read, names = FolderWitness.read, iter("abc")
 
@@ -180,7 +182,7 @@ def test_a_commit_while_one_looks_is_not_taken_for_a_copys(
 
 
 @pytest.mark.usefixtures("ledger")
-def test_whether_a_ledger_is_current_is_told_and_nothing_is_written(place: Place, state: Path) -> None:
+def test_whether_a_ledger_is_current_is_told_and_nothing_is_written(place: LedgerAddress, state: Path) -> None:
     Ledger(place).require_current()
     assert not state.exists()
     twin = copy_of(place)
@@ -201,7 +203,7 @@ def test_whether_a_ledger_is_current_is_told_and_nothing_is_written(place: Place
 
 
 @pytest.mark.usefixtures("ledger")
-def test_what_was_released_elsewhere_is_adopted_charged_and_never_drawn(place: Place) -> None:
+def test_what_was_released_elsewhere_is_adopted_charged_and_never_drawn(place: LedgerAddress) -> None:
     released(place, "a", b"first")
     backup = copy_of(place, "backup")
     released(place, "b", b"second")
@@ -233,7 +235,7 @@ def test_what_was_released_elsewhere_is_adopted_charged_and_never_drawn(place: P
 
 
 @pytest.mark.usefixtures("ledger")
-def test_adopting_refunds_what_was_under_way_and_never_given_out(place: Place) -> None:
+def test_adopting_refunds_what_was_under_way_and_never_given_out(place: LedgerAddress) -> None:
     twin = Ledger(copy_of(place))
     fence = begun(twin, "b")
     released(place, "a", b"draw")
@@ -246,7 +248,7 @@ def test_adopting_refunds_what_was_under_way_and_never_given_out(place: Place) -
 
 
 @pytest.mark.usefixtures("ledger")
-def test_the_parameters_of_an_adopted_release_bind_its_id(place: Place) -> None:
+def test_the_parameters_of_an_adopted_release_bind_its_id(place: LedgerAddress) -> None:
     twin = Ledger(copy_of(place))
     released(place, "a", b"draw")
     twin.adopt()
@@ -254,7 +256,7 @@ def test_the_parameters_of_an_adopted_release_bind_its_id(place: Place) -> None:
         reserve(twin, "a", period="may")
 
 
-def test_closed_periods_are_adopted_with_the_releases_that_read_them(place: Place) -> None:
+def test_closed_periods_are_adopted_with_the_releases_that_read_them(place: LedgerAddress) -> None:
     ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1"), periodic=True)
     twin = Ledger(copy_of(place))
     for name, seal in (("1", "a" * 64), ("2", "b" * 64)):
@@ -272,7 +274,7 @@ def test_closed_periods_are_adopted_with_the_releases_that_read_them(place: Plac
     twin.reserve("3", dataset_id=DATASET, parameters={}, guarantee=pure(), periods={"3": "c" * 64})
 
 
-def test_rows_that_two_copies_closed_as_different_periods_are_charged_once(place: Place) -> None:
+def test_rows_that_two_copies_closed_as_different_periods_are_charged_once(place: LedgerAddress) -> None:
     made = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1"), periodic=True)
     twin = Ledger(copy_of(place))
     asked: dict[str, Any] = {"dataset_id": DATASET, "parameters": {}, "guarantee": pure()}
@@ -295,7 +297,7 @@ def test_rows_that_two_copies_closed_as_different_periods_are_charged_once(place
     assert twin.reserve("b", periods={"2026-01-07": "7" * 64}, **asked) is State.RESERVED
 
 
-def test_the_caps_are_adopted_that_were_fixed_before_the_first_answer(place: Place) -> None:
+def test_the_caps_are_adopted_that_were_fixed_before_the_first_answer(place: LedgerAddress) -> None:
     ledger = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("2", "1e-5"))
     twin = Ledger(copy_of(place))
     point = replace(pure(), loss=PrivacyLoss.parse("0.5", "1e-6"))
@@ -317,7 +319,7 @@ def test_the_caps_are_adopted_that_were_fixed_before_the_first_answer(place: Pla
 
 @pytest.mark.usefixtures("ledger")
 def test_two_draws_that_two_machines_gave_out_are_both_charged(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Path
+    place: LedgerAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Path
 ) -> None:
     twin = copy_of(place)
     released(place, "a", b"here")
@@ -336,7 +338,7 @@ def test_two_draws_that_two_machines_gave_out_are_both_charged(
 
 
 def test_draws_of_two_machines_beyond_the_budget_are_told_as_what_they_are(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Path
+    place: LedgerAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Path
 ) -> None:
     made = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1"))
     assert "keeps the budget, even if" in made.balance().promise
@@ -356,7 +358,7 @@ def test_draws_of_two_machines_beyond_the_budget_are_told_as_what_they_are(
 
 
 def test_draws_of_two_machines_under_two_relations_keep_no_budget(
-    ledger: Ledger, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Path
+    ledger: Ledger, place: LedgerAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Path
 ) -> None:
     # a row replaced is one removed and one added: a loss under one relation cannot be added to one under the other
     twin = copy_of(place)
@@ -381,7 +383,7 @@ def test_draws_of_two_machines_under_two_relations_keep_no_budget(
 # --- a witness that is lost, or was never written ---------------------------------------------------------------------
 
 
-def test_a_lost_witness_stops_all_and_costs_the_whole_budget(ledger: Ledger, place: Place, state: Path) -> None:
+def test_a_lost_witness_stops_all_and_costs_the_whole_budget(ledger: Ledger, place: LedgerAddress, state: Path) -> None:
     released(place, "a", b"draw")
     begun(ledger, "b")
     shutil.rmtree(state)  # a container's home, or a job on another host
@@ -413,7 +415,7 @@ def test_what_a_witness_has_seen_is_given_out_also_when_it_is_lost_before_the_pu
 
 
 def test_the_whole_budget_is_charged_to_every_copy_once_a_witness_was_lost(
-    ledger: Ledger, place: Place, state: Path
+    ledger: Ledger, place: LedgerAddress, state: Path
 ) -> None:
     released(place, "a", b"draw")
     other, third = copy_of(place, "other"), copy_of(place, "third")
@@ -437,7 +439,7 @@ def test_the_whole_budget_is_charged_to_every_copy_once_a_witness_was_lost(
 
 
 def test_a_ledger_that_nothing_was_committed_to_may_change_its_machine(
-    ledger: Ledger, place: Place, state: Path
+    ledger: Ledger, place: LedgerAddress, state: Path
 ) -> None:
     begun(ledger, "a")
     shutil.rmtree(state)
@@ -452,7 +454,7 @@ def test_a_ledger_that_never_had_a_witness_adopts_nothing_and_pays_nothing(ledge
 
 
 def test_an_old_ledger_is_told_once_that_it_had_no_witness(
-    ledger: Ledger, place: Place, monkeypatch: pytest.MonkeyPatch, state: Path
+    ledger: Ledger, place: LedgerAddress, monkeypatch: pytest.MonkeyPatch, state: Path
 ) -> None:
     append = Transaction.append
 
@@ -474,7 +476,7 @@ def test_an_old_ledger_is_told_once_that_it_had_no_witness(
     assert Ledger(twin).missing() == ["b", "c"]
 
 
-def test_a_damaged_witness_is_exit_4_and_names_the_file(ledger: Ledger, place: Place) -> None:
+def test_a_damaged_witness_is_exit_4_and_names_the_file(ledger: Ledger, place: LedgerAddress) -> None:
     released(place, "a", b"draw")
     path = file_of(ledger)
     content = bytearray(path.read_bytes())
@@ -541,7 +543,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_charged_or_d
 
 @pytest.mark.parametrize(("number", "kind"), [(28, ResumableError), (13, DataError)])
 def test_a_full_disk_stops_the_commit_and_the_same_command_goes_on(
-    ledger: Ledger, place: Place, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+    ledger: Ledger, place: LedgerAddress, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
 ) -> None:
     fence = begun(ledger, "a")
 
@@ -572,7 +574,7 @@ def test_an_identity_that_is_none_names_no_file(identity: str) -> None:
         FolderWitness().place(identity)
 
 
-def test_a_witness_holds_charges_and_no_draw(ledger: Ledger, place: Place) -> None:
+def test_a_witness_holds_charges_and_no_draw(ledger: Ledger, place: LedgerAddress) -> None:
     released(place, "a", b"the draw itself")
     body = json.loads(file_of(ledger).read_bytes().partition(b"\n")[0])
     assert body["format"] == "dpdist-witness/1"
@@ -604,7 +606,7 @@ def _dies_after_the_witness(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("first", ["ledger", "copy"])
 def test_a_death_around_the_witness_locks_nobody_out_and_gives_out_one_draw(
     ledger: Ledger,
-    place: Place,
+    place: LedgerAddress,
     monkeypatch: pytest.MonkeyPatch,
     death: Callable[[pytest.MonkeyPatch], None],
     first: str,
@@ -641,7 +643,7 @@ def test_a_death_around_the_witness_locks_nobody_out_and_gives_out_one_draw(
 
 @pytest.mark.usefixtures("ledger")
 def test_a_death_while_adopting_is_mended_by_adopting_again(
-    place: Place, monkeypatch: pytest.MonkeyPatch, state: Path
+    place: LedgerAddress, monkeypatch: pytest.MonkeyPatch, state: Path
 ) -> None:
     twin = Ledger(copy_of(place))
     released(place, "a", b"draw")

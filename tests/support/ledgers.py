@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpdist._util.ids import random_token
-from dpdist.ledger.address import Address, Place
+from dpdist.ledger.address import Address, LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.gaussian import Gaussian
@@ -19,7 +19,7 @@ from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, P
 from faults.postgres_server import Server
 
 DATASET = "0123456789abcdef" * 2
-Alteration = Callable[[Place], object]
+Alteration = Callable[[LedgerAddress], object]
 
 
 class DiedError(BaseException):
@@ -67,7 +67,7 @@ def epsilon_spent(ledger: Ledger) -> float:
     return sum(loss.epsilon for loss in losses(ledger))
 
 
-def blobs(place: Place) -> set[str]:
+def blobs(place: LedgerAddress) -> set[str]:
     if isinstance(place, Path):
         return {path.name for path in (place / "blobs").iterdir()}
     with behind(place) as execute:
@@ -75,7 +75,7 @@ def blobs(place: Place) -> set[str]:
 
 
 @contextmanager
-def behind(place: Place) -> Iterator[Callable[..., Any]]:
+def behind(place: LedgerAddress) -> Iterator[Callable[..., Any]]:
     """Give a function that changes the books behind the ledger's back; the tables are named as in SQLite."""
     if isinstance(place, Path):
         with closing(sqlite3.connect(place / "ledger.sqlite")) as connection:
@@ -95,7 +95,7 @@ def behind(place: Place) -> Iterator[Callable[..., Any]]:
 def sql(*statements: str) -> Alteration:
     """Change the journal behind the ledger's back; the change must take."""
 
-    def alteration(place: Place) -> None:
+    def alteration(place: LedgerAddress) -> None:
         with behind(place) as execute:
             for statement in statements:
                 assert execute(statement).rowcount  # -1 where the database does not count
