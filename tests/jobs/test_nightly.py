@@ -664,7 +664,7 @@ def test_a_job_keeps_its_parameters(place: Place) -> None:
 
 def test_the_budget_is_declared_once(place: Place) -> None:
     place.job.write_text(JOB.replace("budget_epsilon = 1\nbudget_delta = 1e-6\n", ""))
-    with pytest.raises(UsageError, match="a budget must be declared"):
+    with pytest.raises(UsageError, match="Declare a budget for it"):
         place.run()
     place.job.write_text(JOB)
     place.run()
