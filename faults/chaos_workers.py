@@ -41,8 +41,9 @@ def worker_stopped(scene: Scene, point: str, role: str) -> None:
     scene.wait_for(marker, child)
     victim, name = scene.cluster.children[role], scene.cluster.name(role)
     until(lambda: victim.state == "T")
-    scene.ends(child, 0)
-    scene.land("given up while stopped", true=victim.state == "T" and name not in scene.cluster.known())
+    scene.ends(child, 0)  # whether or not the scheduler has given it up by then
+    until(lambda: name not in scene.cluster.known(), every=0.2)
+    scene.land("given up while stopped", true=victim.state == "T")
     victim.kill(signal.SIGCONT)
 
 
@@ -78,7 +79,8 @@ def cut(scene: Scene, role: str, point: str) -> None:
             until(lambda: name not in cluster.known(), every=0.2)
             cluster.start(role, machine="two")
         scene.ends(child, 0)
-        scene.land("given up, alive", true=not victim.ended.is_set() and name not in cluster.known())
+        until(lambda: name not in cluster.known(), every=0.2)
+        scene.land("given up, alive", true=not victim.ended.is_set())
     scene.go(marker)
     if role == "trusted":
         cluster.children[role].kill()  # the next one is on the machine of its own again

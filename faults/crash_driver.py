@@ -50,6 +50,7 @@ from faults.crash_points import points
 
 if TYPE_CHECKING:
     from dpdist.ledger.address import LedgerAddress
+    from dpdist.runtime.work import Work
     from dpdist.storage.store import AnyStore
 
 PATIENCE = 300.0
@@ -103,6 +104,7 @@ class InlineEngine:
 
     workers = ("inline-0", "inline-1")
     memory = 1 << 34
+    threads = 1
 
     def require_visible(self, place: AnyStore, key: str = "") -> None:
         """Check that something is there."""
@@ -110,40 +112,32 @@ class InlineEngine:
 
         assert store_at(place).exists(key)
 
-    def map(self, function: Callable[[Any], None], tasks: Sequence[Any], label: str) -> None:
-        """Run the tasks."""
+    def map(self, work: Work, label: str) -> None:
+        """Run the units."""
         assert label
-        for task in tasks:
-            function(task)
+        for unit in work.units:
+            work.function(work.values.cut(unit))
 
-    def reduce(
-        self,
-        function: Callable[[Any], Any],
-        add: Callable[[Sequence[Any]], Any],
-        groups: Sequence[Sequence[Any]],
-        label: str | None,
-    ) -> list[Any]:
-        """Run the tasks and add up each group."""
+    def reduce(self, work: Work, function: Callable[..., Any], *arguments: Any, label: str | None) -> Any:
+        """Run the units and hand their sum over."""
         assert label is None or label
-        return [add([function(task) for task in group]) for group in groups]
+        return function(*arguments, *self._sums(work))
 
-    def reduce_each(
-        self,
-        function: Callable[[Any], Any],
-        add: Callable[[Sequence[Any]], Any],
-        passes: Sequence[Sequence[Sequence[Any]]],
-        label: str,
-        *,
-        under_way: int,
-    ) -> Iterator[list[Any]]:
-        """Reduce one set of groups after the other, each when it is asked for."""
+    def reduce_each(self, works: Sequence[Work], label: str, *, under_way: int) -> Iterator[Any]:
+        """Sum one pass after the other, each when it is asked for."""
+        assert label
         assert under_way >= 1
-        for groups in passes:
-            yield self.reduce(function, add, groups, label)
+        for work in works:
+            yield from self._sums(work)
 
-    def trusted(self, function: Callable[..., Any], *arguments: Any, sums: Sequence[Any] = ()) -> Any:
+    def _sums(self, work: Work) -> list[Any]:
+        assert work.add is not None
+        parts = [work.function(work.values.cut(unit)) for unit in work.units]
+        return [functools.reduce(work.add, parts)] if parts else []
+
+    def trusted(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run a function here."""
-        return function(*arguments, *sums)
+        return function(*arguments)
 
 
 def in_bands(height: int, patch: Callable[[Any, str, Any], None] = setattr) -> None:

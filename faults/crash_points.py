@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,8 @@ def _continues(_: Any, band: Any, *__: Any, **___: Any) -> bool:
     return bool(band.start > 0)
 
 
-def _fetches(*_: Any, sums: Sequence[Any] = (), **__: Any) -> bool:
-    return bool(sums)
+def _summed(started: Any, **_: Any) -> bool:
+    return bool(started.summed)
 
 
 def _at(end: str) -> Callable[..., bool]:
@@ -94,7 +94,7 @@ def points() -> dict[str, Point]:
     from dpdist.pipeline import release
     from dpdist.release import archive, drawing, trusted
     from dpdist.rows.chunks import ChunkReader
-    from dpdist.runtime import engine
+    from dpdist.runtime import passes
     from dpdist.storage import atomic
     from dpdist.storage.objects import ObjectStore
 
@@ -106,10 +106,10 @@ def points() -> dict[str, Point]:
         "inside the reservation": Point(Transaction, "append", after=True, which=_appends("reserved")),
         "after the reservation": Point(trusted.MomentTransaction, "reserve", after=True),
         "before reading": Point(ChunkReader, "read", after=False),
-        "with the cluster at work": Point(engine.Engine, "_watch", after=False),
+        "with the cluster at work": Point(passes.Pass, "give", after=True),
         "after the sum": Point(release, "partition_moment", after=True),
         "after a partial": Point(total, "partition_moment", after=True),
-        "before the sums are fetched": Point(engine.Engine, "trusted", after=False, which=_fetches),
+        "before the sums are fetched": Point(passes.Pass, "collect", after=False, which=_summed),
         "before the attempt": Point(Ledger, "begin", after=False),
         "inside the beginning": Point(Transaction, "append", after=True, which=_appends("begun")),
         "after the beginning": Point(Ledger, "begin", after=True),

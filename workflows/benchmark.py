@@ -45,13 +45,14 @@ import numpy.typing as npt  # noqa: E402
 import threadpoolctl  # noqa: E402
 
 from dpdist import RowBound, open_rows  # noqa: E402
-from dpdist.moment.layout import PROCESS_BYTES, Layout  # noqa: E402
-from dpdist.moment.total import add_partials, complete, partition_moment, plan  # noqa: E402
+from dpdist.moment.layout import PROCESS_BYTES, Layout, layout_of  # noqa: E402
+from dpdist.moment.total import add_partials, complete, moment_task, partition_moment  # noqa: E402
 from dpdist.rows import bounding  # noqa: E402
 from dpdist.rows.chunks import ChunkReader  # noqa: E402
-from dpdist.rows.dataset import RowsTable, created  # noqa: E402
+from dpdist.rows.dataset import RowsTable, created, partitions  # noqa: E402
 from dpdist.runtime.connection import connected  # noqa: E402
 from dpdist.runtime.engine import Engine  # noqa: E402
+from dpdist.runtime.work import Work  # noqa: E402
 from dpdist.triangle import Band  # noqa: E402
 
 Rows = npt.NDArray[Any]
@@ -138,11 +139,11 @@ def threaded_floor(rows: Rows) -> None:
 
 
 def moment(found: Engine, table: RowsTable, bound: RowBound) -> int:
-    """Sum the table on the workers and fetch the total; return the number of tasks."""
-    groups = plan(table, bound, len(found.workers)).groups
-    sums = found.reduce(partition_moment, add_partials, groups, "Summing rows")
-    found.trusted(lambda *parts: complete(table, *parts), sums=sums)
-    return sum(len(group) + (len(group) > 1) for group in groups)
+    """Sum the table on the workers and fetch the total; return the number of units."""
+    layout = layout_of(table, bound, len(found.workers), found.memory, divisible=False)
+    (units,), (task,) = layout.units, layout.tasks(table)
+    found.reduce(Work("sum", partition_moment, task, units, add_partials), partial(complete, table), label=None)
+    return len(units)
 
 
 def seconds_of(work: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
@@ -154,7 +155,7 @@ def seconds_of(work: Callable[[], Any], clock: Callable[[], float] = time.perf_c
 
 def processor_seconds(table: RowsTable, bound: RowBound, rows: Rows, repeats: int) -> dict[str, Any]:
     """Return the seconds of one core, for the first rows: of the floor, and of dpdist with and without the kernel."""
-    task = plan(table, bound, CORES, 4).groups[0][0]
+    task = moment_task(table, bound).cut(partitions(table.chunks, 4 * CORES)[0])
     part = rows[: min(table.rows, len(task.chunks) * table.chunk_rows)]
     times: dict[str, list[float]] = {"floor": [], "moment": [], "moment_without_kernel": []}
     with threadpoolctl.threadpool_limits(1):

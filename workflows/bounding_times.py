@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist import RowBound, open_rows
-from dpdist.moment.total import partition_moment, plan
+from dpdist.moment.total import moment_task, partition_moment
 from dpdist.rows import bounding
 from dpdist.rows.dataset import created
 
@@ -81,7 +81,7 @@ def partition_seconds(columns: int) -> dict[str, float]:
             names = tuple(f"c{i}" for i in range(columns))
             with created(path, rows=len(rows), dtype="float64", names=names, budget=None) as writer:
                 writer.append(rows)
-            task = plan(open_rows(path), bound, 1, 1).groups[0][0]
+            task = moment_task(open_rows(path), bound)
             found[name] = least(lambda task=task: partition_moment(task))  # type: ignore[misc]
     return found
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ import numpy as np
 
 from dpdist import Neighbours, PrivacyLoss, ReleaseRequest, UsageError, open_rows
 from dpdist.mechanisms.registry import MECHANISMS
-from dpdist.moment.total import add_partials, complete, partition_moment, plan
+from dpdist.moment.total import add_partials, complete, moment_task, partition_moment
 from dpdist.pca.components import captured_variance
-from dpdist.rows.dataset import RowsTable
+from dpdist.rows.dataset import RowsTable, partitions
 from dpdist.runtime.connection import connected
 from dpdist.runtime.engine import Engine
+from dpdist.runtime.work import Work
 from papers.common.answers import NOTICE, PublicMoment, private_components, request_for
 
 ITERATIONS = 4
@@ -53,10 +55,10 @@ def evaluate(found: Engine, table: RowsTable, chosen: argparse.Namespace) -> dic
     """Return the scores of every mechanism and epsilon, those kept from before included."""
     kept = Path(f"{chosen.output}.json")
     results: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    moment = plan(table, ReleaseRequest("none", PrivacyLoss.parse("1"), chosen.clip).bound(table.columns), 2)
-    sums = found.reduce(partition_moment, add_partials, moment.groups, "Summing rows")
-    total = found.trusted(lambda *parts: complete(table, *parts), sums=sums)
-    public = PublicMoment(total.values, moment.bound, total.rows)
+    task = moment_task(table, ReleaseRequest("none", PrivacyLoss.parse("1"), chosen.clip).bound(table.columns))
+    work = Work("sum", partition_moment, task, partitions(table.chunks, 100), add_partials)
+    total = found.reduce(work, partial(complete, table), label="Summing rows")
+    public = PublicMoment(total.values, task.bound, total.rows)
     for name in chosen.mechanisms:
         for epsilon in chosen.epsilons:
             key = f"{name}@{epsilon}"
@@ -65,7 +67,7 @@ def evaluate(found: Engine, table: RowsTable, chosen: argparse.Namespace) -> dic
             try:
                 options = options_for(name, chosen.components, table.rows)
                 neighbours = Neighbours(chosen.neighbours)
-                request = request_for(name, (epsilon, chosen.delta), moment.bound, options, neighbours)
+                request = request_for(name, (epsilon, chosen.delta), task.bound, options, neighbours)
             except UsageError as error:
                 results[key] = {"refused": str(error)}
                 continue

@@ -1,8 +1,8 @@
-"""What the driver and the scheduler pay for a task: the engine's real reduction with work that costs nothing.
+"""What the driver and the scheduler pay for a unit: the engine's real pass with work that costs nothing.
 
-A release has at most ten tasks for each worker, however many chunks the table has. So there are two ways to many, and
-both are run: many chunks, where the number of tasks must not grow, and many workers, where the cost of a task must not.
-The workers are pretended: the graph is that of so many, on two real processes of this machine. CPU seconds are those of
+A pass has some fifty units for each worker, however many chunks the table has. So there are two ways to many, and both
+are run: many chunks, where the number of units must not grow, and many workers, where the cost of a unit must not. The
+workers are pretended: the units are those of so many, on two real processes of this machine. CPU seconds are those of
 the process that holds driver and scheduler.
 """
 
@@ -10,31 +10,33 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import resource
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from dpdist import RowBound
 from dpdist.moment.layout import layout_of
-from dpdist.moment.total import PER_WORKER
 from dpdist.rows.table import Shape
 from dpdist.runtime.connection import connected
 from dpdist.runtime.engine import Engine
+from dpdist.runtime.work import Work
 
 COLUMNS = 100
 CHUNK_ROWS = 100
 
 
-def one(_: int) -> int:
-    """Do nothing."""
-    return 1
+EACH = 50
+"""Units for each worker."""
 
 
-def total(parts: Sequence[int]) -> int:
-    """Add."""
-    return sum(parts)
+class Nothing:
+    """The values of a pass whose units cost nothing."""
+
+    def cut(self, _: int) -> int:
+        """Return one."""
+        return 1
 
 
 def table_of(chunks: int) -> Shape:
@@ -51,18 +53,17 @@ def planned(chunks: int, workers: int) -> dict[str, float]:
 
 
 def reduced(engine: Engine, workers: int) -> dict[str, float]:
-    """Run the reduction of so many workers and time it."""
-    groups = [[1] * PER_WORKER for _ in range(workers)]
+    """Run the pass of so many workers and time it."""
+    work = Work("nothing", int, Nothing(), range(EACH * workers), operator.add)
     begun, cpu = time.perf_counter(), time.process_time()
-    sums = engine.reduce(one, total, groups, f"{workers} workers")
-    found = engine.trusted(lambda *parts: sum(parts), sums=sums)
-    assert found == PER_WORKER * workers  # noqa: S101 - a result that is wrong is not worth timing
+    found = engine.reduce(work, int, label=None)
+    assert found == EACH * workers  # noqa: S101 - a result that is wrong is not worth timing
     spent = time.process_time() - cpu
     return {
         "workers": workers,
-        "partitions": PER_WORKER * workers,
+        "units": EACH * workers,
         "cpu_seconds": round(spent, 2),
-        "cpu_milliseconds_per_partition": round(1e3 * spent / (PER_WORKER * workers), 3),
+        "cpu_milliseconds_per_unit": round(1e3 * spent / (EACH * workers), 3),
         "seconds": round(time.perf_counter() - begun, 1),
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
         "load_average": round(os.getloadavg()[0], 1),
@@ -72,7 +73,7 @@ def reduced(engine: Engine, workers: int) -> dict[str, float]:
 def main() -> None:
     """Write NAME.json."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, nargs="+", default=[25, 250, 2500, 25_000])
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 20, 200, 2000])
     parser.add_argument("--output", required=True)
     chosen = parser.parse_args()
     found: dict[str, list[dict[str, float]]] = {

@@ -37,7 +37,8 @@ from dpdist import (
 from dpdist._util.paths import local
 from dpdist.pca.projection import ProjectionTask, scores_dtype, scores_of
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import chunk_key
+from dpdist.rows.dataset import chunk_key, partitions
+from dpdist.runtime.work import Work
 from dpdist.storage.arrays import ChunkWriter
 from dpdist.storage.atomic import sync_tree
 
@@ -59,9 +60,7 @@ def read(task: ProjectionTask) -> None:
 
 def write(task: ProjectionTask) -> None:
     """Write as many scores."""
-    scores = ChunkWriter(
-        (task.table.chunk_rows, COMPONENTS), scores_dtype(task.table.dtype, open_model(task.model).components)
-    )
+    scores = ChunkWriter((task.table.chunk_rows, COMPONENTS), scores_dtype(task.table.dtype, task.components))
     scores.rows[:] = 1
     for index in task.chunks:
         scores.write(task.scores, chunk_key(index))
@@ -69,7 +68,7 @@ def write(task: ProjectionTask) -> None:
 
 def multiply(task: ProjectionTask) -> None:
     """Multiply as many rows, always the same ones."""
-    dtype = scores_dtype(task.table.dtype, open_model(task.model).components)
+    dtype = scores_dtype(task.table.dtype, task.components)
     rows, step = len(task.chunks) * task.table.chunk_rows, 128
     block, vectors = np.ones((step, task.table.columns), dtype), np.ones((task.table.columns, COMPONENTS), dtype)
     out = np.empty((step, COMPONENTS), dtype)
@@ -87,18 +86,21 @@ def measured(name: str, folder: Path, repeats: int) -> dict[str, Any]:
     with Cluster(workers=CORES).kept() as cluster, cluster.connected() as found:
         release_rows(table.path, folder / "release.zarr", request, cluster=cluster)
         fit_components(folder / "release.zarr", model, COMPONENTS)
-        with scores_of(table, open_model(model), model, folder / "others.zarr", 8 * CORES) as tasks:
+        with scores_of(table, open_model(model), model, folder / "others.zarr") as task:
+
+            def mapped(function: Callable[[ProjectionTask], None]) -> None:
+                found.map(Work("test", function, task, partitions(table.chunks, 8 * CORES)), "Working")
 
             def written() -> None:
-                found.map(write, tasks, "Writing")
-                sync_tree(local(str(tasks[0].scores)))
+                mapped(write)
+                sync_tree(local(str(task.scores)))
 
             work: dict[str, Callable[[], object]] = {
                 "projection": partial(project_rows, table.path, model, target, cluster=cluster),
-                "read": partial(found.map, read, tasks, "Reading"),
+                "read": partial(mapped, read),
                 "write": written,
-                "product": partial(found.map, multiply, tasks, "Multiplying"),
-                "tasks": partial(found.map, nothing, tasks, "Nothing"),
+                "product": partial(mapped, multiply),
+                "tasks": partial(mapped, nothing),
             }
             times: dict[str, list[float]] = {each: [] for each in WORK}
             for turn in range(repeats + 1):

@@ -29,7 +29,7 @@ from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import numbered
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import DTYPES, FORMAT
-from dpdist.runtime import engine
+from dpdist.runtime import blocks
 from dpdist.storage.arrays import Array
 from dpdist.storage.store import Store, store_at
 
@@ -91,7 +91,7 @@ class Rows:
     def total(self, bound: RowBound, key: bytes) -> ArraySum:
         """Return the exact sum over all rows, in one pass; of a Dask array no block comes to this process."""
         if self.lazy:
-            return engine.reduce_blocks(self._blocks(), BlockSum(bound, key), add_sums)
+            return blocks.reduce_blocks(self._blocks(), BlockSum(bound, key), add_sums)
         found = RowSum(bound, key)
         for _, piece in self._pieces():
             found.add(piece)

@@ -11,14 +11,15 @@ The release follows this layout and ``dpdist forecast --cluster`` counts it: the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from dpdist import triangle
 from dpdist._util.tree import FAN_IN, levels
 from dpdist.errors import UsageError
-from dpdist.moment.total import PER_WORKER, MomentPlan, block_rows, piece_rows, plan, runs_of
+from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, units_of
+from dpdist.moment.total import MomentTask, block_rows, moment_task, piece_rows
 from dpdist.naming import parameter
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.table import Sizes, Table
@@ -32,6 +33,8 @@ _DRAWING = 16 << 20
 """What a sampler needs beside the band: the candidates of a batch, and the piece that it has drawn."""
 _BESIDE = 160 << 20
 """What a process takes that draws noise beside the trusted node: its interpreter, a piece, and the same piece there."""
+_SUMS = 3
+"""Sums in a worker's memory beside those that are computed: the running one, one that waits, and one that arrives."""
 _SHARE = 2
 """A process is planned to use at most one part in so many of its memory; the rest is for what nobody counts."""
 
@@ -45,9 +48,11 @@ class Layout:
     table, bound
         The sizes of the rows, which need not be stored anywhere, and how they are bounded.
     workers
-        Number of worker processes.
+        Number of worker processes. More may come, and some may go: it is what is expected.
     bands
         Bands in the order of their rows, together the whole triangle.
+    threads
+        Units that a worker sums at the same time.
     beside
         Processes that may draw noise beside the trusted node, if it has cores for them, by its memory.
     """
@@ -56,6 +61,7 @@ class Layout:
     bound: RowBound
     workers: int
     bands: tuple[Band, ...]
+    threads: int = 1
     beside: int = 0
 
     @property
@@ -68,38 +74,47 @@ class Layout:
         """Bands that are summed at the same time, so that no worker waits for the noise of another band."""
         return min(len(self.bands), self.workers // self.sharing + 1)
 
-    @property
-    def per_worker(self) -> int:
-        """Partitions of each worker in a pass."""
-        return PER_WORKER if len(self.bands) == 1 else 1
-
     @cached_property
-    def runs(self) -> list[list[range]]:
-        """The chunks of each partition of a pass, grouped by worker; every band takes such a pass."""
-        return runs_of(self.table, self.sharing, self.per_worker)
+    def units(self) -> list[list[range]]:
+        """The chunks of each unit of a pass; one pass for every band."""
+        return [
+            units_of(
+                self.table,
+                row_seconds=BOUND_SECONDS * self.bound.columns + MULTIPLY_SECONDS * self.entries_per_row_of(band),
+                entries=band.entries,
+                workers=self.sharing * self.threads,
+            )
+            for band in self.bands
+        ]
 
-    def plans(self, table: Table) -> tuple[MomentPlan, ...]:
+    def tasks(self, table: Table) -> list[MomentTask]:
         """Return the pass of each band over the table of these sizes."""
-        return tuple(plan(table, self.bound, self.sharing, self.per_worker, band) for band in self.bands)
+        return [moment_task(table, self.bound, band) for band in self.bands]
 
     @property
     def partitions(self) -> int:
         """Tasks that read rows."""
-        return len(self.bands) * sum(len(group) for group in self.runs)
+        return sum(map(len, self.units))
+
+    def sums(self, units: list[range]) -> int:
+        """Return how many running sums a pass has."""
+        return min(self.sharing, len(units))
 
     @property
     def additions(self) -> int:
-        """Tasks that add sums."""
-        within = sum(len(group) > 1 for group in self.runs)
-        across = sum(len(part) > 1 for level in levels(len(self.runs)) for part in level)
-        return len(self.bands) * (within + across)
+        """Tasks that add running sums of several workers."""
+        return sum(len(part) > 1 for units in self.units for level in levels(self.sums(units)) for part in level)
+
+    def entries_per_row_of(self, band: Band) -> int:
+        """Entries of a band that a row is added to, those computed twice in its first columns included."""
+        if len(self.bands) == 1:
+            return band.entries  # a product of one buffer with itself computes each once
+        return band.height * band.width
 
     @property
     def entries_per_row(self) -> int:
-        """Entries of the moment that a row is added to, those computed twice in a band's first columns included."""
-        if len(self.bands) == 1:
-            return self.bands[0].entries  # a product of one buffer with itself computes each once
-        return sum(band.height * band.width for band in self.bands)
+        """Entries of the moment that a row is added to, as of all bands."""
+        return sum(map(self.entries_per_row_of, self.bands))
 
     @property
     def bytes_read(self) -> int:
@@ -109,23 +124,32 @@ class Layout:
     @property
     def bytes_between_workers(self) -> int:
         """Bytes of sums that workers send one another: all inputs of an addition but the one that is there."""
-        inputs = sum(len(part) - 1 for level in levels(len(self.runs)) for part in level)
-        return sum(8 * band.entries * inputs for band in self.bands)
+        return sum(
+            8 * band.entries * (len(part) - 1)
+            for band, units in zip(self.bands, self.units, strict=True)
+            for level in levels(self.sums(units))
+            for part in level
+        )
 
     @property
     def bytes_to_trusted(self) -> int:
-        """Bytes of sums that the trusted node receives."""
-        return sum(8 * band.entries * _last(len(self.runs)) for band in self.bands)
+        """Bytes of sums that the trusted node receives, but for checkpoints; these take a small part of the time."""
+        return sum(
+            8 * band.entries * _last(self.sums(units)) for band, units in zip(self.bands, self.units, strict=True)
+        )
 
     @property
     def worker_bytes(self) -> int:
         """Most memory of a worker process."""
-        return max(_worker_bytes(self.table, self.bound, band, len(self.bands) > 1) for band in self.bands)
+        return max(
+            _worker_bytes(self.table, self.bound, band, self.threads, several=len(self.bands) > 1)
+            for band in self.bands
+        )
 
     @property
     def trusted_bytes(self) -> int:
         """Most memory of the trusted node, if noise of independent entries is added band by band."""
-        return max(_trusted_bytes(band, self.sharing) for band in self.bands)
+        return max(map(_trusted_bytes, self.bands))
 
     @property
     def drawing_bytes(self) -> int:
@@ -137,7 +161,7 @@ class Layout:
         return replace(self, beside=max(0, memory - self.trusted_bytes) // 2 // _BESIDE)
 
 
-def layout_of(table: Sizes, bound: RowBound, workers: int, memory: int, *, divisible: bool) -> Layout:
+def layout_of(table: Sizes, bound: RowBound, workers: int, memory: int, *, divisible: bool, threads: int = 1) -> Layout:
     """Cut the triangle into as few bands as the memory of the processes allows.
 
     Parameters
@@ -150,6 +174,8 @@ def layout_of(table: Sizes, bound: RowBound, workers: int, memory: int, *, divis
         Bytes that each process may use, the trusted node included.
     divisible
         Whether the mechanism's noise has independent entries, so that bands can be noised one after the other.
+    threads
+        Units that a worker can sum at the same time. If its memory does not suffice for so many, it sums fewer.
 
     Raises
     ------
@@ -157,13 +183,16 @@ def layout_of(table: Sizes, bound: RowBound, workers: int, memory: int, *, divis
         If the memory does not suffice, with what to take instead.
     """
     size = bound.width
-    whole = Layout(table, bound, workers, (Band.whole(size),))
+    whole = Layout(table, bound, workers, (Band.whole(size),), threads)
     if max(whole.worker_bytes, whole.trusted_bytes) <= memory // _SHARE:
         return whole.within(memory)
+    fewer = partial(layout_of, table, bound, workers, memory, divisible=divisible, threads=threads - 1)
     if not divisible:
         least = max(whole.worker_bytes, whole.trusted_bytes)
         if least <= memory:
             return whole
+        if threads > 1:
+            return fewer()
         raise UsageError(
             f"The second moment of {size} columns takes a process {_gib(least)}, and each may use {_gib(memory)}. This "
             "mechanism needs the whole moment at once. Give the processes more memory, or take a mechanism whose noise "
@@ -171,20 +200,20 @@ def layout_of(table: Sizes, bound: RowBound, workers: int, memory: int, *, divis
             f"few components, {parameter('mechanism', 'power')} {parameter('options.route', 'products')} never forms "
             "the moment."
         )
-    # sharing is at most that of two bands, and fewer sums of a band meet at the trusted node when there are more
-    sharing = -(-workers // 2)
     bands: list[Band] = []
     start = 0
     while start < size:
         stop = min(start + triangle.TILE, size)
         while stop < size and _fits(
-            table, bound, Band(start, min(stop + triangle.TILE, size), size), sharing, memory // _SHARE
+            table, bound, Band(start, min(stop + triangle.TILE, size), size), threads, memory // _SHARE
         ):
             stop = min(stop + triangle.TILE, size)
         bands.append(Band(start, stop, size))
         start = stop
-    layout = Layout(table, bound, workers, tuple(bands))
+    layout = Layout(table, bound, workers, tuple(bands), threads)
     least = max(layout.worker_bytes, layout.trusted_bytes)
+    if least > memory and threads > 1:
+        return fewer()
     if least > memory:
         raise UsageError(
             f"A band of {triangle.TILE} rows of the second moment of {size} columns takes a process {_gib(least)}, and "
@@ -194,26 +223,24 @@ def layout_of(table: Sizes, bound: RowBound, workers: int, memory: int, *, divis
     return layout.within(memory)
 
 
-def _fits(table: Sizes, bound: RowBound, band: Band, sharing: int, memory: int) -> bool:
-    return max(_worker_bytes(table, bound, band, several=True), _trusted_bytes(band, sharing)) <= memory
+def _fits(table: Sizes, bound: RowBound, band: Band, threads: int, memory: int) -> bool:
+    return max(_worker_bytes(table, bound, band, threads, several=True), _trusted_bytes(band)) <= memory
 
 
-def _worker_bytes(table: Sizes, bound: RowBound, band: Band, several: bool) -> int:
-    """Return the memory of a worker: one task at work, the sums that wait beside it, and what reading rows takes."""
+def _worker_bytes(table: Sizes, bound: RowBound, band: Band, threads: int, *, several: bool) -> int:
+    """Return the memory of a worker: what each thread computes and reads, and the sums beside it."""
     # the product is added in place where it is a whole triangle; then the total, and one more while it is packed
     at_work = 8 * ((2 if several else 1) * band.height * band.width + 2 * band.entries)
-    # of several bands, the one before may still be on its way; of one band, the partitions before wait to be added
-    waiting = 8 * band.entries * (1 if several else PER_WORKER)
+    waiting = 8 * band.entries * _SUMS
     piece = min(piece_rows(bound), table.chunk_rows)
     reading = table.buffer_bytes(piece)
     reading += 8 * bound.width * (block_rows(table.rows, bound) + _BOUNDING * piece)
-    return PROCESS_BYTES + at_work + waiting + reading
+    return PROCESS_BYTES + threads * (at_work + reading) + waiting
 
 
-def _trusted_bytes(band: Band, sharing: int) -> int:
-    """Return the memory of the trusted node: the last sums of a band, their total, the noise, and a few tiles."""
-    last = _last(sharing)
-    sums = 8 * band.entries * (last + (last > 1))
+def _trusted_bytes(band: Band) -> int:
+    """Return the memory of the trusted node: the sum of a band, one that arrives, the noise, and a few tiles."""
+    sums = 2 * 8 * band.entries
     return PROCESS_BYTES + _DRAWING + sums + 8 * band.entries + 8 * 8 * triangle.TILE * triangle.TILE
 
 

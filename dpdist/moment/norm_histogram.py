@@ -19,13 +19,13 @@ The histogram is summed over partitions as a moment is: exact, and complete or r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import UsageError
-from dpdist.moment.total import Partial, hash_of, piece_rows, runs_of
+from dpdist.moment.total import Partial, hash_of, piece_rows
 from dpdist.naming import parameter
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
@@ -41,10 +41,9 @@ class HistogramTask:
     edges: tuple[float, ...]
     chunks: range
 
-
-def histogram_tasks(table: Table, bound: RowBound, edges: tuple[float, ...], workers: int) -> list[list[HistogramTask]]:
-    """Cut a table into a few partitions per worker, whatever its length, one group of tasks for each."""
-    return [[HistogramTask(table, bound, edges, run) for run in runs] for runs in runs_of(table, workers)]
+    def cut(self, chunks: range) -> HistogramTask:
+        """Return the same of other chunks."""
+        return replace(self, chunks=chunks)
 
 
 def partition_histogram(task: HistogramTask) -> Partial[np.int64]:

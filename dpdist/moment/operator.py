@@ -188,6 +188,10 @@ class ProductTask:
     partition: MomentTask
     vectors: Matrix
 
+    def cut(self, chunks: range) -> ProductTask:
+        """Return the same of other chunks."""
+        return ProductTask(self.partition.cut(chunks), self.vectors)
+
 
 def partition_product(task: ProductTask) -> Partial[np.int64]:
     """Return the digits of ``sum z (z^T V)`` over one partition, exactly: d k each where the moment has d² entries.

@@ -1,9 +1,9 @@
-"""From partitions to one exact total: the plan of a pass, its tasks, and the proof that nothing was missed.
+"""From parts to one exact total: what a part is, how parts are added, and the proof that nothing was missed.
 
-A task takes a contiguous run of whole chunks and returns a :class:`Partial`: the packed integer triangle, the number
-of rows and the chunks it covers. Partials are added pairwise into new arrays, never in place, because a scheduler may
-hand the same partial to two tasks or run one twice. Coverage is checked at every addition and against the
-table at the end, so a lost or repeated chunk is an error and not a plausible matrix.
+A part is a contiguous run of whole chunks. It gives a :class:`Partial`: the packed integer triangle, the number of rows
+and the chunks it covers. Whoever adds two partials owns the first, and adds the second into its memory. Coverage is
+checked at every addition and against the table at the end, so a lost or repeated chunk is an error and not a plausible
+matrix.
 
 A moment that does not fit a process is summed in bands, each in a pass of its own over the table. Rows are bounded
 whole in every pass, over all columns, so a band holds the bits that the whole moment has there. A row that changed
@@ -13,8 +13,8 @@ between two passes would count with several values, which no sensitivity covers:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -24,14 +24,11 @@ from dpdist.errors import DataError, DpdistError
 from dpdist.moment.gram import GramSum
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import partitions
 from dpdist.rows.table import Sizes, Table
 from dpdist.triangle import Band
 
 _PIECE_BYTES = 512 << 10
 """float64 bytes of the rows that are read, checked and bounded at once: half of a core's second-level cache."""
-PER_WORKER = 4
-"""Partitions that a worker sums one after the other: what a lost worker loses is small, and so is the graph."""
 _BLOCK_ROWS = 1024
 """Rows whose Gram matrix is added at once, or more where a piece holds more: enough for BLAS to reach its rate."""
 
@@ -71,27 +68,16 @@ class Partial(Generic[Value]):
 
 @dataclass(frozen=True)
 class MomentTask:
-    """One partition of one table, and the band it is summed for: what a worker needs to know, all of it public."""
+    """Some chunks of one table, and the band they are summed for: what a worker needs to know, all of it public."""
 
     table: Table
     bound: RowBound
     chunks: range
     band: Band
 
-
-@dataclass(frozen=True)
-class MomentPlan:
-    """A pass over the table: partitions grouped by the worker that should add them up.
-
-    Attributes
-    ----------
-    groups
-        One group of tasks per worker; groups and tasks are contiguous runs of chunks.
-    """
-
-    table: Table
-    bound: RowBound
-    groups: tuple[tuple[MomentTask, ...], ...]
+    def cut(self, chunks: range) -> MomentTask:
+        """Return the same of other chunks."""
+        return replace(self, chunks=chunks)
 
 
 def require_summable(table: Sizes, bound: RowBound) -> None:
@@ -111,10 +97,8 @@ def require_summable(table: Sizes, bound: RowBound) -> None:
         )
 
 
-def plan(
-    table: Table, bound: RowBound, workers: int, per_worker: int = PER_WORKER, band: Band | None = None
-) -> MomentPlan:
-    """Cut a table into a few partitions per worker, whatever its length, to be summed for a band or the whole moment.
+def moment_task(table: Table, bound: RowBound, band: Band | None = None) -> MomentTask:
+    """Return the sum of all chunks of a table, for a band or the whole moment; it is computed in parts.
 
     Raises
     ------
@@ -122,19 +106,7 @@ def plan(
         As :func:`require_summable`.
     """
     require_summable(table, bound)
-    wanted = band or Band.whole(bound.width)
-    groups = (
-        tuple(MomentTask(table, bound, run, wanted) for run in runs) for runs in runs_of(table, workers, per_worker)
-    )
-    return MomentPlan(table, bound, tuple(groups))
-
-
-def runs_of(table: Sizes, workers: int, per_worker: int = PER_WORKER) -> list[list[range]]:
-    """Cut the chunks of a table into runs, grouped by the worker that should read them; nothing is read."""
-    return [
-        [run[part.start : part.stop] for part in partitions(len(run), per_worker)]
-        for run in partitions(table.chunks, workers)
-    ]
+    return MomentTask(table, bound, range(table.chunks), band or Band.whole(bound.width))
 
 
 def partition_moment(task: MomentTask) -> Partial[np.int64]:
@@ -211,22 +183,20 @@ def hash_of(index: int, checksum: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{index} {checksum}".encode()).digest(), "big")
 
 
-def add_partials(partials: Sequence[Partial[Value]]) -> Partial[Value]:
-    """Add partials over disjoint chunks into a new one.
+def add_partials(total: Partial[Value], part: Partial[Value]) -> Partial[Value]:
+    """Add a partial over other chunks to a total, in the total's own memory: only the result may be used afterwards.
 
     Raises
     ------
     DpdistError
-        If two of them cover the same chunk, which would count twice, or they are of different bands.
+        If both cover the same chunk, which would count twice, or they are of different bands. Nothing is added then.
     """
-    band = partials[0].band
-    if any(partial.band != band for partial in partials):
+    if part.band != total.band:
         raise DpdistError("Sums of different rows of the moment met; the release was stopped before any noise.")
-    covered = _union(run for p in partials for run in p.covered)
-    total = partials[0].values.copy()
-    for partial in partials[1:]:
-        total += partial.values
-    return Partial(total, sum(p.rows for p in partials), covered, band, sum(p.fingerprint for p in partials))
+    covered = _union([*total.covered, *part.covered])
+    values = total.values if total.values.flags.writeable else total.values.copy()  # as it came from another process
+    values += part.values
+    return Partial(values, total.rows + part.rows, covered, total.band, total.fingerprint + part.fingerprint)
 
 
 def _union(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -241,15 +211,14 @@ def _union(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(merged)
 
 
-def complete(table: Table, *partials: Partial[Value]) -> Partial[Value]:
-    """Add the last partials and check that together they cover the table once.
+def complete(table: Table, total: Partial[Value] | None = None) -> Partial[Value]:
+    """Check that a total covers the table once.
 
     Raises
     ------
     DpdistError
-        If a chunk is missing or came twice.
+        If a chunk is missing or came twice, or there is no total.
     """
-    total = partials[0] if len(partials) == 1 else add_partials(partials) if partials else None
     if total is None or total.covered != ((0, table.chunks),) or total.rows != table.rows:
         raise DpdistError(
             f"The sums do not cover the {table.chunks} chunks of {table} once: the release was stopped before "

@@ -7,9 +7,9 @@ the bit, on any number of workers with processors of one kind. A release is publ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -155,6 +155,10 @@ class ProductTask:
     vectors: Matrix
     keep: bool
 
+    def cut(self, rows: range) -> ProductTask:
+        """Return the same of other rows, which begin where a tile does."""
+        return replace(self, rows=rows)
+
 
 def tile_rows(size: int, count: int) -> list[range]:
     """Cut the rows of a (size, size) matrix into at most so many runs of whole tiles, about equally long.
@@ -176,9 +180,9 @@ def rows_product(task: ProductTask) -> tuple[Piece, ...]:
     return tuple((i, read(task.release, i, min(i + triangle.TILE, task.rows.stop)) @ task.vectors) for i in starts)
 
 
-def joined(parts: Sequence[tuple[Piece, ...]]) -> tuple[Piece, ...]:
+def joined(pieces: tuple[Piece, ...], more: tuple[Piece, ...]) -> tuple[Piece, ...]:
     """Put pieces of a product together, in any order."""
-    return tuple(piece for part in parts for piece in part)
+    return pieces + more
 
 
 def stacked(pieces: tuple[Piece, ...]) -> Matrix:

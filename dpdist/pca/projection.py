@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -22,9 +22,9 @@ from zarr.storage import MemoryStore
 from dpdist.errors import DataError
 from dpdist.naming import step
 from dpdist.pca.components import Components
-from dpdist.pca.model import Model, open_model
+from dpdist.pca.model import Model
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable, chunk_key, partitions
+from dpdist.rows.dataset import RowsTable, chunk_key
 from dpdist.storage.arrays import ROOT, ChunkWriter, array_options, digest_of
 from dpdist.storage.store import AnyStore, Store, store_at
 
@@ -37,12 +37,16 @@ _ORDINARY = 2.0**40
 
 @dataclass(frozen=True)
 class ProjectionTask:
-    """One run of chunks of scores to make; the model travels by where it is."""
+    """Some chunks of scores to make, and of what."""
 
     table: RowsTable
-    model: Store
+    components: Components
     scores: Store
     chunks: range
+
+    def cut(self, chunks: range) -> ProjectionTask:
+        """Return the same of other chunks."""
+        return replace(self, chunks=chunks)
 
 
 class Projector:
@@ -118,9 +122,9 @@ def project_chunks(task: ProjectionTask) -> None:
     Raises
     ------
     DataError
-        If a chunk of rows or the model cannot be read.
+        If a chunk of rows cannot be read.
     """
-    table, found = task.table, open_model(task.model).components
+    table, found = task.table, task.components
     projector = Projector(found, table.dtype)
     reader = ChunkReader(table, projector.piece_rows)
     scores = ChunkWriter((table.chunk_rows, found.components.shape[0]), projector.dtype)
@@ -178,10 +182,8 @@ def scores_dtype(rows: npt.DTypeLike, found: Components) -> np.dtype[np.floating
 
 
 @contextmanager
-def scores_of(
-    table: RowsTable, model: Model, model_at: AnyStore, target: AnyStore, tasks: int
-) -> Iterator[list[ProjectionTask]]:
-    """Prepare scores.zarr and give the tasks that fill it; it appears at target when the block ends without error.
+def scores_of(table: RowsTable, model: Model, model_at: AnyStore, target: AnyStore) -> Iterator[ProjectionTask]:
+    """Prepare scores.zarr and give the task that fills it; it appears at target when the block ends without error.
 
     Raises
     ------
@@ -213,9 +215,8 @@ def scores_of(
     )
     with store_at(target).staged("scores", private=True, identity=partial(_identity, head, model.components)) as aside:
         aside.put(ROOT, head[ROOT].to_bytes())
-        there, stored = store_at(model_at).absolute(), aside.absolute()
         chunks = -(-table.rows // table.chunk_rows)
-        yield [ProjectionTask(table, there, stored, run) for run in partitions(chunks, tasks)]
+        yield ProjectionTask(table, model.components, aside.absolute(), range(chunks))
         if not {chunk_key(index) for index in range(chunks)} <= {key for key, _ in aside.list("c")}:
             raise DataError(f"Some chunks of {target} were not written. Run the same command again.")
 

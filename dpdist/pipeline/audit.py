@@ -5,7 +5,7 @@ The tables are synthetic, so nothing here is private and no ledger is touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
@@ -22,6 +22,7 @@ from dpdist.privacy import audit
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.rows.bounding import RowBound
 from dpdist.runtime.cluster import Cluster, chosen
+from dpdist.runtime.work import Work
 
 _TASKS = 16
 _LARGEST_EPSILON = 100
@@ -202,11 +203,9 @@ def audit_mechanism(
     with where.connected() as found:
 
         def drawn(scene: Scene) -> npt.NDArray[np.float64]:
-            part = replace(task, draws=-(-task.draws // _TASKS), scene=scene)
-            count = len(found.workers)
-            groups = [[part] * len(range(i, _TASKS, count)) for i in range(min(count, _TASKS))]
-            sums = found.reduce(attack.run, _joined, groups, f"Drawing {task.mechanism}")
-            return found.trusted(lambda *parts: _joined(parts), sums=sums)
+            part = _Part(replace(task, draws=-(-task.draws // _TASKS), scene=scene))
+            work = Work("attack", attack.run, part, range(_TASKS), _joined)
+            return found.reduce(work, np.asarray, label=f"Drawing {task.mechanism}")
 
         return _examined(task, calibrated, error, drawn)
 
@@ -232,5 +231,15 @@ def _examined(
     return Audit(whole, calibrated.claim, calibrated.guarantee, counted, weighted, sample)
 
 
-def _joined(parts: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
-    return np.concatenate(parts, axis=1)
+@dataclass(frozen=True)
+class _Part:
+    """One of several equal parts of an attack."""
+
+    task: AuditTask
+
+    def cut(self, _: int) -> AuditTask:
+        return self.task
+
+
+def _joined(some: npt.NDArray[np.float64], more: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.concatenate([some, more], axis=1)

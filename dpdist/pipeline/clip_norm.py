@@ -19,7 +19,8 @@ from dpdist.ledger.address import LedgerAddressGiven, absolute
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.quantile import QuantileFound, quantile_of, require_quantile
-from dpdist.moment.norm_histogram import histogram_tasks, partition_histogram
+from dpdist.moment.norm_histogram import HistogramTask, partition_histogram
+from dpdist.moment.pieces import BOUND_SECONDS, units_of
 from dpdist.moment.total import add_partials
 from dpdist.naming import parameter
 from dpdist.pipeline.budget import ledger_place
@@ -32,6 +33,7 @@ from dpdist.release.worth import Worth
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.periods import is_periodic
 from dpdist.runtime.cluster import Cluster, chosen
+from dpdist.runtime.work import Work
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import AnyStore, Store, store_at
 
@@ -282,10 +284,15 @@ def choose_clip_norm(
                 _foretell(transaction, quantile, state, left, say)
         fresh = engine.trusted(transaction.reserve) is State.RESERVED
         if fresh:
-            tasks = histogram_tasks(table, bound, request.grid.edges, len(engine.workers))
+            task = HistogramTask(table, bound, request.grid.edges, range(table.chunks))
+            threads = engine.threads
+            units = units_of(
+                table, row_seconds=BOUND_SECONDS * table.columns, entries=len(task.edges) + 1,
+                workers=threads * len(engine.workers),
+            )  # fmt: skip
+            work = Work("count", partition_histogram, task, units, add_partials, threads)
             try:
-                sums = engine.reduce(partition_histogram, add_partials, tasks, "Counting norms")
-                engine.trusted(norm_histogram.finalise, transaction, sums=sums)
+                engine.reduce(work, norm_histogram.finalise, transaction, label="Counting norms")
             except DataError:
                 engine.trusted(transaction.abort)
                 raise

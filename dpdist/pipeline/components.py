@@ -17,6 +17,7 @@ from dpdist.pca.scree import above_noise
 from dpdist.release.artefact import Release, open_release
 from dpdist.runtime import engine
 from dpdist.runtime.cluster import Cluster, chosen
+from dpdist.runtime.work import Work
 from dpdist.storage.arrays import ROOT, attributes_of
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -142,11 +143,11 @@ def _release_product(release: Store, size: int, nodes: engine.Engine | None) -> 
         nodes.require_visible(release, ROOT)
 
     def product(vectors: Matrix) -> Matrix:
-        tasks = [eigen.ProductTask(release, run, vectors, keep) for run in runs]
+        task = eigen.ProductTask(release, range(size), vectors, keep)
         if nodes is None:
-            return eigen.stacked(eigen.joined([eigen.rows_product(task) for task in tasks]))
-        parts = nodes.reduce(eigen.rows_product, eigen.joined, [[task] for task in tasks], None)
-        return nodes.trusted(lambda *found: eigen.stacked(eigen.joined(found)), sums=parts)
+            return eigen.stacked(eigen.rows_product(task))
+        work = Work("components", eigen.rows_product, task, runs, eigen.joined, sticky=True)
+        return nodes.reduce(work, eigen.stacked, label=None)
 
     return product
 

@@ -20,6 +20,7 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.manifest import SOURCES
 from dpdist.runtime.cluster import Cluster, chosen
+from dpdist.runtime.work import Each, Work
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -140,4 +141,5 @@ def _register(source: SourceLocation, target: Store, asked: Asked, budget: Priva
         tasks = _PER_WORKER * max(1, len(engine.workers))
         with registering(found, target, asked, budget, identify, tasks) as work:
             engine.require_visible(work[0].aside, SOURCES)
-            engine.map(register_chunks, work, "Registering rows")
+            each = Work("register", register_chunks, Each(), work, threads=engine.threads)
+            engine.map(each, "Registering rows")

@@ -6,6 +6,7 @@ Every step may be repeated. What exists already and is the same is left alone; w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
@@ -22,14 +23,8 @@ from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.moment.layout import Layout, layout_of
 from dpdist.moment.operator import Digits, Matrix, MomentBands, MomentProducts, ProductTask, partition_product
-from dpdist.moment.total import (
-    Partial,
-    add_partials,
-    complete,
-    partition_moment,
-    plan,
-    require_summable,
-)
+from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, units_of
+from dpdist.moment.total import Partial, add_partials, complete, moment_task, partition_moment, require_summable
 from dpdist.naming import parameter
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline.budget import ledger_place
@@ -41,6 +36,7 @@ from dpdist.release.request import ReleaseRequest
 from dpdist.rows.table import Table
 from dpdist.runtime import engine
 from dpdist.runtime.cluster import Cluster, chosen
+from dpdist.runtime.work import Work
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import AnyStore, store_at
 
@@ -225,7 +221,9 @@ def _layout(cluster_engine: engine.Engine, transaction: trusted.MomentTransactio
         return None
     independent = isinstance(request.calibrated(table.columns, table.max_rows), IndependentEntries)
     bound, workers = request.bound(table.columns), len(cluster_engine.workers)
-    layout = layout_of(table, bound, workers, cluster_engine.memory, divisible=independent)
+    layout = layout_of(
+        table, bound, workers, cluster_engine.memory, divisible=independent, threads=cluster_engine.threads
+    )
     if len(layout.bands) > 1 and where.trusted_worker:
         raise UsageError(
             f"A second moment of {bound.width} columns is noised band by band from this process: leave "
@@ -246,13 +244,11 @@ def _compute(
             moment = MomentBands(partial(_bands, cluster_engine, transaction.table, layout))
             trusted.conclude(transaction, moment, beside=layout.beside)
             return
-        sums = cluster_engine.reduce(
-            partition_moment, add_partials, layout.plans(transaction.table)[0].groups, "Summing rows"
-        )
         finalise: Callable[..., None] = partial(trusted.finalise, beside=layout.beside)
         if not where.trusted_worker:
             finalise = partial(finalise, progress=steps(where.progress, "Drawing noise"))
-        cluster_engine.trusted(finalise, transaction, sums=sums)
+        (work,) = _works(transaction.table, layout)
+        cluster_engine.reduce(work, finalise, transaction, label="Summing rows")
     except DataError:
         if not transaction.request.for_reproduction:
             cluster_engine.trusted(transaction.abort)
@@ -261,13 +257,19 @@ def _compute(
 
 def _bands(cluster_engine: engine.Engine, table: Table, layout: Layout) -> Iterator[Partial[np.int64]]:
     """Sum the bands of the moment on the workers, and bring them here one after the other."""
-    passes = [each.groups for each in layout.plans(table)]
-    summed = cluster_engine.reduce_each(
-        partition_moment, add_partials, passes, "Summing rows in bands", under_way=layout.under_way
-    )
-    for sums in summed:
-        yield cluster_engine.trusted(partial(complete, table), sums=sums)
-        sums.clear()  # the workers forget this band before they begin another
+    sums = cluster_engine.reduce_each(_works(table, layout), "Summing rows in bands", under_way=layout.under_way)
+    with closing(sums):
+        for total in sums:
+            yield complete(table, total)
+            del total
+
+
+def _works(table: Table, layout: Layout) -> list[Work]:
+    """Return the pass of each band."""
+    return [
+        Work("sum", partition_moment, task, units, add_partials, layout.threads)
+        for task, units in zip(layout.tasks(table), layout.units, strict=True)
+    ]
 
 
 def _product(cluster_engine: engine.Engine, transaction: trusted.MomentTransaction) -> Callable[[Matrix], Matrix]:
@@ -276,13 +278,14 @@ def _product(cluster_engine: engine.Engine, transaction: trusted.MomentTransacti
     Noise of a first round may be out when a later one fails, so a failure refunds nothing: the same command resumes.
     """
     table, bound = transaction.table, transaction.request.bound(transaction.table.columns)
-    groups = plan(table, bound, len(cluster_engine.workers)).groups
-    digits = Digits.of(table, bound)
+    task, digits, threads = moment_task(table, bound), Digits.of(table, bound), cluster_engine.threads
 
     def product(vectors: Matrix) -> Matrix:
-        tasks = [[ProductTask(partition, vectors) for partition in group] for group in groups]
-        sums = cluster_engine.reduce(partition_product, add_partials, tasks, "Multiplying rows")
-        total = cluster_engine.trusted(partial(complete, table), sums=sums)
-        return digits.joined(total.values)
+        entries = digits.count * vectors.size
+        row_seconds = BOUND_SECONDS * table.columns + MULTIPLY_SECONDS * (vectors.size + entries)
+        workers = threads * len(cluster_engine.workers)
+        units = units_of(table, row_seconds=row_seconds, entries=entries, workers=workers)
+        work = Work("multiply", partition_product, ProductTask(task, vectors), units, add_partials, threads)
+        return digits.joined(cluster_engine.reduce(work, partial(complete, table), label="Multiplying rows").values)
 
     return product

@@ -6,11 +6,13 @@ from functools import partial
 from typing import NamedTuple
 
 from dpdist.ingest.opening import open_rows
+from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, units_of
 from dpdist.pca import model as models
 from dpdist.pca import projection
 from dpdist.pipeline.components import made_from
 from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.cluster import Cluster, chosen
+from dpdist.runtime.work import Work
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -94,8 +96,11 @@ def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: 
 def _project(table: RowsTable, found: models.Model, model: Store, target: Store, where: Cluster) -> None:
     target.require_new("scores")  # before there is any work
     with where.connected() as cluster_engine:
-        tasks = 8 * len(cluster_engine.workers)
-        with projection.scores_of(table, found, model, target, tasks) as work:
-            for store in (table.probe, work[0].model, work[0].scores):
+        threads = cluster_engine.threads
+        row_seconds = BOUND_SECONDS * table.columns + MULTIPLY_SECONDS * found.components.components.size
+        units = units_of(table, row_seconds=row_seconds, entries=0, workers=threads * len(cluster_engine.workers))
+        with projection.scores_of(table, found, model, target) as task:
+            for store in (table.probe, task.scores):
                 cluster_engine.require_visible(store, ROOT)
-            cluster_engine.map(projection.project_chunks, work, "Projecting rows")
+            work = Work("project", projection.project_chunks, task, units, threads=threads)
+            cluster_engine.map(work, "Projecting rows")

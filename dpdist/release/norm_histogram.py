@@ -223,19 +223,19 @@ def settled(transaction: NormsTransaction) -> NormsTransaction:
     )
 
 
-def finalise(transaction: NormsTransaction, *partials: Partial[np.int64]) -> None:
-    """Add the last partials, draw the noise and commit; idempotent, and once whoever else runs it.
+def finalise(transaction: NormsTransaction, total: Partial[np.int64] | None = None) -> None:
+    """Check the total, draw the noise and commit; idempotent, and once whoever else runs it.
 
     Raises
     ------
     DpdistError
-        If the partials do not cover the table exactly once. Nothing is drawn then.
+        If it does not cover the table exactly once. Nothing is drawn then.
     RefusedError
         If the histogram was aborted meanwhile.
     ResumableError
         If the ledger cannot be written, or others overtake this attempt again and again and die.
     """
-    exact: Counts = complete(transaction.table, *partials).values
+    exact: Counts = complete(transaction.table, total).values
     commit_once(
         Ledger(transaction.ledger), transaction.release_id, lambda head: _drawn(transaction, exact, ledger_head=head)
     )

@@ -2,10 +2,11 @@
 
 Every function here may run any number of times; the ledger decides which draw counts
 (:mod:`dpdist.release.transaction`). The un-noised total is a local variable of :func:`finalise`: it is never a file, a
-log line or part of an exception. The last few partial sums are Dask results on the workers until then (of a table of
-one chunk there is one, the total itself): whoever reaches the scheduler can fetch them. What leaves is only what was
-read back from the ledger after the commit. A crash leaves no core dump: the engine forbids them before it connects, and
-again in every task, because the last sums are in this process's memory before this module is called.
+log line or part of an exception. The running sums are in the memory of the workers until then, and the bank's, the
+total itself at last, in this process's; none is a result that Dask knows of. Whoever can connect to a worker can ask
+for its sum. What leaves is only what was read back from the ledger after the commit. A crash leaves no core dump: the
+engine forbids them before it connects, and again in every task, because sums are in this process's memory before this
+module is called.
 """
 
 from __future__ import annotations
@@ -104,18 +105,21 @@ def require_place(transaction: MomentTransaction) -> bool:
 
 
 def finalise(
-    transaction: MomentTransaction, *partials: Partial[np.int64], progress: Steps | None = None, beside: int = 0
+    transaction: MomentTransaction,
+    total: Partial[np.int64] | None = None,
+    progress: Steps | None = None,
+    beside: int = 0,
 ) -> None:
-    """Add the last partials and conclude the release.
+    """Check the total and conclude the release.
 
     Raises
     ------
     DpdistError
-        If the partials do not cover the table exactly once. Nothing is drawn then.
+        If it does not cover the table exactly once. Nothing is drawn then.
     DpdistError
         As :func:`conclude`.
     """
-    total = complete(transaction.table, *partials)
+    total = complete(transaction.table, total)
     width = transaction.request.bound(transaction.table.columns).width
     conclude(transaction, MomentMatrix(total.values, width), progress, beside)
 

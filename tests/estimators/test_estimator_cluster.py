@@ -18,8 +18,7 @@ from support.estimator_scene import CLIP, COLUMNS, ingested, table
 from dpdist import PrivatePCA
 from dpdist.errors import RefusedError, ResumableError, UsageError
 from dpdist.ledger.in_memory import Register
-from dpdist.runtime import engine
-from dpdist.runtime.engine import Engine
+from dpdist.runtime import work
 from faults import namespaces
 
 pytestmark = [
@@ -107,22 +106,14 @@ def test_a_scheduler_on_the_network_is_refused_too(
     assert not register._fits
 
 
-def _absolute(value: int) -> int:
-    return abs(value)
-
-
-def _total(parts: Any) -> int:
-    return int(sum(parts))
-
-
-def test_sums_never_travel_by_way_of_the_scheduler(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_never_travel_by_way_of_the_scheduler(
+    scheduler: str, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker that this process cannot reach is an error: Dask would ask the scheduler for the sum instead."""
-    monkeypatch.setattr(engine, "LOST_SECONDS", 1)
-    with Client(scheduler, set_as_default=False) as client:
-        known = Engine(client, trusted_worker=False, insecure=False)
-        sums = known.reduce(_absolute, _total, [[-1], [-2], [-3]], None)
-        workers = known.workers
-        assert known.trusted(lambda *parts: sum(parts), sums=sums) == 6
+    monkeypatch.setattr(work, "LOST_SECONDS", 1)
+    rows = da.from_array(table(), chunks=(50, COLUMNS))
+    with Client(scheduler) as client:
+        workers = list(client.scheduler_info(n_workers=-1)["workers"])
         connect = client.rpc.connect
 
         async def cut(address: str, *arguments: Any, **options: Any) -> Any:
@@ -131,9 +122,10 @@ def test_sums_never_travel_by_way_of_the_scheduler(scheduler: str, monkeypatch: 
             return await connect(address, *arguments, **options)
 
         monkeypatch.setattr(client.rpc, "connect", cut)
-        assert client.gather(sums, direct=True)  # what Dask does: by way of the scheduler, without a word
+        assert client.gather(client.submit(abs, -3), direct=True) == 3  # Dask asks the scheduler, without a word
         with pytest.raises(ResumableError, match=r"cannot fetch sums from tcp://127\.0\.0\.1"):
-            known.trusted(lambda *parts: sum(parts), sums=sums)
+            PrivatePCA(2, **LOSS).fit(rows)
+    assert not register._fits
 
 
 def test_an_asynchronous_client_is_told_how_to_be_waited_for(scheduler: str, register: Register) -> None:

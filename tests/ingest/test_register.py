@@ -20,13 +20,14 @@ import pyarrow.parquet as pq
 import pytest
 import zarr
 from scipy import sparse
+from support.parts import added, parts_of
 
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers import base, npy, parquet, zarr_store
 from dpdist.ingest.sources import Choices
 from dpdist.ingest.table import ingest
-from dpdist.moment.total import Partial, complete, partition_moment, plan
+from dpdist.moment.total import Partial, complete, partition_moment
 from dpdist.pca.components import Components
 from dpdist.pca.projection import scores_in_memory
 from dpdist.pipeline import register
@@ -113,9 +114,9 @@ def made(folder: Path, name: str, rows: Values | None = None) -> Path:
     return folder / name
 
 
-def summed(table: RowsTable) -> Partial[np.int64]:
-    (task,) = plan(table, RowBound(table.columns, 4.0), 1, 1).groups[0]
-    return complete(table, partition_moment(task))
+def summed(table: RowsTable, parts: int = 1) -> Partial[np.int64]:
+    bound = RowBound(table.columns, 4.0)
+    return complete(table, added(map(partition_moment, parts_of(table, bound, 2 * parts))))
 
 
 @pytest.mark.parametrize("name", WRITERS)

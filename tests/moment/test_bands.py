@@ -16,6 +16,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ledgers import losses
+from support.parts import added, parts_of
 from support.replays import Recording, Replaying
 
 from dpdist import triangle
@@ -27,7 +28,7 @@ from dpdist.mechanisms.base import IndependentEntries
 from dpdist.moment import layout as layouts
 from dpdist.moment.layout import PROCESS_BYTES, Layout, layout_of
 from dpdist.moment.operator import MomentBands, ProductTask, partition_product
-from dpdist.moment.total import PER_WORKER, Partial, add_partials, complete, partition_moment, plan
+from dpdist.moment.total import Partial, add_partials, complete, moment_task, partition_moment
 from dpdist.pca.eigen import tile_rows
 from dpdist.pipeline import release as release_steps
 from dpdist.pipeline.budget import create_ledger, default_ledger
@@ -150,12 +151,11 @@ def test_bands_hold_the_bits_of_the_whole_moment(
     with created(path, rows=40, dtype="float64", names=tuple("abcde"), budget=None) as writer:
         writer.append(data)
     table, bound = open_rows(path), RowBound(5, 5.0, bits, constant=2 ** (bits - 1) if constant else 0)
-    whole = add_partials([partition_moment(task) for group in plan(table, bound, 1).groups for task in group])
+    whole = partition_moment(moment_task(table, bound))
     found = []
     for start in range(0, bound.width, height):
         band = Band(start, min(start + height, bound.width), bound.width)
-        groups = plan(table, bound, workers, 2, band).groups
-        partial = complete(table, *(partition_moment(task) for group in groups for task in group))
+        partial = complete(table, added(map(partition_moment, parts_of(table, bound, 2 * workers, band))))
         assert (partial.band, partial.rows, partial.fingerprint) == (band, whole.rows, whole.fingerprint)
         found.append(partial.values)
     assert np.array_equal(np.concatenate(found), whole.values)
@@ -163,11 +163,9 @@ def test_bands_hold_the_bits_of_the_whole_moment(
 
 def test_sums_of_different_bands_are_never_added(table: RowsTable) -> None:
     bound = REQUEST.bound(COLUMNS)
-    one, other = (
-        partition_moment(plan(table, bound, 1, 1, Band(*rows, COLUMNS)).groups[0][0]) for rows in ((0, 1), (1, 2))
-    )
+    one, other = (partition_moment(moment_task(table, bound, Band(*rows, COLUMNS))) for rows in ((0, 1), (1, 2)))
     with pytest.raises(DpdistError, match="before any noise"):
-        add_partials([one, replace(other, values=one.values, covered=((5, 6),))])
+        add_partials(one, replace(other, values=one.values, covered=((5, 6),)))
 
 
 # --- the layout -------------------------------------------------------------------------------------------------------
@@ -197,7 +195,7 @@ def test_bands_cover_the_triangle_and_keep_every_process_within_its_memory(
 def test_what_fits_is_not_cut(table: RowsTable) -> None:
     found = layout_of(table, REQUEST.bound(COLUMNS), 2, 2 * GIB, divisible=True)
     assert found.bands == (Band.whole(COLUMNS),)
-    assert found.partitions <= 2 * PER_WORKER
+    assert found.partitions == len(found.units[0])
 
 
 def test_noise_that_needs_all_of_the_moment_is_refused_with_what_to_take_instead() -> None:
@@ -232,7 +230,7 @@ def test_a_release_in_bands_is_the_exact_moment_plus_one_draw_for_every_entry(
     monkeypatch.setattr(trusted, "SYSTEM", recording)
     found = release(table, request)
     bound = request.bound(COLUMNS)
-    moment = add_partials([partition_moment(task) for group in plan(table, bound, 1).groups for task in group])
+    moment = partition_moment(moment_task(table, bound))
     calibrated, replaying = request.calibrated(COLUMNS), Replaying(recording.drawn)
     assert isinstance(calibrated, IndependentEntries)
     heights = range(0, bound.width, 3)
@@ -298,8 +296,8 @@ def test_rows_that_change_between_two_passes_stop_the_release_and_are_refunded(
 def test_a_row_that_changed_changes_the_fingerprint(tmp_path: Path) -> None:
     def read(path: Path) -> int:
         table = open_rows(path)
-        groups = plan(table, REQUEST.bound(COLUMNS), 2).groups
-        return complete(table, *(partition_moment(task) for group in groups for task in group)).fingerprint
+        tasks = parts_of(table, REQUEST.bound(COLUMNS), 8)
+        return complete(table, added(map(partition_moment, tasks))).fingerprint
 
     table_at(tmp_path / "one")
     table_at(tmp_path / "same")
@@ -421,9 +419,9 @@ def test_a_worker_needs_what_its_layout_says(tmp_path: Path, compress: bool) -> 
     table = table_at(tmp_path / "rows.zarr", 4000, WIDE, compress=compress)
     bound = RowBound(WIDE, 100.0)
     for band in (Band.whole(WIDE), Band(0, 200, WIDE)):
-        (task,) = plan(table, bound, 1, 1, band).groups[0]
+        task = moment_task(table, bound, band)
         peak = peak_of(lambda task=task: partition_moment(task))  # type: ignore[misc]
-        waiting = 8 * band.entries * PER_WORKER  # sums of other tasks, which one alone does not have
+        waiting = 8 * band.entries * layouts._SUMS  # sums of other units, which one alone does not have
         promised = Layout(table, bound, 1, (band,)).worker_bytes - PROCESS_BYTES - waiting
         assert 0.75 * promised < peak <= promised
 
@@ -465,6 +463,6 @@ def test_the_trusted_node_holds_one_band_at_a_time(tmp_path: Path, monkeypatch: 
 def test_products_need_no_square_of_the_columns(tmp_path: Path) -> None:
     columns = 20_000
     table, bound = table_at(tmp_path / "rows.zarr", 30, columns), RowBound(columns, 100.0)
-    (task,) = plan(table, bound, 1, 1).groups[0]
+    task = moment_task(table, bound)
     vectors = np.full((columns, 2), 2.0**-8)
     assert peak_of(lambda: partition_product(ProductTask(task, vectors))) < 8 * columns**2 / 100

@@ -13,15 +13,18 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.parts import added, parts_of
 
 from dpdist.errors import DataError, DpdistError
 from dpdist.ingest.opening import open_rows
 from dpdist.moment import total
 from dpdist.moment.gram import GramSum
-from dpdist.moment.total import Partial, add_partials, complete, partition_moment, plan
+from dpdist.moment.pieces import units_of
+from dpdist.moment.total import Partial, add_partials, complete, moment_task, partition_moment
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, chunk_key, created
+from dpdist.rows.table import Shape
 from dpdist.triangle import Band, packed, unpacked
 
 
@@ -75,18 +78,15 @@ def test_any_chunking_partitioning_order_and_retry_gives_the_same_bits(
         patch.setattr(total, "_BLOCK_ROWS", block_rows)
         patch.setattr(total, "_PIECE_BYTES", 8 * bound.width * piece_rows)
         table = table_of(Path(folder) / "rows.zarr", data, 32 * chunk_rows, compress=compress)
-        sums = []
-        for group in plan(table, bound, workers, per_worker).groups:
-            partials = [partition_moment(task) for task in group]
-            # a retried task computes its partial again; a used partial must still be what it was
-            again = [partition_moment(task) for task in group]
-            shuffled.shuffle(partials)
-            once = add_partials(partials)
-            assert np.array_equal(add_partials(again).values, once.values)
-            assert np.array_equal(add_partials(partials).values, once.values)
-            sums.append(once)
-        shuffled.shuffle(sums)
-        found = complete(table, *sums)
+        tasks = parts_of(table, bound, workers * per_worker)
+        # a retried task computes its partial again
+        again = [partition_moment(task) for task in tasks]
+        shuffled.shuffle(tasks)
+        sums: list[list[Partial[np.int64]]] = [[] for _ in range(workers)]
+        for task in tasks:
+            shuffled.choice(sums).append(partition_moment(task))
+        found = complete(table, added(added(some) for some in sums if some))
+        assert np.array_equal(complete(table, added(again)).values, found.values)
     assert found.rows == rows
     assert np.array_equal(found.values, reference(data, bound))
 
@@ -127,57 +127,83 @@ def partial(start: int, stop: int, rows: int = 1) -> Partial[np.int64]:
     return Partial(np.ones(3, dtype=np.int64), rows, ((start, stop),))
 
 
-def test_partials_are_never_added_in_place() -> None:
+def test_a_partial_is_added_to_the_memory_of_the_total_and_left_as_it_was() -> None:
     left, right = partial(0, 1), partial(1, 2)
-    add_partials([left, right])
-    assert left.values.tolist() == right.values.tolist() == [1, 1, 1]
+    found = add_partials(left, right)
+    assert found.values is left.values
+    assert found.values.tolist() == [2, 2, 2]
+    assert right.values.tolist() == [1, 1, 1]
+
+
+def test_a_total_that_came_in_a_message_may_be_added_to() -> None:
+    left = partial(0, 1)
+    left.values.flags.writeable = False
+    assert add_partials(left, partial(1, 2)).values.tolist() == [2, 2, 2]
+    assert left.values.tolist() == [1, 1, 1]
 
 
 def test_a_chunk_that_comes_twice_is_refused() -> None:
     for overlapping in ([partial(0, 3), partial(2, 4)], [partial(0, 3), partial(0, 3)], [partial(0, 5), partial(1, 2)]):
         with pytest.raises(DpdistError, match="twice"):
-            add_partials(overlapping)
+            added(overlapping)
 
 
 def test_coverage_runs_merge_in_any_order() -> None:
     parts = [partial(0, 2), partial(2, 3), partial(5, 7), partial(3, 5)]
     for order in itertools.permutations(parts):
-        assert add_partials(order).covered == ((0, 7),)
-    assert add_partials([parts[0], parts[2]]).covered == ((0, 2), (5, 7))
+        assert added(order).covered == ((0, 7),)
+    assert add_partials(parts[0], parts[2]).covered == ((0, 2), (5, 7))
 
 
 def test_a_sum_that_misses_a_chunk_or_a_row_is_refused(tmp_path: Path) -> None:
     table = table_of(tmp_path / "rows.zarr", np.ones((10, 2)), 32)
-    tasks = [task for group in plan(table, RowBound(2, 2.0), 2).groups for task in group]
-    partials = [partition_moment(task) for task in tasks]
-    complete(table, *partials)
-    with pytest.raises(DpdistError, match="before any noise"):
-        complete(table, *partials[:-1])
-    with pytest.raises(DpdistError, match="before any noise"):
-        complete(table, *(replace(p, rows=p.rows + 1) for p in partials))
+    tasks = parts_of(table, RowBound(2, 2.0), 2)
+    total = added(map(partition_moment, tasks))
+    complete(table, total)
+    for wrong in (None, partition_moment(tasks[0]), replace(total, rows=total.rows + 1)):
+        with pytest.raises(DpdistError, match="before any noise"):
+            complete(table, wrong)
 
 
 def test_a_missing_chunk_is_an_error_and_not_zeros(tmp_path: Path) -> None:
     table = table_of(tmp_path / "rows.zarr", np.ones((10, 2)), 32)
     (table.path / chunk_key(1)).unlink()
     with pytest.raises(DataError, match="Chunk 1"):
-        [partition_moment(task) for group in plan(table, RowBound(2, 2.0), 1).groups for task in group]
+        [partition_moment(task) for task in parts_of(table, RowBound(2, 2.0), 1)]
 
 
-def test_the_plan_has_a_few_tasks_per_worker_whatever_the_length(tmp_path: Path) -> None:
-    short = table_of(tmp_path / "rows.zarr", np.ones((4, 2)), 32)
-    for rows in (4, 4000, 4_000_000):
-        table = RowsTable(**{**vars(short), "rows": rows, "chunk_rows": 2})
-        groups = plan(table, RowBound(2, 2.0), 3).groups
-        assert len(groups) <= 3
-        assert all(len(group) <= 4 for group in groups)
-        assert [i for group in groups for task in group for i in task.chunks] == list(range(table.chunks))
+@given(
+    rows=st.integers(1, 10**10),
+    chunk_rows=st.integers(1, 10**5),
+    row_seconds=st.floats(1e-9, 1e-3),
+    entries=st.integers(0, 10**9),
+    workers=st.integers(1, 2000),
+)
+def test_units_are_small_but_not_too_small_whoever_is_there(
+    rows: int, chunk_rows: int, row_seconds: float, entries: int, workers: int
+) -> None:
+    table = Shape(rows, 10, "uint8", max(chunk_rows, rows // 10**4))
+    units = units_of(table, row_seconds=row_seconds, entries=entries, workers=workers)
+    assert [unit.start for unit in units] == [0, *(unit.stop for unit in units[:-1])]
+    assert units[-1].stop == table.chunks
+    seconds, chunk = rows * row_seconds, table.chunk_rows * row_seconds
+    mean = seconds / len(units)
+    # at most some 30 s, where chunks and rounding allow it
+    assert mean <= 2 * max(30, chunk)
+    assert len(units) >= min(table.chunks, 4 * workers)
+    if 50 * workers <= min(table.chunks, seconds, seconds / (50 * 6e-9 * (entries + 1))):
+        assert len(units) >= 50 * workers  # of a second or more each
+    if len(units) > 4 * workers + 1 and mean < 29:
+        assert mean >= 0.9 * min(0.2, seconds)
+    fewer = units_of(table, row_seconds=row_seconds, entries=entries, workers=1)
+    if table.chunks >= 400 and seconds > 400 * max(1, 50 * 6e-9 * entries):
+        assert len(fewer) >= 400  # there is work for those who come later
 
 
 def test_more_rows_than_int64_can_sum_are_refused_before_any_work(tmp_path: Path) -> None:
     short = table_of(tmp_path / "rows.zarr", np.ones((4, 2)), 32)
     table = RowsTable(**{**vars(short), "rows": 2**31})
     with pytest.raises(DataError, match="grid bits"):
-        plan(table, RowBound(2, 2.0), 1)
+        moment_task(table, RowBound(2, 2.0))
     with pytest.raises(DataError, match="columns"):
-        plan(short, RowBound(3, 2.0), 1)
+        moment_task(short, RowBound(3, 2.0))

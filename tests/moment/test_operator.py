@@ -12,12 +12,13 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.parts import added, parts_of
 from support.scripted import Scripted
 
 from dpdist.ingest.opening import open_rows
 from dpdist.mechanisms.power import GRID_BITS, on_grid
 from dpdist.moment.operator import Digits, ProductTask, partition_product
-from dpdist.moment.total import add_partials, block_rows, complete, partition_moment, plan
+from dpdist.moment.total import block_rows, complete, moment_task, partition_moment
 from dpdist.pipeline import release as release_steps
 from dpdist.pipeline.budget import create_ledger, default_ledger
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -46,9 +47,9 @@ def table_at(path: Path, values: npt.NDArray[Any], chunk_rows: int, budget: Priv
 
 
 def sums_over(table: RowsTable, bound: RowBound, vectors: Matrix, workers: int, per_worker: int) -> npt.NDArray[Any]:
-    groups = plan(table, bound, workers, per_worker).groups
-    partials = [add_partials([partition_product(ProductTask(task, vectors)) for task in group]) for group in groups]
-    found: npt.NDArray[Any] = complete(table, *partials).values
+    tasks = parts_of(table, bound, workers * per_worker)
+    total = added(partition_product(ProductTask(task, vectors)) for task in tasks)
+    found: npt.NDArray[Any] = complete(table, total).values
     return found
 
 
@@ -73,7 +74,7 @@ def test_products_are_exact_however_the_rows_are_shared_out(
     assert np.array_equal(found, sums_over(table, bound, vectors, 1, 1))
     digits = Digits.of(table, bound)
     exact = sum(each.astype(object) << (place * digits.bits) for place, each in enumerate(found))
-    (task,) = plan(table, bound, 1, 1).groups[0]
+    task = moment_task(table, bound)
     moment = unpacked(partition_moment(task).values, bound.width).astype(object)
     integers = np.ldexp(vectors, GRID_BITS).astype(np.int64).astype(object)
     assert (exact == moment @ integers).all()
@@ -97,7 +98,7 @@ def test_no_sum_of_a_digit_leaves_its_integers(columns: int, bits: int, constant
 
 def test_vectors_off_the_grid_or_too_long_are_a_defect(tmp_path: Path) -> None:
     table = table_at(tmp_path / "rows.zarr", np.ones((4, 3)), 4)
-    (task,) = plan(table, RowBound(3, 1.0), 1, 1).groups[0]
+    task = moment_task(table, RowBound(3, 1.0))
     for vectors in (np.full((3, 1), 0.1), np.full((3, 1), 0.75)):
         with pytest.raises(AssertionError, match="on their grid"):
             partition_product(ProductTask(task, vectors))

@@ -18,11 +18,11 @@ from dpdist.ingest.opening import open_rows
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.pca.components import Components
 from dpdist.pca.model import Model, open_model, save
-from dpdist.pca.projection import project_chunks, scores_of
+from dpdist.pca.projection import ProjectionTask, project_chunks, scores_of
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable, chunk_key, created
+from dpdist.rows.dataset import RowsTable, chunk_key, created, partitions
 from dpdist.storage.store import AnyStore, store_at
 from dpdist.triangle import packed
 
@@ -70,10 +70,14 @@ def write_model(path: Path, mean: npt.NDArray[np.float64] = MEAN, scale: npt.NDA
     return open_model(path)
 
 
+def cut(whole: ProjectionTask, count: int) -> list[ProjectionTask]:
+    return [whole.cut(run) for run in partitions(whole.table.chunks, count)]
+
+
 def project(table: RowsTable, model: Path, target: Path, tasks: int = 3, *, lost: int | None = None) -> None:
     """Project in this process; the lost task is never run."""
-    with scores_of(table, open_model(model), model, target, tasks) as work:
-        for i, task in enumerate(work):
+    with scores_of(table, open_model(model), model, target) as whole:
+        for i, task in enumerate(cut(whole, tasks)):
             if i != lost:
                 project_chunks(task)
 
@@ -177,22 +181,22 @@ def test_scores_say_that_they_are_private_and_where_they_come_from(
 
 def test_running_a_task_twice_writes_the_same_bytes(tmp_path: Path, table: RowsTable, model: Path) -> None:
     # Dask runs a task at least once
-    with scores_of(table, open_model(model), model, tmp_path / "scores.zarr", 3) as work:
-        for task in work:
+    with scores_of(table, open_model(model), model, tmp_path / "scores.zarr") as whole:
+        for task in cut(whole, 3):
             project_chunks(task)
-        once = chunks(work[0].scores)
-        for task in reversed(work):
+        once = chunks(whole.scores)
+        for task in reversed(cut(whole, 3)):
             project_chunks(task)
-        assert chunks(work[0].scores) == once
+        assert chunks(whole.scores) == once
     assert chunks(tmp_path / "scores.zarr") == once
     assert len(once) == CHUNKS
 
 
 def test_tasks_share_no_chunk_and_together_write_all(tmp_path: Path, table: RowsTable, model: Path) -> None:
     # two tasks with one chunk would overwrite each other's half of it
-    with scores_of(table, open_model(model), model, tmp_path / "scores.zarr", 3) as work:
+    with scores_of(table, open_model(model), model, tmp_path / "scores.zarr") as whole:
         written: list[str] = []
-        for task in work:
+        for task in cut(whole, 3):
             before = chunks(task.scores)
             project_chunks(task)
             written += sorted(chunks(task.scores).keys() - before.keys())
@@ -241,8 +245,8 @@ def test_scores_with_a_missing_chunk_never_appear(tmp_path: Path, table: RowsTab
 
 
 def test_scores_do_not_appear_before_the_last_chunk_is_written(tmp_path: Path, table: RowsTable, model: Path) -> None:
-    with scores_of(table, open_model(model), model, tmp_path / "scores.zarr", 2) as work:
-        for task in work:
+    with scores_of(table, open_model(model), model, tmp_path / "scores.zarr") as whole:
+        for task in cut(whole, 2):
             project_chunks(task)
             assert not (tmp_path / "scores.zarr").exists()
     assert names_in(tmp_path) == ["model.zarr", "rows.zarr", "scores.zarr"]

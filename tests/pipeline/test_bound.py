@@ -22,6 +22,7 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 from strategies import SEEDS, float_rows
 from support.ledgers import losses
+from support.parts import added
 from support.tallies import FALSE_ALARM
 
 from dpdist._util.text import exactly
@@ -35,7 +36,7 @@ from dpdist.mechanisms.counts import DiscreteLaplace
 from dpdist.mechanisms.quantile import Weights, calibrated, quantile_of, weights
 from dpdist.moment import norm_histogram, total
 from dpdist.moment.norm_histogram import NormGrid, bits_for, counted, norms_of
-from dpdist.moment.total import add_partials, complete
+from dpdist.moment.total import complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pipeline import budget, clip_norm
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
@@ -45,7 +46,7 @@ from dpdist.release.worth import Worth, forecast, useful_epsilon, worth_of
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable, chunk_key, created
+from dpdist.rows.dataset import RowsTable, chunk_key, created, partitions
 from dpdist.rows.periods import create_periods
 from dpdist.rows.units import Unit
 from dpdist.runtime import connection
@@ -191,9 +192,9 @@ def test_any_chunking_gives_the_same_histogram(
     monkeypatch.setattr(total, "_PIECE_BYTES", piece)
     table = table_of(tmp_path / "rows.zarr", rows, compress=compress)
     assert table.chunks >= min(chunks, 600)
-    tasks = norm_histogram.histogram_tasks(table, REQUEST.bound(4), GRID.edges, workers)
-    assert len(tasks) == min(workers, table.chunks)
-    found = complete(table, *(add_partials([norm_histogram.partition_histogram(t) for t in group]) for group in tasks))
+    task = norm_histogram.HistogramTask(table, REQUEST.bound(4), GRID.edges, range(table.chunks))
+    runs = partitions(table.chunks, 4 * workers)
+    found = complete(table, added(norm_histogram.partition_histogram(task.cut(run)) for run in runs))
     lengths = np.sqrt((np.nan_to_num(rows * [[np.nan if i == 3 else 1] for i in range(600)]) ** 2).sum(1))
     expected = np.histogram(lengths, [-1, *np.nextafter(GRID.edges, np.inf), np.inf])[0]
     assert found.values.tolist() == expected.tolist()

@@ -162,9 +162,8 @@ def test_releases_models_and_scores_say_what_they_are(rows: RowsTable, tmp_path:
     for part in ("Public", "2, with eigenvalues", "gaussian, private"):
         assert part in words
     step = rows.chunk_rows
-    with projection.scores_of(rows, open_model(model), model, scores, 3) as tasks:
-        for task in tasks:
-            projection.project_chunks(task)
+    with projection.scores_of(rows, open_model(model), model, scores) as task:
+        projection.project_chunks(task)
     code, words = inspected(scores, "--verify")
     assert code == 0
     for part in ("PRIVATE", str(sentinel.ROWS), rows.dataset_id, "nothing is damaged"):

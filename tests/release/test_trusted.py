@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from support.ledgers import losses
+from support.parts import added
 from support.replays import Recording, Replaying
 from support.trusted_scene import (
     CLIP,
@@ -33,6 +34,7 @@ from support.trusted_scene import (
     published,
     rows_of,
     target_of,
+    total_of,
     tree,
 )
 
@@ -90,11 +92,11 @@ def test_a_release_is_the_exact_moment_plus_one_draw_of_the_noise(
 
 def test_finalise_is_idempotent(transaction: MomentTransaction) -> None:
     transaction.reserve()
-    partials = partials_of(transaction)
-    trusted.finalise(transaction, *partials)
+    total = total_of(transaction)
+    trusted.finalise(transaction, total)
     first, head = committed_bytes(transaction), ledger_of(transaction).head
-    trusted.finalise(transaction, *partials)
-    trusted.finalise(transaction, *partials_of(transaction, per_worker=2))
+    trusted.finalise(transaction, total)
+    trusted.finalise(transaction, total_of(transaction, 8))
     assert committed_bytes(transaction) == first
     assert ledger_of(transaction).head == head
     assert len(list((books(transaction) / "blobs").iterdir())) == 1
@@ -136,6 +138,11 @@ WRONG: dict[str, Callable[[list[Partial[np.int64]]], list[Partial[np.int64]]]] =
 }
 
 
+def total(partials: list[Partial[np.int64]]) -> Partial[np.int64] | None:
+    """Return their sum; None where there is none."""
+    return added(partials) if partials else None
+
+
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
 def test_partials_that_do_not_cover_the_table_once_are_never_released(
     transaction: MomentTransaction,
@@ -147,7 +154,7 @@ def test_partials_that_do_not_cover_the_table_once_are_never_released(
     recording = Recording()
     monkeypatch.setattr(trusted, "SYSTEM", recording)
     with pytest.raises(DpdistError):
-        trusted.finalise(transaction, *wrong(partials))
+        trusted.finalise(transaction, total(wrong(partials)))
     assert recording.drawn == []
     record = ledger_of(transaction).record("census")
     assert record is not None
@@ -156,7 +163,7 @@ def test_partials_that_do_not_cover_the_table_once_are_never_released(
     with pytest.raises(DpdistError):
         trusted.publish(transaction)
     assert not target_of(transaction).exists()
-    trusted.finalise(transaction, *partials)
+    trusted.finalise(transaction, total_of(transaction))
     trusted.publish(transaction)
     assert losses(ledger_of(transaction)) == [PrivacyLoss.parse("1")]
 
@@ -223,7 +230,7 @@ def test_a_release_for_reproduction_is_written_where_only_its_owner_can_enter(ta
     rows = open_rows(shutil.copytree(table.path, tmp_path / "rows.zarr"))  # of which nothing else is released any more
     request = replace(REQUEST, mechanism="none", name=None, for_reproduction=True)
     transaction = MomentTransaction(request, rows, tmp_path / "none.ledger", store_at(tmp_path / "release.zarr"))
-    trusted.finalise(transaction, *partials_of(transaction))
+    trusted.finalise(transaction, total_of(transaction))
     assert stat.S_IMODE(target_of(transaction).stat().st_mode) == 0o700
     assert not (tmp_path / "none.ledger").exists()
 
@@ -318,7 +325,7 @@ def test_a_committed_release_is_published_without_a_cluster_or_a_row(
     transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transaction.reserve()
-    trusted.finalise(transaction, *partials_of(transaction))
+    trusted.finalise(transaction, total_of(transaction))
 
     def never(*_: Any, **__: Any) -> None:
         pytest.fail("the rows are not needed any more")
@@ -386,7 +393,7 @@ def test_a_restored_ledger_is_behind_its_witness_and_goes_on_when_it_has_adopted
     assert restored.records == []
     assert restored.adopt() == ["census"]
     assert transaction.reserve() is State.ADOPTED
-    for step in (trusted.publish, lambda asked: trusted.finalise(asked, *partials_of(asked))):
+    for step in (trusted.publish, lambda asked: trusted.finalise(asked, total_of(asked))):
         with pytest.raises(RefusedError, match="another copy"):
             step(transaction)
     assert not target_of(transaction).exists()

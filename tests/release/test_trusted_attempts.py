@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.ledgers import losses
-from support.trusted_scene import books, committed_bytes, ledger_of, moment_of, partials_of
+from support.trusted_scene import books, committed_bytes, ledger_of, moment_of, total_of
 
 from dpdist.errors import DpdistError, RefusedError
 from dpdist.ledger import ledger as ledgers
@@ -62,7 +62,7 @@ def test_an_attempt_that_was_fenced_out_returns_with_the_winners_bytes(
 
     winner = threading.Thread(target=win)
     winner.start()
-    trusted.finalise(transaction, *partials_of(transaction))
+    trusted.finalise(transaction, total_of(transaction))
     # finalise came back only because the winner had committed
     assert committed_bytes(transaction) == theirs
     winner.join()
@@ -90,7 +90,7 @@ def test_when_the_winner_dies_the_loser_begins_again_with_a_new_draw(
         return [draws[-1]]
 
     monkeypatch.setattr(trusted, "_drawn", counted)
-    trusted.finalise(transaction, *partials_of(transaction))
+    trusted.finalise(transaction, total_of(transaction))
     record = ledger_of(transaction).record("census")
     assert record is not None
     assert (record.state, record.fence) == (State.COMMITTED, 3)
@@ -106,7 +106,7 @@ def test_who_is_overtaken_by_one_dying_attempt_after_the_other_gives_up_for_now(
     Overtaking(monkeypatch, books(transaction), times=100)
     monkeypatch.setattr(releasing, "_WINNER_SECONDS", 0.1)
     with pytest.raises(DpdistError, match="again") as failure:
-        trusted.finalise(transaction, *partials_of(transaction))
+        trusted.finalise(transaction, total_of(transaction))
     record = ledger_of(transaction).record("census")
     assert record is not None
     assert record.state is State.RESERVED
@@ -183,7 +183,7 @@ def test_a_release_aborted_while_it_was_drawn_is_refused(
 
     monkeypatch.setattr(Ledger, moment, aborted)
     with pytest.raises(RefusedError):
-        trusted.finalise(transaction, *partials_of(transaction))
+        trusted.finalise(transaction, total_of(transaction))
     assert list((books(transaction) / "blobs").iterdir()) == []
     assert ledger_of(transaction).charges == []
 
@@ -192,13 +192,13 @@ def test_a_release_aborted_before_it_was_drawn_is_refused(transaction: MomentTra
     transaction.reserve()
     transaction.abort()
     with pytest.raises(RefusedError):
-        trusted.finalise(transaction, *partials_of(transaction))
+        trusted.finalise(transaction, total_of(transaction))
     assert ledger_of(transaction).charges == []
 
 
 def test_a_refund_after_the_commit_does_not_happen(transaction: MomentTransaction) -> None:
     transaction.reserve()
-    trusted.finalise(transaction, *partials_of(transaction))
+    trusted.finalise(transaction, total_of(transaction))
     first = committed_bytes(transaction)
     transaction.abort()
     assert losses(ledger_of(transaction)) == [PrivacyLoss.parse("1")]
@@ -223,6 +223,6 @@ def test_who_is_overtaken_while_it_draws_slowly_waits_for_longer_than_such_a_dra
     monkeypatch.setattr(Ledger, "commit", overtaken)
     monkeypatch.setattr(Ledger, "wait", watched)
     with pytest.raises(DpdistError, match="again"):
-        trusted.finalise(transaction, *partials_of(transaction))
+        trusted.finalise(transaction, total_of(transaction))
     assert len(waited) > 1
     assert min(waited) >= 2 * 1000.0

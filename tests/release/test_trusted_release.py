@@ -26,10 +26,10 @@ from support.trusted_scene import (
     exact,
     flipped,
     ledger_of,
-    partials_of,
     published,
     rows_of,
     target_of,
+    total_of,
     tree,
 )
 
@@ -63,7 +63,7 @@ def test_publication_is_idempotent_and_the_same_everywhere(transaction: MomentTr
 @pytest.mark.parametrize("obstacle", ["file", "folder", "empty folder", "changed", "with more in it", "with less"])
 def test_publication_never_overwrites_something_else(transaction: MomentTransaction, obstacle: str) -> None:
     transaction.reserve()
-    trusted.finalise(transaction, *partials_of(transaction))
+    trusted.finalise(transaction, total_of(transaction))
     target = target_of(transaction)
     if obstacle == "file":
         target.write_text("mine")
@@ -96,7 +96,7 @@ def test_a_publication_that_loses_the_race_to_the_same_bytes_is_content(
     transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transaction.reserve()
-    trusted.finalise(transaction, *partials_of(transaction))
+    trusted.finalise(transaction, total_of(transaction))
     content, holds = committed_bytes(transaction), archive.holds
     looked = []
 
@@ -119,7 +119,7 @@ def test_a_release_is_flushed_before_its_publication_is_recorded(
     transaction: MomentTransaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transaction.reserve()
-    trusted.finalise(transaction, *partials_of(transaction))
+    trusted.finalise(transaction, total_of(transaction))
     target = target_of(transaction)
     flushed: set[str] = set()
     fsync, recorded = os.fsync, Ledger.published
@@ -142,7 +142,7 @@ def test_a_release_is_flushed_before_its_publication_is_recorded(
 
 def test_altered_bytes_are_not_published(transaction: MomentTransaction) -> None:
     transaction.reserve()
-    trusted.finalise(transaction, *partials_of(transaction))
+    trusted.finalise(transaction, total_of(transaction))
     (blob,) = (books(transaction) / "blobs").iterdir()
     content = blob.read_bytes()
     blob.write_bytes(content.replace(b"census", b"sensus"))

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.folders import STORED
+from support.parts import added, parts_of
 
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.registered import FORMAT, Asked, RegisteredAttributes, head_of
-from dpdist.moment.total import complete, partition_moment, plan
+from dpdist.moment.total import complete, partition_moment
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.manifest import (
@@ -100,7 +101,7 @@ def test_a_table_that_the_first_version_registered_is_read(tmp_path: Path, monke
     assert table.dataset_id == "2c5a1c0d6c5c4e0f9e1d3b7a8f6e5d4c"
     monkeypatch.setattr("dpdist.ingest.registered.location_of", lambda text: tmp_path / Path(text).name)
     bound = RowBound(3, 300.0)
-    total = complete(table, *(partition_moment(task) for group in plan(table, bound, 2).groups for task in group))
+    total = complete(table, added(map(partition_moment, parts_of(table, bound, 8))))
     rows = np.load(tmp_path / "table.npy")[:, [0, 2, 1]]
     whole = manifest_free(rows, bound)
     assert np.array_equal(total.values, whole)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,11 +34,16 @@ from support.estimator_scene import ingested, table
 import dpdist
 from dpdist import Cluster, PrivatePCA
 from dpdist.errors import DataError, RefusedError, ResumableError, UsageError
-from dpdist.moment.total import add_partials, complete, partition_moment, plan
+from dpdist.moment.layout import PROCESS_BYTES, Layout, layout_of
+from dpdist.moment.total import add_partials, complete, moment_task, partition_moment
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
+from dpdist.rows.dataset import partitions
+from dpdist.rows.table import Shape
 from dpdist.runtime import connection, workers
 from dpdist.runtime.connection import connected
+from dpdist.runtime.work import Each, Work
+from dpdist.triangle import Band
 from faults.packages import missing
 from faults.waiting import until
 
@@ -99,7 +105,7 @@ def test_it_stays_the_users(plain: LocalCluster) -> None:
         future, processes = client.submit(abs, -7), client.run(id, None)
         for given in (client, plain):
             with Cluster(client=given).connected() as started:
-                started.map(_nothing, [1], "Working")
+                started.map(Work("test", _nothing, Each(), [1]), "Working")
                 assert default_client() is client
             with pytest.raises(ZeroDivisionError), Cluster(client=given).connected():
                 raise ZeroDivisionError
@@ -115,9 +121,18 @@ def _nothing(_: int) -> None:
     pass
 
 
-def test_memory_is_that_of_a_thread() -> None:
+def test_threads_share_the_memory_of_their_worker() -> None:
     with cluster(1, threads_per_worker=4, memory_limit="2 GiB") as made, connected(client=made) as started:
-        assert started.memory == 512 << 20
+        assert (started.memory, started.threads) == (2 << 30, 4)
+    table, bound = Shape(10**6, 3000, "float32", 1000), RowBound(3000, 1.0)
+    whole = Layout(table, bound, 1, (Band.whole(3000),), threads=4)
+    one = Layout(table, bound, 1, (Band.whole(3000),))
+    assert whole.worker_bytes - PROCESS_BYTES > 2.5 * (one.worker_bytes - PROCESS_BYTES)
+    for divisible in (False, True):
+        found = layout_of(table, bound, 1, 600 << 20, divisible=divisible, threads=4)
+        assert found.worker_bytes <= 600 << 20
+        assert found.threads < 4
+        assert len(found.bands) == 1 or divisible
 
 
 def test_threads_of_a_worker_add_the_bits_that_one_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,11 +142,11 @@ def test_threads_of_a_worker_add_the_bits_that_one_adds(tmp_path: Path, monkeypa
         for _ in range(32):
             writer.append(rng.normal(size=(1000, 40)))
     table, bound = dpdist.open_rows(tmp_path / "rows.zarr"), RowBound(40, 7.0)
-    moment = plan(table, bound, 4)
-    alone = complete(table, *(partition_moment(task) for group in moment.groups for task in group))
+    task = moment_task(table, bound)
+    alone = complete(table, partition_moment(task))
     with cluster(1, threads_per_worker=8) as made, connected(client=made) as started:
-        sums = started.reduce(partition_moment, add_partials, moment.groups, None)
-        found = started.trusted(lambda *parts: complete(table, *parts), sums=sums)
+        work = Work("sum", partition_moment, task, partitions(table.chunks, 32), add_partials, started.threads)
+        found = started.reduce(work, partial(complete, table), label=None)
     assert found.rows == alone.rows
     assert np.array_equal(found.values, alone.values)
 
@@ -259,7 +274,7 @@ def test_a_scheduler_that_dies_is_said_to_be_lost(dying: tuple[str, subprocess.P
         process.kill()
         process.wait()
         with pytest.raises(ResumableError, match="connection to the cluster was lost"):
-            started.map(_nothing, [1], "Working")
+            started.map(Work("test", _nothing, Each(), [1]), "Working")
     began = time.monotonic()
     with pytest.raises(DataError, match="No Dask scheduler answers"), Cluster(client=given).connected():
         pass

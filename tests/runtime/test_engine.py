@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import os
 import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +24,21 @@ from distributed import LocalCluster
 from distributed.comm import CommClosedError
 from distributed.core import rpc
 from distributed.security import Security
-from support.tasks import submissions
+from threadpoolctl import threadpool_limits
 
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError
 from dpdist.ingest.opening import open_rows
 from dpdist.moment.layout import PROCESS_BYTES, Layout
-from dpdist.moment.total import add_partials, complete, partition_moment, plan
+from dpdist.moment.total import add_partials, complete, moment_task, partition_moment
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable, created
-from dpdist.runtime import connection, engine
+from dpdist.rows.dataset import RowsTable, created, partitions
+from dpdist.runtime import connection
 from dpdist.runtime.connection import connected
 from dpdist.runtime.engine import Engine
+from dpdist.runtime.grants import State
+from dpdist.runtime.passes import Pass
+from dpdist.runtime.work import Work
 from dpdist.triangle import Band
 from faults.waiting import until
 
@@ -94,20 +100,70 @@ def test_local_workers_have_one_blas_thread_keep_their_memory_and_never_spill(lo
         assert fractions == (False, False)
 
 
-def _double(value: int) -> int:
-    return 2 * value
+@dataclass(frozen=True)
+class Times:
+    """The values of a pass: a number to multiply each unit with."""
+
+    factor: int = 2
+
+    def cut(self, unit: int) -> int:
+        return self.factor * unit
 
 
-def _total(parts: Any) -> int:
-    return int(sum(parts))
+def _same(value: int) -> int:
+    return value
 
 
-@pytest.mark.parametrize("groups", [1, 2, 5, 23])
-def test_reduce_adds_everything_once_and_leaves_at_most_four_sums(local: Engine, groups: int) -> None:
-    tasks = [[10 * i, 10 * i + 1, 10 * i + 2] for i in range(groups)]
-    sums = local.reduce(_double, _total, tasks, "Adding")
-    assert 1 <= len(sums) <= 4
-    assert local.trusted(lambda *parts: sum(parts), sums=sums) == 2 * sum(v for group in tasks for v in group)
+def work(function: Callable[[int], Any] = _same, units: Sequence[int] = (1,), *, sums: bool = True) -> Work:
+    return Work("test", function, Times(), units, operator.add if sums else None)
+
+
+@pytest.mark.parametrize("units", [1, 2, 5, 230])
+def test_reduce_adds_every_unit_once(local: Engine, units: int) -> None:
+    assert local.reduce(work(units=range(units)), _same, label="Adding") == units * (units - 1)
+
+
+def test_without_units_there_is_no_sum(local: Engine) -> None:
+    assert local.reduce(work(units=()), lambda *total: total, label=None) == ()
+
+
+def test_several_passes_come_in_order_and_work_goes_on_while_one_is_used(local: Engine) -> None:
+    works = [Work("test", _same, Times(factor), range(9), operator.add) for factor in range(7)]
+    found = []
+    for total in local.reduce_each(works, "Adding", under_way=3):
+        found.append(total)
+        time.sleep(0.02)
+    assert found == [36 * factor for factor in range(7)]
+
+
+def test_nothing_of_a_sum_is_a_result_that_dask_knows(local: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[Any] = []
+
+    def look(started: Any, *, hungry: bool) -> None:
+        if started.summed and not held:
+            held.append(local._client.run(_results))
+        collect(started, hungry=hungry)
+
+    collect = Pass.collect
+    monkeypatch.setattr(Pass, "collect", look)
+    assert local.reduce(work(units=range(50)), _same, label=None) == 2450
+    assert held
+    for results in held[0].values():
+        assert set(results) <= {None, *range(50)} or all(isinstance(each, bytes) for each in results)
+        assert 2450 not in results
+
+
+def _results(dask_worker: Any) -> list[Any]:
+    return [each for each in dask_worker.data.values() if not isinstance(each, bytes)]
+
+
+def test_a_worker_forgets_a_pass_when_it_is_over(local: Engine) -> None:
+    local.reduce(work(units=range(5)), _same, label=None)
+    until(lambda: set(local._client.run(_lives).values()) == {0}, every=0.1)
+
+
+def _lives(dask_worker: Any) -> int:
+    return len(dask_worker.plugins["dpdist-running-sums"].lives)
 
 
 def _fails_with_a_value(value: int) -> int:
@@ -120,7 +176,7 @@ def _refuses(_: int) -> None:
 
 def test_an_unexpected_error_on_a_worker_carries_its_type_and_place_but_no_value(local: Engine) -> None:
     with pytest.raises(DpdistError) as caught:
-        local.reduce(_fails_with_a_value, _total, [[73519]], "Failing")
+        local.reduce(work(_fails_with_a_value, [73519]), _same, label="Failing")
     text = str(caught.value)
     assert "ValueError at test_engine.py" in text
     assert "73519" not in text
@@ -131,7 +187,7 @@ def test_an_unexpected_error_on_a_worker_carries_its_type_and_place_but_no_value
 
 def test_our_own_errors_keep_their_message_and_kind(local: Engine) -> None:
     with pytest.raises(DataError, match=r"Chunk 3 is missing\."):
-        local.map(_refuses, [1], "Failing")
+        local.map(work(_refuses, sums=False), "Failing")
 
 
 def test_a_path_that_workers_do_not_see_is_refused(local: Engine, tmp_path: Path) -> None:
@@ -159,7 +215,7 @@ def _die(_: int) -> None:
 
 def test_tasks_that_kill_every_worker_end_in_an_error_that_says_how_to_resume() -> None:
     with connected(workers=1) as started, pytest.raises(ResumableError, match="same command"):
-        started.map(_die, [1], "Dying")
+        started.map(work(_die, sums=False), "Dying")
 
 
 @contextmanager
@@ -217,25 +273,13 @@ def test_a_worker_that_may_spill_sums_to_its_disk_is_refused(tmp_path: Path) -> 
 
 
 def test_a_pass_ends_when_all_workers_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "LOST_SECONDS", 1)
-    monkeypatch.setattr(engine, "_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("dpdist.runtime.work.LOST_SECONDS", 1)
     with elsewhere() as cluster, connected(cluster.scheduler_address) as started:
         cluster.scale(0)
         while started.workers:
             time.sleep(0.1)
         with pytest.raises(ResumableError, match="have been gone"):
-            started.map(_double_quietly, [1], "Waiting")
-
-
-def _double_quietly(value: int) -> None:
-    _double(value)
-
-
-def test_a_pass_that_finds_no_worker_can_be_resumed(local: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were there when this process connected, and left before the pass began."""
-    monkeypatch.setattr(Engine, "workers", [])
-    with pytest.raises(ResumableError, match="All workers of the cluster are gone"):
-        local.reduce(_double, _total, [[1, 2]], "nothing")
+            started.map(work(sums=False), "Waiting")
 
 
 def test_nobody_without_the_keys_connects_to_a_local_cluster(local: Engine) -> None:
@@ -254,90 +298,100 @@ def test_nobody_without_the_keys_connects_to_a_local_cluster(local: Engine) -> N
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RowsTable:
-    """Make a table whose pass takes long enough to be interrupted: 64 chunks of 3000 x 600 rows."""
-    monkeypatch.setattr(dataset, "_TARGET_CHUNK", 3000 * 600)
-    block = np.random.default_rng(0).integers(0, 255, (3000, 600), dtype=np.uint8)
+    """Make a table whose pass takes long enough to be interrupted: 64 chunks of 1500 x 600 rows."""
+    monkeypatch.setattr(dataset, "_TARGET_CHUNK", 1500 * 600)
+    block = np.random.default_rng(0).integers(0, 255, (1500, 600), dtype=np.uint8)
     names = tuple(f"c{i}" for i in range(600))
-    with created(tmp_path / "rows.zarr", rows=64 * 3000, dtype="uint8", names=names, budget=None) as writer:
+    with created(tmp_path / "rows.zarr", rows=64 * 1500, dtype="uint8", names=names, budget=None) as writer:
         for _ in range(64):
             writer.append(block)
     return open_rows(tmp_path / "rows.zarr")
 
 
-def test_a_worker_killed_in_mid_pass_changes_no_bit(table: RowsTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    bound = RowBound(600, 3000.0)
-    moment = plan(table, bound, 2, per_worker=16)
-    undisturbed = complete(table, *(partition_moment(task) for group in moment.groups for task in group))
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_a_worker_killed_in_mid_pass_changes_no_bit(
+    table: RowsTable, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    task = moment_task(table, RowBound(600, 3000.0))
+    with threadpool_limits(limits=1, user_api="blas"):
+        undisturbed = complete(table, partition_moment(task))
+    units = partitions(table.chunks, 64)
     with connected(workers=2) as started:
         pids = worker_pids(started)
-        watch = started._watch
         killed: list[str] = []
+        finished = Pass._finished
 
-        def kill_one(futures: Any, *others: Any) -> None:
-            # the kill lands only if the victim holds a finished partial while others are still to come
-            while True:
-                held = {worker: keys for worker, keys in started._client.has_what().items() if keys}
-                pending = [future for future in futures if future.status == "pending"]
-                if held and pending:
-                    victim = next(iter(held))
-                    os.kill(pids[victim], signal.SIGKILL)
-                    killed.append(victim)
-                    break
-                assert pending, "the pass was over before a worker could be killed"
-                time.sleep(0.01)
-            watch(futures, *others)
+        def kill_one(self: Pass, member: Any, number: int, future: Any) -> None:
+            # the kill lands on a worker that has added something, while other units are still to come
+            finished(self, member, number, future)
+            if (
+                not killed
+                and self.grants.count(State.ADDED, State.BANKED) >= share * 64
+                and self.grants.added_by(member.life)
+            ):
+                assert not self.summed
+                os.kill(pids[member.address], signal.SIGKILL)
+                killed.append(member.address)
 
-        monkeypatch.setattr(started, "_watch", kill_one)
-        sums = started.reduce(partition_moment, add_partials, moment.groups, "Summing")
-        found = started.trusted(lambda *parts: complete(table, *parts), sums=sums)
+        monkeypatch.setattr(Pass, "_finished", kill_one)
+        found = started.reduce(
+            Work("sum", partition_moment, task, units, add_partials), partial(complete, table), label="Summing"
+        )
         assert len(killed) == 1
     assert found.rows == undisturbed.rows
     assert np.array_equal(found.values, undisturbed.values)
-
-
-def test_the_graph_has_at_most_ten_tasks_per_worker(table: RowsTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    with connected(workers=2) as started:
-        submitted = submissions(started, monkeypatch)
-        groups = plan(table, RowBound(600, 3000.0), 2).groups
-        started.reduce(partition_moment, add_partials, groups, "Summing")
-    assert len(submitted) <= 10 * 2
 
 
 PEAK = """
 import sys
 from pathlib import Path
 import numpy as np
-from dpdist.moment.total import add_partials, partition_moment, plan
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from dpdist.moment.total import add_partials, moment_task, partition_moment
 from dpdist.rows.bounding import RowBound
 from dpdist.ingest.opening import open_rows
+from dpdist.rows.dataset import partitions
+from dpdist.runtime.running_sums import Common, Life
+from dpdist.runtime.workers import Asker
 def peak():  # not ru_maxrss, which begins with the memory of whoever started this process
     return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 table, bound = open_rows(Path(sys.argv[1])), RowBound(600, 3000.0)
 bound.apply(np.ones((2, 600), dtype=table.dtype), np.empty((2, 600)))  # libraries and compiled code are loaded
 Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
 base = peak()
-tasks = plan(table, bound, 1).groups[0]
-add_partials([partition_moment(task) for task in tasks])
+task = moment_task(table, bound)
+life = Life(Common(partition_moment, task, add_partials, Asker.here()))
+runs = partitions(table.chunks, 8)
+with ThreadPoolExecutor(int(sys.argv[2])) as threads:  # a first sum waits for the bank while a second one is added up
+    list(threads.map(lambda number: life.run(number, runs[number]), range(4)))
+    life.detach(0)
+    list(threads.map(lambda number: life.run(number, runs[number]), range(4, 8)))
+total, waiting = life._total, life.batch(0).total
+arriving = pickle.loads(pickle.dumps(waiting))
+total = add_partials(total, arriving)
 print(peak() - base)
 """
 
 
-def worker_bytes(table: RowsTable, bound: RowBound) -> int:
+def worker_bytes(table: RowsTable, bound: RowBound, threads: int) -> int:
     """Return what a worker is said to add to its interpreter."""
-    return Layout(table, bound, 1, (Band.whole(bound.width),)).worker_bytes - PROCESS_BYTES
+    return Layout(table, bound, 1, (Band.whole(bound.width),), threads).worker_bytes - PROCESS_BYTES
 
 
-@pytest.mark.parametrize("kernel", ["numba", "none"])
-def test_a_worker_takes_the_memory_computed_in_advance_whatever_the_rows(table: RowsTable, kernel: str) -> None:
+@pytest.mark.parametrize(("kernel", "threads"), [("numba", 1), ("none", 1), ("none", 4)])
+def test_a_worker_takes_the_memory_computed_in_advance_whatever_the_rows(
+    table: RowsTable, kernel: str, threads: int
+) -> None:
     hide = "import sys; sys.modules['numba'] = None\n" if kernel == "none" else ""
     run = subprocess.run(
-        [sys.executable, "-c", hide + PEAK, str(table.path)], check=True, capture_output=True, text=True,
+        [sys.executable, "-c", hide + PEAK, str(table.path), str(threads)], check=True, capture_output=True, text=True,
         env={**os.environ, **connection.WORKER_ENVIRONMENT},
     )  # fmt: skip
     bound = RowBound(600, 3000.0)
-    computed = worker_bytes(table, bound)
+    computed = worker_bytes(table, bound, threads)
     longer = RowsTable(**{**vars(table), "rows": 1000 * table.rows})
-    assert worker_bytes(longer, bound) == computed < 24 << 20  # of 115 MB of rows, 922 MB as float64
+    assert worker_bytes(longer, bound, threads) == computed < (9 + 14 * threads) << 20  # of 461 MB as float64
     measured = float(run.stdout)
     assert measured < computed + (4 << 20)  # the allocator rounds up
     if kernel == "none":  # what numba used to compile is used again, and hides what is taken

@@ -33,8 +33,8 @@ except DataError:
 """
 TASK = """
 from dpdist.runtime.workers import Asker
-from dpdist.runtime import engine
-engine._guarded(Asker.here(), int)
+from dpdist.runtime.guarded import guarded
+guarded(Asker.here(), int)
 """
 PROBE = """
 from pathlib import Path

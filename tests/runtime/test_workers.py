@@ -19,6 +19,7 @@ from distributed import LocalCluster
 import dpdist
 from dpdist.errors import DataError
 from dpdist.runtime.connection import connected
+from dpdist.runtime.work import Each, Work
 from dpdist.runtime.workers import check_worker
 from dpdist.storage.store import FolderStore
 from faults.waiting import until
@@ -80,7 +81,7 @@ def test_so_is_one_of_another_version_that_joins_while_the_work_is_under_way(tmp
             made.scale(0)  # so that the work goes to the other one
             until(lambda: _count(made) == 1)
             with pytest.raises(DataError, match="runs dpdist 98, not"):
-                started.map(math.sqrt, [1], "Working")  # type: ignore[arg-type]
+                started.map(Work("test", math.sqrt, Each(), [1]), "Working")
 
 
 def test_a_worker_can_be_checked_on_itself(tmp_path: Path) -> None:

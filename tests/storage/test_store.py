@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.memory_store import MemoryStore
+from support.parts import added, parts_of
 from support.s3_server import S3Server, s3_server
 
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.periods import take_in
 from dpdist.ingest.table import ingest
-from dpdist.moment.total import complete, partition_moment, plan
+from dpdist.moment.total import complete, moment_task, partition_moment
 from dpdist.pca.projection import scores_in_memory
 from dpdist.pipeline.budget import create_ledger, default_ledger, periodic_table, verify_ledger
 from dpdist.pipeline.components import fit_components
@@ -188,12 +189,10 @@ def test_rows_are_ingested_read_and_summed(bucket: Store, source: Path, *, compr
     reader = ChunkReader(table, 3)
     read = [piece.copy() for index in range(CHUNKS) for piece in reader.read(index)]
     assert np.array_equal(np.concatenate(read), ROWS)
-    groups = plan(table, BOUND, workers=2).groups
-    tasks = [pickle.loads(pickle.dumps(task)) for group in groups for task in group]  # noqa: S301 - our own
-    total = complete(table, *map(partition_moment, tasks))
+    tasks = [pickle.loads(pickle.dumps(task)) for task in parts_of(table, BOUND, 8)]  # noqa: S301 - our own
+    total = complete(table, added(map(partition_moment, tasks)))
     elsewhere = ingest(source, source.with_name("elsewhere.zarr"))
-    (task,) = plan(elsewhere, BOUND, 1, 1).groups[0]
-    assert np.array_equal(total.values, partition_moment(task).values)
+    assert np.array_equal(total.values, partition_moment(moment_task(elsewhere, BOUND)).values)
 
 
 def test_what_is_still_written_into_what_was_given_up_leaves_nothing(tmp_path: Path) -> None:
@@ -251,7 +250,7 @@ def test_rows_come_in_periods(bucket: Store, source: Path, tmp_path: Path) -> No
     ledger.close_period("2026-01-05", seal)
     span = table.span(ledger.periods, 0)
     assert (span.rows, span.chunks, span.stored_bytes) == (50, CHUNKS, CHUNKS * (len(ROWS) // CHUNKS * 4 + 4))
-    (task,) = plan(span, BOUND, 1, 1).groups[0]
+    task = moment_task(span, BOUND)
     assert complete(span, partition_moment(task)).rows == 50
 
 

@@ -12,13 +12,14 @@ import numpy.typing as npt
 from dpdist._util.paths import local
 from dpdist.ledger.ledger import Ledger
 from dpdist.moment.operator import MomentMatrix
-from dpdist.moment.total import Partial, complete, partition_moment, plan
+from dpdist.moment.total import Partial, complete, partition_moment
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.release.trusted import MomentTransaction
 from dpdist.rows.dataset import RowsTable
+from support.parts import added, parts_of
 from support.releases import content_of
 
 ROWS = 7919
@@ -46,14 +47,17 @@ def asking(transaction: MomentTransaction, **changes: Any) -> MomentTransaction:
 
 
 def moment_of(transaction: MomentTransaction) -> MomentMatrix:
-    total = complete(transaction.table, *partials_of(transaction))
+    total = complete(transaction.table, total_of(transaction))
     return MomentMatrix(total.values, transaction.request.bound(transaction.table.columns).width)
 
 
-def partials_of(transaction: MomentTransaction, per_worker: int = 1) -> list[Partial[np.int64]]:
+def partials_of(transaction: MomentTransaction, count: int = 4) -> list[Partial[np.int64]]:
     bound = transaction.request.bound(transaction.table.columns)
-    groups = plan(transaction.table, bound, 4, per_worker).groups
-    return [partition_moment(task) for group in groups for task in group]
+    return [partition_moment(task) for task in parts_of(transaction.table, bound, count)]
+
+
+def total_of(transaction: MomentTransaction, count: int = 4) -> Partial[np.int64]:
+    return added(partials_of(transaction, count))
 
 
 def exact(transaction: MomentTransaction, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -83,7 +87,7 @@ def committed_bytes(transaction: MomentTransaction) -> bytes:
 
 def published(transaction: MomentTransaction) -> Release:
     transaction.reserve()
-    trusted.finalise(transaction, *partials_of(transaction))
+    trusted.finalise(transaction, total_of(transaction))
     trusted.publish(transaction)
     return open_release(target_of(transaction))
 

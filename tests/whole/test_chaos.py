@@ -9,7 +9,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +19,13 @@ from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.runtime import connection
+from dpdist.runtime.work import Work
 from dpdist.triangle import packed, unpacked
 from faults import chaos, sentinel
 from faults.chaos import Fault
 from faults.chaos_cluster import WORKERS
 from faults.chaos_scene import MissedError, Scene
-from faults.chaos_stage import Stage, staging
+from faults.chaos_stage import Repeated, Stage, staging
 from faults.postgres_server import Server
 
 SEARCHED = {"driver killed", "trusted process killed", "chunk damaged"}
@@ -150,14 +150,14 @@ def test_sums_on_their_way_to_the_trusted_node_do_not_pass_through_the_scheduler
     numbers = 4_000_000
     stage.near.mend()
     scheduler = stage.near.children["scheduler"].pid
+    work = Work("test", np.ones, Repeated(numbers), range(12), np.add)
     with connection.connected(stage.near.address) as started:
-        sums = started.reduce(np.ones, partial(np.sum, axis=0), [[numbers]] * 3, "Adding")
         before = [peak(scheduler) for _ in range(2)][1]
-        assert started.trusted(lambda *parts: sum(int(part.sum()) for part in parts), sums=sums) == 3 * numbers
+        assert started.reduce(work, np.sum, label="Adding") == 12 * numbers
         direct = peak(scheduler) - before
-        started._client.gather(sums, direct=False)
+        started._client.submit(np.ones, numbers).result()
         through = peak(scheduler) - before
-    assert through > 8 * numbers  # as it would be otherwise
+    assert through > 7 * numbers  # as it would be otherwise
     assert direct < 2 * numbers
 
 
