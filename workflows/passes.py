@@ -209,7 +209,7 @@ def freeze_scheduler(engine: Engine, seconds: float, *_: Any) -> bool:
 
 def through_scheduler(engine: Engine, table: RowsTable, components: int) -> dict[str, int]:
     """Multiply with so many vectors; return the bytes that the scheduler sent meanwhile."""
-    vectors = np.ones((table.columns, components))
+    vectors = np.full((table.columns, components), 2.0**-8)
     task = ProductTask(moment_task(table, RowBound(table.columns, 5.0 * table.columns)), vectors)
     work = Work("multiply", partition_product, task, partitions(table.chunks, 20), add_partials)
 
