@@ -18,7 +18,7 @@ from scipy import stats
 from support.drawers import Again, Marked, Replayed
 from support.registered import calibrated
 from support.tallies import FALSE_ALARM
-from support.trusted_scene import asking, exact, ledger_of, partials_of, target_of
+from support.trusted_scene import asking, exact, ledger_of, target_of, total_of
 
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
@@ -188,9 +188,9 @@ def test_a_release_that_several_processes_draw_is_one_release_and_leaves_none_of
         with monkeypatch.context() as patch:
             patch.setattr(trusted, "archive", None)  # a defect, after the processes were started
             with pytest.raises(AttributeError):
-                trusted.finalise(asked, *partials_of(asked), beside=9)
-    trusted.finalise(asked, *partials_of(asked), beside=9)
-    trusted.finalise(asked, *partials_of(asked), beside=9)
+                trusted.finalise(asked, total_of(asked), beside=9)
+    trusted.finalise(asked, total_of(asked), beside=9)
+    trusted.finalise(asked, total_of(asked), beside=9)
     trusted.publish(asked)
     assert len(Noted.seen) == (6 if fault else 4)  # two of each attempt
     assert not any(Path(f"/proc/{pid}").exists() for pid in Noted.seen)
