@@ -347,7 +347,7 @@ class Guarantee:
     --------
     >>> import numpy as np
     >>> import dpdist
-    >>> rows = np.random.default_rng(3).normal(size=(300, 3))
+    >>> rows = np.random.default_rng(3).normal(size=(413, 3))
     >>> fitted = dpdist.PrivateCovariance(epsilon=1, delta=1e-6, clip=4).fit(rows)
     >>> fitted.guarantee_, fitted.guarantee_.proof
     (Guarantee(epsilon=1, delta=1e-06, replace-one), 'dpdist.mechanisms.gaussian')

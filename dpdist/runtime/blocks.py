@@ -22,7 +22,7 @@ from dpdist.runtime.clients import current
 from dpdist.runtime.engine import Engine, translated
 from dpdist.runtime.guarded import guarded
 from dpdist.runtime.process import forbid_core_dumps
-from dpdist.runtime.workers import Asker
+from dpdist.runtime.workers import Asker, require_kept
 
 Result = TypeVar("Result")
 _AGAIN_SECONDS = 0.5
@@ -99,7 +99,9 @@ def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[
     client = current()
     if client is not None:
         here = Engine(client, trusted_worker=False, insecure=False, foreign=True)
-        here.require_visible(os.sep)  # any path will do: it is about the network, versions and spilling
+        here.require_visible(os.sep)  # any path will do: it is about the network and versions
+        with translated():
+            require_kept(client)  # here sums are results of tasks, which the owner's scheduler places
     blocks = [block for row in array.to_delayed() for block in row]
     sums = [dask.delayed(guarded, pure=False, traverse=False)(Asker.here(), function, block) for block in blocks]
     for level in levels(len(sums)):

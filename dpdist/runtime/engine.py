@@ -27,7 +27,7 @@ from dpdist.runtime.bank import finished
 from dpdist.runtime.conductor import Conductor, total_of
 from dpdist.runtime.guarded import guarded
 from dpdist.runtime.passes import Pass
-from dpdist.runtime.tls import on_this_machine, require_safe_workers
+from dpdist.runtime.tls import on_this_machine, require_safe_listeners, require_safe_workers
 from dpdist.runtime.work import Work
 from dpdist.runtime.workers import Asker, await_worker, require_fit
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -145,8 +145,6 @@ class Engine:
     def require_visible(self, place: AnyStore, key: str = "") -> None:
         """Check that nobody listens to the cluster, and that every worker runs this version and sees a place.
 
-        Its sums stay in its memory, too.
-
         Parameters
         ----------
         place, key
@@ -163,7 +161,9 @@ class Engine:
         store = store_at(place)
         self._places.append((store, key))
         with translated():
-            require_fit(self._client, store, key)
+            listeners = require_fit(self._client, store, key)
+        if not self._insecure:
+            require_safe_listeners(listeners, foreign=self._foreign)
 
     def map(self, work: Work, label: str) -> None:
         """Compute every unit, at least once, on whatever worker is free; results are dropped."""

@@ -7,7 +7,7 @@ one cluster per trust domain.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_address
@@ -196,6 +196,32 @@ def require_safe_workers(scheduler: str, workers: Iterable[str], *, foreign: boo
                 "sums. Start workers of an unencrypted cluster on 127.0.0.1 (--host), or start the cluster with TLS "
                 f"(cluster/README.md). {cure}"
             )
+
+
+def require_safe_listeners(listeners: Mapping[str, Iterable[str]], *, foreign: bool) -> None:
+    """Refuse a cluster that others could connect to: who is reached on loopback may listen everywhere.
+
+    Parameters
+    ----------
+    listeners
+        On which addresses each listens, by the address at which it is reached.
+    foreign
+        As of :func:`require_safe_workers`.
+
+    Raises
+    ------
+    RefusedError
+        If one listens neither encrypted nor on this machine's loopback interface.
+    """
+    for address, places in listeners.items():
+        for place in places:
+            if not _is_safe(place):
+                cure = "" if foreign else f" Where the network itself is safe, pass {parameter('insecure')}."
+                raise RefusedError(
+                    f"{address} listens on {place}, unencrypted: whoever reaches this machine can read un-noised sums "
+                    "there, and run code. Start it with --host 127.0.0.1, or the cluster with TLS "
+                    f"(cluster/README.md).{cure}"
+                )
 
 
 def on_this_machine(address: str) -> bool:

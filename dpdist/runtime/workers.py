@@ -1,10 +1,9 @@
-"""What a worker must be before rows or sums reach it: of this version, seeing what it reads, spilling nothing."""
+"""What a worker must be before rows or sums reach it: of this version, seeing what it reads, heard by nobody."""
 
 from __future__ import annotations
 
 import os
 import time
-import uuid
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from distributed import Client, Future, Worker, get_worker
 from distributed.versions import VersionMismatchWarning
 
+from dpdist._util.ids import random_token
 from dpdist._util.progress import Count, Progress
 from dpdist._version import __version__
 from dpdist.errors import DataError
@@ -40,11 +40,11 @@ class Asker:
 
 
 class Traits(NamedTuple):
-    """What a worker says of itself: its version, whether it sees a place, whether it may write sums to its disk."""
+    """What a worker says of itself: its version, whether it sees a place, and where it listens."""
 
     version: str
     sees: bool
-    spills: bool
+    listens: tuple[str, ...]
 
 
 def require_version(asked: str) -> None:
@@ -81,8 +81,13 @@ def check_worker(worker: Worker, store: Store, key: str, asked: str) -> None:
         raise DataError(fault)
 
 
-def require_fit(client: Client, store: Store, key: str) -> None:
+def require_fit(client: Client, store: Store, key: str) -> dict[str, tuple[str, ...]]:
     """Check that every worker that is there now may have work; there need be none.
+
+    Returns
+    -------
+    dict
+        On which addresses the scheduler and each worker listen, by the address at which it is reached.
 
     Raises
     ------
@@ -98,6 +103,26 @@ def require_fit(client: Client, store: Store, key: str) -> None:
         fault = _fault(address, traits, store, key, __version__)
         if fault is not None:
             raise DataError(fault)
+    listens: list[str] = client.run_on_scheduler(_listens_of_scheduler)
+    return {client.scheduler.address: tuple(listens), **{address: each.listens for address, each in found.items()}}
+
+
+def require_kept(client: Client) -> None:
+    """Check that no worker may write a task's result to its disk.
+
+    Raises
+    ------
+    DataError
+        Naming a worker that may, and what to do.
+    """
+    for address, spills in client.run(_spills).items():
+        if spills:
+            raise DataError(
+                f"The worker {address} may spill un-noised sums to its disk. Start it with distributed.worker.memory."
+                "target and .spill set to False, as in cluster/worker.env; where a script starts it, call "
+                "dask.config.set({'distributed.worker.memory.target': False, 'distributed.worker.memory.spill': "
+                "False}) first."
+            )
 
 
 def await_worker(client: Client, progress: Progress | None) -> Future:
@@ -116,7 +141,7 @@ def await_worker(client: Client, progress: Progress | None) -> Future:
     DataError
         If none comes in time.
     """
-    knock = client.submit(os.getpid, pure=False, key=f"dpdist-wait-{uuid.uuid4()}")
+    knock = client.submit(os.getpid, pure=False, key=f"dpdist-wait-{random_token()}")
     if _are_some(client):
         return knock
     count, until = Count(progress, "Waiting for workers", 1), time.monotonic() + WORKER_SECONDS
@@ -140,8 +165,16 @@ _NO_WORKER = (
 
 def _traits(store: Store, key: str, dask_worker: Any) -> Traits:
     forbid_core_dumps()  # sums of others may reach a worker before its first task does
+    return Traits(__version__, store.exists(key), tuple(each.listen_address for each in dask_worker.listeners))
+
+
+def _listens_of_scheduler(dask_scheduler: Any) -> list[str]:
+    return [each.listen_address for each in dask_scheduler.listeners]
+
+
+def _spills(dask_worker: Any) -> bool:
     memory = dask_worker.memory_manager
-    return Traits(__version__, store.exists(key), bool(memory.memory_target_fraction or memory.memory_spill_fraction))
+    return bool(memory.memory_target_fraction or memory.memory_spill_fraction)
 
 
 def _fault(address: str, found: Traits, store: Store, key: str, asked: str) -> str | None:
@@ -152,13 +185,6 @@ def _fault(address: str, found: Traits, store: Store, key: str, asked: str) -> s
         return (
             f"The worker {address} does not see {store.address(key)}. Put it on a file system that every worker mounts "
             "under the same name."
-        )
-    if found.spills:
-        return (
-            f"The worker {address} may spill un-noised sums to its disk. Start it with distributed.worker.memory."
-            "target and .spill set to False, as in cluster/worker.env; where a script starts it, call "
-            "dask.config.set({'distributed.worker.memory.target': False, 'distributed.worker.memory.spill': False}) "
-            "first."
         )
     return None
 

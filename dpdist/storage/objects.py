@@ -71,8 +71,8 @@ class ObjectStore:
     Raises
     ------
     UsageError
-        If it is no such address, or one with a user name, a password or a query: these hold secrets, and an address is
-        printed, logged and seen in lists of processes. The text is not repeated then.
+        If it is no such address, or one with a user name, a password or a query: such a text is a credential, and an
+        address is printed, logged and seen in lists of processes. The text is not repeated then.
     """
 
     url: str

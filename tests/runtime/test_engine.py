@@ -20,7 +20,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from distributed import LocalCluster
+from distributed import LocalCluster, get_worker
 from distributed.comm import CommClosedError
 from distributed.core import rpc
 from distributed.security import Security
@@ -38,7 +38,7 @@ from dpdist.runtime.connection import connected
 from dpdist.runtime.engine import Engine
 from dpdist.runtime.grants import State
 from dpdist.runtime.passes import Pass
-from dpdist.runtime.work import Work
+from dpdist.runtime.work import Each, Work
 from dpdist.triangle import Band
 from faults.waiting import until
 
@@ -263,13 +263,17 @@ def test_unencrypted_workers_on_the_network_are_refused_even_when_the_scheduler_
             assert started.workers == [f"{AWAY}:4711"]
 
 
-def test_a_worker_that_may_spill_sums_to_its_disk_is_refused(tmp_path: Path) -> None:
-    with (
-        elsewhere() as cluster,
-        connected(cluster.scheduler_address) as started,
-        pytest.raises(DataError, match="may spill"),
-    ):
+def _kinds_that_dask_may_spill(_: Any) -> frozenset[str]:
+    return frozenset(type(each).__name__ for each in get_worker().data.values())
+
+
+def test_with_dasks_own_settings_no_sum_is_where_it_could_be_spilled(tmp_path: Path) -> None:
+    with elsewhere() as cluster, connected(cluster.scheduler_address) as started:
         started.require_visible(tmp_path)
+        kinds = Work("test", _kinds_that_dask_may_spill, Each(), list(range(8)), operator.or_)
+        seen: frozenset[str] = started.reduce(kinds, frozenset, label=None)
+    assert "NoneType" in seen  # what welcomed the worker
+    assert seen <= {"NoneType", "int", "bytes"}  # receipts, and what all units share; a sum is a set
 
 
 def test_a_pass_ends_when_all_workers_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:

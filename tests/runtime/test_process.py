@@ -41,7 +41,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from dpdist.runtime import workers
 from dpdist.storage.store import FolderStore
-worker = SimpleNamespace(memory_manager=SimpleNamespace(memory_target_fraction=False, memory_spill_fraction=False))
+worker = SimpleNamespace(listeners=[])
 workers._traits(FolderStore(Path.cwd()), "", worker)
 """
 

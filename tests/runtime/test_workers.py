@@ -17,7 +17,7 @@ import pytest
 from distributed import LocalCluster
 
 import dpdist
-from dpdist.errors import DataError
+from dpdist.errors import DataError, RefusedError
 from dpdist.runtime.connection import connected
 from dpdist.runtime.work import Each, Work
 from dpdist.runtime.workers import check_worker
@@ -85,19 +85,34 @@ def test_so_is_one_of_another_version_that_joins_while_the_work_is_under_way(tmp
 
 
 def test_a_worker_can_be_checked_on_itself(tmp_path: Path) -> None:
-    def given(**memory: Any) -> Any:
-        fractions = {"memory_target_fraction": False, "memory_spill_fraction": False, **memory}
-        return SimpleNamespace(address="tls://10.0.0.7:1", memory_manager=SimpleNamespace(**fractions))
-
+    given: Any = SimpleNamespace(address="tls://10.0.0.7:1", listeners=[])
     store = FolderStore(tmp_path)
-    check_worker(given(), store, "", dpdist_version())
+    check_worker(given, store, "", dpdist_version())
     with pytest.raises(DataError, match=r"tls://10\.0\.0\.7:1 runs dpdist .*, not 99"):
-        check_worker(given(), store, "", "99")
+        check_worker(given, store, "", "99")
     with pytest.raises(DataError, match="does not see"):
-        check_worker(given(), store, "table.json", dpdist_version())
-    for option in ("memory_target_fraction", "memory_spill_fraction"):
-        with pytest.raises(DataError, match="may spill"):
-            check_worker(given(**{option: 0.6}), store, "", dpdist_version())
+        check_worker(given, store, "table.json", dpdist_version())
+
+
+@pytest.mark.parametrize("who", ["the scheduler", "a worker"])
+def test_who_is_reached_on_loopback_and_listens_everywhere_is_refused(
+    who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``dask scheduler`` and ``dask worker`` do without ``--host``; here they only say so."""
+    with cluster(workers=1) as made:
+        (worker_here,) = made.workers.values()
+        server: Any = made.scheduler if who == "the scheduler" else worker_here
+        with connected(made.scheduler_address) as started:
+            started.require_visible(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(server, "listeners", [SimpleNamespace(listen_address="tcp://0.0.0.0:8786")])
+            with (
+                connected(made.scheduler_address) as started,
+                pytest.raises(RefusedError, match=r"0\.0\.0\.0:8786, unencrypted"),
+            ):
+                started.require_visible(tmp_path)
+            with connected(made.scheduler_address, insecure=True) as started:
+                started.require_visible(tmp_path)
 
 
 def dpdist_version() -> str:
