@@ -211,4 +211,4 @@ def test_any_sequence_of_calls_on_a_database_agrees_with_a_model(postgres: Serve
         def new_place(self) -> AbstractContextManager[LedgerAddress]:
             return new_address(postgres)
 
-    run_state_machine_as_test(OnDatabase, settings=settings(MODEL_SETTINGS, max_examples=5))
+    run_state_machine_as_test(OnDatabase, settings=settings(MODEL_SETTINGS, max_examples=3))

@@ -255,7 +255,8 @@ AWAY = "tcp://192.0.2.1"
 
 
 def test_unencrypted_workers_on_the_network_are_refused_even_when_the_scheduler_is_on_loopback() -> None:
-    with a_worker_beyond_this_machine() as address:
+    silence = {"distributed.comm.timeouts.connect": "1s"}  # of who is asked for his versions and is nowhere
+    with dask.config.set(silence), a_worker_beyond_this_machine() as address:
         with pytest.raises(RefusedError, match="pass insecure") as refused, connected(address):
             pass
         assert AWAY in str(refused.value)
