@@ -95,7 +95,7 @@ def save(model: Model, release: Release, target: AnyStore) -> None:
         put_array(group, name, values)
     place, private = store_at(target), not release.private_as_claimed
     # another machine may find other last bits, or another sign: two of them must not be mixed
-    with place.staged("model", private=private, identity=partial(digest_of, objects)) as aside:
+    with place.staged("model", private=private, identity=partial(digest_of, objects), keys=objects.keys) as aside:
         for key, content in objects.items():
             aside.put(key, content.to_bytes())
 

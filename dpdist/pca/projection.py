@@ -213,11 +213,13 @@ def scores_of(table: RowsTable, model: Model, model_at: AnyStore, target: AnySto
             }
         },
     )
-    with store_at(target).staged("scores", private=True, identity=partial(_identity, head, model.components)) as aside:
+    chunks = range(-(-table.rows // table.chunk_rows))
+    identity = partial(_identity, head, model.components)
+    keys = {chunk_key(index) for index in chunks}
+    with store_at(target).staged("scores", private=True, identity=identity, keys=lambda: keys) as aside:
         aside.put(ROOT, head[ROOT].to_bytes())
-        chunks = -(-table.rows // table.chunk_rows)
-        yield ProjectionTask(table, model.components, aside.absolute(), range(chunks))
-        if not {chunk_key(index) for index in range(chunks)} <= {key for key, _ in aside.list("c")}:
+        yield ProjectionTask(table, model.components, aside.absolute(), chunks)
+        if not keys <= {key for key, _ in aside.list("c")}:
             raise DataError(f"Some chunks of {target} were not written. Run the same command again.")
 
 

@@ -131,7 +131,8 @@ def publish(archive: IO[bytes], target: AnyStore, *, private: bool = False) -> N
 
 
 def _unpack(archive: IO[bytes], target: Store, *, private: bool) -> None:
-    with target.staged("release", private=private, identity=partial(_digest, archive)) as aside:
+    keys = [name for name, _ in _members(archive)]
+    with target.staged("release", private=private, identity=partial(_digest, archive), keys=lambda: keys) as aside:
         for name, content in _members(archive):
             aside.put(name, content)
 

@@ -31,7 +31,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -201,7 +201,9 @@ class ObjectStore:
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         """Yield key and bytes of every object."""
-        folder = self._found()
+        return self._below(self._found(), prefix)
+
+    def _below(self, folder: str, prefix: str = "") -> Iterator[tuple[str, int]]:
         pieces = self._listed(_joined(folder, prefix))
         return ((each["path"].removeprefix(folder).lstrip("/"), each["size"]) for piece in pieces for each in piece)
 
@@ -218,12 +220,17 @@ class ObjectStore:
 
     def require_new(self, what: str) -> None:
         """Refuse what is there, and a store that does not create an object only if it is absent."""
-        if not self._key:
-            raise UsageError(f"{self} is a whole bucket. Name a place in it, such as {self}/{what}.zarr.")
+        self._require_place(what)
         if self.exists():
             raise DataError(f"{self} exists already. Remove it or choose another place for the {what}.")
-        scheme = self.url.partition("://")[0]
-        _require_conditional(self.parent, connections.settings(scheme), os.getpid())
+        self._require_conditional()
+
+    def _require_place(self, what: str) -> None:
+        if not self._key:
+            raise UsageError(f"{self} is a whole bucket. Name a place in it, such as {self}/{what}.zarr.")
+
+    def _require_conditional(self) -> None:
+        _require_conditional(self.parent, connections.settings(self.url.partition("://")[0]), os.getpid())
 
     def require_space(self, size: int, what: str) -> None:
         """Take any size: a store does not say what it has free."""
@@ -235,10 +242,11 @@ class ObjectStore:
         *,
         private: bool = False,  # noqa: ARG002 - who may read is the owner's word to the store
         identity: Callable[[], str] | None = None,
+        keys: Callable[[], Iterable[str]] = tuple,
     ) -> Iterator[ObjectStore]:
         """Give a prefix that nobody else writes to or, with an identity, a lease."""
         self.require_new(what)
-        with self._prefixed(what) if identity is None else self._leased(what, identity()) as aside:
+        with self._prefixed(what) if identity is None else self._leased(what, identity(), keys) as aside:
             yield aside
 
     @contextmanager
@@ -260,7 +268,7 @@ class ObjectStore:
             raise self._taken(what)
 
     @contextmanager
-    def _leased(self, what: str, identity: str) -> Iterator[ObjectStore]:
+    def _leased(self, what: str, identity: str, keys: Callable[[], Iterable[str]]) -> Iterator[ObjectStore]:
         lease, root = f"{self._key}.lease", f"{self._key}.root"
         if not self._created(lease, json.dumps({"format": LEASE, "identity": identity}).encode(), what):
             raise DataError(
@@ -272,6 +280,12 @@ class ObjectStore:
             content = self._fetched(root)
         except OSError:  # whoever has the same identity was faster, and has tidied up
             raise self._taken(what) from None
+        foreign = {key for key, _ in self._below(self._key)}.difference(keys(), [_ROOT])
+        if foreign:  # they would be found as a part of it
+            raise DataError(
+                f"Somebody else put objects at {self}, which are no part of the {what}, such as {min(foreign)!r}. "
+                "Remove them and run the same command again, or choose another place."
+            )
         published = self._created(_joined(self._key, _ROOT), content, what)
         with suppress(DpdistError, OSError):
             asked(self.url, lambda: obstore().delete(self._connection(), root))
@@ -339,7 +353,8 @@ class ObjectStore:
             raise self._unwritten(error, what)
 
     def delete(self) -> None:
-        """Remove its objects, the one that makes it found first."""
+        """Remove its objects, the one that makes it found first; never those of a whole bucket."""
+        self._require_place("release")
         folder, connection = self._found(), self._connection()
         if self.folder is None and self.exists():
             asked(self.url, lambda: obstore().delete(connection, _joined(self._key, _ROOT)))

@@ -28,7 +28,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from io import FileIO
@@ -131,7 +131,12 @@ class Store(Protocol):
         ...
 
     def staged(
-        self, what: str, *, private: bool = False, identity: Callable[[], str] | None = None
+        self,
+        what: str,
+        *,
+        private: bool = False,
+        identity: Callable[[], str] | None = None,
+        keys: Callable[[], Iterable[str]] = tuple,
     ) -> AbstractContextManager[Store]:
         """Give a store to build in; it appears here when the block ends, once, whole and durable, or never.
 
@@ -144,11 +149,14 @@ class Store(Protocol):
         identity
             Tells from what every object of it follows, to the last byte that matters: whoever builds the same may
             write the same objects at the same time, and a place may let them. None: nobody else builds the same.
+        keys
+            Tells the keys of all its objects, where an identity is given. A place that others can write to refuses
+            what they put there besides.
 
         Raises
         ------
         DataError
-            As :meth:`require_new`, also when it appears meanwhile or cannot be written.
+            As :meth:`require_new`, also when it appears meanwhile or cannot be written, or others wrote there.
         """
         ...
 
@@ -274,6 +282,7 @@ class FolderStore:
         *,
         private: bool = False,
         identity: Callable[[], str] | None = None,  # noqa: ARG002 - every builder has a folder of its own
+        keys: Callable[[], Iterable[str]] = tuple,  # noqa: ARG002 - as above
     ) -> Iterator[FolderStore]:
         """Give a locked folder beside it, which is flushed and renamed."""
         with atomic.staged(self.path, what, private=private) as aside:

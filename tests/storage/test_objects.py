@@ -187,8 +187,11 @@ def test_an_address_is_written_in_one_way() -> None:
 # --- once -------------------------------------------------------------------------------------------------------------
 
 
+KEYS = ("c/0", "zarr.json")
+
+
 def build(store: ObjectStore, identity: str, *, content: bytes = b"{}", fails: bool = False) -> None:
-    with store.staged("release", identity=lambda: identity) as aside:
+    with store.staged("release", identity=lambda: identity, keys=lambda: KEYS) as aside:
         aside.put("c/0", identity.encode())
         aside.put("zarr.json", content)
         if fails:
@@ -211,9 +214,31 @@ def test_nothing_is_seen_before_the_root_and_another_identity_is_refused(scene: 
     assert sorted(scene.objects("release.zarr")) == [".lease", "/c/0", "/zarr.json"]
 
 
+def test_objects_that_others_put_at_a_place_become_no_part_of_a_release(scene: Scene) -> None:
+    store = ObjectStore(scene.target)
+    with pytest.raises(ZeroDivisionError):
+        build(store, "one", fails=True)  # its leftovers are its own
+    foreign = {"Bucket": "private", "Key": f"{scene.folder.name}/release.zarr/extra/zarr.json"}
+    scene.server.client.put_object(**foreign, Body=b"{}")
+    with pytest.raises(DataError, match=r"'extra/zarr\.json'"):
+        build(store, "one")
+    assert not store.exists()
+    scene.server.client.delete_object(**foreign)
+    build(store, "one")
+    assert sorted(key for key, _ in store.list()) == list(KEYS)
+
+
+def test_a_whole_bucket_is_not_deleted(scene: Scene) -> None:
+    scene.server.client.put_object(Bucket="private", Key="zarr.json", Body=b"{}")
+    with pytest.raises(UsageError, match="whole bucket"):
+        ObjectStore("s3://private").delete()
+    assert "zarr.json" in scene.server.keys("private")
+    scene.server.client.delete_object(Bucket="private", Key="zarr.json")
+
+
 def test_two_of_one_identity_at_once_leave_one(scene: Scene) -> None:
     store = ObjectStore(scene.target)
-    with store.staged("release", identity=lambda: "one") as slow:
+    with store.staged("release", identity=lambda: "one", keys=lambda: KEYS) as slow:
         slow.put("zarr.json", b"{}")
         build(store, "one")
         slow.put("c/0", b"one")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,10 +98,15 @@ class MemoryStore:
 
     @contextmanager
     def staged(
-        self, what: str, *, private: bool = False, identity: Callable[[], str] | None = None
+        self,
+        what: str,
+        *,
+        private: bool = False,
+        identity: Callable[[], str] | None = None,
+        keys: Callable[[], Iterable[str]] = tuple,
     ) -> Iterator[MemoryStore]:
         assert private in {True, False}
-        assert identity is None or identity() == identity()
+        assert identity is None or (identity() == identity() and set(keys()))
         self.require_new(what)
         prefix = f"{self.url}.{random_token()}"
         OBJECTS[prefix] = {}
