@@ -341,6 +341,7 @@ class ObjectStore:
         """Send an object over another; ``expected`` is compared here, and its entity tag by the store."""
         place, more = self._place(key), {}
         if expected is not None:
+            self._require_conditional()  # who replaces it may be another process than made it, at another endpoint
             seen = self._version(place)  # before it is compared: what comes later has another version
             if self._fetched(place) != expected:
                 raise _changed(self, what)

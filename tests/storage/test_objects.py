@@ -36,7 +36,7 @@ from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows import dataset
 from dpdist.runtime import connection
-from dpdist.storage import arrays, connections
+from dpdist.storage import arrays, connections, objects
 from dpdist.storage.objects import ObjectStore
 from dpdist.storage.store import store_at
 from faults import crash_driver
@@ -442,6 +442,17 @@ def test_a_store_without_conditions_is_refused_and_named(
     with pytest.raises(DataError, match=f"The store of {scene.at} does not {said}"):
         scene.ingest()
     assert scene.objects() == {}
+
+
+def test_a_ledger_is_not_bound_in_a_store_that_ignores_conditions(scene: Scene) -> None:
+    ingest(scene.source, store_at(scene.rows), budget=BUDGET)
+    objects._require_conditional.cache_clear()  # noqa: SLF001 - another process binds it
+    scene.proxy.drop = frozenset({"if-match"})
+    before = scene.objects()
+    with pytest.raises(DataError, match=f"The store of {scene.at} does not replace an object only if it is unchanged"):
+        create_ledger(scene.folder / "rows.ledger", scene.rows)
+    assert scene.objects() == before
+    assert open_rows(scene.rows).ledger_id is None
 
 
 def test_plain_http_is_for_this_machine_only(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
