@@ -103,7 +103,10 @@ def _connected(scheme: str, bucket: str, prefix: str, given: tuple[tuple[str, st
     obstore()
     from obstore.store import AzureStore, GCSStore, S3Store  # noqa: PLC0415 - as above
 
-    client = {**_CLIENT, "allow_http": _is_plain(given)}  # said here, it is not taken from the environment
+    plain = _plain_endpoint(given)
+    client = {**_CLIENT, "allow_http": plain is not None}  # said here, it is not taken from the environment
+    if plain is not None:  # a proxy of the environment would see the rows: it is replaced by one that nothing goes to
+        client |= {"proxy_url": plain, "proxy_excludes": "*,0.0.0.0/0,::/0"}
     kinds: dict[str, Callable[..., Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
     made = None
     with suppress(Exception):  # whatever it says may quote a setting
@@ -116,22 +119,32 @@ def _connected(scheme: str, bucket: str, prefix: str, given: tuple[tuple[str, st
     return made
 
 
-def _is_plain(given: tuple[tuple[str, str], ...]) -> bool:
-    """Say whether the store is on this machine and reached without encryption; refuse that over a network."""
-    plain = False
-    for name, value in given:
-        if name.upper() not in _ENDPOINTS or not value.strip().lower().startswith("http://"):
-            continue
-        if not _on_loopback(value):
-            raise UsageError(
-                f"The store that {name} names is reached over http://, unencrypted: everybody on the way could read "
-                "the rows. Use https://, which only a store on this machine (127.0.0.1) can do without."
-            )
-        plain = True
-    return plain
+def _plain_endpoint(given: tuple[tuple[str, str], ...]) -> str | None:
+    """Return the endpoint if it is on this machine and reached without encryption; refuse that over a network."""
+    found = (value.strip() for name, value in given if name.upper() in _ENDPOINTS and is_plain(value, name))
+    return next(found, None)
 
 
-def _on_loopback(url: str) -> bool:
+def is_plain(endpoint: str, name: str) -> bool:
+    """Say whether an endpoint is on this machine and reached without encryption.
+
+    Raises
+    ------
+    UsageError
+        If it is so over a network; it is told by the name of what gives it.
+    """
+    if not endpoint.strip().lower().startswith("http://"):
+        return False
+    if not on_loopback(endpoint):
+        raise UsageError(
+            f"The store that {name} names is reached over http://, unencrypted: everybody on the way could read "
+            "the rows. Use https://, which only a store on this machine (127.0.0.1) can do without."
+        )
+    return True
+
+
+def on_loopback(url: str) -> bool:
+    """Say whether an address is of this machine."""
     try:
         host = urlsplit(url.strip()).hostname or ""
         return host == "localhost" or ip_address(host).is_loopback

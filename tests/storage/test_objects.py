@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import signal
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -453,6 +454,21 @@ def test_a_ledger_is_not_bound_in_a_store_that_ignores_conditions(scene: Scene) 
         create_ledger(scene.folder / "rows.ledger", scene.rows)
     assert scene.objects() == before
     assert open_rows(scene.rows).ledger_id is None
+
+
+@pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"])
+def test_no_proxy_sees_what_goes_to_a_store_on_this_machine(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv("NO_PROXY")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))  # nobody listens: what goes there fails
+        monkeypatch.setenv(name, f"http://127.0.0.1:{other.getsockname()[1]}")
+        connections._connected.cache_clear()  # noqa: SLF001 - a process of its own has no connection yet
+        store = ObjectStore(scene.target)
+        store.put("k", b"row")
+        assert store.get("k") == b"row"
 
 
 def test_plain_http_is_for_this_machine_only(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
