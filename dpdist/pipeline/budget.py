@@ -135,7 +135,8 @@ def ingest_rows(
     Raises
     ------
     UsageError
-        If an option makes no sense, or the rows are there and declare another budget, or none.
+        If an option makes no sense, or the rows are there and declare another budget, or none, or have another ledger
+        than is named.
     RefusedError
         If the rows, or a copy of them, have another ledger already, or were released for reproduction.
     DataError
@@ -171,6 +172,7 @@ def ingest_rows(
                 f"{rows} exists already and declares {f'a budget of {table.budget}' if table.budget else 'no budget'}, "
                 f"not {budget}; it is declared once. {_otherwise(table)}"
             )
+        require_their_ledger(table, ledger)
         return complete_ingest(rows, ledger)
     if budget is not None:
         _require_no_ledger(address_given(ledger or default_ledger(rows)))
@@ -438,6 +440,26 @@ def complete_ingest(rows: AnyStore, ledger: LedgerAddressGiven | None = None) ->
                 _create_ledger(ledger or default_ledger(rows), rows)
         table = open_rows(rows)
     return table
+
+
+def require_their_ledger(table: RowsTable, named: LedgerAddress | None) -> None:
+    """Refuse a ledger that is named for rows which have another one.
+
+    Raises
+    ------
+    UsageError
+        If it is not at the place that is named, however that is written.
+    """
+    if named is None or table.ledger_id is None:
+        return
+    if Ledger.stands_at(named) and Ledger(named).ledger_id == table.ledger_id:
+        return
+    known = datasets.seen(table.dataset_id).place
+    which = f"the ledger {known}" if known is not None else f"a ledger with the id {table.ledger_id}"
+    raise UsageError(
+        f"{table.store} exists already and has {which}; {named} is not that ledger. Rows have one for ever: leave "
+        f"{parameter('ledger')} out or, if it was moved, name its new place."
+    )
 
 
 def _lacks_ledger(table: RowsTable) -> bool:

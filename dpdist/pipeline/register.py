@@ -15,7 +15,7 @@ from dpdist.ingest.sources import Remote, SourceLocation, location_of
 from dpdist.ledger import registered
 from dpdist.ledger.address import LedgerAddressGiven, address_given
 from dpdist.naming import parameter, step
-from dpdist.pipeline.budget import complete_ingest, default_ledger
+from dpdist.pipeline.budget import complete_ingest, default_ledger, require_their_ledger
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.manifest import SOURCES
@@ -77,7 +77,8 @@ def register_rows(
     Raises
     ------
     UsageError
-        If an option makes no sense, or the rows are there and declare another budget, or none.
+        If an option makes no sense, or the rows are there and declare another budget, or none, or have another ledger
+        than is named.
     RefusedError
         If the source is a table of dpdist, other columns of it are registered, or the rows, or a copy of them, have
         another ledger already or were released for reproduction.
@@ -117,6 +118,7 @@ def register_rows(
             f"{parameter('budget_epsilon')} out, declare it with {step('ledger create')} if there is none, or choose "
             "another place for the rows."
         )
+    require_their_ledger(table, ledger)
     return complete_ingest(target, ledger)
 
 

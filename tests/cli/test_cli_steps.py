@@ -87,6 +87,26 @@ def test_ingest_never_replaces_rows_or_a_ledger(here: Path, call: Call) -> None:
     assert {k: v for k, v in before.items() if "ledger" in k} == {k: v for k, v in tree(here).items() if "ledger" in k}
 
 
+def test_rows_that_are_there_take_no_other_ledger(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("table.npy", np.ones((4, 3)))
+    np.save("other.npy", np.zeros((4, 3)))
+    made = ("ingest", "table.npy", "rows.zarr", "--budget-epsilon", "1", "--ledger")
+    assert call(*made, "first.ledger").code == 0
+    assert call("ingest", "other.npy", "others.zarr", "--budget-epsilon", "1").code == 0
+    for other in ("second.ledger", "others.ledger"):
+        said = call(*made, other)
+        assert said.code == 2
+        assert other in said.message
+        assert str(tmp_path / "first.ledger") in said.message
+    assert not (tmp_path / "second.ledger").exists()
+    (tmp_path / "link").symlink_to(tmp_path)
+    for same in ("first.ledger", "./first.ledger", str(tmp_path / "link" / "first.ledger")):
+        assert call(*made, same).code == 0
+    (tmp_path / "first.ledger").rename("moved.ledger")
+    assert call(*made, "moved.ledger").code == 0
+
+
 PLANTED = "73519.625"
 
 

@@ -78,6 +78,10 @@ def test_every_step_takes_rows_in_place(here: Path, call: Call) -> None:
     assert again.code == 0
     assert "left alone" in again.err
     assert call("register", "table.npy", "rows.zarr", *DECLARED).code == 4
+    other = call("register", "table.parquet", "rows.zarr", *DECLARED, "--ledger", "other.ledger")
+    assert other.code == 2
+    assert "other.ledger" in other.message
+    assert str(here / "rows.ledger") in other.message
     assert call("register", "table.parquet", "rows.zarr", "--budget-epsilon", "5").code == 2
     assert call("release", "rows.zarr", "release.zarr", *LOSS).code == 0
     assert len(Ledger("rows.ledger").records) == 2
