@@ -6,7 +6,6 @@ from the URL: an address is printed, logged and seen in lists of processes.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Callable, Generator, Iterator
@@ -23,12 +22,14 @@ import numpy as np
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.base import AskError, Places, Rows, Source, Survey, attempt
 from dpdist.storage.atomic import require_space
+from dpdist.storage.connections import is_plain, on_loopback
 
 T = TypeVar("T")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _EXTRAS = {"s3": "s3", "gs": "gcs", "https": "https", "http": "https", "memory": ""}
 """What may be read, and the extra that brings its library."""
 _PIECE = 1 << 20
+_GIVEN = "the environment, or a profile,"
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,6 @@ class Remote:
             raise UsageError(f"{kind}:// is no address that can be read; these are: {kinds}.")
         try:
             parts = urlsplit(self.address)
-            host = parts.hostname
         except ValueError:
             raise UsageError("The address of the source is no URL. Write it as s3://BUCKET/FOLDER/FILE.") from None
         # neither message repeats the address: it holds what must not be printed
@@ -69,7 +69,7 @@ class Remote:
                 f"The {kind}:// address has a query, a fragment or a chain of addresses. A query often is a signature, "
                 "as good as a password: copy the file to this machine and ingest it from there."
             )
-        if kind == "http" and not _is_loopback(host or ""):
+        if kind == "http" and not on_loopback(self.address):
             raise UsageError(
                 f"{self.address} would send private rows over the network unencrypted. Take https://, or copy the file "
                 "to this machine by a safe way."
@@ -103,8 +103,26 @@ class Remote:
 
     @cached_property
     def _system(self) -> Any:
+        """The file system of fsspec, which neither takes rows in plain from a network nor brings them by a proxy in plain.
+
+        Raises
+        ------
+        UsageError
+            If a library is not installed, or the store is reached without encryption over a network.
+        """
+        made = self._made()
+        # settings and profiles are the libraries' business: they are asked what they have made of them
+        if self.kind == "s3":
+            made.connect()
+            if is_plain(str(made.s3.meta.endpoint_url), _GIVEN):
+                made = self._made(config_kwargs={"proxies": {}})
+        elif self.kind == "gs":
+            is_plain(str(made.base), _GIVEN)
+        return made
+
+    def _made(self, **options: object) -> Any:
         try:
-            return fsspec.filesystem(self.kind, use_listings_cache=False, skip_instance_cache=True)
+            return fsspec.filesystem(self.kind, use_listings_cache=False, skip_instance_cache=True, **options)
         except ImportError:
             pass
         raise UsageError(
@@ -169,13 +187,6 @@ def location_of(text: str) -> Path | Remote:
             raise UsageError("A file:// address has three slashes and the whole path: file:///FOLDER/FILE.")
         return path
     return Remote(text)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from support.ingest_scene import (
     write_h5ad,
     write_vcf,
 )
-from support.s3_server import s3_server
+from support.s3_server import s3_server, variables
 
 from dpdist.cli import cli as command
 from dpdist.errors import DataError, UsageError
@@ -230,6 +230,47 @@ def test_an_unsafe_address_is_refused_and_its_secret_not_repeated(tmp_path: Path
     assert "secretword" not in str(caught.value)
     ran = CliRunner().invoke(command, ["ingest", url, str(tmp_path / "rows.zarr")])
     assert isinstance(ran.exception, UsageError)
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "profile"])
+def test_a_store_that_is_reached_in_plain_over_a_network_is_no_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for variable, value in variables(9).items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    if name == "profile":
+        (tmp_path / "config").write_text("[default]\nendpoint_url = http://192.0.2.1:9\n")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    else:
+        monkeypatch.setenv(name, "http://192.0.2.1:9")
+    with pytest.raises(UsageError, match=r"reached over http://, unencrypted"):
+        ingest(Remote("s3://private/t.npy"), tmp_path / "rows.zarr")
+
+
+def test_an_emulator_of_google_storage_on_a_network_is_no_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Storage:
+        base = "http://192.0.2.1:9/storage/v1/"  # of gcsfs, where STORAGE_EMULATOR_HOST says so
+
+    monkeypatch.setattr(fsspec, "filesystem", lambda *_, **__: Storage())
+    with pytest.raises(UsageError, match=r"reached over http://, unencrypted"):
+        ingest(Remote("gs://private/t.npy"), tmp_path / "rows.zarr")
+
+
+def test_no_proxy_sees_what_comes_from_a_store_on_this_machine(
+    tmp_path: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    WRITERS["t.npy"](tmp_path / "t.npy", table())
+    bucket.upload_file(str(tmp_path / "t.npy"), "private", "by-no-proxy.npy")
+    for variable in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))  # nobody listens: what goes there fails
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{other.getsockname()[1]}")
+        ingest(Remote("s3://private/by-no-proxy.npy"), tmp_path / "rows.zarr")
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), table())
 
 
 def test_plain_paths_and_file_addresses_are_paths(tmp_path: Path) -> None:
