@@ -103,13 +103,16 @@ class Remote:
 
     @cached_property
     def _system(self) -> Any:
-        """The file system of fsspec, which neither takes rows in plain from a network nor brings them by a proxy in plain.
+        """The file system of fsspec, by which no row goes over a network in plain.
 
         Raises
         ------
         UsageError
-            If a library is not installed, or the store is reached without encryption over a network.
+            If a library is not installed, or the store is reached without encryption over a network. A redirect to
+            such an address is refused when it comes.
         """
+        if self.web:
+            return self._made(client_kwargs=self._web_options())
         made = self._made()
         # settings and profiles are the libraries' business: they are asked what they have made of them
         if self.kind == "s3":
@@ -125,10 +128,29 @@ class Remote:
             return fsspec.filesystem(self.kind, use_listings_cache=False, skip_instance_cache=True, **options)
         except ImportError:
             pass
-        raise UsageError(
+        raise self._lacking()
+
+    def _lacking(self) -> UsageError:
+        return UsageError(
             f"Reading {self.kind}:// needs a library for it. Install it with: "
             f"pip install 'dpdist[{_EXTRAS[self.kind]}]'"
         )
+
+    def _web_options(self) -> dict[str, object]:
+        """Return what makes a web client follow no redirect to an address in plain over a network."""
+        try:
+            from aiohttp import TraceConfig  # noqa: PLC0415 - an extra
+        except ImportError:
+            raise self._lacking() from None
+        address = self.address
+
+        async def before_it_is_followed(_session: Any, _context: Any, sent: Any) -> None:
+            target = sent.response.headers.get("Location") or sent.response.headers.get("URI") or ""
+            is_plain(str(sent.url.join(type(sent.url)(target))), f"a redirect of {address}")
+
+        trace: Any = TraceConfig()
+        trace.on_request_redirect.append(before_it_is_followed)
+        return {"trace_configs": [trace]}
 
     @property
     def _key(self) -> str:

@@ -7,6 +7,7 @@ import http.server
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,34 @@ def test_a_file_that_a_web_server_does_not_have_is_named_and_leaves_nothing(
         closed = f"http://127.0.0.1:{probe.getsockname()[1]}"
     with pytest.raises(DataError, match=r"is not there|cannot be read"):
         ingest(Remote(f"{closed}/t.csv"), tmp_path / "rows.zarr")
+
+
+@pytest.mark.parametrize(
+    ("target", "refused"),
+    [("{url}/t.csv", False), ("/t.csv", False), ("http://192.0.2.1:9/t.csv", True), ("//192.0.2.1:9/t.csv", True)],
+)
+def test_a_web_server_does_not_send_on_to_another_in_plain(
+    tmp_path: Path, web: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, target: str, *, refused: bool
+) -> None:
+    url, folder = web
+    WRITERS["t.csv"](folder / "t.csv", table())
+    serving = http.server.SimpleHTTPRequestHandler
+    serve = {"GET": serving.do_GET, "HEAD": serving.do_HEAD}
+
+    def sent_on(self: http.server.SimpleHTTPRequestHandler) -> None:
+        if self.path == "/t.csv":
+            serve[self.command](self)
+            return
+        self.send_response(302)
+        self.send_header("Location", target.format(url=url))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    for method in serve:
+        monkeypatch.setattr(serving, f"do_{method}", sent_on)
+    with pytest.raises(UsageError, match=r"moved\.csv names is reached over http://") if refused else nullcontext():
+        ingest(Remote(f"{url}/moved.csv"), tmp_path / "rows.zarr")
+    assert (tmp_path / "rows.zarr").exists() is not refused
 
 
 @pytest.mark.parametrize("name", ["t.npy", "t.npz", "t.parquet", "t.csv", "T.CSV.GZ"])

@@ -447,7 +447,7 @@ def test_a_store_without_conditions_is_refused_and_named(
 
 def test_a_ledger_is_not_bound_in_a_store_that_ignores_conditions(scene: Scene) -> None:
     ingest(scene.source, store_at(scene.rows), budget=BUDGET)
-    objects._require_conditional.cache_clear()  # noqa: SLF001 - another process binds it
+    objects._require_conditional.cache_clear()  # another process binds it
     scene.proxy.drop = frozenset({"if-match"})
     before = scene.objects()
     with pytest.raises(DataError, match=f"The store of {scene.at} does not replace an object only if it is unchanged"):
@@ -465,7 +465,7 @@ def test_no_proxy_sees_what_goes_to_a_store_on_this_machine(
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))  # nobody listens: what goes there fails
         monkeypatch.setenv(name, f"http://127.0.0.1:{other.getsockname()[1]}")
-        connections._connected.cache_clear()  # noqa: SLF001 - a process of its own has no connection yet
+        connections._connected.cache_clear()  # a process of its own has no connection yet
         store = ObjectStore(scene.target)
         store.put("k", b"row")
         assert store.get("k") == b"row"
