@@ -22,7 +22,6 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.register import register_rows
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.parse import columns_from
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import AnyStore, store_at
 
@@ -32,7 +31,6 @@ from dpdist.storage.store import AnyStore, store_at
 @click.argument("rows", type=PLACE)
 @budget_options
 @ledger_option
-@click.option("--columns", help="Comma-separated names of the columns to keep, in this order.")
 @click.option("--variable", help="The array of rows, where a Zarr group holds several.")
 @cluster_options
 @json_option
@@ -41,7 +39,6 @@ def register(
     rows: AnyStore,
     budget: PrivacyLoss | None,
     ledger: LedgerAddress | None,
-    columns: str | None,
     variable: str | None,
     cluster: Cluster,
     as_json: bool,
@@ -50,11 +47,11 @@ def register(
 
     The workers read SOURCE once. ROWS is a small private folder that says what every part of it holds, and every later
     step reads SOURCE where it is and holds it against that. So SOURCE must stay as it is, under the same name on every
-    worker. Rows that were registered from the same source are left alone.
+    worker. ROWS has all columns of SOURCE; to choose columns, ingest it. Rows that were registered from the same source
+    are left alone.
     """
-    names = None if columns is None else columns_from(columns)
     fresh = not store_at(rows).exists()
-    table = register_rows(source, rows, budget=budget, ledger=ledger, columns=names, variable=variable, cluster=cluster)
+    table = register_rows(source, rows, budget=budget, ledger=ledger, variable=variable, cluster=cluster)
     named = replace(table, store=store_at(rows))  # as it was typed
     place = ledger_place(named, ledger) if table.budget else None
     kept = f" in {place}" if place is not None and Ledger.stands_at(place) else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ import google_crc32c
 import numpy as np
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import AskError, Places, Source
+from dpdist.ingest.readers.base import AskError, Source
 from dpdist.ingest.registered import FORMAT, Asked, RegisteredAttributes, Sources, checked, head_of
 from dpdist.ingest.sources import Choices, SourceLocation, opened_sources
 from dpdist.ingest.table import Judged, changed, judged, require_finite
@@ -30,11 +30,11 @@ from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import Store
 
 _FAULT = "fault/{}"
-Identify = Callable[[str, str], str]
-"""Tells the identity of a table from digests of its content, and of the objects it lies in."""
+Identify = Callable[[str], str]
+"""Tells the identity of a table from a digest of its content."""
 
 
-def asked_of(source: SourceLocation, columns: Sequence[str] | None, variable: str | None) -> Asked:
+def asked_of(source: SourceLocation, variable: str | None) -> Asked:
     """Return what is asked for, by which the same command again is known.
 
     Raises
@@ -42,7 +42,7 @@ def asked_of(source: SourceLocation, columns: Sequence[str] | None, variable: st
     DataError
         If the name of the source is no text.
     """
-    return Asked(source=_text_of(source), columns=None if columns is None else tuple(columns), variable=variable)
+    return Asked(source=_text_of(source), variable=variable)
 
 
 def _text_of(place: SourceLocation) -> str:
@@ -61,8 +61,8 @@ class Surveyed:
 
     Attributes
     ----------
-    names, keep, dtype
-        The columns of the table, their places in each file, and the type of the table.
+    names, dtype
+        The columns of the table, and its type.
     entries
         The files and arrays.
     records
@@ -72,7 +72,6 @@ class Surveyed:
     """
 
     names: tuple[str, ...]
-    keep: Places
     dtype: str
     entries: list[SourceEntry]
     records: Records
@@ -84,8 +83,6 @@ def survey(source: SourceLocation, target: Store, asked: Asked) -> Surveyed:
 
     Raises
     ------
-    UsageError
-        If columns names one that is not there, or one twice.
     RefusedError
         If the source is a table of dpdist: its budget would be doubled.
     DataError
@@ -93,9 +90,9 @@ def survey(source: SourceLocation, target: Store, asked: Asked) -> Surveyed:
     """
     try:
         with opened_sources(source, target.scratch_folder, Choices(asked.variable)) as sources:
-            return _surveyed(judged(source, sources, asked.columns))
+            return _surveyed(judged(source, sources, None))
     except AskError as error:
-        question = error.asked(source, target, "register")
+        question = f"{error.asked(source, target)} Rows that stay where they are have all columns of their source."
     raise DataError(question)
 
 
@@ -117,7 +114,7 @@ def _surveyed(found: Judged) -> Surveyed:
         parts.append(part)
         memory = max(memory, runs.memory)
     entries = [SourceEntry(_text_of(each.path), getattr(each, "keys", ())) for each in found.filled]
-    return Surveyed(found.names, found.keep, found.dtype.name, entries, np.concatenate(parts), memory)
+    return Surveyed(found.names, found.dtype.name, entries, np.concatenate(parts), memory)
 
 
 @dataclass(frozen=True)
@@ -129,7 +126,6 @@ class RegisterTask:
     entries: dict[int, SourceEntry]
     records: bytes
     names: tuple[str, ...]
-    keep: Places
     dtype: str
     variable: str | None
 
@@ -150,9 +146,10 @@ def register_chunks(task: RegisterTask) -> None:
 
 def _read(source: Source, task: RegisterTask, dtype: np.dtype[Any], record: Any) -> None:
     first, rows = int(record["first"]), int(record["rows"])
+    keep = tuple(range(len(task.names)))
     before = source.state(first, first + rows)
     found = checksum = 0
-    with closing(source.part(task.keep, first, first + rows)) as blocks:
+    with closing(source.part(keep, first, first + rows)) as blocks:
         for block in blocks:
             require_finite(source.path, first + found, block, task.names)
             for piece in checked(iter([block]), dtype):
@@ -184,7 +181,7 @@ def registering(
             entries = {int(place): found.entries[place] for place in np.unique(records["source"])}
             work.append(
                 RegisterTask(
-                    number, aside.absolute(), entries, records.tobytes(), found.names, found.keep, found.dtype,
+                    number, aside.absolute(), entries, records.tobytes(), found.names, found.dtype,
                     asked.variable,
                 )
             )  # fmt: skip
@@ -216,7 +213,7 @@ def _conclude(
     records = np.frombuffer(b"".join(parts), dtype=RECORD)
     said = RegisteredAttributes(
         format=FORMAT,
-        dataset_id=identify(_content_of(found, records), _objects_of(found, records)),
+        dataset_id=identify(_content_of(found, records)),
         columns=found.names,
         budget=None if budget is None else budget.to_json(),
         ledger_id=None,
@@ -224,26 +221,20 @@ def _conclude(
         dtype=found.dtype,
         chunk_rows=int(records["rows"].max()),
         chunks=len(records),
-        stored_bytes=int(records["rows"].sum(dtype=np.int64)) * len(found.keep) * np.dtype(found.dtype).itemsize,
+        stored_bytes=int(records["rows"].sum(dtype=np.int64)) * len(found.names) * np.dtype(found.dtype).itemsize,
         buffer_bytes=found.buffer_bytes,
         asked=asked,
         index=write_index(aside, parts),
         sources=sources,
-        places=None if found.keep == tuple(range(len(found.keep))) else found.keep,
     )
     aside.put(ROOT, json.dumps(head_of(said)).encode())
 
 
 def _content_of(found: Surveyed, records: Records) -> str:
-    """Return a digest of what a table says and holds: a copy of the same files, wherever it lies, has the same."""
+    """Return a digest of what a table says and holds: a copy of the same files, wherever it lies, has the same.
+
+    Rows that were cut into other chunks have another: a CRC32C is known of each chunk only.
+    """
     head = json.dumps([found.names, found.dtype, len(records)])
     content = [head.encode(), records["rows"].tobytes(), records["checksum"].tobytes()]
     return hashlib.sha256(b"\n".join(content)).hexdigest()
-
-
-def _objects_of(found: Surveyed, records: Records) -> str:
-    """Return a digest of the objects that a table lies in, whichever of their columns it takes."""
-    versions = np.ascontiguousarray(records["version"]).view(np.uint64).reshape(-1, 2)
-    kept = np.append(True, (versions[1:] != versions[:-1]).any(axis=1))  # a file has one for all of its chunks
-    places = json.dumps([each.place for each in found.entries])
-    return hashlib.sha256(places.encode() + versions[kept].tobytes()).hexdigest()

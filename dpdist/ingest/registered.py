@@ -47,15 +47,15 @@ class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ----------
     source
         The file or folder as it was named, absolute, or its address.
-    columns
-        Names of the columns that were asked for, or None for all.
     variable
         The array that was asked for, or None.
+    columns
+        None, for all columns; a table of an earlier version may have some.
     """
 
     source: Text
-    columns: tuple[Text, ...] | None
     variable: Text | None
+    columns: tuple[Text, ...] | None = None
 
 
 class RegisteredAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,7 +64,8 @@ class RegisteredAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True
     Attributes
     ----------
     places
-        Places of the columns in every source, from 0; None: all of them, in their order.
+        None: all columns of every source, in their order. Else their
+        places from 0, in a table of an earlier version.
     chunk_rows, chunks, stored_bytes, buffer_bytes
         Rows of the longest chunk, how many there are, bytes of the objects, bytes that reading takes at once.
     index, sources

@@ -312,6 +312,8 @@ def _unfit_in_place(rows: Rows) -> Iterator[str]:
             "[rows] privacy_unit keeps some rows of each unit, and in_place = true takes all rows as they are. Leave "
             "in_place out."
         )
+    if rows.columns is not None:
+        yield "[rows] columns chooses columns, and in_place = true takes all of them. Leave columns or in_place out."
     for key in ("missing", "header"):
         if getattr(rows, key) is not None:
             yield f"[rows] {key} is for kinds of files that cannot be read in place. Leave it or in_place out."

@@ -152,7 +152,6 @@ def _register(job: Job, source: SourceLocation, say: Callable[[str], None]) -> N
         job.rows,
         budget=job.budget,
         ledger=job.ledger,
-        columns=job.columns,
         variable=job.choices.variable,
         cluster=job.cluster,
     )

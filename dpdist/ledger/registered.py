@@ -2,9 +2,9 @@
 
 Registering makes no copy, so it can be done again at no cost. Each time there would be a new identity, and with it a
 new budget. So a digest of what a registered table holds leads to the identity that it was given first. Registered
-again, it gets the same one: it is a copy then, and charged to the same ledger (:mod:`dpdist.ledger.datasets`). A digest
-of the objects, whatever was taken of them, leads there too: other columns of the same objects would be a second budget
-for the same rows, and are refused.
+again, it gets the same one: it is a copy then, and charged to the same ledger (:mod:`dpdist.ledger.datasets`). Nothing
+else decides: no name, place or time of a file. All columns of a source are registered, so that none of the choices of
+whoever registers makes other rows of the same files.
 
 What is seen is the same files, unchanged or copied. Rows that were written in another order or way, a part of them or
 more than them are other rows to this. So are rows that were ingested. Another user's registering is not seen.
@@ -14,12 +14,9 @@ The digests are of private rows: whoever can read the state folder can test gues
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 from msgspec import Struct
 
 from dpdist._util.ids import random_token
-from dpdist.errors import RefusedError
 from dpdist.ledger.state_folder import StateFile, state_home
 
 FORMAT = "dpdist-registered-rows/1"
@@ -40,43 +37,31 @@ class Registration(Struct, frozen=True):
     place: str
 
 
-def identity_of(content: str, objects: str, place: str) -> str:
+def identity_of(content: str, place: str) -> str:
     """Return the identity of rows that are registered: that which they had before, or a new one.
 
     It is remembered when this returns, before there is a table: should the process die then, the next gets the same.
 
     Parameters
     ----------
-    content, objects
-        SHA-256 of what the table holds, and of the objects it lies in, hexadecimal.
+    content
+        SHA-256 of what the table holds, hexadecimal.
     place
         Where the table is put.
 
     Raises
     ------
-    RefusedError
-        If other columns of the same objects were registered.
     DataError
         If the state folder cannot be made private, written or locked.
     ResumableError
         If the disk is full, or another process holds it for a minute.
     """
-    files = {digest: _file(digest) for digest in sorted((content, objects))}
-    with ExitStack() as stack:
-        for file in files.values():  # in one order, so that two processes never wait for each other
-            stack.enter_context(file.locked())
-        known = files[content].read()
+    file = _file(content)
+    with file.locked():
+        known = file.read()
         if known is None:
-            other = files[objects].read()
-            if other is not None:
-                raise RefusedError(
-                    f"Other columns of the same objects are registered, as {other.place}. A second table of the same "
-                    "rows would be a second budget for them. Use that one, or remove it and register all columns "
-                    f"that you need. If it is gone and nothing was ever released of it, remove {files[objects].path}."
-                )
             known = Registration(random_token(), place)
-            for digest in (content, objects):
-                files[digest].write(known)
+            file.write(known)
         return known.dataset_id
 
 

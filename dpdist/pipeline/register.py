@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from functools import partial
 
 from dpdist._util.paths import AnyPath
@@ -35,17 +34,16 @@ def register_rows(
     *,
     budget: PrivacyLoss | None = None,
     ledger: LedgerAddressGiven | None = None,
-    columns: Sequence[str] | None = None,
     variable: str | None = None,
     cluster: Cluster | None = None,
 ) -> RowsTable:
     """Make a table of rows where they are, without a copy, and with a budget create its ledger.
 
     The workers read the rows once. What every part of the source holds is written down, and each later read is held
-    against that: a source that changed is an error, and never another table. The table takes the types and columns that
-    an ingest would, so a release of it has the same bits.
+    against that: a source that changed is an error, and never another table. The table takes all columns, and the
+    types that an ingest would, so a release of it has the same bits.
 
-    Rows that were registered before from the same source are left alone, and so is their ledger. The same objects
+    Rows that were registered before from the same source are left alone, and so is their ledger. The same files
     registered elsewhere by the same user are a copy: they keep their identity, and share the one ledger.
 
     Parameters
@@ -62,8 +60,6 @@ def register_rows(
     ledger : str or path-like, default None
         Where the budget is kept: a folder, or ``postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME``. None: beside the
         rows, ``.ledger`` in place of ``.zarr``.
-    columns : sequence of str, default None
-        The columns to keep, in this order. None: all of them.
     variable : str, default None
         The array of rows, where a Zarr group holds several.
     cluster : Cluster, default None
@@ -80,8 +76,8 @@ def register_rows(
         If an option makes no sense, or the rows are there and declare another budget, or none, or have another ledger
         than is named.
     RefusedError
-        If the source is a table of dpdist, other columns of it are registered, or the rows, or a copy of them, have
-        another ledger already or were released for reproduction.
+        If the source is a table of dpdist, or the rows, or a copy of them, have another ledger already or were released
+        for reproduction.
     DataError
         If the source is unusable, is of a kind that cannot be read in place, or too much of it has to be read at once;
         or other rows or a ledger exist already.
@@ -90,7 +86,7 @@ def register_rows(
 
     See Also
     --------
-    ingest_rows : Copies the rows, of more kinds of files, and can keep some rows of each privacy unit.
+    ingest_rows : Copies the rows, of more kinds of files, and can keep some columns, or some rows of each privacy unit.
     create_ledger : Declare the budget later.
     inspect_path : Checks every chunk against what was registered.
 
@@ -104,7 +100,7 @@ def register_rows(
     """
     target = store_at(rows)
     source = source if isinstance(source, Remote) else location_of(os.fspath(source))
-    asked = asked_of(source, columns, variable)
+    asked = asked_of(source, variable)
     ledger = None if ledger is None else address_given(ledger)
     if budget is not None and ledger is None:
         default_ledger(target)  # refuses a place beside which none can stand, before a row is read
@@ -138,7 +134,7 @@ def _there(target: Store, asked: Asked) -> bool:
 def _register(source: SourceLocation, target: Store, asked: Asked, budget: PrivacyLoss | None, where: Cluster) -> None:
     target.require_new("rows")
     found = survey(source, target, asked)
-    identify: Callable[[str, str], str] = partial(registered.identity_of, place=str(target.absolute()))
+    identify = partial(registered.identity_of, place=str(target.absolute()))
     with where.connected() as engine:
         tasks = _PER_WORKER * max(1, len(engine.workers))
         with registering(found, target, asked, budget, identify, tasks) as work:

@@ -22,7 +22,7 @@ import zarr
 from scipy import sparse
 from support.parts import added, parts_of
 
-from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.errors import DataError, DpdistError, RefusedError
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers import base, npy, parquet, zarr_store
 from dpdist.ingest.sources import Choices
@@ -134,15 +134,13 @@ def test_rows_in_place_have_the_names_the_type_and_the_bits_of_the_same_rows_ing
         assert table.chunks > 1
 
 
-def test_columns_are_chosen_as_ingest_chooses_them(here: Path) -> None:
-    for name in ("t.parquet", "three.zarr", "t.npy"):
-        source = made(here, name)
-        table = register_rows(source, here / f"{name}.zarr", columns=["c5", "c0", "c2"])
-        copied = ingest(source, here / f"{name}.copied.zarr", columns=["c5", "c0", "c2"])
-        assert table.names == ("c5", "c0", "c2")
-        assert np.array_equal(summed(table).values, summed(copied).values)
-        with pytest.raises(UsageError, match="no column odd"):
-            register_rows(source, here / "other.zarr", columns=["odd", "c0"])
+def test_columns_that_must_be_chosen_are_chosen_with_an_ingest(here: Path) -> None:
+    pq.write_table(pa.table({"": range(9), "a": range(9), "b": range(9)}), here / "index.parquet")
+    assert "ingest_rows(" in refused(here / "index.parquet", "looks like an index")
+    pq.write_table(pa.table({"who": ["x"] * 9, "a": range(9), "b": range(9)}), here / "words.parquet")
+    said = refused(here / "words.parquet", "hold no numbers")
+    assert "columns='a,b'" in said
+    assert "all columns" in said
 
 
 def test_scores_of_rows_in_place_are_those_of_the_same_rows_ingested(here: Path) -> None:
@@ -386,7 +384,6 @@ def test_what_must_be_read_at_once_is_bounded_and_the_cure_is_named(
     rows = np.random.default_rng(1).normal(size=(3000, 4))
     write_parquet(here / "t.parquet", rows, 3000)
     assert "row groups of at most" in refused(here / "t.parquet", "at once")
-    register_rows(here / "t.parquet", here / "two.zarr", columns=["c0", "c1"])  # two columns are read in pieces
     huge = zarr.create_array(here / "h.zarr", shape=(1 << 16, 1 << 14), chunks=(1 << 16, 1 << 14), dtype="f4")
     assert huge.nbytes == 4 << 30
     refused(here / "h.zarr", "chunks of")

@@ -117,7 +117,7 @@ class Parquet(Source):
             raise DataError(
                 f"{self.path} has a row group of {largest >> 20} MiB, and reading pieces of {len(keep)} columns of it "
                 f"takes {memory >> 20} MiB at once, more than the {AT_ONCE >> 20} MiB that rows in place may take. "
-                f"Write it with row groups of at most {AT_ONCE >> 20} MiB, keep fewer columns, or copy its rows with "
+                f"Write it with row groups of at most {AT_ONCE >> 20} MiB, or copy its rows with "
                 f"{step('ingest')}."
             )
         ends = np.unique(self._ends)
