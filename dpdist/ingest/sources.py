@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 
+from dpdist._util.paths import require_plain
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.anndata import AnnDataStore, H5ad
 from dpdist.ingest.readers.apart import Apart, Reading
@@ -63,16 +64,17 @@ def located(place: SourceLocation) -> list[tuple[SourceLocation, Keys]]:
     """List a source, or the sources of a folder in the order of their names, each with the keys of its folders.
 
     Names in a folder that begin with ``.`` or ``_`` are passed over, and so is what lies beside a .bed file and belongs
-    to it. Of folders in it, those named KEY=VALUE are looked into.
+    to it. Of folders in it, those named KEY=VALUE are looked into. The place itself may be a link, and nothing in it.
 
     Raises
     ------
     DataError
-        If there is nothing, or something that is of no supported kind.
+        If there is nothing, or something that is of no supported kind, or a link, or one file under two names.
     """
     if not attempt(place, place.is_dir) or is_store(place):
         return [(place, ())]
     found = _in_folder(place, ())
+    _require_once(each for each, _ in found)
     if not found:
         raise DataError(f"The folder {place} holds no files to ingest. Put {', '.join(KINDS)} files there.")
     return found
@@ -82,16 +84,29 @@ def _in_folder(folder: SourceLocation, keys: Keys) -> list[tuple[SourceLocation,
     entries = attempt(folder, partial(_entries, folder))
     found: list[tuple[SourceLocation, Keys]] = []
     for entry in entries:
-        if entry.name.startswith((".", "_")) or is_companion(entry):
+        if entry.name.startswith((".", "_")):
+            continue
+        if isinstance(entry, Path):
+            require_plain(folder, entry.name)
+        if is_companion(entry):
             continue
         key = key_in(entry.name)
         if key is not None and attempt(entry, entry.is_dir):
-            if isinstance(entry, Path) and entry.is_symlink():
-                raise DataError(f"{entry} is a link, which may lead back to where it is. Name the folder it leads to.")
             found += _in_folder(entry, (*keys, key))
         else:
             found.append((entry, keys))
     return found
+
+
+def _require_once(places: Iterable[SourceLocation]) -> None:
+    """Refuse one file or folder under two names: its rows would count twice."""
+    known: dict[tuple[int, int], Path] = {}
+    for place in places:
+        if isinstance(place, Path):
+            about = attempt(place, place.stat)
+            other = known.setdefault((about.st_dev, about.st_ino), place)
+            if other is not place:
+                raise DataError(f"{place} and {other} are the same file, whose rows would count twice. Remove one.")
 
 
 def _entries(folder: SourceLocation) -> list[SourceLocation]:

@@ -30,7 +30,9 @@ import xarray
 import zarr
 from support.ingest_scene import refused, stored
 
+from dpdist.errors import DataError
 from dpdist.ingest.table import ingest
+from dpdist.pipeline.register import register_rows
 
 MIB = 1 << 20
 SIZE = 2 << 30
@@ -333,3 +335,35 @@ def test_a_file_name_that_is_not_utf_8_is_a_name_like_any_other(tmp_path: Path, 
     writers[name]()
     made = made.rename(tmp_path / os.fsdecode(b"gr\xf6\xdfe" + name.encode()))
     ingest(made, tmp_path / "rows.zarr")
+
+
+def entries_of(folder: Path, what: str) -> str:
+    """Make a folder of one table and a link, or a second name of the same, and return the name of that."""
+    (folder / "t").mkdir()
+    np.save(folder / "t" / "a.npy", np.ones((4, 2)))
+    if what == "a hard link":
+        (folder / "t" / "b.npy").hardlink_to(folder / "t" / "a.npy")
+        return "b.npy"
+    if what == "a store":
+        zarr.create_array(folder / "secret.zarr", data=np.ones((4, 2)))
+        (folder / "t" / "b.zarr").symlink_to(folder / "secret.zarr")
+        return "b.zarr"
+    if what == "a companion":
+        (folder / "t" / "b.bed").write_bytes(b"")
+        (folder / "t" / "b.fam").symlink_to(folder / "t" / "a.npy")
+        return "b.fam"
+    np.save(folder / "secret.npy", np.ones((4, 2)))
+    (folder / "t" / "b.npy").symlink_to(folder / "secret.npy")
+    return "b.npy"
+
+
+@pytest.mark.parametrize("what", ["a file", "a store", "a companion", "a hard link"])
+def test_a_link_in_a_folder_is_refused_and_so_is_a_file_twice(tmp_path: Path, what: str) -> None:
+    """A link shows what whoever made it could not read; rows that are read twice count twice."""
+    name = entries_of(tmp_path, what)
+    needles = ("a.npy", "same file") if what == "a hard link" else ("is a link or no file",)
+    refused(tmp_path / "t", name, *needles)
+    with pytest.raises(DataError, match=needles[-1]):
+        register_rows(tmp_path / "t", tmp_path / "there.zarr")
+    (tmp_path / "link.npy").symlink_to(tmp_path / "t" / "a.npy")
+    assert ingest(tmp_path / "link.npy", tmp_path / "rows.zarr").rows == 4  # what is named may be a link
