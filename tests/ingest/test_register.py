@@ -421,3 +421,38 @@ def test_what_unpacks_to_more_than_it_announces_is_refused_by_the_worker(here: P
     assert "is not what was registered" in fault_of(table)
     shutil.rmtree(here / "rows.zarr")
     refused(here / "t.zarr", "cannot be read")
+
+
+def test_rows_of_dpdist_within_a_group_are_refused(here: Path) -> None:
+    """A group around them does not make them somebody else's rows: that would be a second budget."""
+    group = zarr.create_group(here / "p")
+    ingest(made(here, "t.npy"), here / "p/rows.zarr")
+    group.create_array("deep/x", data=values())
+    zarr.open_group(here / "p")["deep"].attrs["dpdist"] = {}
+    for name in ("rows.zarr", "deep/x"):
+        refused(here / "p", "made by dpdist", RefusedError, variable=name)
+        with pytest.raises(RefusedError, match="made by dpdist"):
+            ingest(here / "p", here / "rows.zarr", choices=Choices(name))
+    annotated = anndata.AnnData(values())
+    for place in ("", "X"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            annotated.write_zarr(here / f"a{place}.zarr")
+        root: Any = zarr.open_group(here / f"a{place}.zarr")
+        (root[place] if place else root).attrs["dpdist"] = {}
+        with pytest.raises(RefusedError, match="made by dpdist"):
+            ingest(here / f"a{place}.zarr", here / "rows.zarr")
+
+
+def test_a_source_of_more_chunks_than_a_table_may_have_is_refused_before_they_are_listed(here: Path) -> None:
+    """A few bytes may announce any number of rows."""
+    array = zarr.create_array(here / "t.zarr", shape=(1 << 45, 2), chunks=(1 << 22, 2), dtype="u1", fill_value=1)
+    array[:10] = 3
+    assert "2097152" in refused(here / "t.zarr", "chunks")
+
+
+def test_the_chunks_of_all_sources_are_bounded_together(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(here, "folder")
+    assert register_rows(here / "folder" / "0.parquet", here / "one.zarr").chunks == 4
+    monkeypatch.setattr("dpdist.ingest.readers.base.MOST_RUNS", 5)
+    refused(here / "folder", "at most 5")

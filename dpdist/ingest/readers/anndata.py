@@ -34,7 +34,7 @@ from dpdist.ingest.readers.base import (
 from dpdist.ingest.readers.chunked import Chunked, Layout, only, require_chunks
 from dpdist.ingest.readers.hdf5 import contained, strings
 from dpdist.ingest.readers.transpose import turned, width_for
-from dpdist.ingest.readers.zarr_store import holds_values, opened
+from dpdist.ingest.readers.zarr_store import holds_values, opened, require_foreign
 
 _SPARSE = {"csr_matrix": "csr", "csc_matrix": "csc"}
 _PARTS = ("data", "indices", "indptr")
@@ -221,6 +221,12 @@ class AnnDataStore(AnnData):
     def _root(self) -> Iterator[Any]:
         with opened(self.path) as root:
             yield root
+
+    @cached_property
+    def _place(self) -> str:
+        place = super()._place
+        require_foreign(self.path, place)
+        return place
 
     def _is_stored(self, array: Any, place: str) -> bool:  # noqa: ARG002 - the place is told
         return holds_values(self.path, place)

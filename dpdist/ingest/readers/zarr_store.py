@@ -14,7 +14,7 @@ import math
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,31 @@ def _is_anndata(group: zarr.Group) -> bool:
     return group.attrs.get("encoding-type") == "anndata"
 
 
+def require_foreign(path: Any, place: str) -> None:
+    """Refuse an array of a store that is a table of dpdist, or lies in one.
+
+    Raises
+    ------
+    RefusedError
+        If it, or the store, or a group between them says so: its budget would be doubled.
+    """
+
+    def ours() -> bool:
+        with opened(path) as root:
+            inner = accumulate(place.split("/"), "{}/{}".format)
+            return "dpdist" in root.attrs or any("dpdist" in root[name].attrs for name in inner)
+
+    if attempt(path, ours):
+        raise _made_by_us(f"{path}/{place}")
+
+
+def _made_by_us(path: Any) -> RefusedError:
+    return RefusedError(
+        f"{path} was made by dpdist. Its rows have a budget already, and a copy would get another one. Use the rows "
+        "where they are, or ingest their source."
+    )
+
+
 def holds_values(path: Any, place: str = "") -> bool:
     """Tell whether any chunk of an array in a store is there."""
     for name in place.split("/") if place else ():
@@ -182,16 +207,15 @@ class Store(Chunked):
 
         ours, alone, found, inner = attempt(self.path, read)
         if ours:
-            raise RefusedError(
-                f"{self.path} was made by dpdist. Its rows have a budget already, and a copy would get another one. "
-                "Use the rows where they are, or ingest their source."
-            )
+            raise _made_by_us(self.path)
         if inner and self.choices.variable not in found:
             # what stands beside X in AnnData was computed from all rows, and X is not told from it by its shape
             raise DataError(f"{self.path} holds AnnData. Ingest one of it by itself, such as {self.path / inner[0]}.")
         if alone and self.choices.variable is None:
             return None
-        return only(self.path, found, self.choices.variable, "array")
+        place = only(self.path, found, self.choices.variable, "array")
+        require_foreign(self.path, place)
+        return place
 
     @cached_property
     def _array(self) -> Any:
