@@ -87,7 +87,7 @@ def _in_folder(folder: SourceLocation, keys: Keys) -> list[tuple[SourceLocation,
         if entry.name.startswith((".", "_")):
             continue
         if isinstance(entry, Path):
-            require_plain(folder, entry.name)
+            require_plain(entry.parent, entry.name)
         if is_companion(entry):
             continue
         key = key_in(entry.name)
