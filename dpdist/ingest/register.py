@@ -19,7 +19,7 @@ import google_crc32c
 import numpy as np
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import AskError, Source
+from dpdist.ingest.readers.base import AskError, Source, require_runs
 from dpdist.ingest.registered import FORMAT, Asked, RegisteredAttributes, Sources, checked, head_of
 from dpdist.ingest.sources import Choices, SourceLocation, opened_sources
 from dpdist.ingest.table import Judged, changed, judged, require_finite
@@ -97,7 +97,7 @@ def survey(source: SourceLocation, target: Store, asked: Asked) -> Surveyed:
 
 
 def _surveyed(found: Judged) -> Surveyed:
-    parts, memory = [], 0
+    parts, memory, count = [], 0, 0
     for number, (each, rows) in enumerate(zip(found.filled, found.lengths, strict=True)):
         runs = each.runs(found.keep)
         if runs is None:
@@ -106,6 +106,8 @@ def _surveyed(found: Judged) -> Surveyed:
                 f".parquet and .zarr. Copy its rows with {step('ingest', each.path, 'ROWS')}."
             )
         ends = runs.ends
+        count += len(ends)
+        require_runs(each.path, count)
         part = np.zeros(len(ends), dtype=RECORD)
         part["source"], part["first"][1:] = number, ends[:-1]
         part["rows"] = lengths = np.diff(ends, prepend=0)

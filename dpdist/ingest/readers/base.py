@@ -44,6 +44,8 @@ PIECE = 8 << 20
 STORED = {"bool": "uint8", "float16": "float32"} | {name: name for name in DTYPES}
 AT_ONCE = 1 << 28
 """Bytes at most that have to be read at once where rows are read in place: other workers do the same beside it."""
+MOST_RUNS = 1 << 21
+"""Chunks of a table in place at most, 16 TiB of 8 MiB: each takes memory of the driver, and none on the disk."""
 CURE = "Mend it in the file and ingest again."
 MOST_COLUMNS = 1 << 20
 """Columns of a source at most: before any is named, because a few bytes may announce any number of them."""
@@ -369,6 +371,33 @@ def fits(block: Rows, dtype: np.dtype[Any]) -> bool:
         return True
     with np.errstate(invalid="ignore"):
         return bool((block.astype(dtype) == block).all())
+
+
+def require_runs(path: Location, count: int) -> None:
+    """Refuse more chunks than a table in place may have.
+
+    Raises
+    ------
+    DataError
+        With their number.
+    """
+    if count > MOST_RUNS:
+        raise DataError(
+            f"{path} has {count} chunks, with those of the files before it, and a table in place has at most "
+            f"{MOST_RUNS}. Write it in chunks of more rows, or copy its rows with {step('ingest')}."
+        )
+
+
+def ends_of(path: Location, n: int, high: int) -> npt.NDArray[np.int64]:
+    """Return the ends of n rows that are cut after every so many.
+
+    Raises
+    ------
+    DataError
+        If these are too many parts; before any is listed.
+    """
+    require_runs(path, -(-n // high))
+    return np.append(np.arange(high, n, high), n)
 
 
 def digest_of(versions: Sequence[object]) -> bytes:

@@ -24,6 +24,7 @@ from dpdist.ingest.readers.base import (
     attempt,
     bounded,
     each,
+    ends_of,
     numbered,
     require_table,
     surveyed,
@@ -127,7 +128,7 @@ class Npy(Source):
 
     def runs(self, keep: Places) -> Runs | None:  # noqa: ARG002 - all columns are read
         n, step = self._header.shape[0], self._header.step
-        return Runs(np.append(np.arange(step, n, step), n), 2 * PIECE)
+        return Runs(ends_of(self.path, n, step), 2 * PIECE)
 
     def part(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
         return each(self.path, self._header.blocks(self.path, keep, start, stop))

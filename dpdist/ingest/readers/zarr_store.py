@@ -11,21 +11,32 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import zarr
 from zarr.abc.store import RangeByteRequest
 from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
 from dpdist._util.paths import require_plain
 from dpdist.errors import DataError, RefusedError
-from dpdist.ingest.readers.base import AT_ONCE, MOST_LABELS, PIECE, Places, Rows, Runs, State, attempt, digest_of, each
+from dpdist.ingest.readers.base import (
+    AT_ONCE,
+    MOST_LABELS,
+    PIECE,
+    Places,
+    Rows,
+    Runs,
+    State,
+    attempt,
+    digest_of,
+    each,
+    ends_of,
+)
 from dpdist.ingest.readers.chunked import Chunked, Layout, only
 from dpdist.naming import step
 
@@ -105,7 +116,7 @@ def _chained(codecs: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def opened(path: Any) -> Iterator[Any]:
+def opened(path: Any, way: Callable[..., Any] = zarr.open, **options: Any) -> Iterator[Any]:
     """Give the array or group at a place, local or in an object store.
 
     Raises
@@ -119,7 +130,7 @@ def opened(path: Any) -> Iterator[Any]:
     else:
         store = FsspecStore.from_url(path.address, read_only=True)
     with zarr.config.set(_FEW):
-        yield zarr.open(_Guarded(store), mode="r")
+        yield way(_Guarded(store), mode="r", **options)
 
 
 def is_anndata(path: Any) -> bool:
@@ -149,7 +160,7 @@ def require_foreign(path: Any, place: str) -> None:
     """
 
     def ours() -> bool:
-        with opened(path) as root:
+        with opened(path, zarr.open_group, use_consolidated=False) as root:  # what was consolidated may be of before
             inner = accumulate(place.split("/"), "{}/{}".format)
             return "dpdist" in root.attrs or any("dpdist" in root[name].attrs for name in inner)
 
@@ -238,7 +249,7 @@ class Store(Chunked):
                 f"fewer rows, or copy its rows with {step('ingest')}."
             )
         high = self._step(found)
-        return Runs(np.append(np.arange(high, n, high), n), 4 * max(size, PIECE))
+        return Runs(ends_of(self.path, n, high), 4 * max(size, PIECE))
 
     def part(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
         found = self._checked
