@@ -128,9 +128,9 @@ def released(here: Path, call: Call, scheduler: str) -> Path:
     return here
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def register(monkeypatch: pytest.MonkeyPatch) -> Register:
-    """Give a test a register of its own: what one test has released is no other's business."""
+    """Give each test a register of its own: what one has released is no other's business, nor that of an example."""
     fresh = Register()
     monkeypatch.setattr(fit, "REGISTER", fresh)
     return fresh
