@@ -14,7 +14,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import BinaryIO, Protocol
+from typing import IO, BinaryIO, Protocol
 
 from dpdist._util.text import canonical
 from dpdist.errors import DataError
@@ -22,6 +22,7 @@ from dpdist.ledger.entries import Entry
 from dpdist.naming import step
 
 _ORIGIN = "0" * 64
+_PIECE = 1 << 20
 WAIT_SECONDS = 60
 """How long a transaction waits for another process to end its own."""
 
@@ -139,6 +140,14 @@ class Storage(Protocol):
     def blob(self, name: str) -> AbstractContextManager[BinaryIO]:
         """Open what was kept under a name, for reading from its start; it is empty if it is missing."""
         ...
+
+
+def digest_of_file(file: IO[bytes]) -> str:
+    """Return the SHA-256 of what is left to read of a file, hexadecimal."""
+    digest = hashlib.sha256()
+    while piece := file.read(_PIECE):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def written(file: BinaryIO, pieces: Iterable[bytes]) -> str:

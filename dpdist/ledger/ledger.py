@@ -27,13 +27,11 @@ periods it reads, with the digests it found. Then each row is charged for the re
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,7 +42,7 @@ from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, address_giv
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.charging import caps_to_fix, closed_as_read, require_apart, require_charged, require_kept
 from dpdist.ledger.entries import Aborted, Begun, Capped, Closed, Committed, Created, Published, Reserved, entry_of
-from dpdist.ledger.journal import Storage
+from dpdist.ledger.journal import Storage, digest_of_file
 from dpdist.ledger.sqlite import FolderStorage
 from dpdist.ledger.state import FORMAT, PERIODIC, Record, State, View
 from dpdist.ledger.witness import FolderWitness, Witness
@@ -432,10 +430,7 @@ class Ledger(Witnessed):
         if record.blob is None:
             raise DpdistError(f"The release {release_id} is {record.state}, not committed.")
         with self._storage.blob(record.blob) as file:
-            digest = hashlib.sha256()
-            for piece in iter(partial(file.read, 1 << 20), b""):
-                digest.update(piece)
-            if digest.hexdigest() != record.digest:
+            if digest_of_file(file) != record.digest:
                 raise DataError(
                     f"The committed bytes of {release_id} in {self._storage} are missing or altered. Restore the "
                     "ledger from a copy; the noise cannot be drawn again."

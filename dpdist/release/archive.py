@@ -8,7 +8,6 @@ mirror images.
 
 from __future__ import annotations
 
-import hashlib
 import tarfile
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -21,6 +20,7 @@ from zarr.storage import MemoryStore
 
 from dpdist import triangle
 from dpdist.errors import DataError
+from dpdist.ledger.journal import digest_of_file
 from dpdist.release.artefact import Heading
 from dpdist.storage.arrays import Array, array_options, put_array
 from dpdist.storage.atomic import make_once
@@ -29,7 +29,6 @@ from dpdist.triangle import Band, Triangle
 
 Bands = Iterable[tuple[Band, Triangle]]
 """The packed bands of a noisy moment, int64 lattice units, from the first row to the last."""
-_PIECE = 1 << 20
 
 
 def archived(heading: Heading, answer: npt.NDArray[np.float64] | Bands) -> Iterator[bytes]:
@@ -131,18 +130,16 @@ def publish(archive: IO[bytes], target: AnyStore, *, private: bool = False) -> N
 
 
 def _unpack(archive: IO[bytes], target: Store, *, private: bool) -> None:
-    keys = [name for name, _ in _members(archive)]
-    with target.staged("release", private=private, identity=partial(_digest, archive), keys=lambda: keys) as aside:
+    put: list[str] = []
+    with target.staged("release", private=private, identity=partial(_digest, archive), keys=lambda: put) as aside:
         for name, content in _members(archive):
             aside.put(name, content)
+            put.append(name)
 
 
 def _digest(archive: IO[bytes]) -> str:
     archive.seek(0)
-    digest = hashlib.sha256()
-    while piece := archive.read(_PIECE):
-        digest.update(piece)
-    return digest.hexdigest()
+    return digest_of_file(archive)
 
 
 def holds(target: AnyStore, archive: IO[bytes]) -> bool:
