@@ -16,7 +16,6 @@ from distributed import Client, Future
 from distributed.utils_comm import gather_from_workers
 
 from dpdist._util.tree import levels
-from dpdist.errors import ResumableError
 from dpdist.runtime import work
 from dpdist.runtime.clients import current
 from dpdist.runtime.engine import Engine, translated
@@ -25,12 +24,6 @@ from dpdist.runtime.process import forbid_core_dumps
 from dpdist.runtime.workers import Asker, require_kept
 
 Result = TypeVar("Result")
-_AGAIN_SECONDS = 0.5
-"""Between two attempts to fetch a sum whose worker has just gone."""
-_UNREACHABLE = (
-    "This process cannot fetch sums from {where}. They are never sent by way of the scheduler: let this machine "
-    "connect to the workers' ports, and run the same command again: it resumes at no further cost."
-)
 
 
 def _added(asker: Asker, add: Callable[[Sequence[Any]], Any], *parts: Any) -> Any:
@@ -58,8 +51,8 @@ def _fetched(client: Client, engine: Engine, sums: Sequence[Future]) -> list[Any
         found |= got
         if len(got) < len(missing):
             if time.monotonic() > until:
-                raise ResumableError(_UNREACHABLE.format(where=", ".join(sorted(holders)) or "a worker"))
-            time.sleep(_AGAIN_SECONDS)
+                raise work.unreachable(", ".join(sorted(holders)) or "a worker")
+            time.sleep(work.AGAIN_SECONDS)
     return [found[each.key] for each in sums]
 
 

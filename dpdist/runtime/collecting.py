@@ -14,7 +14,6 @@ from distributed import Future
 
 from dpdist._util.ids import random_token
 from dpdist._util.tree import FAN_IN
-from dpdist.errors import ResumableError
 from dpdist.runtime import work
 from dpdist.runtime.bank import Bank, Outcome, failed, opened, taken
 from dpdist.runtime.grants import Batch
@@ -227,11 +226,7 @@ class Collector:
             self._wait_until = self._cluster.clock + AGAIN_SECONDS
             self._unreachable_since = self._unreachable_since or self._cluster.clock
             if self._cluster.clock - self._unreachable_since > work.LOST_SECONDS:
-                raise ResumableError(
-                    f"{'The trusted worker' if self._cluster.trusted_worker else 'This process'} cannot fetch sums "
-                    f"from {place.worker}. They are never sent by way of the scheduler: let its machine connect to the "
-                    "workers' ports, and run the same command again: it resumes at no further cost."
-                )
+                raise work.unreachable(place.worker, trusted=self._cluster.trusted_worker)
         elif member is not None:
             self._pass.give_up(member)
 

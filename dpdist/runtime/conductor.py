@@ -242,10 +242,7 @@ class Conductor:
         if self._lost_since is not None and (
             self.client.status == "closed" or now - self._lost_since > work.LOST_SECONDS
         ):
-            raise ResumableError(
-                "The connection to the cluster was lost. Run the same command again when it is back: it resumes at no "
-                "further cost."
-            )
+            raise ResumableError(work.LOST)
         if not self._looking and now >= self._look_at:
             self._looking, self._look_at = True, now + LOOK_SECONDS
             self.ask(self._identity(), self._looked)
@@ -290,11 +287,7 @@ class Conductor:
             self._wanting = self.client.submit(int, key=f"dpdist-wanted-{random_token()}", pure=False)
         self._empty_since = self.clock if self._empty_since is None else self._empty_since
         if self.clock - self._empty_since > work.LOST_SECONDS:
-            who = "The trusted worker has" if self._known else "All workers have"
-            raise ResumableError(
-                f"{who} been gone for {work.LOST_SECONDS:g} seconds. Start {'it' if self._known else 'some'} and run "
-                "the same command again: it resumes at no further cost."
-            )
+            raise work.gone(trusted=bool(self._known))
 
 
 def total_of(summed: Pass) -> Any:

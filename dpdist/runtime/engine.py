@@ -238,11 +238,7 @@ class Engine:
                 there = any(_is_trusted(worker) or not trusted for worker in self.known().values())
                 idle_since = None if there else idle_since or time.monotonic()
                 if idle_since is not None and time.monotonic() - idle_since > work.LOST_SECONDS:
-                    raise ResumableError(
-                        f"{'The trusted worker has' if trusted else 'All workers have'} been gone for "
-                        f"{work.LOST_SECONDS:g} seconds. Start {'it' if trusted else 'some'} and run the same "
-                        "command again: it resumes at no further cost."
-                    )
+                    raise work.gone(trusted=trusted)
                 continue
             idle_since = None
             yield from ended.next_batch(block=False)
@@ -277,13 +273,6 @@ def translated() -> Iterator[None]:
     try:
         yield
     except KilledWorker:
-        raise ResumableError(
-            "Workers died again and again while they summed the rows; most likely they ran out of memory. Start fewer "
-            "workers per machine, or give them more memory. Then run the same command again: it resumes at no further "
-            "cost."
-        ) from None
+        raise ResumableError(work.DIED) from None
     except (CancelledError, asyncio.CancelledError, OSError):  # a comm that is closed, refused or too slow
-        raise ResumableError(
-            "The connection to the cluster was lost. Run the same command again when it is back: it resumes at no "
-            "further cost."
-        ) from None
+        raise ResumableError(work.LOST) from None

@@ -20,7 +20,7 @@ from dpdist.errors import DataError, DpdistError, ResumableError
 from dpdist.runtime.collecting import Collector
 from dpdist.runtime.grants import Grants, State
 from dpdist.runtime.running_sums import NAME, Common, NoLifeError, Said, run_unit, welcomed
-from dpdist.runtime.work import AGAIN_SECONDS, PATIENCE, Cluster, Member, Work
+from dpdist.runtime.work import AGAIN_SECONDS, DIED, PATIENCE, Cluster, Member, Work
 from dpdist.runtime.workers import Asker
 
 _LATE_SECONDS = 10.0
@@ -167,11 +167,7 @@ class Pass:
             return
         self._deaths[unit] += 1
         if self._deaths[unit] >= _DEATHS:
-            raise ResumableError(
-                "Workers died again and again while they summed the rows; most likely they ran out of memory. Start "
-                "fewer workers per machine, or give them more memory. Then run the same command again: it resumes at "
-                "no further cost."
-            )
+            raise ResumableError(DIED)
 
     # --- units --------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from distributed import Client, Future
 
+from dpdist.errors import ResumableError
 from dpdist.runtime.running_sums import Cut
 from dpdist.storage.store import Store
 
@@ -17,6 +18,30 @@ LOST_SECONDS = 60.0
 """How long a pass waits for a worker when there is none left, or for a scheduler that is gone."""
 AGAIN_SECONDS = 0.5
 """Between two attempts at the same worker."""
+
+
+_AGAIN = "it resumes at no further cost."
+LOST = f"The connection to the cluster was lost. Run the same command again when it is back: {_AGAIN}"
+DIED = (
+    "Workers died again and again while they summed the rows; most likely they ran out of memory. Start fewer workers "
+    f"per machine, or give them more memory. Then run the same command again: {_AGAIN}"
+)
+
+
+def gone(*, trusted: bool) -> ResumableError:
+    """Return what is raised when the trusted worker, or all workers, were not there for too long."""
+    return ResumableError(
+        f"{'The trusted worker has' if trusted else 'All workers have'} been gone for {LOST_SECONDS:g} seconds. Start "
+        f"{'it' if trusted else 'some'} and run the same command again: {_AGAIN}"
+    )
+
+
+def unreachable(where: str, *, trusted: bool = False) -> ResumableError:
+    """Return what is raised when the trusted worker, or this process, cannot fetch sums from others."""
+    return ResumableError(
+        f"{'The trusted worker' if trusted else 'This process'} cannot fetch sums from {where}. They are never sent by "
+        f"way of the scheduler: let its machine connect to the workers' ports, and run the same command again: {_AGAIN}"
+    )
 
 
 @dataclass(frozen=True)
