@@ -50,7 +50,7 @@ class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     variable
         The array that was asked for, or None.
     columns
-        None, for all columns; a table of an earlier version may have some.
+        None, for all columns: registering takes all of them. The format can name some.
     """
 
     source: Text
@@ -64,8 +64,7 @@ class RegisteredAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True
     Attributes
     ----------
     places
-        None: all columns of every source, in their order. Else their
-        places from 0, in a table of an earlier version.
+        None: all columns of every source, in their order. Else their places, from 0.
     chunk_rows, chunks, stored_bytes, buffer_bytes
         Rows of the longest chunk, how many there are, bytes of the objects, bytes that reading takes at once.
     index, sources

@@ -22,7 +22,7 @@ from dpdist.naming import step
 from dpdist.pca.components import Components
 from dpdist.pca.scree import scree
 from dpdist.release.artefact import Release
-from dpdist.storage.arrays import Text, digest_of, put_array, read_arrays, require_format
+from dpdist.storage.arrays import Text, digest_of_objects, put_array, read_arrays, require_format
 from dpdist.storage.store import AnyStore, store_at
 
 FORMAT = "dpdist-model/1"
@@ -93,9 +93,9 @@ def save(model: Model, release: Release, target: AnyStore) -> None:
         arrays["eigenvalues"] = found.eigenvalues
     for name, values in arrays.items():
         put_array(group, name, values)
-    place, private = store_at(target), not release.private_as_claimed
+    place, private, identity = store_at(target), not release.private_as_claimed, partial(digest_of_objects, objects)
     # another machine may find other last bits, or another sign: two of them must not be mixed
-    with place.staged("model", private=private, identity=partial(digest_of, objects), keys=objects.keys) as aside:
+    with place.staged("model", private=private, identity=identity, keys=objects.keys) as aside:
         for key, content in objects.items():
             aside.put(key, content.to_bytes())
 

@@ -25,7 +25,7 @@ from dpdist.pca.components import Components
 from dpdist.pca.model import Model
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, chunk_key
-from dpdist.storage.arrays import ROOT, ChunkWriter, array_options, digest_of
+from dpdist.storage.arrays import ROOT, ChunkWriter, array_options, digest_of_objects
 from dpdist.storage.store import AnyStore, Store, store_at
 
 FORMAT = "dpdist-scores/1"
@@ -227,7 +227,7 @@ def _identity(head: dict[str, Buffer], found: Components) -> str:
     """Return what scores follow from: rows, shape and type, and the components to the last bit."""
     parts = {"components": found.components, "mean": found.mean, "scale": found.scale}
     stored = default_buffer_prototype().buffer
-    return digest_of({**head, **{name: stored.from_bytes(values.tobytes()) for name, values in parts.items()}})
+    return digest_of_objects({**head, **{name: stored.from_bytes(values.tobytes()) for name, values in parts.items()}})
 
 
 def require_whole(scores: AnyStore, table: RowsTable) -> None:

@@ -142,7 +142,7 @@ def put_array(group: zarr.Group, name: str, values: npt.NDArray[np.generic], chu
     array[...] = values
 
 
-def digest_of(objects: Mapping[str, Buffer]) -> str:
+def digest_of_objects(objects: Mapping[str, Buffer]) -> str:
     """Return SHA-256 of the keys and bytes of all objects, hexadecimal."""
     digest = hashlib.sha256()
     for key in sorted(objects):

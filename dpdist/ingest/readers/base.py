@@ -154,10 +154,10 @@ class AskError(DataError):
         self.ways = ways
         self.more = more
 
-    def asked(self, source: object, target: object, taken: str = "ingest") -> str:
-        """Return the question with the steps to choose from, of the kind that was taken."""
+    def asked(self, source: object, target: object) -> str:
+        """Return the question with the steps to choose from."""
         steps = ", or ".join(
-            f"{step(taken, source, target, **{name: value})} ({meaning})" for name, value, meaning in self.ways
+            f"{step('ingest', source, target, **{name: value})} ({meaning})" for name, value, meaning in self.ways
         )
         typed = f" Repeat it, with what else you chose, as: {steps}." if steps else ""
         return f"{self}{typed}{self.more and f' {self.more}'}"
@@ -358,11 +358,11 @@ def state_of_file(path: Any) -> State:
         If it is no file, such as a link by now.
     """
     if not isinstance(path, Path):
-        return State(1, path.stat().st_size, digest_of([path.version()]))
+        return State(1, path.stat().st_size, version_of([path.version()]))
     about = path.lstat()
     if not stat.S_ISREG(about.st_mode):
         raise OSError(errno.EINVAL, "it is a link or no file")
-    return State(1, about.st_size, digest_of([(about.st_size, about.st_mtime_ns)]))
+    return State(1, about.st_size, version_of([(about.st_size, about.st_mtime_ns)]))
 
 
 def fits(block: Rows, dtype: np.dtype[Any]) -> bool:
@@ -400,7 +400,7 @@ def ends_of(path: Location, n: int, high: int) -> npt.NDArray[np.int64]:
     return np.append(np.arange(high, n, high), n)
 
 
-def digest_of(versions: Sequence[object]) -> bytes:
+def version_of(versions: Sequence[object]) -> bytes:
     """Return 128 bits of what places tell of their objects."""
     return hashlib.sha256(json.dumps(versions).encode()).digest()[:16]
 

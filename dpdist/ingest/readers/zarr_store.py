@@ -33,9 +33,9 @@ from dpdist.ingest.readers.base import (
     Runs,
     State,
     attempt,
-    digest_of,
     each,
     ends_of,
+    version_of,
 )
 from dpdist.ingest.readers.chunked import Chunked, Layout, only
 from dpdist.naming import step
@@ -275,14 +275,14 @@ class Store(Chunked):
 
         def found() -> State:
             if not isinstance(self.path, Path):
-                return State(0, 0, digest_of([]))  # asked for each, a store would be asked twice for every chunk
+                return State(0, 0, version_of([]))  # asked for each, a store would be asked twice for every chunk
             sizes, versions = 0, []
             for path in self._chunk_files(start, stop):
                 with suppress(FileNotFoundError):
                     about = path.lstat()
                     sizes += about.st_size
                     versions.append((path.relative_to(self.path).as_posix(), about.st_size, about.st_mtime_ns))
-            return State(len(versions), sizes, digest_of(versions))
+            return State(len(versions), sizes, version_of(versions))
 
         return attempt(self.path, found)
 
