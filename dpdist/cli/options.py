@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,13 +18,16 @@ from dpdist._util.text import fitted, printable
 from dpdist.cli.progress import BARS
 from dpdist.errors import UsageError
 from dpdist.ingest.sources import location_of
-from dpdist.ledger.address import address_of
+from dpdist.ledger.address import LedgerAddress, address_of
+from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED
+from dpdist.pipeline.budget import ledger_place
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.parse import options_from
+from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.tls import Certificates
-from dpdist.storage.store import store_at
+from dpdist.storage.store import AnyStore, store_at
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -178,6 +182,19 @@ def ledger_option(command: Command) -> Command:
         help="The budget's folder, or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME "
         "[default: ROWS with the suffix .ledger].",
     )(command)
+
+
+def kept_in(rows: AnyStore, table: RowsTable, ledger: LedgerAddress | None) -> LedgerAddress | None:
+    """Return where the budget of rows is kept, if they have one, as the rows were typed."""
+    return ledger_place(replace(table, store=store_at(rows)), ledger) if table.budget else None
+
+
+def budget_words(table: RowsTable, place: LedgerAddress | None) -> str:
+    """Say which budget rows have, and where it is kept."""
+    if not table.budget:
+        return "No budget declared yet."
+    kept = f" in {place}" if place is not None and Ledger.stands_at(place) else ""
+    return f"Budget {table.budget}{kept}."
 
 
 def neighbours_option(command: Command) -> Command:

@@ -16,9 +16,11 @@ from dpdist.cli.options import (
     SOURCE,
     answer,
     budget_options,
+    budget_words,
     cluster_options,
     count_of,
     json_option,
+    kept_in,
     large_delta_option,
     ledger_option,
     mechanism_option,
@@ -33,12 +35,11 @@ from dpdist.errors import DataError
 from dpdist.ingest.sources import SourceLocation
 from dpdist.jobs import run as job_runs
 from dpdist.ledger.address import LedgerAddress
-from dpdist.ledger.ledger import Ledger
 from dpdist.moment.norm_histogram import NormGrid
 from dpdist.pca.scree import require_scree, scree
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline import clip_norm
-from dpdist.pipeline.budget import ingest_rows, ledger_place
+from dpdist.pipeline.budget import ingest_rows
 from dpdist.pipeline.combine import combine_releases
 from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.release import release_rows
@@ -101,9 +102,7 @@ def ingest(
         source, rows, budget=budget, ledger=ledger, columns=names, privacy_unit=privacy_unit, max_rows=max_rows,
         variable=variable, missing=missing, header=header, compress=compress, progress=BARS, say=say,
     )  # fmt: skip
-    named = replace(table, store=store_at(rows))  # as it was typed
-    place = ledger_place(named, ledger) if table.budget else None
-    kept = f" in {place}" if place is not None and Ledger.stands_at(place) else ""
+    place = kept_in(rows, table, ledger)
     answer(
         as_json,
         {
@@ -113,7 +112,7 @@ def ingest(
         },
         f"{rows}: {counted(table.rows, 'row')} of {counted(table.columns, 'column')}, {table.dtype}, "
         f"{counted(table.chunks, 'chunk')}{'' if fresh else ', ingested before from the same files and left alone'}. "
-        + (f"Budget {table.budget}{kept}." if table.budget else "No budget declared yet."),
+        + budget_words(table, place),
     )  # fmt: skip
 
 

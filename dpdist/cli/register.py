@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import click
 
 from dpdist._util.text import counted
@@ -12,14 +10,14 @@ from dpdist.cli.options import (
     SOURCE,
     answer,
     budget_options,
+    budget_words,
     cluster_options,
     json_option,
+    kept_in,
     ledger_option,
 )
 from dpdist.ingest.sources import SourceLocation
 from dpdist.ledger.address import LedgerAddress
-from dpdist.ledger.ledger import Ledger
-from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.register import register_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.runtime.cluster import Cluster
@@ -52,9 +50,7 @@ def register(
     """
     fresh = not store_at(rows).exists()
     table = register_rows(source, rows, budget=budget, ledger=ledger, variable=variable, cluster=cluster)
-    named = replace(table, store=store_at(rows))  # as it was typed
-    place = ledger_place(named, ledger) if table.budget else None
-    kept = f" in {place}" if place is not None and Ledger.stands_at(place) else ""
+    place = kept_in(rows, table, ledger)
     answer(
         as_json,
         {
@@ -64,5 +60,5 @@ def register(
         f"{rows}: {counted(table.rows, 'row')} of {counted(table.columns, 'column')}, {table.dtype}, "
         f"{counted(table.chunks, 'chunk')} in place{'' if fresh else ', registered before and left alone'}. "
         f"Do not change {source}. "
-        + (f"Budget {table.budget}{kept}." if table.budget else "No budget declared yet."),
+        + budget_words(table, place),
     )  # fmt: skip

@@ -166,14 +166,7 @@ def ingest_rows(
     ledger = None if ledger is None else address_given(ledger)
     if rows.exists():
         require_same_origin(rows, origin_of(source, columns=columns, compress=compress, unit=unit, choices=choices))
-        table = open_rows(rows)
-        if budget not in {None, table.budget}:
-            raise UsageError(
-                f"{rows} exists already and declares {f'a budget of {table.budget}' if table.budget else 'no budget'}, "
-                f"not {budget}; it is declared once. {_otherwise(table)}"
-            )
-        require_their_ledger(table, ledger)
-        return complete_ingest(rows, ledger)
+        return taken_up(rows, budget, ledger)
     if budget is not None:
         _require_no_ledger(address_given(ledger or default_ledger(rows)))
     table = ingest(
@@ -181,6 +174,24 @@ def ingest_rows(
         unit=unit, choices=choices, say=say,
     )  # fmt: skip
     return table if budget is None else complete_ingest(rows, ledger)
+
+
+def taken_up(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress | None) -> RowsTable:
+    """Open rows that are there for whoever would make them, and create the ledger of their budget if there is none yet.
+
+    Raises
+    ------
+    UsageError
+        If they declare another budget, or have another ledger than is named.
+    """
+    table = open_rows(rows)
+    if budget not in {None, table.budget}:
+        raise UsageError(
+            f"{rows} exists already and declares {f'a budget of {table.budget}' if table.budget else 'no budget'}, "
+            f"not {budget}; it is declared once. {_otherwise(table)}"
+        )
+    _require_their_ledger(table, ledger)
+    return complete_ingest(rows, ledger)
 
 
 def _otherwise(table: RowsTable) -> str:
@@ -442,7 +453,7 @@ def complete_ingest(rows: AnyStore, ledger: LedgerAddressGiven | None = None) ->
     return table
 
 
-def require_their_ledger(table: RowsTable, named: LedgerAddress | None) -> None:
+def _require_their_ledger(table: RowsTable, named: LedgerAddress | None) -> None:
     """Refuse a ledger that is named for rows which have another one.
 
     Raises

@@ -84,7 +84,7 @@ class Facts:
 
     def _own_json(self) -> dict[str, object]:
         """Return the values that a kind has besides."""
-        raise NotImplementedError
+        raise NotImplementedError  # each kind has values of its own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,15 +6,13 @@ import os
 from functools import partial
 
 from dpdist._util.paths import AnyPath
-from dpdist.errors import DataError, UsageError
-from dpdist.ingest.opening import open_rows
+from dpdist.errors import DataError
 from dpdist.ingest.register import asked_of, register_chunks, registering, survey
 from dpdist.ingest.registered import FORMAT, Asked, attributes_in
 from dpdist.ingest.sources import Remote, SourceLocation, location_of
 from dpdist.ledger import registered
 from dpdist.ledger.address import LedgerAddressGiven, address_given
-from dpdist.naming import parameter, step
-from dpdist.pipeline.budget import complete_ingest, default_ledger, require_their_ledger
+from dpdist.pipeline.budget import default_ledger, taken_up
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.manifest import SOURCES
@@ -106,16 +104,7 @@ def register_rows(
         default_ledger(target)  # refuses a place beside which none can stand, before a row is read
     there = partial(_there, target, asked)
     make_once(there, lambda: _register(source, target, asked, budget, chosen(cluster)))
-    table = open_rows(target)
-    if budget not in {None, table.budget}:
-        declared = f"a budget of {table.budget}" if table.budget else "no budget"
-        raise UsageError(
-            f"{target} exists already and declares {declared}, not {budget}; it is declared once. Leave "
-            f"{parameter('budget_epsilon')} out, declare it with {step('ledger create')} if there is none, or choose "
-            "another place for the rows."
-        )
-    require_their_ledger(table, ledger)
-    return complete_ingest(target, ledger)
+    return taken_up(target, budget, ledger)
 
 
 def _there(target: Store, asked: Asked) -> bool:

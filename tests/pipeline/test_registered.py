@@ -25,7 +25,7 @@ from dpdist.ingest.table import ingest
 from dpdist.ledger import datasets, registered
 from dpdist.ledger.ledger import Ledger
 from dpdist.moment.total import MomentTask, complete, partition_moment
-from dpdist.pipeline import register, release
+from dpdist.pipeline import budget, register, release
 from dpdist.pipeline.budget import create_ledger
 from dpdist.pipeline.register import register_rows
 from dpdist.pipeline.release import release_rows
@@ -274,7 +274,7 @@ def test_whatever_fails_on_the_way_leaves_no_table_and_the_same_call_makes_it(
 
 def test_what_died_before_its_ledger_was_made_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(register, "complete_ingest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(budget, "complete_ingest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             register_rows("table.npy", "rows.zarr", budget=BUDGET)
     assert open_rows("rows.zarr").ledger_id is None
