@@ -35,10 +35,7 @@ from dpdist.release import artefact
 from dpdist.rows import dataset
 from dpdist.runtime.cluster import Cluster
 
-pytestmark = [
-    pytest.mark.usefixtures("register"),
-    pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}
 
 

@@ -26,7 +26,6 @@ def expected(estimator: Any) -> dict[str, str]:
 
 
 @parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected)  # type: ignore[untyped-decorator]
-@pytest.mark.usefixtures("register")
 @pytest.mark.filterwarnings(
     "ignore::dpdist.errors.PrivacyLeakWarning",
     "ignore::dpdist.errors.ShortenedRowsWarning",

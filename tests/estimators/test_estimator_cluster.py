@@ -21,10 +21,7 @@ from dpdist.ledger.in_memory import Register
 from dpdist.runtime import work
 from faults import namespaces
 
-pytestmark = [
-    pytest.mark.usefixtures("register"),
-    pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}
 
 ON_A_CLUSTER = """

@@ -34,10 +34,9 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release import combine, trusted
 from faults import sentinel
 
-pytestmark = [
-    pytest.mark.usefixtures("register"),
-    pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released"),  # tests of it watch for it
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Rows of the same number and kind were released"
+)  # tests of it watch for it
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}
 LEVEL = 1e-6
 """False-alarm rate of a statistical test."""

@@ -13,10 +13,7 @@ from dpdist.pca.components import components
 from dpdist.pca.model import Model
 from dpdist.pipeline.release import Outcome
 
-pytestmark = [
-    pytest.mark.usefixtures("register"),
-    pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
 ASKED: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": 5}
 
 

@@ -29,10 +29,9 @@ from dpdist.privacy.accounting import caps_for, certified
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release import trusted
 
-pytestmark = [
-    pytest.mark.usefixtures("register"),
-    pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released"),  # tests of it watch for it
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Rows of the same number and kind were released"
+)  # tests of it watch for it
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}
 
 
