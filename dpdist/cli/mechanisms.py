@@ -11,6 +11,7 @@ import click
 from dpdist.cli.options import (
     LOCAL,
     answer,
+    bandwidth_of,
     cluster_options,
     json_option,
     mechanism_option,
@@ -67,16 +68,21 @@ def mechanisms(name: str | None, every: bool, as_json: bool) -> None:
     "--workers", multiple=True, type=int, default=(1,), show_default=True, help="Workers of that cluster; repeatable."
 )
 @click.option("--memory-per-worker", "memory", type=float, default=16.0, show_default=True, help="GiB of each process.")
+@click.option(
+    "--store-bandwidth", "bandwidth", metavar="BYTES",
+    help="Bytes a second that the store of the rows gives all workers together, such as 10GB [default: no limit].",
+)  # fmt: skip
 @json_option
 def forecast_command(
     columns: int, rows: int, epsilon: str, delta: str | None, clip: float, spectrum: str | None, mechanism: str | None,
     centre: str, neighbours: str, options: tuple[str, ...], arithmetic: str | None, plot: Path | None, cluster: bool,
-    dtype: str, workers: tuple[int, ...], memory: float, as_json: bool,
+    dtype: str, workers: tuple[int, ...], memory: float, bandwidth: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Forecast what a budget buys: how large the noise is, and which components stand above it. Free.
 
     With --cluster, also forecast the tasks, the bytes that are read and sent, the memory of a worker and of the trusted
-    node, and the time. The time is for cores like this one, and processes that read and send 1 GB/s.
+    node, and the time of an ingest, of one read and of a release. The time is for cores like this one, and processes
+    that read and send 1 GB/s, as far as --store-bandwidth allows.
     """
     request = request_from(
         epsilon=epsilon, delta=delta, clip=clip, mechanism=mechanism, neighbours=neighbours, centre=centre,
@@ -89,7 +95,9 @@ def forecast_command(
     if cluster:
         independent = isinstance(request.calibrated(columns), IndependentEntries)
         table, bound = cost.described(rows, columns, dtype), request.bound(columns)
-        costs = [cost.forecast(table, bound, count, int(memory * 2**30), divisible=independent) for count in workers]
+        costs = cost.forecast(
+            table, bound, workers, int(memory * 2**30), divisible=independent, bandwidth=bandwidth_of(bandwidth)
+        )  # fmt: skip
         value["cluster"] = [each.to_json() for each in costs]
         words += f"\n\n{text.costs(costs)}"
     answer(as_json, value, words)

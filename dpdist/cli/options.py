@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED
 from dpdist.pipeline.budget import ledger_place
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.parse import options_from
+from dpdist.report.text import AMOUNTS
 from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.tls import Certificates
@@ -291,3 +293,20 @@ def count_of(components: str) -> int | None:
     if not components.isdecimal():
         raise UsageError(f"--components takes a number or auto, not {components!r}.")
     return int(components)
+
+
+def bandwidth_of(text: str | None) -> float | None:
+    """Return the bytes a second of a text such as 10GB; None for None.
+
+    Raises
+    ------
+    UsageError
+        If it says none, or a number without its unit.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?(B|kB|MB|GB|TB)", text)
+    number = float(found[1]) * 1000 ** AMOUNTS.index(found[2]) if found else 0.0
+    if number <= 0:
+        raise UsageError("--store-bandwidth takes a number above 0 with one of B, kB, MB, GB, TB, such as 10GB.")
+    return number

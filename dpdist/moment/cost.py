@@ -2,20 +2,25 @@
 
 Tasks, bytes and memory are those of :mod:`dpdist.moment.layout`, which the release itself follows. For the time, the
 cost of bounding a value, of a multiplication and of a normal is measured in the calling process, so it is right for
-workers like this one. Disk and network are assumed to have the speed :data:`LINK`.
+workers like this one. Disk and network of a process are assumed to have the speed :data:`LINK`. All processes together
+get no more from the store of the rows than it gives in all, if that is said.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
+from dpdist._util.tree import FAN_IN, levels
 from dpdist.errors import UsageError
 from dpdist.moment.gram import GramSum
 from dpdist.moment.layout import Layout, layout_of
+from dpdist.moment.pieces import BOUND_SECONDS, TASK_SECONDS, unit_count
 from dpdist.moment.total import require_summable
 from dpdist.naming import parameter
 from dpdist.noise.entropy import SYSTEM
@@ -23,12 +28,14 @@ from dpdist.noise.lattice import rounded_normal
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import chunk_rows_for
 from dpdist.rows.table import Shape
+from dpdist.runtime.collecting import lost_seconds
+from dpdist.runtime.work import PATIENCE
 from dpdist.triangle import Band
 
 LINK = 1e9
 """Bytes a second that a process reads from the file system, and that it sends or receives: four fifths of 10 Gbit/s."""
-_TASK_SECONDS = 2e-3
-"""Of driver and scheduler for a task that does nothing; workflows/many_partitions.py measures it anew."""
+INGEST = {"parquet": 93e6, "csv": 22e6, "npy": 251e6}
+"""Bytes of rows a second that one core takes up from files of a kind: the lowest of what was measured."""
 _SAMPLE = 2000
 """Largest number of columns that is measured; a wider product costs as much for each multiplication."""
 
@@ -79,7 +86,10 @@ def _best(action: Callable[[], object]) -> float:
 
 @dataclass(frozen=True)
 class ClusterCost:
-    """The cost of one release. The draw is counted as one normal for every entry, as that of `gaussian`.
+    """The cost of one release, and of the steps beside it that read all rows.
+
+    The draw is counted as one normal for every entry, as that of `gaussian`. Seconds are those on as many of the
+    workers as help: where further ones would only add to what is sent and handed out, they are not counted on.
 
     Parameters
     ----------
@@ -89,35 +99,78 @@ class ClusterCost:
         What will be done.
     rates
         What a core takes for it.
+    bandwidth
+        Bytes a second that the store of the rows sends and takes, all workers together. Infinite: each has its own.
     """
 
     table: Shape
     layout: Layout
     rates: Rates
+    bandwidth: float = math.inf
 
-    @property
-    def worker_seconds(self) -> float:
-        """Seconds that the workers take, if they share the work evenly."""
-        layout, table = self.layout, self.table
-        bounded = len(layout.bands) * layout.bound.columns
-        work = table.rows * (bounded * self.rates.bound + layout.entries_per_row * self.rates.multiply)
-        moved = (layout.bytes_read + layout.bytes_between_workers) / LINK
-        return (work + moved) / min(layout.workers, layout.partitions)
-
-    @property
-    def trusted_seconds(self) -> float:
-        """Seconds that the trusted node takes to receive the sums and draw the noise."""
-        entries = sum(band.entries for band in self.layout.bands)
-        return self.layout.bytes_to_trusted / LINK + entries * self.rates.draw
-
-    @property
+    @cached_property
     def seconds(self) -> float:
-        """Seconds from the first task to the last draw; of several bands, one is noised while others are summed."""
-        overhead = _TASK_SECONDS * (self.layout.partitions + self.layout.additions)
-        if len(self.layout.bands) == 1:
-            return overhead + self.worker_seconds + self.trusted_seconds
-        first = self.worker_seconds / len(self.layout.bands)
-        return overhead + max(self.worker_seconds, first + self.trusted_seconds)
+        """Seconds from the first task of a release to the last draw."""
+        return min(map(self._release_seconds, self._fewer(self.layout)))
+
+    @cached_property
+    def read_seconds(self) -> float:
+        """Seconds for one read of the rows that bounds them, as that of a private clip norm."""
+        work = self.table.rows * self.table.columns * self.rates.bound
+        size = self.table.stored_bytes
+        return min(
+            max((work + size / LINK) / min(workers, units), size / self.bandwidth, TASK_SECONDS * units)
+            for workers, units in ((count, self._read_units(count)) for count in range(1, self.layout.workers + 1))
+        )
+
+    def _read_units(self, workers: int) -> int:
+        return unit_count(self.table, row_seconds=BOUND_SECONDS * self.table.columns, entries=0, workers=workers)
+
+    def ingest_seconds(self, kind: str) -> float:
+        """Seconds to take the rows up from files of a kind of :data:`INGEST` that hold about as many bytes."""
+        size, workers = self.table.stored_bytes, min(self.layout.workers, self.table.chunks)
+        return max(size * (1 / INGEST[kind] + 2 / LINK) / workers, 2 * size / self.bandwidth)
+
+    @property
+    def lost_worker_seconds(self) -> float:
+        """Seconds that a release takes longer at most if a worker is lost: until that is known, and to sum again."""
+        layout, size = self.layout, self.table.stored_bytes
+        others = max(1, layout.sharing - 1)
+        longest = 0.0
+        for band, units in zip(layout.bands, layout.counts, strict=True):
+            work = self._work(layout.bound.columns, layout.entries_per_row_of(band), size)
+            lost = lost_seconds(units, work / units, 8 * band.entries / LINK, layout.sharing)
+            longest = max(longest, lost / others, lost / work * size / self.bandwidth)
+        return PATIENCE + longest
+
+    def _work(self, bounded: int, entries: int, read: int) -> float:
+        """Return the seconds of one worker that reads all rows, bounds so many values of each, and adds it."""
+        return self.table.rows * (bounded * self.rates.bound + entries * self.rates.multiply) + read / LINK
+
+    def _release_seconds(self, layout: Layout) -> float:
+        """Return the seconds of a release; of several bands, one is noised while others are summed."""
+        work = self._work(len(layout.bands) * layout.bound.columns, layout.entries_per_row, layout.bytes_read)
+        summed = max(
+            work / min(layout.workers, layout.partitions),
+            layout.bytes_read / self.bandwidth,
+            TASK_SECONDS * (layout.partitions + layout.additions),
+        )
+        # an addition receives the sums of others one after the other
+        joined = sum(
+            8 * band.entries * (FAN_IN - 1) * len(levels(layout.sums(units)))
+            for band, units in zip(layout.bands, layout.counts, strict=True)
+        )
+        summed += joined / LINK / layout.under_way
+        entries = sum(band.entries for band in layout.bands)
+        noised = layout.bytes_to_trusted / LINK + entries * self.rates.draw
+        if len(layout.bands) == 1:
+            return summed + noised
+        return max(summed, summed / len(layout.bands) + noised)
+
+    def _fewer(self, layout: Layout) -> Iterator[Layout]:
+        """Yield the layouts of fewer workers: of those that share a band in the same way, the most are the fastest."""
+        for sharing in range(1, layout.sharing + 1):
+            yield replace(layout, workers=min(layout.workers, sharing * len(layout.bands)))
 
     def to_json(self) -> dict[str, object]:
         """Return it as JSON values; bytes are of a process, or of all of them together where they move."""
@@ -134,7 +187,11 @@ class ClusterCost:
             "bytes_to_trusted": layout.bytes_to_trusted,
             "worker_bytes": layout.worker_bytes,
             "trusted_bytes": layout.trusted_bytes,
+            "store_bandwidth": None if math.isinf(self.bandwidth) else self.bandwidth,
             "seconds": self.seconds,
+            "read_seconds": self.read_seconds,
+            "ingest_seconds": {kind: self.ingest_seconds(kind) for kind in INGEST},
+            "lost_worker_seconds": self.lost_worker_seconds,
         }
 
 
@@ -153,29 +210,42 @@ def described(rows: int, columns: int, dtype: str) -> Shape:
     return Shape(rows, columns, dtype, chunk_rows_for(columns, dtype, rows))
 
 
-def forecast(table: Shape, bound: RowBound, workers: int, memory: int, *, divisible: bool) -> ClusterCost:
-    """Return what the release of a table will cost.
+def forecast(
+    table: Shape,
+    bound: RowBound,
+    workers: Sequence[int],
+    memory: int,
+    *,
+    divisible: bool,
+    bandwidth: float | None = None,
+) -> list[ClusterCost]:
+    """Return what the release of a table will cost, for each number of workers. More of them are never slower.
 
     Parameters
     ----------
     table, bound
         The shape of the rows, which need not be stored anywhere, and how they are bounded.
     workers
-        Number of worker processes.
+        Numbers of worker processes.
     memory
         Bytes that each process may use.
     divisible
         Whether the mechanism's noise has independent entries.
+    bandwidth
+        Bytes a second that the store of the rows sends and takes, all workers together. None: as much as they ask for.
 
     Raises
     ------
     UsageError
-        If there is no worker, or the memory does not suffice.
+        If there is no worker, no bandwidth, or the memory does not suffice.
     DataError
         If 64-bit integers cannot sum so many rows.
     """
-    if workers < 1:
+    if min(workers) < 1:
         raise UsageError("At least one worker is needed.", parameter="workers")
-    layout = layout_of(table, bound, workers, memory, divisible=divisible)
+    if bandwidth is not None and not 0 < bandwidth < math.inf:
+        raise UsageError("The bandwidth of the store is a number of bytes a second above 0.")
+    layouts = [layout_of(table, bound, count, memory, divisible=divisible) for count in workers]
     require_summable(table, bound)
-    return ClusterCost(table, layout, Rates.measured(bound, table.dtype, table.rows))
+    rates = Rates.measured(bound, table.dtype, table.rows)
+    return [ClusterCost(table, layout, rates, math.inf if bandwidth is None else bandwidth) for layout in layouts]

@@ -18,10 +18,11 @@ import numpy as np
 from dpdist import triangle
 from dpdist._util.tree import FAN_IN, levels
 from dpdist.errors import UsageError
-from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, units_of
+from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, unit_count
 from dpdist.moment.total import MomentTask, block_rows, moment_task, piece_rows
 from dpdist.naming import parameter
 from dpdist.rows.bounding import RowBound
+from dpdist.rows.dataset import partitions
 from dpdist.rows.table import Sizes, Table
 from dpdist.triangle import Band
 
@@ -75,10 +76,10 @@ class Layout:
         return min(len(self.bands), self.workers // self.sharing + 1)
 
     @cached_property
-    def units(self) -> list[list[range]]:
-        """The chunks of each unit of a pass; one pass for every band."""
+    def counts(self) -> list[int]:
+        """Units of the pass of each band."""
         return [
-            units_of(
+            unit_count(
                 self.table,
                 row_seconds=BOUND_SECONDS * self.bound.columns + MULTIPLY_SECONDS * self.entries_per_row_of(band),
                 entries=band.entries,
@@ -87,6 +88,11 @@ class Layout:
             for band in self.bands
         ]
 
+    @property
+    def units(self) -> list[list[range]]:
+        """The chunks of each unit of a pass; one pass for every band."""
+        return [partitions(self.table.chunks, count) for count in self.counts]
+
     def tasks(self, table: Table) -> list[MomentTask]:
         """Return the pass of each band over the table of these sizes."""
         return [moment_task(table, self.bound, band) for band in self.bands]
@@ -94,16 +100,16 @@ class Layout:
     @property
     def partitions(self) -> int:
         """Tasks that read rows."""
-        return sum(map(len, self.units))
+        return sum(self.counts)
 
-    def sums(self, units: list[range]) -> int:
-        """Return how many running sums a pass has."""
-        return min(self.sharing, len(units))
+    def sums(self, units: int) -> int:
+        """Return how many running sums a pass of so many units has."""
+        return min(self.sharing, units)
 
     @property
     def additions(self) -> int:
         """Tasks that add running sums of several workers."""
-        return sum(len(part) > 1 for units in self.units for level in levels(self.sums(units)) for part in level)
+        return sum(len(part) > 1 for units in self.counts for level in levels(self.sums(units)) for part in level)
 
     def entries_per_row_of(self, band: Band) -> int:
         """Entries of a band that a row is added to, those computed twice in its first columns included."""
@@ -126,7 +132,7 @@ class Layout:
         """Bytes of sums that workers send one another: all inputs of an addition but the one that is there."""
         return sum(
             8 * band.entries * (len(part) - 1)
-            for band, units in zip(self.bands, self.units, strict=True)
+            for band, units in zip(self.bands, self.counts, strict=True)
             for level in levels(self.sums(units))
             for part in level
         )
@@ -135,7 +141,7 @@ class Layout:
     def bytes_to_trusted(self) -> int:
         """Bytes of sums that the trusted node receives, but for checkpoints; these take a small part of the time."""
         return sum(
-            8 * band.entries * _last(self.sums(units)) for band, units in zip(self.bands, self.units, strict=True)
+            8 * band.entries * _last(self.sums(units)) for band, units in zip(self.bands, self.counts, strict=True)
         )
 
     @property

@@ -28,6 +28,20 @@ _EXPECTED = 8
 """Workers for which there are enough units even if fewer are there at first."""
 _FEWEST = 4
 """Units for each worker, however short."""
+TASK_SECONDS = 3e-3
+"""Of driver and scheduler for a unit (`workflows/many_partitions.py`)."""
+_IDLE = 2
+"""Driver and scheduler have time for so many times the units that there are, but for the fewest."""
+
+
+def unit_count(table: Sizes, *, row_seconds: float, entries: int, workers: int) -> int:
+    """Return into how many units the chunks of a table are cut, as :func:`units_of`."""
+    seconds = table.rows * row_seconds
+    shortest = max(_SHORTEST, _FOLDS * _FOLD_SECONDS * entries)
+    handed_out = seconds / (workers * _IDLE * TASK_SECONDS)
+    enough = min(_EACH * max(workers, _EXPECTED), seconds / shortest, handed_out)
+    wanted = max(seconds / _LONGEST, enough, _FEWEST * workers)
+    return max(1, min(table.chunks, round(wanted)))
 
 
 def units_of(table: Sizes, *, row_seconds: float, entries: int, workers: int) -> list[range]:
@@ -44,7 +58,5 @@ def units_of(table: Sizes, *, row_seconds: float, entries: int, workers: int) ->
     workers
         Threads of workers that are expected.
     """
-    seconds = table.rows * row_seconds
-    shortest = max(_SHORTEST, _FOLDS * _FOLD_SECONDS * entries)
-    wanted = max(seconds / _LONGEST, min(_EACH * max(workers, _EXPECTED), seconds / shortest), _FEWEST * workers)
-    return partitions(table.chunks, round(wanted))
+    count = unit_count(table, row_seconds=row_seconds, entries=entries, workers=workers)
+    return partitions(table.chunks, count)

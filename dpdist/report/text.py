@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dpdist._util.text import counted, wrapped
 from dpdist.mechanisms.info import MechanismInfo
-from dpdist.moment.cost import ClusterCost
+from dpdist.moment.cost import INGEST, ClusterCost
 from dpdist.naming import parameter, step
 from dpdist.pca.forecast import GOOD, Forecast
 from dpdist.pca.noise_edge import CONFIDENCE
@@ -141,21 +141,36 @@ def details(info: MechanismInfo) -> str:
 
 
 def costs(found: Sequence[ClusterCost]) -> str:
-    """Return a table of what releases cost a cluster, a line for each number of workers."""
-    lines = [("workers", "bands", "tasks", "read", "between", "sent", "worker", "trusted", "time")]
+    """Return tables of what releases cost a cluster, a line for each number of workers."""
+    lines = [("workers", "bands", "tasks", "read", "between", "sent", "worker", "trusted")]
     for each in found:
         layout = each.layout
         moved = (layout.bytes_read, layout.bytes_between_workers, layout.bytes_to_trusted)
         lines.append((
             str(layout.workers), str(len(layout.bands)), str(layout.partitions + layout.additions),
             amount(moved[0]), amount(moved[1]), amount(moved[2]),
-            amount(layout.worker_bytes), amount(layout.trusted_bytes), duration(each.seconds),
+            amount(layout.worker_bytes), amount(layout.trusted_bytes),
         ))  # fmt: skip
     legend = (
         "read: bytes read; between: bytes sent between workers; sent: bytes sent to the trusted node; worker, trusted: "
         "their most memory."
     )
-    return "\n".join([*_aligned(lines), wrapped(legend)])
+    times = [("workers", *(f"from {kind}" for kind in INGEST), "one read", "release", "lost worker")]
+    for each in found:
+        seconds = (*map(each.ingest_seconds, INGEST), each.read_seconds, each.seconds, each.lost_worker_seconds)
+        times.append((str(each.layout.workers), *map(duration, seconds)))
+    about = (
+        "from: an ingest of such files, of about as many bytes as the rows; one read: a private clip norm, or a "
+        "projection without its writing; lost worker: what a release takes longer at most if one dies or hangs."
+    )
+    bandwidth = found[0].bandwidth
+    if not math.isinf(bandwidth):
+        about += f" The store of the rows gives all workers together {amount(round(bandwidth))} a second."
+    return "\n".join([*_aligned(lines), wrapped(legend), "", *_aligned(times), wrapped(about)])
+
+
+AMOUNTS = ("B", "kB", "MB", "GB", "TB")
+"""Units of bytes, each a thousand of the one before."""
 
 
 def amount(count: int) -> str:
@@ -166,11 +181,10 @@ def amount(count: int) -> str:
     >>> amount(999), amount(1_000_001), amount(4 * 10**12)
     ('999 B', '1.01 MB', '4 TB')
     """
-    units = ["B", "kB", "MB", "GB", "TB"]
     step = 10 ** max(0, len(str(count)) - 3)
     rounded = -(-count // step) * step
-    power = min(len(units) - 1, (len(str(rounded)) - 1) // 3)
-    return f"{rounded / 1000**power:.15g} {units[power]}"
+    power = min(len(AMOUNTS) - 1, (len(str(rounded)) - 1) // 3)
+    return f"{rounded / 1000**power:.15g} {AMOUNTS[power]}"
 
 
 def duration(seconds: float) -> str:

@@ -34,6 +34,30 @@ _CHEAP = 20
 """A checkpoint saves at least so many times the work that it costs."""
 
 
+def lost_seconds(units: int, unit_seconds: float, take_seconds: float, workers: int) -> float:
+    """Return the seconds of work that one lost worker loses at most: what it summed since its last checkpoint.
+
+    Parameters
+    ----------
+    units, unit_seconds
+        Of the pass, and what one takes a worker.
+    take_seconds
+        What the trusted node takes for the sum of a worker.
+    workers
+        All of them.
+    """
+    share = math.ceil(_AT_STAKE * units) * unit_seconds
+    least, most = _checkpoint_seconds(take_seconds, workers)
+    since = max(least, min(share, most)) + unit_seconds  # and the unit that it had begun
+    return min(since, units * unit_seconds / workers)
+
+
+def _checkpoint_seconds(take_seconds: float, workers: int) -> tuple[float, float]:
+    """Return the work for which no checkpoint is worth it, and that for which one is, whatever share it is of all."""
+    cost = _CHEAP * take_seconds
+    return max(_LEAST_SECONDS, cost), max(_CHECKPOINT_SECONDS, cost * workers)
+
+
 class Collector:
     """Brings the sums of one pass to its bank.
 
@@ -88,10 +112,10 @@ class Collector:
             self._take()
 
     def _worth_a_checkpoint(self, member: Member) -> bool:
-        cost = _CHEAP * self._take_seconds
-        if member.at_stake < max(_LEAST_SECONDS, cost):
+        least, most = _checkpoint_seconds(self._take_seconds, len(self._pass.members))
+        if member.at_stake < least:
             return False
-        if member.at_stake > max(_CHECKPOINT_SECONDS, cost * len(self._pass.members)):
+        if member.at_stake > most:
             return True
         return len(self._grants.added_by(member.life)) >= math.ceil(_AT_STAKE * len(self._grants))
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.tasks import submissions
 
 from dpdist.cli import cli
 from dpdist.errors import UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.moment import cost
-from dpdist.moment.layout import Layout
+from dpdist.moment.layout import Layout, layout_of
 from dpdist.moment.total import add_partials, complete, partition_moment
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import created
 from dpdist.runtime.connection import connected
-from dpdist.runtime.work import Work
+from dpdist.runtime.work import PATIENCE, Work
 from dpdist.triangle import Band
 
 COLUMNS = 1200
@@ -75,6 +78,56 @@ def test_a_tree_counts_its_additions_and_what_they_move() -> None:
     assert (layout.bytes_between_workers, layout.bytes_to_trusted) == (4 * 3 * triangle, 4 * triangle)
 
 
+RATES = cost.Rates(bound=2e-9, multiply=6e-11, draw=4e-8)
+
+
+@settings(max_examples=50)
+@given(
+    rows=st.integers(1, 10**10),
+    columns=st.sampled_from([2, 50, 1000, 20_000, 100_000]),
+    workers=st.lists(st.integers(1, 100), min_size=2, max_size=2).map(sorted),
+    bandwidth=st.floats(1e3, 1e13),
+)
+def test_more_workers_and_a_faster_store_are_never_slower(
+    rows: int, columns: int, workers: list[int], bandwidth: float
+) -> None:
+    table, bound = cost.described(rows, columns, "float32"), RowBound(columns, 1.0)
+    few, many = (layout_of(table, bound, count, 16 << 30, divisible=True) for count in workers)
+
+    def seconds(layout: Layout, bandwidth: float) -> list[float]:
+        found = cost.ClusterCost(table, layout, RATES, bandwidth)
+        return [found.seconds, found.read_seconds, *map(found.ingest_seconds, cost.INGEST)]
+
+    reference = seconds(few, bandwidth)
+    assert all(np.less_equal(seconds(many, bandwidth), reference))
+    assert all(np.less_equal(seconds(few, 2 * bandwidth), reference))
+    size = table.stored_bytes / bandwidth
+    assert all(
+        np.greater_equal(
+            np.multiply(reference, 1 + 1e-9), [len(few.bands) * size, size, *[2 * size] * len(cost.INGEST)]
+        )
+    )
+
+
+def test_a_lost_worker_costs_a_small_part_of_what_all_cost() -> None:
+    table, bound = cost.described(10**9, 1000, "float32"), RowBound(1000, 1.0)
+    found = [
+        cost.ClusterCost(table, layout_of(table, bound, count, 16 << 30, divisible=True), RATES)
+        for count in (1, 4, 16, 64)
+    ]
+    alone, *shared = [each.lost_worker_seconds - PATIENCE for each in found]
+    assert 0 < alone < 0.04 * found[0].seconds
+    for cheaper, dearer in pairwise([*reversed(shared), alone]):
+        assert 0 < cheaper < dearer
+
+
+@pytest.mark.parametrize("given", ["0GB", "-1GB", "10", "1e3GB", "nanGB", "10gb", "GB", "9" * 16 + "B"])
+def test_what_is_no_bandwidth_is_refused(given: str) -> None:
+    said = CliRunner().invoke(cli, [*COMMAND, "--store-bandwidth", given])
+    assert isinstance(said.exception, UsageError)
+    assert "such as 10GB" in str(said.exception)
+
+
 def test_the_command_says_it_for_several_numbers_of_workers() -> None:
     said = CliRunner().invoke(cli, [*COMMAND, "--workers", "1", "--workers", "32"])
     assert said.exit_code == 0, said.output
@@ -84,9 +137,11 @@ def test_the_command_says_it_for_several_numbers_of_workers() -> None:
         assert each["bands"] > 1
         assert max(each["worker_bytes"], each["trusted_bytes"]) <= 16 << 30
         assert each["bytes_to_trusted"] >= 8 * 20_000 * 20_001 // 2
+        assert each["store_bandwidth"] is None
     assert many["seconds"] < one["seconds"]
-    in_words = CliRunner().invoke(cli, [*COMMAND[:-1], "--workers", "32"])
+    in_words = CliRunner().invoke(cli, [*COMMAND[:-1], "--workers", "32", "--store-bandwidth", "1.5 GB"])
     assert "between workers" in in_words.stderr
+    assert "gives all workers together 1.5 GB a second" in in_words.stderr
 
 
 def test_a_mechanism_that_needs_all_of_the_moment_is_refused_where_it_does_not_fit() -> None:
@@ -99,4 +154,4 @@ def test_a_cost_of_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="one row and two columns"):
         cost.described(0, 10, "uint8")
     with pytest.raises(UsageError, match="one worker"):
-        cost.forecast(cost.described(5, 2, "uint8"), RowBound(2, 1.0), 0, 1 << 34, divisible=True)
+        cost.forecast(cost.described(5, 2, "uint8"), RowBound(2, 1.0), [3, 0], 1 << 34, divisible=True)

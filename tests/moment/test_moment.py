@@ -191,7 +191,7 @@ def test_units_are_small_but_not_too_small_whoever_is_there(
     # at most some 30 s, where chunks and rounding allow it
     assert mean <= 2 * max(30, chunk)
     assert len(units) >= min(table.chunks, 4 * workers)
-    if 50 * workers <= min(table.chunks, seconds, seconds / (50 * 6e-9 * (entries + 1))):
+    if 50 * workers <= min(table.chunks, seconds, seconds / (50 * 6e-9 * (entries + 1)), seconds / (6e-3 * workers)):
         assert len(units) >= 50 * workers  # of a second or more each
     if len(units) > 4 * workers + 1 and mean < 29:
         assert mean >= 0.9 * min(0.2, seconds)

@@ -1,0 +1,48 @@
+"""What a release of a billion rows costs on more and more workers, where one store gives all of them so much in all.
+
+The table of the README. Seconds of a core are measured where it runs; nothing else is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from dpdist import RowBound
+from dpdist.moment import cost
+from dpdist.report.text import amount, costs, duration
+
+ROWS, COLUMNS = 10**9, 1000
+WORKERS = (16, 64, 256, 1024)
+MEMORY = 16 << 30
+
+
+def main() -> None:
+    """Write NAME.json and NAME.md."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--store-bandwidth", type=float, default=1e10)
+    parser.add_argument("--output", required=True)
+    chosen = parser.parse_args()
+    table, bound = cost.described(ROWS, COLUMNS, "float32"), RowBound(COLUMNS, 1.0)
+    found = cost.forecast(table, bound, WORKERS, MEMORY, divisible=True, bandwidth=chosen.store_bandwidth)
+    print(costs(found))
+    lines = [
+        "| workers | tasks | between workers | ingest of Parquet | of CSV | one read | release | lost worker |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for each in found:
+        layout = each.layout
+        ingest = (duration(each.ingest_seconds(kind)) for kind in ("parquet", "csv"))
+        cells = (
+            layout.workers, layout.partitions + layout.additions, amount(layout.bytes_between_workers), *ingest,
+            duration(each.read_seconds), duration(each.seconds), duration(each.lost_worker_seconds),
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    Path(f"{chosen.output}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    told = {"rates": vars(found[0].rates), "costs": [each.to_json() for each in found]}
+    Path(f"{chosen.output}.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
