@@ -16,25 +16,35 @@ from dpdist.cli.options import (
     show,
 )
 from dpdist.cli.progress import BARS
-from dpdist.errors import DataError
+from dpdist.errors import DataError, UsageError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.pipeline import inspect as inspecting
 from dpdist.release.artefact import open_release
 from dpdist.report.inspection import words
-from dpdist.storage.store import AnyStore
+from dpdist.storage.store import AnyStore, store_at
 
 
 @click.command()
 @click.argument("path", type=PLACE, metavar="ROWS")
 @ledger_option
 @click.option("--verify", is_flag=True, help="Read every chunk and check it against its checksum, and its seal.")
+@click.option("--clean", is_flag=True, help="Remove what commands that were killed left here a day ago or longer.")
 @json_option
-def inspect(path: AnyStore, ledger: LedgerAddress | None, verify: bool, as_json: bool) -> None:
+def inspect(path: AnyStore, ledger: LedgerAddress | None, verify: bool, clean: bool, as_json: bool) -> None:
     """Describe ROWS and their budget, or a release, a model or scores.
 
-    No value and no statistic of a row is printed. Exit code 4 if something is damaged.
+    No value and no statistic of a row is printed. Exit code 4 if something is damaged. With --clean, list what was
+    removed of attempts at this place that no process holds and nothing names; what stands there is not touched.
     """
+    if clean:
+        if verify:
+            raise UsageError("--clean removes leftovers, and --verify reads what is there: give one of them.")
+        removed = store_at(path).clean()
+        show(
+            json.dumps({"removed": removed}) if as_json else "\n".join(removed or ["Nothing was left here to remove."])
+        )
+        return
     facts = inspecting.inspect_path(path, ledger=ledger, verify=verify, progress=BARS)
     show(json.dumps(facts.to_json()) if as_json else words(facts))
     if facts.damaged:

@@ -6,8 +6,11 @@ No store renames a folder, and none needs to: what is found is decided by one ob
 
     rows.zarr/zarr.json                  the pointer: a Zarr group, whose attributes name the prefix
     rows.zarr/3f0c.../zarr.json, c/0/0   the rows, which plain zarr reads as the array 3f0c... of that group
+    rows.zarr/3f0c....attempt            says that somebody builds there, until the pointer stands
 
-What a dead builder left is a prefix that nothing names.
+What a dead builder left is a prefix that nothing names. Whoever cleans up replaces the object of the attempt, if it is
+unchanged, before anything is removed; and so does the builder before the pointer is created. One of the two comes
+second, and gives up. What has no such object is not removed. How old something is the store says, by its own clock.
 
 **Releases, models and scores** keep Zarr's keys, because others read them with plain zarr. Their content follows from
 an identity, which whoever builds them knows beforehand::
@@ -34,6 +37,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from tempfile import gettempdir
@@ -45,12 +49,14 @@ from dpdist._util.ids import random_token
 from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
 from dpdist.storage import connections
 from dpdist.storage.connections import asked, kind_of, obstore, says
-from dpdist.storage.store import MOST_AT_ONCE
+from dpdist.storage.store import ABANDONED_SECONDS, MOST_AT_ONCE
 from dpdist.storage.zarr_objects import ZarrObjects
 
 POINTER = "dpdist-pointer/1"
 LEASE = "dpdist-lease/1"
 _ROOT = "zarr.json"
+_ATTEMPT = ".attempt"
+_BUILDING, _PUBLISHING, _REMOVING = (b"dpdist-attempt/1 " + word for word in (b"building", b"publishing", b"removing"))
 _WHOLE = 64 << 20
 """Bytes that are sent in one request; what is larger is sent in parts of that size."""
 _CREATES = "create an object only if it is absent (If-None-Match: *)"
@@ -252,20 +258,84 @@ class ObjectStore:
     @contextmanager
     def _prefixed(self, what: str) -> Iterator[ObjectStore]:
         token = random_token()
-        aside = replace(self, folder=_joined(self._key, token))
+        aside, here = replace(self, folder=_joined(self._key, token)), replace(self, folder=self._key)
+        attempt = f"{token}{_ATTEMPT}"
+        self._created(_joined(self._key, attempt), _BUILDING, what)
         try:
             yield aside
+            try:
+                here.replace(attempt, _PUBLISHING, what, expected=_BUILDING)
+            except OSError:
+                raise _changed(self, what) from None  # it was removed, as one that nobody had touched for long
         except BaseException:
             with suppress(DpdistError):
                 aside.delete()
+                here._removed(attempt)  # noqa: SLF001 - of this class
             raise
         pointer = {
             "attributes": {"dpdist": {"format": POINTER, "prefix": token}}, "zarr_format": 3, "node_type": "group",
         }  # fmt: skip
         # if this fails the prefix stays: whether the pointer was created nobody knows
-        if not self._created(_joined(self._key, _ROOT), json.dumps(pointer, indent=2).encode(), what):
+        published = self._created(_joined(self._key, _ROOT), json.dumps(pointer, indent=2).encode(), what)
+        if not published:
             aside.delete()
+        with suppress(DpdistError):
+            here._removed(attempt)  # noqa: SLF001 - as above
+        if not published:
             raise self._taken(what)
+
+    def _removed(self, key: str) -> None:
+        """Remove an object, if it is there."""
+        with suppress(FileNotFoundError):
+            asked(self.url, lambda: obstore().delete(self._connection(), self._place(key)))
+
+    def clean(self, age: float = ABANDONED_SECONDS) -> tuple[str, ...]:
+        """Remove prefixes that were begun and never published; what a dead release left the same command takes up."""
+        self._require_place("rows")
+        self._require_conditional()
+        now, begun = self._clock(), set()
+        touched: dict[str, datetime] = {}
+        for piece in self._listed(self._key):
+            for each in piece:
+                name, _, rest = each["path"].removeprefix(f"{self._key}/").partition("/")
+                token = name if rest else name.removesuffix(_ATTEMPT)
+                if re.fullmatch(r"[0-9a-f]{32}", token):
+                    touched[token] = max(each["last_modified"], touched.get(token, each["last_modified"]))
+                    if not rest and name != token:
+                        begun.add(token)
+        old = sorted(token for token in begun if (now - touched[token]).total_seconds() >= age)
+        return tuple(f"{self}/{token}" for token in old if self._cleaned(token))
+
+    def _cleaned(self, token: str) -> bool:
+        """Remove what stands below a prefix whose builder is dead; say whether it was."""
+        here, attempt = replace(self, folder=self._key), f"{token}{_ATTEMPT}"
+        try:
+            state = here.get(attempt, 1 << 10)
+            if state == _BUILDING:
+                here.replace(attempt, _REMOVING, "rows", expected=_BUILDING)
+                state = _REMOVING
+        except (OSError, ResumableError):
+            return False  # it lives, or another process was faster
+        place = replace(self, folder=None)
+        named = place._found()  # noqa: SLF001 - of this class
+        if state != _REMOVING or named == _joined(self._key, token) or (named == self._key and place.exists()):
+            return False  # it is published, or what stands there is no pointer that this version knows
+        replace(self, folder=_joined(self._key, token)).delete()
+        here._removed(attempt)  # noqa: SLF001 - of this class
+        return True
+
+    def _clock(self) -> datetime:
+        """Return what time it is in the store, where the age of objects is counted."""
+        probe = self.parent.within(f".dpdist-probe-{random_token()}")
+        place = probe._key  # noqa: SLF001 - of this class
+        if (error := self._sent(place, b"1", mode="create")) is not None:
+            raise self._unwritten(error, "a probe")
+        try:
+            found: datetime = asked(self.url, lambda: obstore().head(self._connection(), place))["last_modified"]
+        finally:
+            with suppress(DpdistError, OSError):
+                asked(self.url, lambda: obstore().delete(self._connection(), place))
+        return found
 
     @contextmanager
     def _leased(self, what: str, identity: str, keys: Callable[[], Iterable[str]]) -> Iterator[ObjectStore]:

@@ -38,11 +38,13 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from dpdist._util.ids import random_token
 from dpdist._util.paths import AnyPath, is_address, local, read_plain, read_plain_range
 from dpdist.errors import ResumableError
-from dpdist.storage import atomic
+from dpdist.storage import atomic, cleaning
 
 if TYPE_CHECKING:
     from zarr.storage import StoreLike
 
+ABANDONED_SECONDS = 86400.0
+"""For how long nobody touched what is taken for a leftover."""
 MOST_AT_ONCE = 512 << 20
 """Bytes at most of what is read in one piece: what a thing says of itself, its seals, or a chunk of a release."""
 
@@ -178,6 +180,14 @@ class Store(Protocol):
         """Remove it with all that stands in it, as far as that goes."""
         ...
 
+    def clean(self, age: float = ABANDONED_SECONDS) -> tuple[str, ...]:
+        """Remove what dead builders left here, and return what it was called; nothing that is there, or still lives.
+
+        What somebody holds, names or has touched within so many seconds stays, and so does whatever dpdist has not
+        made. DataError if nobody can know that here.
+        """
+        ...
+
     def locked(self) -> AbstractContextManager[None]:
         """Hold it against other processes that ask to hold it, waiting for it if need be; DataError if none can.
 
@@ -309,6 +319,10 @@ class FolderStore:
     def delete(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+    def clean(self, age: float = ABANDONED_SECONDS) -> tuple[str, ...]:
+        """Remove folders and files of this user that were to be renamed, and that nobody holds."""
+        return tuple(map(str, cleaning.clean(self.path, age)))
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the folder (flock)."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import threading
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from support.memory_store import MemoryStore
 from support.parts import added, parts_of
 from support.s3_server import S3Server, s3_server
 
-from dpdist.errors import DataError, UsageError
+from dpdist.errors import DataError, ResumableError, UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.periods import take_in
 from dpdist.ingest.table import ingest
@@ -132,6 +133,37 @@ def test_of_two_builders_one_publishes_and_the_other_is_refused(bucket: Store) -
     assert store.get("x") == b"early"
     with pytest.raises(DataError, match="exists already"):
         store.require_new("rows")
+
+
+def test_what_a_dead_builder_left_is_removed_and_can_not_be_published_then(bucket: Store) -> None:
+    store = bucket.within("a.zarr")
+    with ExitStack() as stack:
+        aside = stack.enter_context(store.staged("rows"))
+        aside.put(chunk_key(0), b"rows")
+        assert store.clean() == ()  # it is too young
+        if isinstance(aside, FolderStore):
+            assert store.clean(0) == ()  # and it lives: it holds a lock
+            shutil.copytree(aside.path, aside.path.with_name(".a.zarr.0123abcd.partial"))
+        assert len(store.clean(0)) == 1
+        assert store.clean(0) == ()
+        if not isinstance(aside, FolderStore):
+            with pytest.raises(ResumableError, match="meanwhile"):
+                stack.close()
+            assert not store.exists()
+    if isinstance(aside, FolderStore):
+        assert store.get(chunk_key(0)) == b"rows"
+
+
+def test_what_is_published_or_of_others_is_not_removed(bucket: Store) -> None:
+    store, other = bucket.within("a.zarr"), bucket.within("a.zarr.b")
+    for place in (store, other):
+        with place.staged("rows") as aside:
+            aside.put("zarr.json", b"{}")
+            aside.put(chunk_key(0), b"rows")
+    before = dict(store.list()), dict(other.list())
+    assert (store.clean(0), other.clean(0)) == ((), ())
+    assert (dict(store.list()), dict(other.list())) == before
+    assert bucket.within("nothing.zarr").clean(0) == ()
 
 
 def test_an_object_is_replaced_in_one_step_and_made_if_it_is_not_there(bucket: Store) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ OBJECTS: dict[str, dict[str, Buffer]] = {}
 """The objects under each prefix, by their keys."""
 POINTERS: dict[str, str] = {}
 """The prefix that each address stands for."""
+BEGUN: dict[str, float] = {}
+"""When each prefix was, that is built in."""
 _LOCKS: dict[str, threading.RLock] = {}
 
 
@@ -106,17 +109,23 @@ class MemoryStore:
         keys: Callable[[], Iterable[str]] = tuple,
     ) -> Iterator[MemoryStore]:
         assert private in {True, False}
-        assert identity is None or (identity() == identity() and set(keys()))
+        assert identity is None or identity() == identity()
         self.require_new(what)
         prefix = f"{self.url}.{random_token()}"
-        OBJECTS[prefix] = {}
+        OBJECTS[prefix], BEGUN[prefix] = {}, time.time()
         try:
             yield replace(self, prefix=prefix)
+            assert identity is None or set(OBJECTS[prefix]) <= {*keys(), "zarr.json"}
+            self._require_own(BEGUN.pop(prefix, None), what)
             if POINTERS.setdefault(self.url, prefix) != prefix:  # created if absent, last
                 self.require_new(what)
         except BaseException:
-            del OBJECTS[prefix]
+            OBJECTS.pop(prefix, None)
             raise
+
+    def _require_own(self, begun: float | None, what: str) -> None:
+        if begun is None:
+            raise ResumableError(f"{what} {self} were removed meanwhile")
 
     def put(self, key: str, content: bytes | memoryview) -> None:
         self._objects()[key] = default_buffer_prototype().buffer.from_bytes(bytes(content))
@@ -131,6 +140,14 @@ class MemoryStore:
 
     def delete(self) -> None:
         OBJECTS.pop(POINTERS.pop(self.url, ""), None)
+
+    def clean(self, age: float = 86400.0) -> tuple[str, ...]:
+        found = [
+            each for each, begun in BEGUN.items() if each.startswith(f"{self.url}.") and time.time() - begun >= age
+        ]
+        for prefix in found:
+            del OBJECTS[prefix], BEGUN[prefix]
+        return tuple(found)
 
     def locked(self) -> AbstractContextManager[Any]:
         return _LOCKS.setdefault(self.url, threading.RLock())

@@ -1,0 +1,171 @@
+"""What is called like a leftover and is none stays; what cannot be known to be one is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.s3_server import S3Server, s3_server
+
+from dpdist.cli import cli
+from dpdist.errors import DataError, UsageError
+from dpdist.storage import objects
+from dpdist.storage.store import store_at
+
+OLD = time.time() - 2 * 86400
+TOKEN, OTHER = "0" * 32, "f" * 32
+
+
+def litter(folder: Path, name: str = ".rows.zarr.0123abcd.partial") -> Path:
+    """Make what a killed builder leaves, two days ago."""
+    aside = folder / name
+    (aside / "c").mkdir(parents=True)
+    (aside / "c" / "0").write_bytes(b"rows")
+    aged(aside)
+    return aside
+
+
+def aged(root: Path, when: float = OLD) -> None:
+    """Let a folder be old, with all that is in it."""
+    for path in (root, *root.rglob("*")):
+        os.utime(path, (when, when), follow_symlinks=False)
+
+
+def test_the_command_lists_what_it_removed(tmp_path: Path) -> None:
+    aside, rows = litter(tmp_path), tmp_path / "rows.zarr"
+    rows.mkdir()
+    (rows / ".zarr.json.0123abcd.partial").write_bytes(b"{}")
+    aged(rows)
+    kept = [
+        litter(tmp_path, name) for name in (".other.zarr.0123abcd.partial", ".rows.zarr.partial", "rows.zarr.0.partial")
+    ]
+    young = litter(tmp_path, ".rows.zarr.00000000.partial")
+    (young / "c" / "1").write_bytes(b"rows")
+    said = CliRunner().invoke(cli, ["inspect", "--clean", "--json", str(rows)])
+    assert json.loads(said.stdout)["removed"] == [str(aside), str(rows / ".zarr.json.0123abcd.partial")]
+    assert not aside.exists()
+    assert all(path.exists() for path in (rows, young, *kept))
+    assert "Nothing was left" in CliRunner().invoke(cli, ["inspect", "--clean", str(rows)]).stdout
+    assert isinstance(CliRunner().invoke(cli, ["inspect", "--clean", "--verify", str(rows)]).exception, UsageError)
+
+
+def a_link(aside: Path) -> None:
+    (aside / "c" / "1").symlink_to(aside.parent)
+
+
+def a_hard_link(aside: Path) -> None:
+    (aside.parent / "precious").write_bytes(b"rows")
+    (aside / "c" / "1").hardlink_to(aside.parent / "precious")
+
+
+def a_pipe(aside: Path) -> None:
+    os.mkfifo(aside / "c" / "1")
+
+
+def the_future(aside: Path) -> None:
+    aged(aside, time.time() + 1e6)
+
+
+def a_link_in_its_place(aside: Path) -> None:
+    aside.rename(aside.parent / "precious")
+    aside.symlink_to(aside.parent / "precious")
+
+
+@pytest.mark.parametrize("plant", [a_link, a_hard_link, a_pipe, the_future, a_link_in_its_place])
+def test_what_no_builder_of_this_user_left_stays(tmp_path: Path, plant: Callable[[Path], None]) -> None:
+    aside = litter(tmp_path)
+    plant(aside)
+    if plant is not the_future:
+        aged(tmp_path)
+    assert store_at(tmp_path / "rows.zarr").clean() == ()
+    assert (aside / "c" / "0").exists()
+
+
+def test_what_belongs_to_another_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    aside = litter(tmp_path)
+    monkeypatch.setattr("dpdist.storage.cleaning._require_own", lambda _: None)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert store_at(tmp_path / "rows.zarr").clean() == ()
+    assert aside.exists()
+
+
+def test_where_others_could_have_given_the_name_nothing_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "shared" / "mine"
+    folder.mkdir(parents=True)
+    aside = litter(folder)
+    for open_to_all in (folder, folder.parent):
+        open_to_all.chmod(0o777)
+        with pytest.raises(DataError, match="Others can change"):
+            store_at(folder / "rows.zarr").clean()
+        open_to_all.chmod(0o755)
+    assert aside.exists()
+    assert store_at(folder / "rows.zarr").clean() == (str(aside),)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    """Run an S3 server."""
+    with s3_server() as found:
+        found.client.create_bucket(Bucket="private")
+        yield found
+
+
+@pytest.fixture
+def place(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the key of rows in a bucket."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"{tmp_path.name}/rows.zarr"
+
+
+def put(server: S3Server, *keys: str, content: bytes = b"dpdist-attempt/1 building") -> None:
+    """Put objects into the bucket."""
+    for key in keys:
+        server.client.put_object(Bucket="private", Key=key, Body=content)
+
+
+def test_in_a_bucket_only_what_dpdist_began_and_nobody_named_is_removed(server: S3Server, place: str) -> None:
+    kept = [
+        f"{place}/{OTHER}/c/0", f"{place}/{TOKEN[:-1]}/c/0", f"{place}/{TOKEN[:-1]}.attempt", f"{place}.b/{TOKEN}/c/0",
+        f"{place}.b/{TOKEN}.attempt", f"{TOKEN}/c/0", f"{TOKEN}.attempt", f"{place}/sub/{TOKEN}/c/0", f"{place}.lease",
+    ]  # fmt: skip
+    put(server, *kept, f"{place}/{TOKEN}/c/0", f"{place}/{TOKEN}/zarr.json", f"{place}/{TOKEN}.attempt")
+    store = store_at(f"s3://private/{place}")
+    assert store.clean() == ()  # too young, by the clock of the store
+    assert store.clean(0) == (f"s3://private/{place}/{TOKEN}",)
+    found = set(server.keys("private"))
+    assert set(kept) <= found
+    assert not any(key.startswith(f"{place}/{TOKEN}") for key in found)
+
+
+@pytest.mark.parametrize(
+    "described",
+    [{"format": objects.POINTER, "prefix": TOKEN}, {"format": "dpdist-pointer/2", "prefix": TOKEN}, {"format": "any"}],
+)
+def test_a_planted_attempt_does_not_remove_what_is_published(
+    server: S3Server, place: str, described: dict[str, str]
+) -> None:
+    put(server, f"{place}/{TOKEN}/c/0", f"{place}/{TOKEN}.attempt")
+    put(server, f"{place}/zarr.json", content=json.dumps({"attributes": {"dpdist": described}}).encode())
+    assert store_at(f"s3://private/{place}").clean(0) == ()
+    assert f"{place}/{TOKEN}/c/0" in server.keys("private")
+
+
+@pytest.mark.parametrize("state", [b"dpdist-attempt/1 publishing", b"dpdist-attempt/2 building", b""])
+def test_an_attempt_of_unknown_state_stays(server: S3Server, place: str, state: bytes) -> None:
+    put(server, f"{place}/{TOKEN}/c/0")
+    put(server, f"{place}/{TOKEN}.attempt", content=state)
+    assert store_at(f"s3://private/{place}").clean(0) == ()
+    assert f"{place}/{TOKEN}/c/0" in server.keys("private")
+
+
+def test_a_whole_bucket_is_refused(server: S3Server, place: str) -> None:
+    put(server, f"{TOKEN}/c/0", f"{TOKEN}.attempt")
+    assert place
+    with pytest.raises(UsageError, match="whole bucket"):
+        store_at("s3://private").clean(0)
