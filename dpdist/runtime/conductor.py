@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import queue
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -57,6 +58,8 @@ class Conductor:
         Objects that a worker must see to be used.
     trusted_worker
         Whether sums go to the trusted worker and not to this process.
+    foreign
+        As of :func:`dpdist.runtime.running_sums.welcomed`.
     """
 
     def __init__(
@@ -68,8 +71,9 @@ class Conductor:
         check: Check,
         places: Sequence[tuple[Store, str]],
         trusted_worker: bool,
+        foreign: bool | None = None,
     ) -> None:
-        self.client, self.trusted_worker, self.places = client, trusted_worker, places
+        self.client, self.trusted_worker, self.places, self.foreign = client, trusted_worker, places, foreign
         self._check = check
         self._coming = deque(works)
         self._units = sum(len(work.units) for work in works)
@@ -80,6 +84,8 @@ class Conductor:
         self._told = 0
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._out: queue.SimpleQueue[Pass | BaseException] = queue.SimpleQueue()
+        self._unusable: dict[str, str] = {}
+        """Workers that get no work, and why."""
         self._wanted = 0
         self._stopped = False
         self._known: dict[str, Any] = {}
@@ -125,12 +131,19 @@ class Conductor:
                         told(said, self._units)
                 if isinstance(found, BaseException):
                     raise found
+                self._warn()
                 yield found
                 del found
         finally:
             self._stopped = True
             self._events.put(lambda: None)
             thread.join(_END_SECONDS)
+
+    def _warn(self) -> None:
+        """Say which workers did nothing, each once; where no other is there, that is an error."""
+        while self._unusable:
+            _, why = self._unusable.popitem()
+            warnings.warn(f"A worker was given no work. {why}", stacklevel=2)
 
     def _want(self) -> None:
         self._wanted += 1
@@ -141,6 +154,10 @@ class Conductor:
     def clock(self) -> float:
         """Seconds for which the scheduler has answered: one that is frozen makes nobody else late."""
         return self._alive + min(time.monotonic() - self._answered, 2 * LOOK_SECONDS)
+
+    def name(self, address: str, fault: Exception) -> None:
+        """Tell that a worker cannot be used, and why."""
+        self._unusable[address] = str(fault)
 
     def ask(self, coroutine: Any, then: Callable[[Any], None]) -> None:
         """Run a coroutine in the client's loop, and call ``then`` with its future, here, when it is done."""

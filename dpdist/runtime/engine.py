@@ -217,7 +217,7 @@ class Engine:
     def _passes(self, works: Sequence[Work], label: str | None, *, under_way: int) -> Generator[Pass]:
         conductor = Conductor(
             self._client, works, under_way=under_way, check=self._check, places=self._places,
-            trusted_worker=self._trusted_worker,
+            trusted_worker=self._trusted_worker, foreign=None if self._insecure else self._foreign,
         )  # fmt: skip
         with translated():
             yield from conductor.sums(steps(self._progress, label) if label else None)

@@ -109,7 +109,7 @@ class Pass:
         self.members[address] = self.lives[member.life] = member
         member.welcome = self._cluster.submit(
             partial(self._welcomed, member),
-            welcomed, self._asker, member.life, self.common, self._cluster.places,
+            welcomed, self._asker, member.life, self.common, self._cluster.places, self._cluster.foreign,
             key=member.life, workers=[address], priority=10,
         )  # fmt: skip
 
@@ -128,6 +128,7 @@ class Pass:
                 version = self._asker.version
                 fault = DataError(f"The worker {member.address} cannot run dpdist. Install dpdist {version} there.")
             self._unusable[member.address] = fault
+            self._cluster.name(member.address, fault)
         else:
             self.common = None  # what it needed was lost
         self.give_up(member)

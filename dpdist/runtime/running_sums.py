@@ -27,7 +27,8 @@ from distributed.protocol import to_serialize
 from distributed.utils import sync
 
 from dpdist.runtime.guarded import guarded
-from dpdist.runtime.workers import Asker, check_worker
+from dpdist.runtime.tls import require_safe_listeners
+from dpdist.runtime.workers import Asker, check_worker, listens_of
 from dpdist.storage.store import Store
 
 NAME = "dpdist-running-sums"
@@ -269,18 +270,26 @@ def plugin() -> RunningSums:
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
-def welcomed(asker: Asker, life: str, common: bytes, places: Sequence[tuple[Store, str]]) -> None:
+def welcomed(
+    asker: Asker, life: str, common: bytes, places: Sequence[tuple[Store, str]], foreign: bool | None = None
+) -> None:
     """Begin a life; the task has its name.
 
     Raises
     ------
     DataError
         If this worker cannot be used: it has another version, or does not see one of these objects.
+    RefusedError
+        If others could connect to it, unless told to be insecure (None); ``foreign`` as of
+        :func:`dpdist.runtime.tls.require_safe_listeners`.
     """
 
     def begun() -> None:
+        worker = get_worker()
+        if foreign is not None:
+            require_safe_listeners({worker.address: listens_of(worker)}, foreign=foreign)
         for store, key in places:
-            check_worker(get_worker(), store, key, asker.version)
+            check_worker(worker, store, key, asker.version)
         here, known = plugin(), get_worker().state.tasks
         for other in [other for other in here.lives if other not in known]:  # released while it was welcomed
             here.lives.pop(other, None)

@@ -85,6 +85,8 @@ class Cluster(Protocol):
     client: Client
     trusted_worker: bool
     places: Sequence[tuple[Store, str]]
+    foreign: bool | None
+    """As of :func:`dpdist.runtime.running_sums.welcomed`."""
     freed: dict[str, None]
     """Workers that may have room for a unit."""
 
@@ -92,6 +94,9 @@ class Cluster(Protocol):
     def clock(self) -> float:
         """Seconds for which the scheduler has answered."""
         ...
+
+    def name(self, address: str, fault: Exception) -> None:
+        """Tell that a worker cannot be used, and why."""
 
     def ask(self, coroutine: Any, then: Callable[[Any], None]) -> None:
         """Run a coroutine in the client's loop, and call ``then`` with its future, here, when it is done."""

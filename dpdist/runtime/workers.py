@@ -103,8 +103,8 @@ def require_fit(client: Client, store: Store, key: str) -> dict[str, tuple[str, 
         fault = _fault(address, traits, store, key, __version__)
         if fault is not None:
             raise DataError(fault)
-    listens: list[str] = client.run_on_scheduler(_listens_of_scheduler)
-    return {client.scheduler.address: tuple(listens), **{address: each.listens for address, each in found.items()}}
+    listens: tuple[str, ...] = client.run_on_scheduler(_listens_of_scheduler)
+    return {client.scheduler.address: listens, **{address: each.listens for address, each in found.items()}}
 
 
 def require_kept(client: Client) -> None:
@@ -165,11 +165,16 @@ _NO_WORKER = (
 
 def _traits(store: Store, key: str, dask_worker: Any) -> Traits:
     forbid_core_dumps()  # sums of others may reach a worker before its first task does
-    return Traits(__version__, store.exists(key), tuple(each.listen_address for each in dask_worker.listeners))
+    return Traits(__version__, store.exists(key), listens_of(dask_worker))
 
 
-def _listens_of_scheduler(dask_scheduler: Any) -> list[str]:
-    return [each.listen_address for each in dask_scheduler.listeners]
+def listens_of(server: Any) -> tuple[str, ...]:
+    """Return the addresses on which a worker or a scheduler listens."""
+    return tuple(each.listen_address for each in server.listeners)
+
+
+def _listens_of_scheduler(dask_scheduler: Any) -> tuple[str, ...]:
+    return listens_of(dask_scheduler)
 
 
 def _spills(dask_worker: Any) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +22,7 @@ from distributed import LocalCluster
 import dpdist
 from dpdist.errors import DataError, RefusedError
 from dpdist.runtime.connection import connected
+from dpdist.runtime.passes import Pass
 from dpdist.runtime.work import Each, Work
 from dpdist.runtime.workers import check_worker
 from dpdist.storage.store import FolderStore
@@ -31,6 +35,7 @@ from distributed.cli.dask_worker import main
 main([sys.argv[1], "--no-nanny", "--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0", "--nthreads", "1"])
 """
 WITHOUT = "sys.modules['dpdist'] = None"
+EVERYWHERE = "import dpdist.runtime.running_sums as sums; sums.listens_of = lambda _: ('tcp://0.0.0.0:8786',)"
 OTHER = "import dpdist._version; dpdist._version.__version__ = '98'"
 
 
@@ -113,6 +118,46 @@ def test_who_is_reached_on_loopback_and_listens_everywhere_is_refused(
                 started.require_visible(tmp_path)
             with connected(made.scheduler_address, insecure=True) as started:
                 started.require_visible(tmp_path)
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_one_that_joins_mid_pass_and_listens_everywhere_is_named_and_gets_no_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, insecure: bool
+) -> None:
+    """Its twin gets units, where the network itself is said to be safe."""
+    given: set[str] = set()
+    give = Pass.give
+    units = range(1, 40)
+    with ExitStack() as stack:
+        made = stack.enter_context(cluster(workers=1))
+        (first,) = made.scheduler.workers
+        started = stack.enter_context(connected(made.scheduler_address, insecure=insecure))
+        started.require_visible(tmp_path)
+
+        def join(self: Pass, member: Any) -> None:
+            if not given:
+                stack.enter_context(worker(EVERYWHERE, made.scheduler_address, tmp_path))
+                until(lambda: _count(made) == 2)
+            given.add(member.address)
+            give(self, member)
+
+        def slow(value: int) -> int:  # of this function, and so by value: the late worker has no tests
+            time.sleep(0.1)
+            return value
+
+        monkeypatch.setattr(Pass, "give", join)
+        told = stack.enter_context(warnings.catch_warnings(record=True))
+        warnings.simplefilter("always")
+        work = Work("test", slow, Each(), units, operator.add)
+        assert started.reduce(work, int, label=None) == sum(units)
+        (late,) = set(made.scheduler.workers) - {first}
+    said = [str(each.message) for each in told if "given no work" in str(each.message)]
+    assert given == ({first, late} if insecure else {first})
+    if insecure:
+        assert said == []
+    else:
+        (sentence,) = said
+        assert f"{late} listens on tcp://0.0.0.0:8786, unencrypted" in sentence
 
 
 def dpdist_version() -> str:
