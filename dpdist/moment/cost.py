@@ -66,11 +66,16 @@ class Rates:
         count = max(1, min(rows, sample.exact_rows, (24 << 20) // (8 * columns)))
         values = (np.arange(count * columns) % 101).reshape(count, columns).astype(dtype)
         buffer = np.empty((count, sample.width))
-        sums = GramSum(Band.whole(sample.width), sample.exact_rows)
+        sums = GramSum(Band.whole(sample.width), sample.norm_bound)
+
+        def multiply() -> None:
+            sums.add(buffer)
+            sums.total()  # what is not multiplied yet is
+
         normals = 100_000
         return cls(
             bound=_best(lambda: sample.apply(values, buffer)) / (count * columns),
-            multiply=_best(lambda: sums.add(buffer)) / (count * Band.whole(columns).entries),
+            multiply=_best(multiply) / (count * Band.whole(columns).entries),
             draw=_best(lambda: rounded_normal(1 << 20, normals, SYSTEM)) / normals,
         )
 

@@ -30,6 +30,8 @@ PROCESS_BYTES = 320 << 20
 """What a worker or the driver needs before any sum: the interpreter, its libraries and the compiled kernel."""
 _BOUNDING = 8
 """Copies of a piece of rows, as 64-bit numbers, that are in memory while it is bounded, all rows of it clipped."""
+_PANELS = 192
+"""Rows of 64-bit numbers that take no less than the panels of 16-bit ones, if rows are multiplied as such."""
 _DRAWING = 16 << 20
 """What a sampler needs beside the band: the candidates of a batch, and the piece that it has drawn."""
 _BESIDE = 160 << 20
@@ -240,7 +242,7 @@ def _worker_bytes(table: Sizes, bound: RowBound, band: Band, threads: int, *, se
     waiting = 8 * band.entries * _SUMS
     piece = min(piece_rows(bound), table.chunk_rows)
     reading = table.buffer_bytes(piece)
-    reading += 8 * bound.width * (block_rows(table.rows, bound) + _BOUNDING * piece)
+    reading += 8 * bound.width * (max(block_rows(table.rows, bound), _PANELS) + _BOUNDING * piece)
     return PROCESS_BYTES + threads * (at_work + reading) + waiting
 
 

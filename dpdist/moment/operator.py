@@ -207,7 +207,7 @@ def partition_product(task: ProductTask) -> Partial[np.int64]:
         raise AssertionError("vectors that a moment is multiplied with lie on their grid, and none is longer than 1")
     digits = Digits.of(table, bound)
     total = np.zeros((digits.count, *vectors.shape), dtype=np.int64)
-    blocks = BoundedBlocks(task.partition)
+    blocks = BoundedBlocks(task.partition, block_rows(table.rows, bound))
     for block in blocks:
         for place, digit in enumerate(digits.cut(block @ vectors)):
             total[place] += (block.T @ digit).astype(np.int64)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import DataError, DpdistError
-from dpdist.moment.gram import GramSum
+from dpdist.moment.gram import Arithmetic, GramSum
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.table import Sizes, Table
@@ -117,8 +117,11 @@ def partition_moment(task: MomentTask) -> Partial[np.int64]:
     DataError
         If a chunk is missing, short or altered.
     """
-    sums = GramSum(task.band, task.bound.exact_rows)
-    blocks = BoundedBlocks(task)
+    sums = GramSum(task.band, task.bound.norm_bound)
+    most = block_rows(task.table.rows, task.bound)
+    if sums.arithmetic is not Arithmetic.FLOAT64:
+        most = min(most, piece_rows(task.bound))  # integers are gathered anyway: bounded rows need not leave the cache
+    blocks = BoundedBlocks(task, most)
     for block in blocks:
         sums.add(block)
     return Partial(sums.total(), blocks.rows, blocks.covered, task.band, blocks.fingerprint)
@@ -140,14 +143,22 @@ class BoundedBlocks:
     Iterating yields (r, width) integer-valued float64 in one buffer that is used again, and raises DataError if a
     chunk is missing, short or altered.
 
+    Parameters
+    ----------
+    task
+        Which rows.
+    most
+        Rows of a block; the last one may have fewer.
+
     Attributes
     ----------
     rows, fingerprint
         As of a :class:`Partial`; complete after the iteration.
     """
 
-    def __init__(self, task: MomentTask) -> None:
+    def __init__(self, task: MomentTask, most: int) -> None:
         self._task = task
+        self._most = most
         self.rows = 0
         self.fingerprint = 0
 
@@ -158,7 +169,7 @@ class BoundedBlocks:
 
     def __iter__(self) -> Iterator[npt.NDArray[np.float64]]:
         table, bound = self._task.table, self._task.bound
-        buffer = np.empty((block_rows(table.rows, bound), bound.width))
+        buffer = np.empty((self._most, bound.width))
         reader = ChunkReader(table, piece_rows(bound))
         filled = 0
         for index in self._task.chunks:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from dpdist._util.machine_code import compiled
+
 _EXACT = 2.0**53
 
 
@@ -92,14 +94,7 @@ def _bound_rows(  # noqa: C901, PLR0912 - one function, because LLVM joins and v
     return count
 
 
-def _compiled() -> Any:
-    try:
-        return njit(error_model="numpy", cache=True)(_bound_rows)
-    except RuntimeError:  # numba finds no folder that it may keep the machine code in
-        return njit(error_model="numpy")(_bound_rows)
-
-
-bound_rows = _compiled()
+bound_rows = compiled(_bound_rows, error_model="numpy")
 """``bound_rows(rows, centre, scale, steps, radius, out, left)`` bounds rows into out and counts those it left undone.
 
 ``left`` (int64, as long as rows) then starts with their indices. Empty arrays stand for no centre and no scale. It is

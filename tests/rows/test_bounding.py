@@ -254,16 +254,16 @@ def test_however_many_rows_the_kernel_leaves_numpy_bounds_them_all(monkeypatch: 
 
 
 def test_where_no_machine_code_can_be_kept_the_kernel_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = pytest.importorskip("dpdist.rows.kernel")
-    njit = kernel.njit
+    machine_code, kernel = map(pytest.importorskip, ("dpdist._util.machine_code", "dpdist.rows.kernel"))
+    njit = machine_code.njit
 
     def uncached(*, cache: bool = False, **options: Any) -> Any:
         if cache:
             raise RuntimeError("cannot cache function: no locator available")
         return njit(**options)
 
-    monkeypatch.setattr(kernel, "njit", uncached)
-    anew = kernel._compiled()
+    monkeypatch.setattr(machine_code, "njit", uncached)
+    anew = machine_code.compiled(kernel._bound_rows, error_model="numpy")
     monkeypatch.setattr(bounding, "compiled_kernel", lambda: anew)
     assert bounded(RowBound(2, 1.0, 8), ADVERSARIAL)[:3].tolist() == [[153, 204], [256, 0], [-256, 0]]
 

@@ -353,16 +353,19 @@ from pathlib import Path
 import numpy as np
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dpdist.moment.gram import GramSum
 from dpdist.moment.total import add_partials, moment_task, partition_moment
 from dpdist.rows.bounding import RowBound
 from dpdist.ingest.opening import open_rows
 from dpdist.rows.dataset import partitions
 from dpdist.runtime.running_sums import Common, Life
 from dpdist.runtime.workers import Asker
+from dpdist.triangle import Band
 def peak():  # not ru_maxrss, which begins with the memory of whoever started this process
     return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
-table, bound = open_rows(Path(sys.argv[1])), RowBound(600, 3000.0)
+table, bound = open_rows(Path(sys.argv[1])), RowBound(600, 3000.0, int(sys.argv[3]))
 bound.apply(np.ones((2, 600), dtype=table.dtype), np.empty((2, 600)))  # libraries and compiled code are loaded
+GramSum(Band.whole(600), bound.norm_bound)
 Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
 base = peak()
 task = moment_task(table, bound)
@@ -384,16 +387,16 @@ def worker_bytes(table: RowsTable, bound: RowBound, threads: int) -> int:
     return Layout(table, bound, 1, (Band.whole(bound.width),), threads).worker_bytes - PROCESS_BYTES
 
 
-@pytest.mark.parametrize(("kernel", "threads"), [("numba", 1), ("none", 1), ("none", 4)])
+@pytest.mark.parametrize(("kernel", "threads", "bits"), [("numba", 1, 16), ("numba", 1, 12), ("none", 4, 16)])
 def test_a_worker_takes_the_memory_computed_in_advance_whatever_the_rows(
-    table: RowsTable, kernel: str, threads: int
+    table: RowsTable, kernel: str, threads: int, bits: int
 ) -> None:
     hide = "import sys; sys.modules['numba'] = None\n" if kernel == "none" else ""
     run = subprocess.run(
-        [sys.executable, "-c", hide + PEAK, str(table.path), str(threads)], check=True, capture_output=True, text=True,
+        [sys.executable, "-c", hide + PEAK, str(table.path), str(threads), str(bits)], check=True, capture_output=True, text=True,
         env={**os.environ, **connection.WORKER_ENVIRONMENT},
     )  # fmt: skip
-    bound = RowBound(600, 3000.0)
+    bound = RowBound(600, 3000.0, bits)
     computed = worker_bytes(table, bound, threads)
     longer = RowsTable(**{**vars(table), "rows": 1000 * table.rows})
     assert worker_bytes(longer, bound, threads) == computed < (9 + 14 * threads) << 20  # of 461 MB as float64

@@ -58,7 +58,7 @@ from dpdist.triangle import Band
 forbid_core_dumps()
 if sys.argv[1] == "holding":
     z = np.load(sys.argv[2])
-    sums = GramSum(Band.whole(z.shape[1]), 32)
+    sums = GramSum(Band.whole(z.shape[1]), 2**48)
     for start in range(0, len(z), 32):
         sums.add(z[start : start + 32])
     total = sums.total()

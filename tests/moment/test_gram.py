@@ -1,0 +1,156 @@
+"""Gram matrices of bounded rows: the same integers from every processor and block, up to the last row that is exact."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpdist.moment import gram
+from dpdist.moment.gram import Arithmetic, GramSum, available, fastest, integer_rows
+from dpdist.rows.bounding import RowBound
+from dpdist.triangle import Band, packed
+
+INTEGERS = [
+    pytest.param(each, marks=pytest.mark.skipif(each not in available(), reason="another processor, or no numba"))
+    for each in (Arithmetic.VNNI, Arithmetic.AVX2)
+]
+
+
+def blocks(rows: npt.NDArray[np.float64], cuts: list[int]) -> Iterator[npt.NDArray[np.float64]]:
+    """Cut rows into blocks of these lengths, over and over."""
+    start = 0
+    while start < len(rows):
+        for length in cuts:
+            yield rows[start : start + length]
+            start += length
+
+
+@settings(max_examples=50)
+@given(
+    rows=st.integers(1, 150),
+    columns=st.integers(1, 110),
+    cuts=st.lists(st.integers(1, 100), min_size=1, max_size=4),
+    bits=st.integers(2, 16),
+    private=st.booleans(),
+    dtype=st.sampled_from(["float32", "float64", "uint8", "int16"]),
+    part=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    seed=st.integers(0, 10**6),
+)
+def test_every_way_to_multiply_gives_the_same_integers(
+    rows: int, columns: int, cuts: list[int], bits: int, private: bool, dtype: str, part: tuple[float, float], seed: int
+) -> None:
+    bound = RowBound(columns, 40.0, bits, constant=2 ** (bits - 1) if private else 0)
+    data = (np.random.default_rng(seed).normal(size=(rows, columns)) * 50).clip(0, 250).astype(dtype)
+    z = bound.apply(data, np.empty((rows, bound.width)))
+    z *= np.random.default_rng(seed).choice([-1, 1], size=z.shape)
+    start, stop = sorted(min(int(share * bound.width), bound.width - 1) for share in part)
+    exact = z.astype(np.int64)
+    for band in (Band.whole(bound.width), Band(start, stop + 1, bound.width)):
+        expected = packed(exact[:, band.start : band.stop].T @ exact[:, band.start :])
+        for arithmetic in (None, *available()):
+            if arithmetic in {Arithmetic.VNNI, Arithmetic.AVX2} and not integer_rows(bound.norm_bound):
+                continue
+            sums = GramSum(band, bound.norm_bound, arithmetic)
+            for block in blocks(z, cuts):
+                sums.add(block)
+            assert sums.total().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("arithmetic", INTEGERS)
+@pytest.mark.parametrize("bits", [8, 11, 12, 14])
+def test_integers_are_exact_up_to_the_last_row_and_would_not_be_for_one_more(arithmetic: Arithmetic, bits: int) -> None:
+    last = (2**31 - 1) // 4**bits
+    assert integer_rows(4**bits) == min(last, 512)
+
+    def total(rows: int, exact_rows: int) -> list[int]:
+        block = np.zeros((rows, 3))
+        block[:, 1] = (-1.0) ** np.arange(rows) * 2**bits
+        sums = gram._Integers(Band.whole(3), exact_rows, arithmetic)
+        sums.add(block)
+        return [int(entry) for entry in sums.total()]
+
+    assert total(last, last) == [0, 0, 0, last * 4**bits, 0, 0]
+    assert total(last + 1, last) == [0, 0, 0, 2**31, 0, 0]
+    assert total(last + 1, last + 1) == [0, 0, 0, -(2**31), 0, 0]  # the twin that adds one row too many at once
+
+
+@pytest.mark.parametrize("arithmetic", INTEGERS)
+def test_what_16_bits_do_not_hold_is_not_multiplied_as_such(arithmetic: Arithmetic) -> None:
+    largest = (2**15 - 1) ** 2
+    sums = GramSum(Band.whole(2), largest, arithmetic)
+    sums.add(np.array([[2.0**15 - 1, 0], [0, 1 - 2.0**15], [3, 4]]))
+    assert sums.total().tolist() == [largest + 9, 12, largest + 16]
+    with pytest.raises(ValueError, match="16-bit"):
+        GramSum(Band.whole(2), largest + 1, arithmetic)
+
+
+def test_bits_and_columns_decide_what_multiplies_and_no_row_does() -> None:
+    assert [fastest(100, 4**bits) for bits in (2, 11, 12)] == [available()[0]] * 3
+    assert fastest(100, 4**12 + 4**11) is available()[0]  # with the constant of private centring
+    assert {fastest(100, 4**bits) for bits in (13, 14, 15, 16, 24)} == {Arithmetic.FLOAT64}
+    assert fastest(10, 4**8) is Arithmetic.FLOAT64
+
+
+def test_without_numba_float64_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dpdist._util.machine_code", None)
+    assert available.__wrapped__() == (Arithmetic.FLOAT64,)
+
+
+ELSEWHERE = """
+import hashlib
+import numba.core.caching
+numba.core.caching.CacheImpl._locator_classes = []  # no folder that machine code can be kept in
+import numpy as np
+from dpdist.moment.gram import GramSum, available, fastest
+from dpdist.triangle import Band
+sums = GramSum(Band.whole(70), 4**11)
+sums.add(np.random.default_rng(0).integers(-200, 200, (700, 70)).astype(float))
+print(fastest(70, 4**11).name, *(each.name for each in available()), hashlib.sha256(sums.total().tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.skipif(Arithmetic.AVX2 not in available(), reason="a processor of another kind, or no numba")
+def test_another_processor_that_keeps_no_machine_code_gives_the_same_bits() -> None:
+    z = np.random.default_rng(0).integers(-200, 200, (700, 70))
+    expected = hashlib.sha256(packed(z.T @ z).tobytes()).hexdigest()
+    run = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE], check=True, capture_output=True, text=True,
+        env={**os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma"},
+    )  # fmt: skip
+    assert run.stdout.split() == ["AVX2", "AVX2", "FLOAT64", expected]
+
+
+def test_a_processor_without_either_has_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_code = pytest.importorskip("dpdist._util.machine_code")
+    monkeypatch.setattr(machine_code, "features", lambda: {"sse2", "avx"})
+    assert available.__wrapped__() == (Arithmetic.FLOAT64,)
+
+
+@pytest.mark.parametrize("bits", [16, 20, 24])
+def test_float64_sums_move_to_integers_before_they_lose_a_bit(bits: int) -> None:
+    # rows just inside the bound, all alike: sums grow as fast as they can, by odd numbers float64 cannot hold
+    bound = RowBound(2, 1.0, bits)
+    block = np.zeros((min(bound.exact_rows, 4096) - 1, 2))
+    block[:, 0] = 2**bits - 1
+    sums = GramSum(Band.whole(2), bound.norm_bound)
+    times = 2 ** (53 - 2 * bits) // block.shape[0] + 5 | 1
+    for _ in range(times):
+        sums.add(block)
+    expected = times * block.shape[0] * (2**bits - 1) ** 2
+    assert expected > 2**53
+    assert int(float(expected)) != expected
+    assert sums.total().tolist() == [expected, 0, 0]
+
+
+def test_a_block_of_more_rows_than_are_exact_is_refused() -> None:
+    with pytest.raises(ValueError, match="exactly"):
+        GramSum(Band.whole(2), 2**53 // 3).add(np.ones((4, 2)))
