@@ -6,7 +6,7 @@ and says only which ones are damaged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import numpy as np
 import zarr
 from msgspec import Struct
 
-from dpdist._util.progress import Count, Progress
+from dpdist._util.progress import Progress
 from dpdist.errors import DataError, RefusedError, UsageError, quiet
 from dpdist.ingest import registered
 from dpdist.ingest.opening import open_rows
@@ -24,6 +24,7 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.naming import step
 from dpdist.pca import model, projection
 from dpdist.pipeline.budget import default_ledger, ledger_place
+from dpdist.pipeline.checking import damaged_chunks, found_wrong
 from dpdist.pipeline.facts import (
     AnyFacts,
     LedgerFacts,
@@ -38,14 +39,10 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import artefact
 from dpdist.release.artefact import open_release
 from dpdist.rows import dataset
-from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, chunk_key, incomplete
 from dpdist.rows.periods import PeriodicTable, is_periodic, open_periods
-from dpdist.rows.table import Table
 from dpdist.storage.arrays import Text, attributes_of
 from dpdist.storage.store import AnyStore, Store, store_at
-
-_CHECKING = "Checking chunks"
 
 
 @quiet()
@@ -131,21 +128,6 @@ def inspect_path(
     )
 
 
-def _checked(table: Table, chunks: list[int], progress: Progress | None, wrong: dict[int, str]) -> Iterator[str]:
-    """Read chunks and yield what is wrong, in their order; ``wrong`` tells what was found without reading."""
-    reader, count = ChunkReader(table, table.chunk_rows), Count(progress, _CHECKING, len(chunks))
-    for index in chunks:
-        try:
-            if index in wrong:
-                yield wrong[index]
-            else:
-                for _ in reader.read(index):
-                    pass
-        except DataError as error:
-            yield str(error)
-        count.one()
-
-
 def _rows(
     store: Store, table: RowsTable, ledger: LedgerAddress | None, *, verify: bool, progress: Progress | None
 ) -> RowsFacts:
@@ -153,7 +135,7 @@ def _rows(
     missing = dict(incomplete(table))
     damaged = tuple(missing.values())
     if verify:
-        damaged = tuple(_checked(table, list(range(table.chunks)), progress, missing))
+        damaged = damaged_chunks(table, range(table.chunks), progress, missing)
     return _declared(
         store,
         table,
@@ -172,7 +154,7 @@ def _registered(
         store,
         table,
         _place(table, ledger),
-        tuple(_checked(table, list(range(table.chunks)), progress, {})) if verify else None,
+        damaged_chunks(table, range(table.chunks), progress, {}) if verify else None,
         size=table.stored_bytes,
         codec="that of the source",
         source=registered.attributes_in(table.store, f"{store} is damaged.").asked.source,
@@ -233,7 +215,7 @@ def _periods(
                 parameter="ledger",
             )
         span = table.span(periods, 0) if periods else None
-        damaged = () if span is None else tuple(_checked(span, list(range(span.chunks)), progress, {}))
+        damaged = () if span is None else damaged_chunks(span, range(span.chunks), progress, {})
     return PeriodsFacts(
         path=str(store),
         damaged=damaged,
@@ -329,14 +311,14 @@ def _scores(store: Store, *, verify: bool, progress: Progress | None) -> ScoresF
     _require_plausible(store, facts.chunks)
     if not verify:
         return facts
-    damaged, count = [], Count(progress, _CHECKING, facts.chunks)
-    for index in range(facts.chunks):
+
+    def check(index: int) -> str | None:
         try:
             sound = store.size(chunk_key(index)) is not None  # zarr reads a missing chunk as zeros
             np.asarray(array[index * chunk : (index + 1) * chunk])
         except Exception:  # noqa: BLE001 - whatever zarr and its codecs raise
             sound = False
-        if not sound:
-            damaged.append(f"Chunk {index} of {store} is missing or was altered. Project the rows again.")
-        count.one()
-    return replace(facts, damaged=tuple(damaged))
+        return None if sound else f"Chunk {index} of {store} is missing or was altered. Project the rows again."
+
+    taken = 2 * chunk * facts.k * array.dtype.itemsize
+    return replace(facts, damaged=found_wrong(check, range(facts.chunks), taken, progress))
