@@ -191,7 +191,7 @@ def make(folder: Path) -> None:
             "1e-5",
         ]
     )
-    _must([sys.executable, "-m", "dpdist", "release", "rows.zarr", "release.zarr", *LOSS, "--workers", "1"])
+    _must([sys.executable, "-m", "dpdist", "release", "rows.zarr", "release.zarr", *LOSS])
     _must([sys.executable, "-m", "dpdist", "pca", "release.zarr", "model.zarr", "--components", "2"])
 
 

@@ -104,8 +104,9 @@ def test_commands_and_options_exist(page: Path) -> None:
         command: click.Command = cli
         rest = list(words)
         while isinstance(command, click.Group) and rest and re.fullmatch("[a-z]+", rest[0]):
-            assert rest[0] in command.commands, f"dpdist {' '.join(words)}"
-            command = command.commands[rest.pop(0)]
+            found = command.get_command(click.Context(command), rest[0])
+            assert found is not None, f"dpdist {' '.join(words)}"
+            command, rest = found, rest[1:]
         known = {option for parameter in command.params for option in parameter.opts} | {"--help", "--version"}
         asked = {word.partition("=")[0].strip(",.:") for word in rest if word.startswith("--")}
         assert asked <= known, f"dpdist {' '.join(words)}"

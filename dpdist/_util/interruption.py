@@ -78,6 +78,11 @@ def install() -> None:
     threading.Thread(target=_watch, args=(ear, main), name="signals", daemon=True).start()
 
 
+def installed() -> bool:
+    """Say whether signals are answered here: whoever else would take one must not."""
+    return bool(_state.answered)
+
+
 def begin() -> None:
     """Say that from now on there may be something to undo: signals raise KeyboardInterrupt."""
     _state.at_work = True

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 NEXT = "Next: "
 """How a line starts that names a command to type next."""
+AMOUNTS = ("B", "kB", "MB", "GB", "TB")
+"""Units of bytes, each a thousand of the one before."""
 _SHOWN = 20
 _CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # what terminals obey

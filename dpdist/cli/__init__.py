@@ -11,53 +11,66 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import click
-import pyarrow as pa
 
 from dpdist._util import interruption
 from dpdist._version import __version__
-from dpdist.cli import inspect, mechanisms, pipeline
-from dpdist.cli.inspect import report_command
-from dpdist.cli.jobs import demo_command, run, status
-from dpdist.cli.ledger import ledger
-from dpdist.cli.options import say
-from dpdist.cli.pipeline import bound
 from dpdist.cli.progress import BARS
-from dpdist.cli.register import register
+from dpdist.cli.words import say
 from dpdist.errors import DpdistError, NoWitnessWarning, ResumableError, WeakGuaranteeWarning
 from dpdist.naming import COMMAND_LINE, naming
 
+_COMMANDS = {
+    "audit": ("mechanisms", "audit_command", "Attack a mechanism on synthetic tables, and bound its loss from below."),
+    "bound": ("pipeline", "bound", "Choose the clip norm of rows privately, for a small epsilon."),
+    "combine": ("pipeline", "combine", "Add up releases of disjoint rows."),
+    "demo": ("jobs", "demo_command", "Do everything on a bundled real data set."),
+    "forecast": ("mechanisms", "forecast_command", "Say what a budget buys, before anything is spent."),
+    "ingest": ("pipeline", "ingest", "Write rows, a Zarr array, from files."),
+    "inspect": ("inspect", "inspect", "Describe rows and their budget, a release, a model or scores."),
+    "ledger": ("ledger", "ledger", "Create, show, check, export or mend a budget."),
+    "mechanisms": ("mechanisms", "mechanisms", "List the mechanisms: what each claims, and what is proved."),
+    "pca": ("components", "pca", "Write the principal components of a release."),
+    "project": ("components", "project", "Write the scores of rows: private, as the rows are."),
+    "register": ("register", "register", "Take rows where they are, without a copy."),
+    "release": ("pipeline", "release_command", "Publish one private second moment of rows."),
+    "report": ("inspect", "report_command", "Write one HTML page about a release, for people."),
+    "run": ("jobs", "run", "Run a whole job from a file."),
+    "status": ("jobs", "status", "Show where a job stands."),
+}
+"""Where each command is, and what it does: it is imported when it is used."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class _Commands(click.Group):
+    """Commands of which only the one that is used is imported."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as of click
+        """Return the names."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as of click
+        """Import a command; None if there is none of that name."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name, _ = _COMMANDS[cmd_name]
+        found: click.Command = getattr(import_module(f"dpdist.cli.{module}"), name)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as of click
+        """Write what each command does, and import none."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, what) for name, (*_, what) in _COMMANDS.items()])
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="dpdist")
 def cli() -> None:
     """Compute differentially private second moments and PCA of large tables, on Dask and Zarr."""
     click.get_current_context().with_resource(naming(COMMAND_LINE))
     warnings.simplefilter("ignore", WeakGuaranteeWarning)  # the commands say it in their answers
-    pa.enable_signal_handlers(False)  # its readers would take a signal that they do not answer
-
-
-for command in (
-    pipeline.ingest,
-    register,
-    bound,
-    inspect.inspect,
-    pipeline.release_command,
-    pipeline.pca,
-    pipeline.project,
-    report_command,
-    run,
-    pipeline.combine,
-    status,
-    demo_command,
-    mechanisms.mechanisms,
-    mechanisms.forecast_command,
-    mechanisms.audit_command,
-    ledger,
-):
-    cli.add_command(command)
 
 
 def main() -> None:

@@ -6,16 +6,9 @@ import json
 
 import click
 
-from dpdist.cli.options import (
-    LEDGER,
-    PLACE,
-    answer,
-    count_of,
-    json_option,
-    ledger_option,
-    show,
-)
+from dpdist.cli.options import LEDGER, PLACE, count_of, json_option, ledger_option
 from dpdist.cli.progress import BARS
+from dpdist.cli.words import answer, show
 from dpdist.errors import DataError, UsageError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger

@@ -10,7 +10,6 @@ import click
 
 from dpdist.cli.options import (
     LOCAL,
-    answer,
     bandwidth_of,
     cluster_options,
     json_option,
@@ -19,6 +18,7 @@ from dpdist.cli.options import (
     neighbours_option,
     options_of,
 )
+from dpdist.cli.words import answer
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
 from dpdist.moment import cost

@@ -1,13 +1,11 @@
-"""What commands share: kinds of arguments, groups of options, and how they answer."""
+"""What commands share: kinds of arguments, and groups of options."""
 
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,17 +13,16 @@ from typing import Any, TypeVar
 import click
 
 from dpdist._util.paths import is_address
-from dpdist._util.text import fitted, printable
+from dpdist._util.text import AMOUNTS
 from dpdist.cli.progress import BARS
 from dpdist.errors import UsageError
-from dpdist.ingest.sources import location_of
+from dpdist.ingest.remote import location_of
 from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED
 from dpdist.pipeline.budget import ledger_place
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.parse import options_from
-from dpdist.report.text import AMOUNTS
 from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.tls import Certificates
@@ -95,36 +92,6 @@ LOCAL = LocalPath(path_type=Path)
 LEDGER = Account(path_type=Path)
 
 
-def on_terminal() -> bool:
-    """Say whether somebody watches standard error."""
-    return sys.stderr.isatty()
-
-
-def say(text: str) -> None:
-    """Print words for people, on standard error; as wide as it and with cautions in amber, on a terminal.
-
-    Elsewhere, in logs and mails, a paragraph is one line.
-    """
-    BARS.end()
-    text = printable(text)
-    if on_terminal():
-        text = fitted(text)
-    click.echo(text.replace("CAUTION:", click.style("CAUTION:", fg="yellow", bold=True)), err=True)
-
-
-def show(text: str) -> None:
-    """Print words that were asked for, on standard output."""
-    click.echo(printable(text))
-
-
-def answer(as_json: bool, value: Mapping[str, object], words: str) -> None:
-    """Print what was done: one JSON object on standard output, or words."""
-    if as_json:
-        click.echo(json.dumps(value))
-    else:
-        say(words)
-
-
 def json_option(command: Command) -> Command:
     """Add ``--json``; the command gets ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")(command)
@@ -148,7 +115,9 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options about where to compute; the command gets a ``cluster``."""
 
     @click.option("--scheduler", help="Address of an existing Dask scheduler.")
-    @click.option("--workers", type=int, help="Local worker processes [default: one per core].")
+    @click.option(
+        "--workers", type=int, help="Local worker processes [default: one per core, and none for a small table]."
+    )
     @tls_options
     @functools.wraps(command)
     def collected(

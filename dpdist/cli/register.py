@@ -8,7 +8,6 @@ from dpdist._util.text import counted
 from dpdist.cli.options import (
     PLACE,
     SOURCE,
-    answer,
     budget_options,
     budget_words,
     cluster_options,
@@ -16,6 +15,7 @@ from dpdist.cli.options import (
     kept_in,
     ledger_option,
 )
+from dpdist.cli.words import answer
 from dpdist.ingest.sources import SourceLocation
 from dpdist.ledger.address import LedgerAddress
 from dpdist.pipeline.register import register_rows

@@ -18,7 +18,7 @@ from dpdist.errors import DataError
 from dpdist.ledger.fingerprints import EXACT_KEPT, Fingerprints
 from dpdist.moment.gram import GramSum
 from dpdist.moment.total import block_rows
-from dpdist.rows.bounding import RowBound
+from dpdist.rows.bounding import COMPILED_VALUES, RowBound
 from dpdist.rows.dataset import DTYPES
 from dpdist.triangle import Band, Triangle
 
@@ -110,8 +110,9 @@ class RowSum:
         count = rows.shape[0]
         if count > self._buffer.shape[0]:
             self._buffer = np.empty((count, self._bound.width))
-        self._gram.add(self._bound.apply(rows, self._buffer))
         self._rows += count
+        compiled = self._rows * self._bound.columns >= COMPILED_VALUES
+        self._gram.add(self._bound.apply(rows, self._buffer, compiled=compiled))
         values = rows.astype(np.float64)
         self._fingerprint(values)
         with np.errstate(all="ignore"):  # a word on what overflows would be one on the data

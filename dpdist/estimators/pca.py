@@ -96,7 +96,8 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     options : mapping of str, default None
         Public parameters of the mechanism, by name; ``components`` is filled from ``n_components``.
     cluster : Cluster, default None
-        For the path of a rows.zarr: where to compute. None: on one worker process per core of this machine.
+        For the path of a rows.zarr: where to compute. None: on this machine, as
+        :func:`dpdist.release_rows`.
 
     Attributes
     ----------

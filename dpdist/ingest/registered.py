@@ -26,9 +26,8 @@ from msgspec import Struct
 
 from dpdist.errors import DataError
 from dpdist.ingest.readers.apart import Reading
-from dpdist.ingest.readers.base import Places, Rows, Source, fits
+from dpdist.ingest.readers.base import Choices, Places, Rows, Source, fits
 from dpdist.ingest.remote import location_of
-from dpdist.ingest.sources import Choices, reader_of
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.attributes import Loss, builtins_of
@@ -150,6 +149,8 @@ class Sources:
     def opened(self, entry: SourceEntry) -> Source:
         """Return the reader of a source; the one before is used no more."""
         if entry != self._entry:
+            from dpdist.ingest.sources import reader_of  # noqa: PLC0415 - the readers of all kinds of files
+
             self._source = reader_of(location_of(entry.place), entry.keys, self._choices, self._reading)
             self._entry = entry
         return self._source

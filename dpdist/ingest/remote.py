@@ -16,7 +16,6 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
-import fsspec
 import numpy as np
 
 from dpdist.errors import DataError, UsageError
@@ -124,6 +123,8 @@ class Remote:
         return made
 
     def _made(self, **options: object) -> Any:
+        import fsspec  # noqa: PLC0415 - files of this machine are read without
+
         try:
             return fsspec.filesystem(self.kind, use_listings_cache=False, skip_instance_cache=True, **options)
         except ImportError:

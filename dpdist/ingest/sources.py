@@ -8,6 +8,9 @@ from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 
+import pyarrow as pa
+
+from dpdist._util import interruption
 from dpdist._util.paths import require_plain
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.anndata import AnnDataStore, H5ad
@@ -43,6 +46,9 @@ __all__ = [
     "opened_sources",
     "reader_of",
 ]
+
+if interruption.installed():
+    pa.enable_signal_handlers(False)  # its readers would take a signal that they do not answer
 
 SourceLocation = Path | Remote
 KINDS: dict[str, type[Source]] = {

@@ -164,7 +164,9 @@ class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scheduler: Annotated[
         str | None, _key("Address of an existing Dask scheduler, such as tls://10.0.0.1:8786.", "an address in quotes")
     ] = None
-    workers: Annotated[int | None, _key("Local worker processes [default: one per core].", _WHOLE)] = None
+    workers: Annotated[
+        int | None, _key("Local worker processes [default: one per core, and none for a small table].", _WHOLE)
+    ] = None
     trusted: Annotated[
         Literal["driver", "worker"],
         _key(

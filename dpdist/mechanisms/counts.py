@@ -32,8 +32,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from scipy.special import ndtri
-
 from dpdist.errors import DataError
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.lattice import discrete_laplace, rounded_normal
@@ -107,6 +105,8 @@ class RoundedNormal:
 
     def bound(self, terms: Terms, beta: float) -> float:
         """Return what the weighted sum exceeds with probability at most beta (proof: see the module)."""
+        from scipy.special import ndtri  # noqa: PLC0415 - SciPy takes its time, and few need it
+
         length = math.sqrt(math.fsum(count * weight**2 for count, weight in terms))
         rounding = math.fsum(count * abs(weight) for count, weight in terms) / 2
         return (self.sigma * length * -float(ndtri(beta)) + rounding) * _UP

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
-from scipy.special import kve
 
 from dpdist.mechanisms.base import LogRatio, Matrix
 from dpdist.noise.integrals import log_bingham, log_orbit
@@ -103,6 +102,8 @@ def two_sided_wishart(here: Matrix, there: Matrix, columns: int, scale: float) -
     The release is post-processed to the entries that the change moves, so the ratio shows no more than the density of
     the whole matrix would, for which no practical formula is known.
     """
+    from scipy.special import kve  # noqa: PLC0415 - SciPy takes its time, and few need it
+
     change, vectors = np.linalg.eigh(here - there)
     moved = vectors[:, np.abs(change) > _NEGLIGIBLE * np.abs(change).max(initial=0)]
     a, b = (np.einsum("ij,ij->j", moved, matrix @ moved) for matrix in (here, there))

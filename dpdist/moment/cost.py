@@ -28,7 +28,7 @@ from dpdist.noise.lattice import rounded_normal
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import chunk_rows_for
 from dpdist.rows.table import Shape
-from dpdist.runtime.collecting import lost_seconds
+from dpdist.runtime.checkpoints import lost_seconds
 from dpdist.runtime.work import PATIENCE
 from dpdist.triangle import Band
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from dpdist.errors import DataError, DpdistError
 from dpdist.moment.gram import Arithmetic, GramSum
-from dpdist.rows.bounding import RowBound
+from dpdist.rows.bounding import COMPILED_VALUES, RowBound
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.table import Sizes, Table
 from dpdist.triangle import Band
@@ -117,7 +117,7 @@ def partition_moment(task: MomentTask) -> Partial[np.int64]:
     DataError
         If a chunk is missing, short or altered.
     """
-    sums = GramSum(task.band, task.bound.norm_bound)
+    sums = GramSum(task.band, task.bound.norm_bound, None if _worth_compiling(task.table) else Arithmetic.FLOAT64)
     most = block_rows(task.table.rows, task.bound)
     if sums.arithmetic is not Arithmetic.FLOAT64:
         most = min(most, piece_rows(task.bound))  # integers are gathered anyway: bounded rows need not leave the cache
@@ -125,6 +125,10 @@ def partition_moment(task: MomentTask) -> Partial[np.int64]:
     for block in blocks:
         sums.add(block)
     return Partial(sums.total(), blocks.rows, blocks.covered, task.band, blocks.fingerprint)
+
+
+def _worth_compiling(table: Table) -> bool:
+    return table.rows * table.columns >= COMPILED_VALUES
 
 
 def piece_rows(bound: RowBound) -> int:
@@ -171,13 +175,14 @@ class BoundedBlocks:
         table, bound = self._task.table, self._task.bound
         buffer = np.empty((self._most, bound.width))
         reader = ChunkReader(table, piece_rows(bound))
+        compiled = _worth_compiling(table)
         filled = 0
         for index in self._task.chunks:
             for piece in reader.read(index):
                 start = 0
                 while start < piece.shape[0]:
                     some = piece[start : start + buffer.shape[0] - filled]
-                    bound.apply(some, buffer[filled:])
+                    bound.apply(some, buffer[filled:], compiled=compiled)
                     start += some.shape[0]
                     filled += some.shape[0]
                     if filled == buffer.shape[0]:

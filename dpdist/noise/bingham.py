@@ -33,7 +33,6 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import i0e
 
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import Floats, haar, normals, uniforms
@@ -97,6 +96,8 @@ def angular_central_gaussian(levels: Floats, tried: int, entropy: Entropy) -> Fl
 
 def conditioned_sum(levels: Floats, tried: int, entropy: Entropy) -> Floats:
     """Return the accepted among ``tried`` candidates, in the eigenbasis; as its sibling, for d >= 3."""
+    from scipy.special import i0e  # noqa: PLC0415 - SciPy takes its time, and few need it
+
     second, third = levels[1:3]
     shift = max(float(np.log(i0e(second / 2))), _balance(2 * (levels[2:] - third)) / 2 - third)
     rates = 2 * (shift + third) + 2 * (levels[2:] - third)

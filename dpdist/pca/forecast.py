@@ -12,8 +12,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.optimize import brentq
-
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import is_private_as_claimed
 from dpdist.mechanisms.info import DeltaUse
@@ -217,6 +215,8 @@ def _at_least(rows: float) -> int:
 
 def _strength_for(law: NoiseLaw, cosine: float) -> float:
     """Return the strength at which the expected squared cosine reaches a value: it grows with the strength, from 0."""
+    from scipy.optimize import brentq  # noqa: PLC0415 - SciPy takes its time, and few need it
+
     high = 2 * law.threshold
     while law.squared_cosine(high) < cosine:
         high *= 2

@@ -45,8 +45,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq
-from scipy.special import gammaincinv
 
 from dpdist.mechanisms.noise_law import EdgeKind, Noise, Part
 
@@ -196,12 +194,16 @@ class NoiseLaw:
         )
         if self.size == 1:  # there is one direction
             return value, low, 1.0
+        from scipy.special import gammaincinv  # noqa: PLC0415 - SciPy takes its time, and few need it
+
         nu = (self.size - 1) / (1 + max(_EXCESS[kind] for kind in self.kinds))
         most, least = (2 * float(gammaincinv(nu / 2, p)) / nu for p in (1 - _TAIL, _TAIL))
         return value, low and 1 / (1 + (1 / low - 1) * most), 1 / (1 + (1 / high - 1) * least)
 
     def strength(self, eigenvalue: float) -> float:
         """Return the strength of a component that is seen at an eigenvalue; 0 for one that is not beyond the edge."""
+        from scipy.optimize import brentq  # noqa: PLC0415 - SciPy takes its time, and few need it
+
         if eigenvalue <= self.edge:
             return 0.0
         # K(g) > 1/g for every g, so the root lies between 1/eigenvalue and the critical g, of which it is a share
@@ -267,6 +269,8 @@ def _law(size: int, pieces: Sequence[tuple[int, _Transform]], kinds: frozenset[E
 
     def curvature(g: float) -> float:
         return 2 / g**3 + sum(n * piece.curvature(g) for n, piece in pieces)
+
+    from scipy.optimize import brentq  # noqa: PLC0415 - SciPy takes its time, and few need it
 
     critical = largest
     if slope(largest) > 0:

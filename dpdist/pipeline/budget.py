@@ -9,14 +9,14 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpdist._util.paths import AnyPath
 from dpdist._util.progress import Progress, steps
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest.opening import open_rows
-from dpdist.ingest.origin import origin_of, require_same_origin
-from dpdist.ingest.sources import Choices, Remote, SourceLocation, location_of
-from dpdist.ingest.table import ingest
+from dpdist.ingest.readers.base import Choices
+from dpdist.ingest.remote import Remote, location_of
 from dpdist.ledger import datasets
 from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, absolute, address_given
 from dpdist.ledger.ledger import Ledger
@@ -32,6 +32,9 @@ from dpdist.rows.table import Table
 from dpdist.rows.units import unit_from
 from dpdist.storage.atomic import make_once, require_new
 from dpdist.storage.store import AnyStore, Store, store_at
+
+if TYPE_CHECKING:
+    from dpdist.ingest.sources import SourceLocation
 
 
 def default_ledger(rows: AnyStore) -> Path:
@@ -161,6 +164,9 @@ def ingest_rows(
     >>> here.cleanup()
     """
     rows = store_at(rows)
+    from dpdist.ingest.origin import origin_of, require_same_origin  # noqa: PLC0415 - the readers of all kinds of files
+    from dpdist.ingest.table import ingest  # noqa: PLC0415 - which only an ingest needs
+
     unit, choices = unit_from(privacy_unit, max_rows), Choices(variable, missing, header)
     source = source if isinstance(source, Remote) else location_of(os.fspath(source))
     ledger = None if ledger is None else address_given(ledger)

@@ -20,7 +20,7 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.quantile import QuantileFound, quantile_of, require_quantile
 from dpdist.moment.norm_histogram import HistogramTask, partition_histogram
-from dpdist.moment.pieces import BOUND_SECONDS, units_of
+from dpdist.moment.pieces import BOUND_SECONDS, seconds_of, units_of
 from dpdist.moment.total import add_partials
 from dpdist.naming import parameter
 from dpdist.pipeline.budget import ledger_place
@@ -220,7 +220,8 @@ def choose_clip_norm(
     ledger : str or path-like, default None
         Where the budget is kept. None: beside the rows, ``.ledger`` in place of ``.zarr``.
     cluster : Cluster, default None
-        Where to compute. None: on one worker process per core of this machine.
+        Where to compute. None: on this machine, a small table in this process, another on one
+        worker process per core.
     budget_delta : bool, default False
         Whether a request without a delta takes that of the budget, where it has one. If this very histogram was
         released with either before, that one is given again.
@@ -256,7 +257,7 @@ def choose_clip_norm(
 
     Examples
     --------
-    It starts worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
+    It may start worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
 
     >>> import dpdist
     >>> request = dpdist.NormsRequest(dpdist.PrivacyLoss.parse(0.1))
@@ -276,7 +277,9 @@ def choose_clip_norm(
             transaction.reserve()  # refuses a ledger that is not of these rows
             return _choice(transaction, norm_histogram.published(transaction), quantile, fresh=False)
         _foretell(transaction, quantile, state, left, say)
-    with where.connected(trusted_worker=where.trusted_worker) as engine:
+    row_seconds = BOUND_SECONDS * table.columns
+    seconds = seconds_of(table, row_seconds=row_seconds, entries=0)
+    with where.computing(seconds, trusted_worker=where.trusted_worker) as engine:
         engine.require_visible(table.probe, ROOT)
         if where.trusted_worker:
             transaction, state, left = engine.trusted(_looked_up, transaction, budget_delta)
@@ -287,7 +290,7 @@ def choose_clip_norm(
             task = HistogramTask(table, bound, request.grid.edges, range(table.chunks))
             threads = engine.threads
             units = units_of(
-                table, row_seconds=BOUND_SECONDS * table.columns, entries=len(task.edges) + 1,
+                table, row_seconds=row_seconds, entries=len(task.edges) + 1,
                 workers=threads * len(engine.workers),
             )  # fmt: skip
             work = Work("count", partition_histogram, task, units, add_partials, threads)

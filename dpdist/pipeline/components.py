@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dpdist._util.text import listed
 from dpdist.errors import DataError
@@ -15,12 +15,16 @@ from dpdist.pca import model as models
 from dpdist.pca.components import Components, components
 from dpdist.pca.scree import above_noise
 from dpdist.release.artefact import Release, open_release
-from dpdist.runtime import engine
 from dpdist.runtime.cluster import Cluster, chosen
+from dpdist.runtime.process import memory_here
 from dpdist.runtime.work import Work
 from dpdist.storage.arrays import ROOT, attributes_of
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
+
+if TYPE_CHECKING:
+    from dpdist.runtime.engine import Engine
+    from dpdist.runtime.here import Here
 
 
 class FittedModel(NamedTuple):
@@ -134,9 +138,9 @@ def _components_of(opened: Release, release: Store, count: int | None, cluster: 
         return above_noise(opened, product) if count is None else components(opened, count, product)
 
 
-def _release_product(release: Store, size: int, nodes: engine.Engine | None) -> Callable[[Matrix], Matrix]:
+def _release_product(release: Store, size: int, nodes: Engine | Here | None) -> Callable[[Matrix], Matrix]:
     """Return the function that multiplies a released second moment, here or on the workers."""
-    memory, workers = (engine.memory_here(), 1) if nodes is None else (nodes.memory, len(nodes.workers))
+    memory, workers = (memory_here(), 1) if nodes is None else (nodes.memory, len(nodes.workers))
     runs = eigen.tile_rows(size, workers)
     keep = max(len(run) for run in runs) * size * 8 <= memory // 2
     if nodes is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from functools import partial
 
+import numpy as np
+
 from dpdist._util.paths import AnyPath
 from dpdist.errors import DataError
 from dpdist.ingest.register import asked_of, register_chunks, registering, survey
@@ -22,6 +24,8 @@ from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
 
+_READ_SECONDS = 5e-9
+"""To read a value, whatever kind of file it is in, and its checksum."""
 _PER_WORKER = 32
 """Parts of the manifest that a worker writes, one task for each."""
 
@@ -61,7 +65,8 @@ def register_rows(
     variable : str, default None
         The array of rows, where a Zarr group holds several.
     cluster : Cluster, default None
-        Where to read. None: on one worker process per core of this machine.
+        Where to read. None: on this machine, a small source in this process, another on one
+        worker process per core.
 
     Returns
     -------
@@ -90,7 +95,7 @@ def register_rows(
 
     Examples
     --------
-    It starts worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
+    It may start worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
 
     >>> import dpdist
     >>> dpdist.register_rows("table.parquet", "rows.zarr")  # doctest: +SKIP
@@ -124,7 +129,8 @@ def _register(source: SourceLocation, target: Store, asked: Asked, budget: Priva
     target.require_new("rows")
     found = survey(source, target, asked)
     identify = partial(registered.identity_of, place=str(target.absolute()))
-    with where.connected() as engine:
+    values = int(found.records["rows"].sum(dtype=np.uint64)) * len(found.names)
+    with where.computing(_READ_SECONDS * values) as engine:
         tasks = _PER_WORKER * max(1, len(engine.workers))
         with registering(found, target, asked, budget, identify, tasks) as work:
             engine.require_visible(work[0].aside, SOURCES)

@@ -5,11 +5,13 @@ Every step may be repeated. What exists already and is the same is left alone; w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +25,7 @@ from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.moment.layout import Layout, layout_of
 from dpdist.moment.operator import Digits, Matrix, MomentBands, MomentProducts, ProductTask, partition_product
-from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, units_of
+from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, seconds_of, units_of
 from dpdist.moment.total import Partial, add_partials, complete, moment_task, partition_moment, require_summable
 from dpdist.naming import parameter
 from dpdist.pca.shortened import shortened
@@ -34,11 +36,15 @@ from dpdist.release.artefact import Release, open_release
 from dpdist.release.reproduction import admit, require_undeclared
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.table import Table
-from dpdist.runtime import engine
 from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.runtime.work import Work
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import AnyStore, store_at
+from dpdist.triangle import Band
+
+if TYPE_CHECKING:
+    from dpdist.runtime.engine import Engine
+    from dpdist.runtime.here import Here
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,8 @@ def release_rows(
     ledger : str or path-like, default None
         Where the budget is kept. None: beside the rows, ``.ledger`` in place of ``.zarr``.
     cluster : Cluster, default None
-        Where to compute. None: on one worker process per core of this machine.
+        Where to compute. None: on this machine, a small table in this process, another on one
+        worker process per core.
 
     Returns
     -------
@@ -145,7 +152,7 @@ def release_rows(
 
     Examples
     --------
-    It starts worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
+    It may start worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
 
     >>> import dpdist
     >>> request = dpdist.ReleaseRequest("gaussian", dpdist.PrivacyLoss.parse(1, 1e-6), clip_norm=100)
@@ -183,7 +190,7 @@ def release_table(
         transaction.reserve()  # refuses when the id stands for other parameters
         trusted.publish(transaction)
         return Outcome(open_release(store), store.address(), fresh=False)
-    with where.connected(trusted_worker=where.trusted_worker) as cluster_engine:
+    with where.computing(_seconds(transaction), trusted_worker=where.trusted_worker) as cluster_engine:
         cluster_engine.require_visible(table.probe, ROOT)
         layout = _layout(cluster_engine, transaction, where)  # refuses what has no room before anything is charged
         state = cluster_engine.trusted(transaction.reserve)
@@ -201,14 +208,23 @@ def _reproduced(transaction: trusted.MomentTransaction, where: Cluster, ledger: 
     require_undeclared(transaction.table)
     there = trusted.require_place(transaction)
     if not there:
-        with where.connected(trusted_worker=where.trusted_worker) as cluster_engine:
+        with where.computing(_seconds(transaction), trusted_worker=where.trusted_worker) as cluster_engine:
             cluster_engine.require_visible(transaction.table.probe, ROOT)
             cluster_engine.trusted(admit, transaction.table)  # before a row is read
             _compute(cluster_engine, transaction, where, _layout(cluster_engine, transaction, where))
     return Outcome(open_release(transaction.target), transaction.target.address(), fresh=not there)
 
 
-def _layout(cluster_engine: engine.Engine, transaction: trusted.MomentTransaction, where: Cluster) -> Layout | None:
+def _seconds(transaction: trusted.MomentTransaction) -> float:
+    """Return what one process takes to sum the rows once; infinite where they are multiplied again and again."""
+    request, table = transaction.request, transaction.table
+    if request.by_products:
+        return math.inf
+    entries = Band.whole(request.bound(table.columns).width).entries
+    return seconds_of(table, row_seconds=BOUND_SECONDS * table.columns + MULTIPLY_SECONDS * entries, entries=entries)
+
+
+def _layout(cluster_engine: Engine | Here, transaction: trusted.MomentTransaction, where: Cluster) -> Layout | None:
     """Return how the moment is laid out over bands and workers; None where it is never formed.
 
     Raises
@@ -233,7 +249,7 @@ def _layout(cluster_engine: engine.Engine, transaction: trusted.MomentTransactio
 
 
 def _compute(
-    cluster_engine: engine.Engine, transaction: trusted.MomentTransaction, where: Cluster, layout: Layout | None
+    cluster_engine: Engine | Here, transaction: trusted.MomentTransaction, where: Cluster, layout: Layout | None
 ) -> None:
     """Sum the rows on the workers and conclude the release at the trusted node."""
     if layout is None:
@@ -255,7 +271,7 @@ def _compute(
         raise
 
 
-def _bands(cluster_engine: engine.Engine, table: Table, layout: Layout) -> Iterator[Partial[np.int64]]:
+def _bands(cluster_engine: Engine | Here, table: Table, layout: Layout) -> Iterator[Partial[np.int64]]:
     """Sum the bands of the moment on the workers, and bring them here one after the other."""
     sums = cluster_engine.reduce_each(_works(table, layout), "Summing rows in bands", under_way=layout.under_way)
     with closing(sums):
@@ -272,7 +288,7 @@ def _works(table: Table, layout: Layout) -> list[Work]:
     ]
 
 
-def _product(cluster_engine: engine.Engine, transaction: trusted.MomentTransaction) -> Callable[[Matrix], Matrix]:
+def _product(cluster_engine: Engine | Here, transaction: trusted.MomentTransaction) -> Callable[[Matrix], Matrix]:
     """Return the function that multiplies the moment on the workers; what they are sent is already noisy.
 
     Noise of a first round may be out when a later one fails, so a failure refunds nothing: the same command resumes.

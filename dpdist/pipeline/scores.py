@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from dpdist.ingest.opening import open_rows
-from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, units_of
+from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, seconds_of, units_of
 from dpdist.pca import model as models
 from dpdist.pca import projection
 from dpdist.pipeline.components import made_from
@@ -48,7 +48,8 @@ def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: 
         The folder to write, or its address: (n, k) float64, or float32 of float32 rows. They are as private as the
         rows.
     cluster : Cluster, default None
-        Where to compute. None: on one worker process per core of this machine.
+        Where to compute. None: on this machine, a small table in this process, another on one
+        worker process per core.
 
     Returns
     -------
@@ -69,7 +70,7 @@ def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: 
 
     Examples
     --------
-    It starts worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
+    It may start worker processes, so a script calls it below ``if __name__ == "__main__":``; here it is not run.
 
     >>> import dpdist
     >>> dpdist.project_rows("rows.zarr", "model.zarr", "scores.zarr")  # doctest: +SKIP
@@ -95,9 +96,9 @@ def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: 
 
 def _project(table: RowsTable, found: models.Model, model: Store, target: Store, where: Cluster) -> None:
     target.require_new("scores")  # before there is any work
-    with where.connected() as cluster_engine:
+    row_seconds = BOUND_SECONDS * table.columns + MULTIPLY_SECONDS * found.components.components.size
+    with where.computing(seconds_of(table, row_seconds=row_seconds, entries=0)) as cluster_engine:
         threads = cluster_engine.threads
-        row_seconds = BOUND_SECONDS * table.columns + MULTIPLY_SECONDS * found.components.components.size
         units = units_of(table, row_seconds=row_seconds, entries=0, workers=threads * len(cluster_engine.workers))
         with projection.scores_of(table, found, model, target) as task:
             for store in (table.probe, task.scores):

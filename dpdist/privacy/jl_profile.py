@@ -42,7 +42,6 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammainc, gammaincc
 
 from dpdist.errors import UsageError
 from dpdist.naming import parameter
@@ -74,10 +73,14 @@ def _difference(first: Floats, log_second: Floats) -> Floats:
 
 
 def _head(sketch: int, chi2: Floats) -> Floats:
+    from scipy.special import gammainc  # noqa: PLC0415 - SciPy takes its time, and few need it
+
     return np.asarray(gammainc(sketch / 2, chi2 / 2), dtype=np.float64)
 
 
 def _tail(sketch: int, chi2: Floats) -> Floats:
+    from scipy.special import gammaincc  # noqa: PLC0415 - SciPy takes its time, and few need it
+
     return np.asarray(gammaincc(sketch / 2, chi2 / 2), dtype=np.float64)
 
 

@@ -52,7 +52,6 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
 from dpdist.privacy.guarantee import Neighbours
 
@@ -95,6 +94,8 @@ def _excess(epsilon: _Floats, shift: _Floats, kappa: float, theta: float) -> _Fl
     -------
     ndarray of float64, between 0 and 1
     """
+    from scipy import special  # noqa: PLC0415 - SciPy takes its time, and few need it
+
     a = kappa - 1
     slack = _slack(kappa, theta)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore", under="ignore"):
@@ -166,6 +167,8 @@ def _lowest(shape: float) -> float:
 @lru_cache(maxsize=16)
 def _cells(kappa: float) -> tuple[_Floats, _Floats, _Floats, _Floats]:
     """Cells of g (upper ends, the last infinite) and sqrt(q) (lower ends), scale 1; each with its probabilities."""
+    from scipy import special  # noqa: PLC0415 - SciPy takes its time, and few need it
+
     shape = kappa + 0.5
     ends = _quantile(shape, np.linspace(max(-4.0, 0.99 * _lowest(shape)), 9.5, _CELLS_G))
     below, above = special.gammainc(shape, ends), special.gammaincc(shape, ends)
@@ -265,6 +268,8 @@ def replace_one_delta_at(epsilon: float, kappa: float, theta: float, mu: tuple[f
     >>> round(replace_one_delta_at(1.0, 5.0, 3.0, (1.0, 1.0)), 6)
     0.002032
     """
+    from scipy import special  # noqa: PLC0415 - SciPy takes its time, and few need it
+
     shape = kappa + 0.5
     nodes, weights = np.polynomial.legendre.leggauss(_NODES_G)
     low = max(-9.0, _lowest(shape))

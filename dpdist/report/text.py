@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.text import counted, wrapped
+from dpdist._util.text import AMOUNTS, counted, wrapped
 from dpdist.mechanisms.info import MechanismInfo
 from dpdist.moment.cost import INGEST, ClusterCost
 from dpdist.naming import parameter, step
@@ -167,10 +167,6 @@ def costs(found: Sequence[ClusterCost]) -> str:
     if not math.isinf(bandwidth):
         about += f" The store of the rows gives all workers together {amount(round(bandwidth))} a second."
     return "\n".join([*_aligned(lines), wrapped(legend), "", *_aligned(times), wrapped(about)])
-
-
-AMOUNTS = ("B", "kB", "MB", "GB", "TB")
-"""Units of bytes, each a thousand of the one before."""
 
 
 def amount(count: int) -> str:

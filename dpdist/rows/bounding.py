@@ -29,6 +29,8 @@ from dpdist.errors import DataError, UsageError
 
 Block = npt.NDArray[np.float64]
 _EXACT = 2.0**53
+COMPILED_VALUES = 1 << 26
+"""Values of a table from which on numba saves more time than it takes to import: NumPy takes half a second for them."""
 
 
 @cache
@@ -204,7 +206,7 @@ class RowBound:
             if scale is not None:
                 out /= scale
 
-    def apply(self, rows: npt.NDArray[np.generic], out: Block) -> Block:
+    def apply(self, rows: npt.NDArray[np.generic], out: Block, *, compiled: bool = True) -> Block:
         """Bound rows into a buffer.
 
         Parameters
@@ -213,6 +215,8 @@ class RowBound:
             Shape (r, columns), any real dtype.
         out
             float64 buffer of shape (at least r, width); overwritten.
+        compiled
+            Whether the compiled kernel is worth its import: see :data:`COMPILED_VALUES`. It changes no bit.
 
         Returns
         -------
@@ -222,7 +226,7 @@ class RowBound:
         """
         bounded = out[: rows.shape[0]]
         z = bounded[:, : self.columns]
-        kernel = compiled_kernel()
+        kernel = compiled_kernel() if compiled else None
         if kernel is None:
             self._bounded(rows, z)
         else:

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from distributed import get_worker
 from distributed.utils import sync
 
+from dpdist.runtime.asker import Asker
 from dpdist.runtime.guarded import guarded
 from dpdist.runtime.process import forbid_core_dumps
 from dpdist.runtime.running_sums import Common, NotHereError, Place, fetched, plugin
-from dpdist.runtime.workers import Asker
 
 Result = TypeVar("Result")
 

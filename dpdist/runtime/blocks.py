@@ -17,11 +17,12 @@ from distributed.utils_comm import gather_from_workers
 
 from dpdist._util.tree import levels
 from dpdist.runtime import work
+from dpdist.runtime.asker import Asker
 from dpdist.runtime.clients import current
 from dpdist.runtime.engine import Engine, translated
 from dpdist.runtime.guarded import guarded
 from dpdist.runtime.process import forbid_core_dumps
-from dpdist.runtime.workers import Asker, require_kept
+from dpdist.runtime.workers import require_kept
 
 Result = TypeVar("Result")
 

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpdist._util.progress import Progress
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
-from dpdist.runtime import connection
-from dpdist.runtime.clients import require_given
-from dpdist.runtime.engine import Engine
+from dpdist.runtime.here import START_SECONDS, Here
+from dpdist.runtime.process import forbid_core_dumps
 from dpdist.runtime.tls import Certificates, require_safe
 from dpdist.storage.atomic import scratch
+
+if TYPE_CHECKING:
+    from dpdist.runtime.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Cluster:
         Address of an existing Dask scheduler, such as ``tls://10.0.0.1:8786``. None: worker processes on this machine,
         which listen on the loopback interface only.
     workers : int, default None
-        Number of local worker processes. None: one per core.
+        Number of local worker processes. None: one per core; and none at all for a table so small that this process has
+        summed it before they have started.
     trusted_worker : bool, default False
         Whether ledger and noise live on the worker that offers the resource ``trusted`` instead of in this process.
     certificates : Certificates, default None
@@ -101,6 +104,8 @@ class Cluster:
                 raise UsageError(
                     "A client knows its scheduler, workers and certificates: give either client, or the others."
                 )
+            from dpdist.runtime.clients import require_given  # noqa: PLC0415 - Dask takes its time, and a small table needs none of it
+
             require_given(self.client)
         if self.workers is not None and self.workers < 1:
             raise UsageError("At least one worker is needed.", parameter="workers")
@@ -142,9 +147,33 @@ class Cluster:
         """Return this very one: it cannot change, and scikit-learn's clone copies what a client cannot stand."""
         return self
 
+    def spared(self, seconds: float) -> bool:
+        """Whether no worker is needed: nobody named one, and this process is done before one would have started."""
+        return not self.named and not self.trusted_worker and seconds < START_SECONDS
+
+    @contextmanager
+    def computing(self, seconds: float, *, trusted_worker: bool = False) -> Iterator[Engine | Here]:
+        """Compute here or on workers, for the time of a block: here if no worker is needed (:meth:`spared`).
+
+        Parameters
+        ----------
+        seconds
+            What the work takes one process; infinite where nobody knows.
+        trusted_worker
+            Whether one of the workers must be the trusted one.
+        """
+        if self.spared(seconds):
+            forbid_core_dumps()
+            yield Here(self.progress)
+        else:
+            with self.connected(trusted_worker=trusted_worker) as engine:
+                yield engine
+
     @contextmanager
     def connected(self, *, trusted_worker: bool = False) -> Iterator[Engine]:
         """Connect for the time of a block; with ``trusted_worker`` one of the workers must be the trusted one."""
+        from dpdist.runtime import connection  # noqa: PLC0415 - Dask takes its time, and a small table needs none of it
+
         with ExitStack() as stack:
             existing = self.scheduler is not None or self.client is not None
             folder = None if existing else _folder_of_workers(stack)
@@ -204,6 +233,10 @@ class _KeptCluster(Cluster):
 
     stack: ExitStack = field(default_factory=ExitStack)
     engines: list[Engine] = field(default_factory=list)
+
+    def spared(self, seconds: float) -> bool:
+        """Whether no worker is needed, and none is there."""
+        return not self.engines and super().spared(seconds)
 
     @contextmanager
     def connected(self, *, trusted_worker: bool = False) -> Iterator[Engine]:  # noqa: ARG002

@@ -6,7 +6,6 @@ to the trusted node. Only their grants, and where they are, pass through the sch
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,47 +14,15 @@ from distributed import Future
 from dpdist._util.ids import random_token
 from dpdist._util.tree import FAN_IN
 from dpdist.runtime import work
+from dpdist.runtime.asker import Asker
 from dpdist.runtime.bank import Bank, Outcome, failed, opened, taken
+from dpdist.runtime.checkpoints import worth_a_checkpoint
 from dpdist.runtime.grants import Batch
 from dpdist.runtime.running_sums import NAME, SLOWEST, Place, absorb, fetched
 from dpdist.runtime.work import AGAIN_SECONDS, Cluster, Member
-from dpdist.runtime.workers import Asker
 
 if TYPE_CHECKING:
     from dpdist.runtime.passes import Pass
-
-_AT_STAKE = 0.03
-"""The share of all units that one worker may lose, if it takes so long to sum that a checkpoint is worth it."""
-_CHECKPOINT_SECONDS = 180.0
-"""What one worker sums at most before a checkpoint."""
-_LEAST_SECONDS = 2.0
-"""What is not worth a checkpoint."""
-_CHEAP = 20
-"""A checkpoint saves at least so many times the work that it costs."""
-
-
-def lost_seconds(units: int, unit_seconds: float, take_seconds: float, workers: int) -> float:
-    """Return the seconds of work that one lost worker loses at most: what it summed since its last checkpoint.
-
-    Parameters
-    ----------
-    units, unit_seconds
-        Of the pass, and what one takes a worker.
-    take_seconds
-        What the trusted node takes for the sum of a worker.
-    workers
-        All of them.
-    """
-    share = math.ceil(_AT_STAKE * units) * unit_seconds
-    least, most = _checkpoint_seconds(take_seconds, workers)
-    since = max(least, min(share, most)) + unit_seconds  # and the unit that it had begun
-    return min(since, units * unit_seconds / workers)
-
-
-def _checkpoint_seconds(take_seconds: float, workers: int) -> tuple[float, float]:
-    """Return the work for which no checkpoint is worth it, and that for which one is, whatever share it is of all."""
-    cost = _CHEAP * take_seconds
-    return max(_LEAST_SECONDS, cost), max(_CHECKPOINT_SECONDS, cost * workers)
 
 
 class Collector:
@@ -112,12 +79,8 @@ class Collector:
             self._take()
 
     def _worth_a_checkpoint(self, member: Member) -> bool:
-        least, most = _checkpoint_seconds(self._take_seconds, len(self._pass.members))
-        if member.at_stake < least:
-            return False
-        if member.at_stake > most:
-            return True
-        return len(self._grants.added_by(member.life)) >= math.ceil(_AT_STAKE * len(self._grants))
+        units = len(self._grants.added_by(member.life)), len(self._grants)
+        return worth_a_checkpoint(member.at_stake, *units, self._take_seconds, len(self._pass.members))
 
     def _detach(self, member: Member) -> None:
         known = self._grants.added_by(member.life)

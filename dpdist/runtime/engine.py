@@ -17,30 +17,26 @@ from typing import Any, TypeVar
 
 import cloudpickle
 from distributed import Client, Future, KilledWorker, as_completed
-from distributed.system import MEMORY_LIMIT
 
 from dpdist._util.ids import random_token
 from dpdist._util.progress import Count, Progress, steps
 from dpdist.errors import DataError, ResumableError
 from dpdist.runtime import work
+from dpdist.runtime.asker import Asker
 from dpdist.runtime.bank import finished
 from dpdist.runtime.conductor import Conductor, total_of
 from dpdist.runtime.guarded import guarded
 from dpdist.runtime.passes import Pass
+from dpdist.runtime.process import memory_here
 from dpdist.runtime.tls import on_this_machine, require_safe_listeners, require_safe_workers
 from dpdist.runtime.work import Work
-from dpdist.runtime.workers import Asker, await_worker, require_fit
+from dpdist.runtime.workers import await_worker, require_fit
 from dpdist.storage.store import AnyStore, Store, store_at
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _LOOK_SECONDS = 5
-
-
-def memory_here() -> int:
-    """Bytes of memory of this machine, or of the part of it that this process may use."""
-    return int(MEMORY_LIMIT)
 
 
 def _by_value(task: bytes, common: bytes) -> Any:

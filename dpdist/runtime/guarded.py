@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from dpdist.errors import DpdistError
 from dpdist.naming import naming
+from dpdist.runtime.asker import Asker, require_version
 from dpdist.runtime.process import forbid_core_dumps
-from dpdist.runtime.workers import Asker, require_version
 
 Result = TypeVar("Result")
 

@@ -17,11 +17,11 @@ from distributed import Future
 
 from dpdist._util.ids import random_token
 from dpdist.errors import DataError, DpdistError, ResumableError
+from dpdist.runtime.asker import Asker
 from dpdist.runtime.collecting import Collector
 from dpdist.runtime.grants import Grants, State
 from dpdist.runtime.running_sums import NAME, Common, NoLifeError, Said, run_unit, welcomed
 from dpdist.runtime.work import AGAIN_SECONDS, DIED, PATIENCE, Cluster, Member, Work
-from dpdist.runtime.workers import Asker
 
 _LATE_SECONDS = 10.0
 """What is never too long for a unit: the first one of a worker waits for libraries."""

@@ -11,9 +11,16 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
+_GROUP_LIMITS = (
+    "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.high",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.soft_limit_in_bytes",
+)  # fmt: skip
+"""Where the kernel says how much memory this process's group may use, in its newer and its older format."""
 
 
 def forbid_core_dumps() -> None:
@@ -26,6 +33,15 @@ def forbid_core_dumps() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def memory_here() -> int:
+    """Return the bytes of memory of this machine, or of the part of it that this process may use."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), resource.getrlimit(resource.RLIMIT_RSS)[1]]
+    for path in _GROUP_LIMITS:
+        with suppress(OSError, ValueError):  # there is none, or it is "max"
+            limits.append(int(Path(path).read_text(encoding="ascii")))
+    return min(limit for limit in limits if limit > 0)
 
 
 def end_with_parent(parent: int) -> None:

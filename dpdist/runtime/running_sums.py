@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import Lock
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import cloudpickle
 from dask.sizeof import sizeof
@@ -26,9 +26,11 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import to_serialize
 from distributed.utils import sync
 
+from dpdist.runtime.asker import Asker
 from dpdist.runtime.guarded import guarded
 from dpdist.runtime.tls import require_safe_listeners
-from dpdist.runtime.workers import Asker, check_worker, listens_of
+from dpdist.runtime.work import Cut
+from dpdist.runtime.workers import check_worker, listens_of
 from dpdist.storage.store import Store
 
 NAME = "dpdist-running-sums"
@@ -58,14 +60,6 @@ class Place(NamedTuple):
     life: str
     number: int
     nbytes: int
-
-
-class Cut(Protocol):
-    """What all units of a pass share, and what makes one unit of it."""
-
-    def cut(self, unit: Any) -> Any:
-        """Return what the function of the pass takes for a unit."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
-
-from cryptography import x509
-from distributed.comm import parse_address, parse_host_port
-from distributed.security import Security
+from typing import TYPE_CHECKING
 
 from dpdist._util.paths import AnyPath, local, read_plain
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.naming import parameter
+
+if TYPE_CHECKING:
+    from distributed.security import Security
 
 _MOST = 16 << 20
 """Bytes of a file of certificates at most."""
@@ -92,6 +92,8 @@ class Certificates:
         DataError
             If a file cannot be read, is damaged or does not belong to the others, or a certificate has expired.
         """
+        from distributed.security import Security  # noqa: PLC0415 - Dask takes its time, and a small table needs none of it
+
         _require_valid(self.authority, f"{parameter('tls_ca')}")
         _require_valid(self.certificate, f"{parameter('tls_cert')}")
         try:
@@ -116,6 +118,8 @@ class Certificates:
 
 def _require_valid(path: Path, option: str) -> None:
     """Check that a file holds certificates that are valid now."""
+    from cryptography import x509  # noqa: PLC0415 - nobody without certificates needs it
+
     try:
         found = x509.load_pem_x509_certificates(read_plain(path, _MOST))
     except OSError as error:
@@ -145,6 +149,8 @@ def require_safe(scheduler: str, certificates: Certificates | None, *, insecure:
     UsageError
         If the address and the certificates do not go together.
     """
+    from distributed.comm import parse_address  # noqa: PLC0415 - Dask takes its time, and a small table needs none of it
+
     protocol, place = parse_address(scheduler)
     if protocol in _ENCRYPTED:
         if certificates is None:
@@ -226,17 +232,23 @@ def require_safe_listeners(listeners: Mapping[str, Iterable[str]], *, foreign: b
 
 def on_this_machine(address: str) -> bool:
     """Say whether a worker is known to be on this machine, and to take of its memory."""
+    from distributed.comm import parse_address  # noqa: PLC0415 - Dask takes its time, and a small table needs none of it
+
     protocol, place = parse_address(address)
     return protocol == "inproc" or _on_this_machine(place)
 
 
 def _is_safe(address: str) -> bool:
+    from distributed.comm import parse_address  # noqa: PLC0415 - Dask takes its time, and a small table needs none of it
+
     protocol, place = parse_address(address)
     # inproc: threads of this process, which nothing outside can speak to
     return protocol in {*_ENCRYPTED, "inproc"} or (protocol == "tcp" and _on_this_machine(place))
 
 
 def _on_this_machine(place: str) -> bool:
+    from distributed.comm import parse_host_port  # noqa: PLC0415 - Dask takes its time, and a small table needs none of it
+
     try:
         host, _ = parse_host_port(place, 0)
     except ValueError:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-from distributed import Client, Future
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dpdist.errors import ResumableError
-from dpdist.runtime.running_sums import Cut
 from dpdist.storage.store import Store
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
 
 PATIENCE = 10.0
 """Seconds after which a worker that does not answer is given up, while the scheduler answers."""
@@ -42,6 +42,14 @@ def unreachable(where: str, *, trusted: bool = False) -> ResumableError:
         f"{'The trusted worker' if trusted else 'This process'} cannot fetch sums from {where}. They are never sent by "
         f"way of the scheduler: let its machine connect to the workers' ports, and run the same command again: {_AGAIN}"
     )
+
+
+class Cut(Protocol):
+    """What all units of a pass share, and what makes one unit of it."""
+
+    def cut(self, unit: Any) -> Any:
+        """Return what the function of the pass takes for a unit."""
+        ...
 
 
 @dataclass(frozen=True)

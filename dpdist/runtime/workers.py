@@ -6,18 +6,17 @@ import os
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from distributed import Client, Future, Worker, get_worker
+from distributed import Client, Future, Worker
 from distributed.versions import VersionMismatchWarning
 
 from dpdist._util.ids import random_token
 from dpdist._util.progress import Count, Progress
 from dpdist._version import __version__
 from dpdist.errors import DataError
-from dpdist.naming import Face, current_face
+from dpdist.runtime.asker import other_version
 from dpdist.runtime.process import forbid_core_dumps
 from dpdist.storage.store import Store
 
@@ -26,37 +25,12 @@ WORKER_SECONDS = 600
 _LOOK_SECONDS = 0.5
 
 
-@dataclass(frozen=True)
-class Asker:
-    """Whoever submits a task: how messages name things to him, and the version that he runs."""
-
-    face: Face
-    version: str
-
-    @classmethod
-    def here(cls) -> Asker:
-        """Return the one that is this process."""
-        return cls(current_face(), __version__)
-
-
 class Traits(NamedTuple):
     """What a worker says of itself: its version, whether it sees a place, and where it listens."""
 
     version: str
     sees: bool
     listens: tuple[str, ...]
-
-
-def require_version(asked: str) -> None:
-    """Check, in a task, that this process runs the version of whoever submitted it.
-
-    Raises
-    ------
-    DataError
-        If it does not. Other code could sum other bits, without a word.
-    """
-    if asked != __version__:
-        raise DataError(_other_version(_own_address(), __version__, asked))
 
 
 def check_worker(worker: Worker, store: Store, key: str, asked: str) -> None:
@@ -185,7 +159,7 @@ def _spills(dask_worker: Any) -> bool:
 def _fault(address: str, found: Traits, store: Store, key: str, asked: str) -> str | None:
     """Say why a worker may not have work; None if it may."""
     if found.version != asked:
-        return _other_version(address, found.version, asked)
+        return other_version(address, found.version, asked)
     if not found.sees:
         return (
             f"The worker {address} does not see {store.address(key)}. Put it on a file system that every worker mounts "
@@ -239,24 +213,13 @@ def _compared(name: str, version: str) -> list[str]:
     return version.split(".")[: {"python": 2, "numpy": 1}.get(name)]
 
 
-def _other_version(address: str, found: str, asked: str) -> str:
-    return f"The worker {address} runs dpdist {found}, not {asked}: install the same."
-
-
 def _without_dpdist(address: str, client: Client) -> str:
     """Say what a worker that cannot import this module has in its place, as far as Dask can tell."""
     told: Mapping[str, Any] = client.get_versions(packages=["dpdist"])["workers"].get(address) or {}
     found = told.get("packages", {}).get("dpdist")
     if found not in {None, __version__}:
-        return _other_version(address, found, __version__)
+        return other_version(address, found, __version__)
     return (
         f"The worker {address} cannot import dpdist. Install dpdist {__version__} where workers run; a cluster service "
         "takes it as a package of its software environment or image."
     )
-
-
-def _own_address() -> str:
-    try:
-        return str(get_worker().address)
-    except ValueError:
-        return "of this process"

@@ -32,7 +32,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Say everything to a terminal."""
-    monkeypatch.setattr("dpdist.cli.options.on_terminal", lambda: True)
+    monkeypatch.setattr("dpdist.cli.words.on_terminal", lambda: True)
 
 
 def wide(text: str) -> list[str]:
@@ -103,7 +103,7 @@ def test_a_number_that_is_printed_reads_back_as_itself(value: float) -> None:
 
 
 def test_a_clip_norm_is_said_as_it_is(here: Path, call: Call) -> None:
-    assert call("release", "rows.zarr", "long.zarr", *LOSS[:-1], "1234567.5", "--workers", "1").code == 0
+    assert call("release", "rows.zarr", "long.zarr", *LOSS[:-1], "1234567.5").code == 0
     assert "clip norm  1234567.5\n" in call("inspect", "long.zarr").out
     said = call("pca", "long.zarr", "model.zarr", "--components", "1")
     assert "shortened to norm 1234567.5." in said.err
@@ -153,7 +153,7 @@ def test_a_first_release_of_a_kind_that_was_not_declared_is_told_which_kind_need
 def test_releases_that_cannot_be_added_up_say_in_what_they_differ(here: Path, call: Call) -> None:
     for name, clip in (("a.zarr", "300"), ("b.zarr", "200")):
         loss = ("--epsilon", "0.1", "--delta", "1e-6", "--clip", clip)
-        assert call("release", "rows.zarr", name, *loss, "--workers", "1").code == 0
+        assert call("release", "rows.zarr", name, *loss).code == 0
     with pytest.raises(
         UsageError, match=r"differ in their bound \(clip norm, grid bits, centre or scale\): they cannot"
     ):

@@ -44,7 +44,7 @@ from support.folders import ROOT
 from support.ingest_scene import LAYOUTS, SECRET, Table, refused, stored, write_bed, write_vcf
 
 from dpdist import ingest_rows
-from dpdist.cli import cli
+from dpdist.cli import pipeline
 from dpdist.errors import DpdistError
 from dpdist.ingest import readers, sources
 from dpdist.ingest.readers.base import Choices, NoRowsError, Source
@@ -282,7 +282,7 @@ def read(source: Sequence[Source], keep: tuple[int, ...]) -> list[Table]:
 @pytest.mark.parametrize("suffix", sources.KINDS)
 def test_people_are_told_of_every_kind_of_file(suffix: str) -> None:
     told = {
-        "the help of ingest": str(cli.commands["ingest"].help), "ingest_rows": str(ingest_rows.__doc__),
+        "the help of ingest": str(pipeline.ingest.help), "ingest_rows": str(ingest_rows.__doc__),
         "README": (ROOT / "README.md").read_text(), "damaged files": " ".join([*fuzzing.KINDS, *fuzzing.PLINK]),
     }  # fmt: skip
     assert [who for who, text in told.items() if suffix not in text] == []

@@ -552,7 +552,7 @@ def test_a_table_without_a_ledger_is_refused(tmp_path: Path) -> None:
     with created(tmp_path / "rows.zarr", rows=600, dtype="float64", names=("a", "b", "c", "d"), budget=None) as writer:
         writer.append(some_rows())
     with pytest.raises(RefusedError, match="No budget is declared"):
-        clip_norm.choose_clip_norm(tmp_path / "rows.zarr", REQUEST, HALF, cluster=Cluster(workers=1))
+        clip_norm.choose_clip_norm(tmp_path / "rows.zarr", REQUEST, HALF)
 
 
 def test_an_answer_from_a_ledger_that_is_not_of_these_rows_is_not_taken(

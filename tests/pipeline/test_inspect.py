@@ -151,7 +151,7 @@ def make_ledger(rows: Path) -> Path:
 
 def test_releases_models_and_scores_say_what_they_are(rows: RowsTable, tmp_path: Path) -> None:
     release, model, scores = (tmp_path / f"{name}.zarr" for name in ("release", "model", "scores"))
-    made = call("release", rows.path, release, "--epsilon", "1", "--delta", "1e-6", "--clip", "2048", "--workers", "1")
+    made = call("release", rows.path, release, "--epsilon", "1", "--delta", "1e-6", "--clip", "2048")
     assert made.exit_code == 0
     assert call("pca", release, model, "--components", "2").exit_code == 0
     words = inspected(release)[1]

@@ -24,7 +24,6 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.report.html import Shape, _accuracy, write
-from dpdist.runtime.cluster import Cluster
 
 pytest.importorskip("matplotlib")
 
@@ -136,7 +135,7 @@ def test_the_budget_is_that_of_the_ledger_that_was_charged(tmp_path: Path) -> No
     for table in (rows, other):
         budget.ingest_rows(tmp_path / "a.npy", table, budget=PrivacyLoss.parse("4", "1e-5"))
     request = ReleaseRequest("two-sided-wishart", PrivacyLoss.parse("1"), 1.0)
-    release_rows(rows, tmp_path / "r.zarr", request, cluster=Cluster(workers=1))
+    release_rows(rows, tmp_path / "r.zarr", request)
     release = open_release(tmp_path / "r.zarr")
     ledger = Ledger(budget.default_ledger(rows))
     text = page(tmp_path, release, ledger=ledger)

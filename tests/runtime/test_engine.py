@@ -359,7 +359,7 @@ from dpdist.rows.bounding import RowBound
 from dpdist.ingest.opening import open_rows
 from dpdist.rows.dataset import partitions
 from dpdist.runtime.running_sums import Common, Life
-from dpdist.runtime.workers import Asker
+from dpdist.runtime.asker import Asker
 from dpdist.triangle import Band
 def peak():  # not ru_maxrss, which begins with the memory of whoever started this process
     return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
@@ -393,8 +393,8 @@ def test_a_worker_takes_the_memory_computed_in_advance_whatever_the_rows(
 ) -> None:
     hide = "import sys; sys.modules['numba'] = None\n" if kernel == "none" else ""
     run = subprocess.run(
-        [sys.executable, "-c", hide + PEAK, str(table.path), str(threads), str(bits)], check=True, capture_output=True, text=True,
-        env={**os.environ, **connection.WORKER_ENVIRONMENT},
+        [sys.executable, "-c", hide + PEAK, str(table.path), str(threads), str(bits)],
+        check=True, capture_output=True, text=True, env={**os.environ, **connection.WORKER_ENVIRONMENT},
     )  # fmt: skip
     bound = RowBound(600, 3000.0, bits)
     computed = worker_bytes(table, bound, threads)

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from dpdist.naming import PYTHON
+from dpdist.runtime.asker import Asker
 from dpdist.runtime.bank import Bank, Outcome
 from dpdist.runtime.grants import Batch, Grants, State
 from dpdist.runtime.running_sums import Common, Life, Place, Said
-from dpdist.runtime.workers import Asker
 
 ASKER = Asker(PYTHON, "1")
 UNITS = 7

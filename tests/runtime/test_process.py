@@ -32,7 +32,7 @@ except DataError:
     pass
 """
 TASK = """
-from dpdist.runtime.workers import Asker
+from dpdist.runtime.asker import Asker
 from dpdist.runtime.guarded import guarded
 guarded(Asker.here(), int)
 """

@@ -122,12 +122,12 @@ def test_the_same_release_again_is_the_same_bytes_and_one_charge(rows: Path) -> 
     folder = rows.parent
     dpdist("release", rows, folder / "one.zarr", *RELEASE, "--workers", "2")
     charged = dpdist_ledger(folder)["charged"]
-    dpdist("release", rows, folder / "one.zarr", *RELEASE, "--workers", "1")
+    dpdist("release", rows, folder / "one.zarr", *RELEASE)
     dpdist("release", rows, folder / "two.zarr", *RELEASE)
     assert tree(folder / "one.zarr") == tree(folder / "two.zarr")
     assert dpdist_ledger(folder)["charged"] == charged
     # another id is another release: it is charged, and its noise is another draw
-    dpdist("release", rows, folder / "three.zarr", *RELEASE, "--id", "another", "--workers", "1")
+    dpdist("release", rows, folder / "three.zarr", *RELEASE, "--id", "another")
     assert dpdist_ledger(folder)["charged"] == charged + 1
     one, three = (
         np.asarray(zarr.open_array(folder / name / "lattice", mode="r")[:]) for name in ("one.zarr", "three.zarr")
@@ -143,7 +143,7 @@ def chi_squared_p(sample: npt.NDArray[np.float64], sigma: float) -> float:
 
 def test_on_rows_of_zeros_the_release_is_the_noise(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, np.zeros((100, 300), dtype=np.uint8))
-    found = dpdist("release", rows, tmp_path / "release.zarr", *RELEASE, "--workers", "1")
+    found = dpdist("release", rows, tmp_path / "release.zarr", *RELEASE)
     moment = np.asarray(zarr.open_array(tmp_path / "release.zarr" / "second_moment", mode="r")[:])
     sigma = np.sqrt(2) * 8**2 * 4.224679
     on, off = np.diag(moment), moment[np.triu_indices(300, 1)]
@@ -161,7 +161,7 @@ def test_private_centring_finds_mean_and_covariance_and_keeps_n_private_under_ad
     generator = np.random.default_rng(3)
     data = generator.normal(size=(20011, 4)) * [2.0, 1.0, 0.5, 0.2] + [3.0, -2.0, 1.0, 0.0]
     rows = rows_of(tmp_path, data)
-    options = ("--epsilon", "1", "--delta", "1e-6", "--clip", "12", "--centre", "private", "--workers", "1")
+    options = ("--epsilon", "1", "--delta", "1e-6", "--clip", "12", "--centre", "private")
     found = dpdist("release", rows, tmp_path / "release.zarr", *options, "--neighbours", neighbours)
     dpdist("pca", tmp_path / "release.zarr", tmp_path / "model.zarr", "--components", "4")
     model = zarr.open_group(tmp_path / "model.zarr", mode="r")
@@ -211,7 +211,7 @@ def test_a_job_file_runs_from_csv_to_scores_and_again_for_free(tmp_path: Path) -
 def test_the_demo_runs_twice_and_spends_once(tmp_path: Path) -> None:
     for _ in range(2):
         run = subprocess.run(
-            [sys.executable, "-m", "dpdist", "demo", str(tmp_path / "demo"), "--workers", "1"],
+            [sys.executable, "-m", "dpdist", "demo", str(tmp_path / "demo")],
             capture_output=True, text=True, check=True, timeout=SECONDS,
         )  # fmt: skip
     assert "the same bytes, nothing spent" in run.stdout

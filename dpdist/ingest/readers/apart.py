@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from dpdist.errors import DataError, DpdistError, quiet
 from dpdist.ingest.readers import base
@@ -223,6 +222,8 @@ class _Room:
         base.progressed = lambda: signal.alarm(_PATIENCE)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal both get it, and the other one says what happens
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold rows
+        import pyarrow as pa  # noqa: PLC0415 - a process that reads no such file does without
+
         pa.allocate_buffer(1)  # with its first value Arrow may set a GiB of addresses aside, used or not
         self._taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * _PAGE
         self._shared = shared

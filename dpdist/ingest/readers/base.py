@@ -24,7 +24,6 @@ from typing import IO, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from dpdist._util.text import listed
 from dpdist.errors import DataError, DpdistError, UsageError, quiet
@@ -489,6 +488,8 @@ def matrix(batch: Any, fields: list[str], dtype: npt.DTypeLike) -> Rows:
 
 def _numbers(column: Any) -> Rows:
     """Return a column of Arrow as NumPy has it."""
+    import pyarrow as pa  # noqa: PLC0415 - whoever has a column has Arrow; others do without
+
     if (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)) and not column.null_count:
         found: Any = np.from_dlpack(column)  # to_numpy imports pandas, in every process that reads
     else:

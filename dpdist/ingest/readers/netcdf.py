@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from scipy.io import netcdf_file
-
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import attempt, bounded, each, numbered, required
 from dpdist.ingest.readers.chunked import Chunked, Layout, only
@@ -53,6 +51,8 @@ class NetCdf(Chunked):
         with self.path.open("rb") as file:
             classic = file.read(3) == b"CDF"
         if classic:
+            from scipy.io import netcdf_file  # noqa: PLC0415 - only the older format needs it
+
             with _Clamped(self.path) as file, netcdf_file(file, mmap=True):
                 pass  # its head announces no more than the file holds: xarray would set it aside first
             store = backends.ScipyDataStore(str(self.path), mode="r")

@@ -1,0 +1,84 @@
+"""The steps that follow a release: pca and project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dpdist._util.text import counted
+from dpdist.cli.options import LOCAL, PLACE, cluster_options, count_of, json_option
+from dpdist.cli.words import answer
+from dpdist.jobs import run as job_runs
+from dpdist.pca.scree import require_scree, scree
+from dpdist.pca.shortened import shortened
+from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.scores import project_rows
+from dpdist.privacy.caution import in_words
+from dpdist.report import text
+from dpdist.report.figures import draw_scree
+from dpdist.runtime.cluster import Cluster
+from dpdist.storage.store import AnyStore
+
+
+@click.command()
+@click.argument("release", type=PLACE)
+@click.argument("model", type=PLACE)
+@click.option(
+    "--components",
+    required=True,
+    metavar="K|auto",
+    help="Number of principal components, or auto: those that stand above the noise at confidence 0.95.",
+)
+@click.option("--plot", type=LOCAL, help="Draw the eigenvalues over the edge of the noise to this picture.")
+@cluster_options
+@json_option
+def pca(
+    release: AnyStore, model: AnyStore, components: str, plot: Path | None, cluster: Cluster, as_json: bool
+) -> None:
+    """Write MODEL, the top principal components of RELEASE, and say how far each one is signal. Free.
+
+    A release of thousands of columns is multiplied from the disk, on the cluster if --scheduler or --workers is given.
+    As many components of the same release that stand there already are left alone; nothing else is replaced.
+    """
+    fitted, opened, fresh = fit_components(release, model, count_of(components), cluster=cluster)
+    found = fitted.components
+    seen = None if found.eigenvalues is None else scree(opened, found.eigenvalues)
+    lengths = shortened(opened)
+    if plot is not None:
+        draw_scree(require_scree(opened, found.eigenvalues), plot)
+    value = {
+        "model": str(model),
+        "fresh": fresh,
+        "components": len(found.components),
+        "status": opened.status,
+        "eigenvalues": None if found.eigenvalues is None else found.eigenvalues.tolist(),
+        "eigenvalues_per_row": found.per_row,
+        "cautions": list(opened.cautions),
+        "shortened": lengths.to_json(),
+        **({} if seen is None else seen.to_json()),
+    }
+    largest = "" if found.eigenvalues is None else f", largest eigenvalue {found.eigenvalues[0]:.6g}"
+    warning = in_words(opened.cautions)
+    if opened.status != "private":
+        warning = f" {opened.status.upper()}: do not publish it."
+    before = "" if fresh else ", written before and left alone"
+    words = f"{model}: {counted(len(found.components), 'component')}{largest}{before}.{warning}"
+    table = "" if seen is None else f"\n{text.above_noise(seen)}"
+    answer(as_json, value, f"{words}{table}\n{lengths.words()} {lengths.warning()}".rstrip())
+
+
+@click.command()
+@click.argument("rows", type=PLACE)
+@click.argument("model", type=PLACE)
+@click.argument("scores", type=PLACE)
+@cluster_options
+@json_option
+def project(rows: AnyStore, model: AnyStore, scores: AnyStore, cluster: Cluster, as_json: bool) -> None:
+    """Write SCORES, the rows projected on MODEL's components. Scores are as private as the rows.
+
+    Run again, it leaves them alone; what was made from other rows or another model is not replaced.
+    """
+    count, fresh = project_rows(rows, model, scores, cluster=cluster)
+    value = {"scores": str(scores), "fresh": fresh, "n": count, "private": True}
+    answer(as_json, value, job_runs.scores_words(scores, fresh=fresh))
