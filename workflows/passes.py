@@ -24,6 +24,7 @@ from threading import Timer
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dpdist import RowBound, open_rows
 from dpdist.moment.operator import ProductTask, partition_product
@@ -52,10 +53,11 @@ SPILL_NOT = {f"DASK_DISTRIBUTED__WORKER__MEMORY__{name}": "False" for name in ("
 
 
 @contextmanager
-def cluster(folder: Path, workers: int) -> Iterator[tuple[Engine, Callable[[], None]]]:
-    """Start a scheduler that counts, and workers; give an engine, and what starts one more worker."""
+def cluster(folder: Path, workers: int, before: str = "") -> Iterator[tuple[Engine, Callable[[], None]]]:
+    """Start a scheduler that counts, and workers that run something first; give an engine, and what starts one more."""
     folder.mkdir()
     (folder / "counting.py").write_text(COUNTING)
+    (folder / "before.py").write_text(before)
     contact = folder / "scheduler.json"
     here = ["--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
     environment = {**os.environ, **WORKER_ENVIRONMENT, **SPILL_NOT}
@@ -75,7 +77,9 @@ def cluster(folder: Path, workers: int) -> Iterator[tuple[Engine, Callable[[], N
         while not contact.exists() or not contact.read_text():
             time.sleep(0.1)
         address = json.loads(contact.read_text())["address"]
-        one_more = partial(start, "dask_worker", address, "--nthreads", "1", "--no-nanny")
+        one_more = partial(
+            start, "dask_worker", address, "--nthreads", "1", "--no-nanny", "--preload", str(folder / "before.py")
+        )
         for _ in range(workers):
             one_more()
         with connected(address) as engine:
@@ -141,8 +145,13 @@ Event = Callable[[Pass, Any, dict[str, int]], bool]
 """Does something to the cluster in mid-pass, given a worker and the processes of all; says whether it is over."""
 
 
-def happening(engine: Engine, table: RowsTable, units: int, share: float, event: Event) -> dict[str, Any]:
-    """Let something happen when a share of all units is summed; tell, among others, how many rows were summed twice."""
+def happening(
+    engine: Engine, units: int, share: float, event: Event, run: Callable[[], npt.NDArray[np.int64]]
+) -> dict[str, Any]:
+    """Let something happen when a share of all units of what is run is summed; tell, among others, how many came twice.
+
+    What is run returns the sums.
+    """
     pids = engine._client.run(os.getpid)  # noqa: SLF001
     over: list[bool] = []
     given: Counter[str] = Counter()
@@ -160,7 +169,7 @@ def happening(engine: Engine, table: RowsTable, units: int, share: float, event:
     Pass._finished, Grants.grant = strike, counting  # type: ignore[method-assign]  # noqa: SLF001
     try:
         begun = time.perf_counter()
-        total = summed(engine, table, units)
+        total = run()
     finally:
         Pass._finished, Grants.grant = finished, grant  # type: ignore[method-assign]  # noqa: SLF001
     return {
@@ -244,6 +253,10 @@ def main() -> None:
         folder = Path(name)
         table = table_at(folder / "rows.zarr", chosen.chunks, chosen.chunk_rows, chosen.columns)
         units = min(200, table.chunks)
+
+        def run(engine: Engine) -> Callable[[], npt.NDArray[np.int64]]:
+            return partial(summed, engine, table, units)
+
         with cluster(folder / "two", 2) as (engine, _):
             for columns, components in ((100, 1), (100, 100), (4000, 1), (4000, 100)):
                 path = folder / f"{columns}-{components}.zarr"
@@ -252,16 +265,17 @@ def main() -> None:
             keep("overhead", overhead(engine, table, chosen.repeats))
         for share in (0.1, 0.5, 0.9):
             with cluster(folder / f"killed-{share}", 4) as (engine, _):
-                keep(f"one of 4 killed at {share:.0%}", happening(engine, table, units, share, kill))
+                keep(f"one of 4 killed at {share:.0%}", happening(engine, units, share, kill, run(engine)))
         with cluster(folder / "frozen", 4) as (engine, _):
-            keep("one of 4 frozen", happening(engine, table, units, 0.5, freeze))
+            keep("one of 4 frozen", happening(engine, units, 0.5, freeze, run(engine)))
         with cluster(folder / "joined", 1) as (engine, one_more):
-            keep("7 join 1", happening(engine, table, units, 0.1, partial(join, one_more)))
+            keep("7 join 1", happening(engine, units, 0.1, partial(join, one_more), run(engine)))
         with cluster(folder / "replaced", 4) as (engine, one_more):
-            keep("each of 4 replaced", happening(engine, table, units, 0.1, partial(replace, one_more, set())))
+            event = partial(replace, one_more, set())
+            keep("each of 4 replaced", happening(engine, units, 0.1, event, run(engine)))
         with cluster(folder / "scheduler", 4) as (engine, _):
             event = partial(freeze_scheduler, engine, 60.0)
-            keep("scheduler frozen for 60 s", happening(engine, table, units, 0.5, event))
+            keep("scheduler frozen for 60 s", happening(engine, units, 0.5, event, run(engine)))
 
 
 if __name__ == "__main__":
