@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 Answer = tuple[int, str]
-"""A status, and the code that stands in the body."""
+"""A status, and the code that stands in the body; or, from 300 to 399, the server to which the request is sent on."""
 DENIED: Answer = (403, "AccessDenied")
 EXPIRED: Answer = (400, "ExpiredToken")
 GONE: Answer = (0, "")
@@ -70,7 +70,10 @@ def store_proxy(store: str) -> Iterator[Proxy]:
                 return
             if found is not None:
                 status, code = found
-                self._answer(status, [], f"<Error><Code>{code}</Code><Message>secretword</Message></Error>".encode())
+                headed = [("Location", code + self.path)] if status // 100 == 3 else []
+                self._answer(
+                    status, headed, f"<Error><Code>{code}</Code><Message>secretword</Message></Error>".encode()
+                )
                 return
             connection = http.client.HTTPConnection(behind)
             headers = {name: value for name, value in self.headers.items() if name.lower() not in proxy.drop}

@@ -29,6 +29,10 @@ _ENDPOINTS = (
 )  # fmt: skip
 _RETRIES: dict[str, Any] = {"max_retries": 8, "retry_timeout": timedelta(seconds=90)}
 _CLIENT: dict[str, Any] = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=300)}
+_NOWHERE = "http://127.0.0.1:1"
+"""Where nobody listens: there goes what a plain store on this machine sends on to another machine."""
+_DIRECT = "localhost,127.0.0.0/8,::1,169.254.0.0/16,fd00:ec2::254"
+"""What a plain store on this machine is reached by, and where its machine gives out credentials."""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _NO_CREDENTIALS = (
     "ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestExpired", "InvalidAccessKeyId",
@@ -105,8 +109,8 @@ def _connected(scheme: str, bucket: str, prefix: str, given: tuple[tuple[str, st
 
     plain = _plain_endpoint(given)
     client = {**_CLIENT, "allow_http": plain is not None}  # said here, it is not taken from the environment
-    if plain is not None:  # a proxy of the environment would see the rows: it is replaced by one that nothing goes to
-        client |= {"proxy_url": plain, "proxy_excludes": "*,0.0.0.0/0,::/0"}
+    if plain is not None:  # a proxy of the environment would see the rows, and a redirect lead off this machine
+        client |= {"proxy_url": _NOWHERE, "proxy_excludes": _DIRECT}
     kinds: dict[str, Callable[..., Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
     made = None
     with suppress(Exception):  # whatever it says may quote a setting

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -469,6 +470,33 @@ def test_no_proxy_sees_what_goes_to_a_store_on_this_machine(
         store = ObjectStore(scene.target)
         store.put("k", b"row")
         assert store.get("k") == b"row"
+
+
+@pytest.mark.parametrize("status", [301, 307, 308])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_plain_store_on_this_machine_sends_on_to_no_other(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, status: int, scheme: str
+) -> None:
+    """What would go to another machine goes where nobody listens; here somebody does, and takes note of it."""
+    monkeypatch.setattr(connections, "_RETRIES", {"max_retries": 0, "retry_timeout": timedelta(seconds=5)})
+    with store_proxy(connections._NOWHERE) as nowhere:
+        nowhere.fault = lambda *_: DENIED
+        monkeypatch.setattr(connections, "_NOWHERE", nowhere.url)
+        connections._connected.cache_clear()
+        store = ObjectStore(scene.target)
+        store.put("k", b"row")
+        assert store.get("k") == b"row"
+        assert nowhere.seen == []
+        scene.proxy.fault = lambda *_: (status, f"{scheme}://192.0.2.1")
+        asked: list[Callable[[], object]] = [
+            lambda: store.get("k"), lambda: store.put("k", b"row"), store.exists, lambda: [*store.list()],
+        ]  # fmt: skip
+        for each in asked:
+            with pytest.raises(DpdistError, match=r"denies it|does not answer"):
+                each()
+        assert {path.startswith("http://192.0.2.1/private/") for _, path in nowhere.seen} <= {scheme == "http"}
+        assert bool(nowhere.seen) == (scheme == "http")  # of the other the tunnel is refused
+    connections._connected.cache_clear()
 
 
 def test_plain_http_is_for_this_machine_only(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
