@@ -451,7 +451,7 @@ def write_big(path: Path, rows: int, columns: int) -> None:
         wide = pa.table({f"c{i}": np.zeros(rows) for i in range(columns)})
         pq.write_table(wide, path, row_group_size=10**7, use_dictionary=False, compression="none")
     elif path.suffix == ".h5ad":
-        some: Any = sparse.random_array((rows, columns), density=0.02, rng=np.random.default_rng(0))
+        some: Any = sparse.random_array((rows, columns), density=0.002, rng=np.random.default_rng(0))
         anndata.AnnData(LAYOUTS[path.stem[-3:]](some.astype(np.float32))).write_h5ad(path)
     elif path.suffix == ".zarr":
         array = zarr.create_array(path, shape=(rows, columns), chunks=(rows, max(1, columns // 40)), dtype="float32")

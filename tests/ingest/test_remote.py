@@ -204,9 +204,19 @@ def test_rows_come_out_of_s3(
     for reader in (npy, parquet):
         monkeypatch.setattr(reader, "PIECE", 50)
     WRITERS[name](tmp_path / name, table())
+    bucket.upload_file(str(tmp_path / name), "private", name)
+    ingest(Remote(f"s3://private/{name}"), tmp_path / "rows.zarr")
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), table())
+    assert "secretword" not in "".join(capfd.readouterr())
+
+
+def test_a_folder_comes_out_of_s3_and_what_is_not_there_is_named(
+    tmp_path: Path, bucket: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    WRITERS["t.npy"](tmp_path / "t.npy", table())
     for part in (0, 1):
-        bucket.upload_file(str(tmp_path / name), "private", f"{name}/{part}{name}")
-    ran = CliRunner().invoke(command, ["ingest", f"s3://private/{name}", str(tmp_path / "rows.zarr")])
+        bucket.upload_file(str(tmp_path / "t.npy"), "private", f"parts/{part}.npy")
+    ran = CliRunner().invoke(command, ["ingest", "s3://private/parts", str(tmp_path / "rows.zarr")])
     assert ran.exit_code == 0, ran.output
     assert np.array_equal(stored(tmp_path / "rows.zarr"), np.vstack([table(), table()]))
     with pytest.raises(DataError, match="s3://private/none"):

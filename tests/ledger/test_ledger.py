@@ -495,7 +495,7 @@ def test_publication_is_recorded_once(ledger: Ledger) -> None:
 
 
 def test_eight_processes_together_spend_exactly_the_budget(place: LedgerAddress) -> None:
-    processes, attempts, affordable = 8, 50, 60
+    processes, attempts, affordable = 8, 20, 60
     Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss(affordable * MICRO))
     barrier = SPAWN.Barrier(processes)  # none begins before all are there
     with ProcessPoolExecutor(processes, mp_context=SPAWN, initializer=driver.meet_at, initargs=(barrier,)) as pool:

@@ -49,7 +49,9 @@ def charge(ledger: Ledger, name: str, *days: str, epsilon: int = 1, guarantee: G
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("place", "seed"), [("folder", 0), ("folder", 1), ("folder", 2), ("postgres", 0)], indirect=["place"]
+)
 def test_a_charge_is_granted_exactly_when_no_row_bears_more_than_the_budget(place: LedgerAddress, seed: int) -> None:
     """Pure losses of one table add up, so what a row bears is a sum of integers that needs no accounting."""
     chance = random.Random(seed)

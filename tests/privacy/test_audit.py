@@ -25,6 +25,8 @@ ONE = PrivacyLoss.parse("1")
 UNIT = 4**16
 FEW, MANY = 1500, 4000
 """Draws where a claim is pure, and where an event must be more likely than delta."""
+ATTEMPTS = 4
+"""At a copy with less noise. One attempt fails in less than 3 % (`gaussian`: in none of 100), all of them in 1e-6."""
 
 
 def test_counts_are_bounded_as_by_clopper_and_pearson() -> None:
@@ -155,11 +157,15 @@ def test_a_copy_with_less_noise_is_rejected_and_the_mechanism_is_not(name: str) 
     honest, loss = calibrated(name, query, "2")
     draws = MANY if loss.delta_atto else FEW
     copy = attack.weakened(honest, weakened.FACTOR)
-    scene = attack.choose(copy, query, loss, draws, 0.001, weighted=True)
-    sample = attack.attack(copy, scene, draws)
-    finding = examine_weighted(sample[0], sample[1], 0.001, loss.delta)
     # either it is seen, or it is proved that the copy keeps the claim too
-    assert rejects(finding, loss) is (not weakened.kept_by_the_copy(name, copy, query, loss))
+    kept = weakened.kept_by_the_copy(name, copy, query, loss)
+    for _ in range(1 if kept else ATTEMPTS):
+        scene = attack.choose(copy, query, loss, draws, 0.001, weighted=True)
+        sample = attack.attack(copy, scene, draws)
+        seen = rejects(examine_weighted(sample[0], sample[1], FALSE_ALARM if kept else 0.001, loss.delta), loss)
+        if seen:
+            break
+    assert seen is (not kept)
     sample = attack.attack(honest, scene, draws // 2)
     assert np.unique(sample).size > 1
     if honest.guarantee is not None:

@@ -11,15 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime, timedelta
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from distributed import Client
+from support.cli_scene import start
 from support.folders import CLUSTER
 
+from dpdist import cli
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.jobs.job_file import read_job
 from dpdist.ledger.ledger import Ledger
@@ -103,8 +106,13 @@ def rows(tmp_path: Path) -> Path:
 
 
 def dpdist(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpdist", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    """Run a command in this process."""
+    out, err = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["dpdist", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+    return subprocess.CompletedProcess(arguments, int(stop.value.code or 0), out.getvalue(), err.getvalue())
 
 
 def tls(folder: Path, role: str = "client") -> tuple[str, ...]:
@@ -131,8 +139,8 @@ def assert_refused(run: subprocess.CompletedProcess[str], code: int, rows: Path)
 def test_a_release_and_its_scores_through_a_tls_cluster(address: str, folder: Path, rows: Path) -> None:
     assert address.startswith("tls://127.0.0.1:")
     here, there = rows.parent, ("--scheduler", address, *tls(folder / "right"))
-    run = dpdist("release", rows, here / "release.zarr", *RELEASE, *there)
-    assert run.returncode == 0, run.stderr
+    said = start("release", rows, here / "release.zarr", *RELEASE, *there, folder=here)
+    assert said.code == 0, said.err
     assert dpdist("pca", here / "release.zarr", here / "model.zarr", "--components", "2").returncode == 0
     run = dpdist("project", rows, here / "model.zarr", here / "scores.zarr", *there)
     assert run.returncode == 0, run.stderr

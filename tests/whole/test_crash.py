@@ -249,7 +249,7 @@ def test_a_killed_release_may_be_published_elsewhere(run: Run, place: Place) -> 
     require_one_release(place)
 
 
-@pytest.mark.parametrize("point", ["with the cluster at work", "after the draft", "after the commit"])
+@pytest.mark.parametrize("point", ["with the cluster at work", "after the commit"])
 def test_a_release_on_a_real_cluster_killed_half_way_is_finished_by_the_same_command(place: Place, point: str) -> None:
     command = place.command("--workers", "1")
     with started(place, command, "kill", point) as process:
