@@ -289,6 +289,39 @@ class Source(ABC):
         """Yield the rows from one of the ends of :meth:`runs` to another, as :meth:`blocks` does."""
         raise DataError(f"{self.path} is of a kind of which no part can be read by itself.")
 
+    def ranges(self, size: int) -> list[tuple[int, int]] | None:  # noqa: ARG002 - for readers that can
+        """Return ranges of bytes of about this size, which are the file together; None: it cannot be cut.
+
+        Each is given to :meth:`scan`, on any machine, and what all of them say to :meth:`pieces`. The pieces are then
+        surveyed and read, each by itself. All of it is of one state of the file: whoever asks compares the states.
+        """
+        return None
+
+    def scan(self, start: int, stop: int) -> bytes:  # noqa: ARG002 - for readers that can
+        """Return what one of the ranges says of where lines end; a few bytes, and no cell."""
+        raise self._uncut()
+
+    def pieces(self, scans: Sequence[bytes]) -> list[tuple[int, int]] | None:  # noqa: ARG002 - for readers that can
+        """Return ranges of bytes, each of whole rows, which are the file together; None: it is read from its start.
+
+        Parameters
+        ----------
+        scans
+            What the ranges say, in order.
+        """
+        return None
+
+    def piece_survey(self, keep: Places, start: int, stop: int) -> Survey:  # noqa: ARG002 - for readers that can
+        """Return the rows and the type of a piece, which may be without rows; see :func:`joined`."""
+        raise self._uncut()
+
+    def piece(self, keep: Places, start: int, stop: int) -> Generator[Rows]:  # noqa: ARG002 - for readers that can
+        """Yield the rows of a piece as :meth:`blocks` does, with the same refusals: they name the line of the file."""
+        raise self._uncut()
+
+    def _uncut(self) -> DataError:
+        return DataError(f"{self.path} is of a kind that is not cut by bytes.")
+
     def state(self, start: int, stop: int) -> State:  # noqa: ARG002 - a file is one object
         """Return the state of the objects that these rows lie in.
 
@@ -298,6 +331,16 @@ class Source(ABC):
             If the file is not there, or is no file any more.
         """
         return attempt(self.path, partial(state_of_file, self.path))
+
+
+def joined(surveys: Sequence[Survey]) -> Survey | None:
+    """Return what the pieces of a file are together; None: they have no rows, and a survey of the file says why."""
+    filled = [each for each in surveys if each.rows]
+    if not filled:
+        return None
+    spans = [each.span for each in filled if each.span is not None]
+    span = (min(low for low, _ in spans), max(high for _, high in spans)) if len(spans) == len(filled) else None
+    return Survey(sum(each.rows for each in filled), np.result_type(*(each.dtype for each in filled)), span)
 
 
 def attempt(path: Location, action: Callable[[], T]) -> T:
