@@ -6,6 +6,7 @@ from the URL: an address is printed, logged and seen in lists of processes.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Generator, Iterator
@@ -161,6 +162,13 @@ class Remote:
         """Open it to read bytes."""
         opened: IO[bytes] = self._system.open(self._key, mode)
         return opened
+
+    def range(self, start: int, length: int) -> bytes:
+        """Return so many bytes from a place in it; OSError if it has not so many."""
+        found: bytes = self._system.cat_file(self._key, start=start, end=start + length)
+        if len(found) != length:
+            raise OSError(errno.EINVAL, "it is shorter")
+        return found
 
     def stat(self) -> os.stat_result:
         """Return its size; nothing else is known of it."""

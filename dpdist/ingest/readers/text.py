@@ -12,10 +12,11 @@ import csv
 import io
 import math
 import re
-from collections.abc import Generator, Iterator
+import struct
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from dpdist.ingest.readers.base import (
     numbered,
     require_columns,
 )
+from dpdist.ingest.readers.ranges import cut, ends_before, opened_range, read_range, scanned
 from dpdist.naming import parameter
 
 _LINE = 1 << 20  # longest line, and the block Arrow parses: "0," is two bytes of text and eight of float64
@@ -47,12 +49,19 @@ _FLAGS = frozenset({"true", "True", "TRUE", "false", "False", "FALSE"})
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?", re.ASCII)
 _SAMPLE = 100
 """Lines by which a column is judged."""
+_SCAN = struct.Struct("<?q")
+"""Whether a range is sound, and where the first line begins in it; -1: nowhere."""
+_END = re.compile(rb"\r\n?|\n")
 
 
 class Csv(Source):
     """A .csv or .csv.gz file, one line per row; text columns are allowed where they are not kept.
 
     Arrow does the reading and does not say where it failed, so a failed file is read again, slowly, for the line.
+
+    A file that is not packed is cut behind line feeds where all its lines are beyond doubt (:mod:`.ranges`): then no
+    cut is within quotes, and each line is by itself what it is in the file. Else the file is read from its start, which
+    knows what is quoted, or finds the line to refuse.
     """
 
     takes = ("header",)
@@ -62,11 +71,13 @@ class Csv(Source):
         # opened here, because Arrow takes no name that is not UTF-8
         return pa.input_stream(self.path.open("rb"), compression="gzip" if packed else None)
 
-    def _lines(self) -> Iterator[tuple[int, str]]:
-        """Yield the lines that are not empty, with their numbers from 1."""
+    def _lines(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, str]]:
+        """Yield the lines that are not empty, or those of a piece, with their numbers in the file from 1."""
+        stream = self._stream() if stop is None else opened_range(self.path, start, stop)
+        mark = "-sig" if start == 0 else ""  # elsewhere it is a letter of a cell
         # bytes that are not UTF-8 become lone surrogates, so that their line can be told
-        with io.TextIOWrapper(self._stream(), encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            number = 0
+        with io.TextIOWrapper(stream, encoding=f"utf-8{mark}", errors="surrogateescape", newline="") as file:
+            number = ends_before(self.path, start)
             while line := file.readline(_LINE + 1):
                 number += 1
                 if len(line) > _LINE:
@@ -158,23 +169,19 @@ class Csv(Source):
         return self._head[1]
 
     def survey(self, keep: Places) -> Survey:
-        rows, low, high, whole = 0, math.inf, -math.inf, True
-        for block in self.blocks(keep):
-            rows += block.shape[0]
-            low, high = min(low, block.min()), max(high, block.max())
-            whole = whole and bool((block == np.trunc(block)).all())
+        found = _judged(self.blocks(keep))
         # a quote left open in a column that is not kept would swallow whole lines unseen
-        if not rows or (len(keep) < len(self.names) and rows != attempt(self.path, self._count)):
+        if not found.rows or (len(keep) < len(self.names) and found.rows != attempt(self.path, self._count)):
             raise attempt(self.path, lambda: self._mistake(keep))
-        # from 2^53 on, the text may have been a whole number that float64 does not hold
-        whole = whole and max(-low, high) < 2**53
-        return Survey(rows, np.dtype(np.float64), (int(low), int(high)) if whole else None)
+        return found
 
     def _count(self) -> int:
         return sum(number > self._head[0] for number, _ in self._lines())
 
     def blocks(self, keep: Places) -> Generator[Rows]:
-        batches = self._batches(keep)
+        return self._finite(keep, self._batches(keep, self._stream, self._head[0]), 0, None)
+
+    def _finite(self, keep: Places, batches: Iterator[Rows], start: int, stop: int | None) -> Generator[Rows]:
         while True:
             try:
                 block = next(batches, None)
@@ -185,13 +192,12 @@ class Csv(Source):
             if not np.isfinite(block).all():
                 break
             yield block
-        raise attempt(self.path, lambda: self._mistake(keep))  # outside the handler: Arrow's error quotes the cell
+        raise attempt(self.path, lambda: self._mistake(keep, start, stop))  # not in the handler: Arrow quotes the cell
 
-    def _batches(self, keep: Places) -> Iterator[Rows]:
-        skip, names = self._head
+    def _batches(self, keep: Places, stream: Callable[[], Any], skip: int) -> Iterator[Rows]:
         fields = [str(place) for place in keep]
         read = pacsv.ReadOptions(
-            column_names=[str(place) for place in range(len(names))],
+            column_names=[str(place) for place in range(len(self.names))],
             skip_rows=skip,
             block_size=_LINE,
             use_threads=False,  # threads are no faster here, and read ahead one block per core
@@ -202,14 +208,54 @@ class Csv(Source):
             true_values=[word for word in _FLAGS if word.lower() == "true"],
             false_values=[word for word in _FLAGS if word.lower() == "false"],
         )  # fmt: skip
-        with self._stream() as file, pacsv.open_csv(file, read_options=read, convert_options=convert) as reader:
+        with stream() as file, pacsv.open_csv(file, read_options=read, convert_options=convert) as reader:
             for batch in reader:
                 if batch.num_rows:
                     columns = [each.cast(pa.uint8()) if each.type == pa.bool_() else each for each in batch.columns]
                     yield matrix(pa.RecordBatch.from_arrays(columns, batch.schema.names), fields, np.float64)
 
-    def _mistake(self, keep: Places) -> DataError:
-        """Find the columns that hold no numbers, or else the first line that is not a row of finite ones."""
+    @property
+    def _size(self) -> int:
+        return int(attempt(self.path, self.path.stat).st_size)
+
+    def ranges(self, size: int) -> list[tuple[int, int]] | None:
+        return None if self.path.suffix.lower() == ".gz" else cut(self._size, size)
+
+    def scan(self, start: int, stop: int) -> bytes:
+        return _SCAN.pack(*scanned(self.path, start, stop, self._size, _LINE))
+
+    def pieces(self, scans: Sequence[bytes]) -> list[tuple[int, int]] | None:
+        said = [_SCAN.unpack(each) for each in scans]
+        size, head = self._size, attempt(self.path, self._behind_head)
+        if head is None or head >= size or not all(sound for sound, _ in said):
+            return None
+        return list(pairwise([0, *(first for _, first in said if first > head), size]))
+
+    def _behind_head(self) -> int | None:
+        """Return the place behind the line that names the columns; None: not near the start of the file."""
+        skip, _ = self._head
+        if not skip:
+            return 0
+        start = read_range(self.path, 0, min(self._size, 2 * _LINE))
+        end = next(islice(_END.finditer(start), skip - 1, None), None)
+        return None if end is None or end.end() == len(start) else end.end()
+
+    def piece_survey(self, keep: Places, start: int, stop: int) -> Survey:
+        return _judged(self.piece(keep, start, stop))
+
+    def piece(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
+        # the line feed before a piece is an empty line, and keeps Arrow from taking what follows for a byte-order mark
+        before = max(start - 1, 0)
+        if start and read_range(self.path, before, 1) != b"\n":
+            raise DataError(f"{self.path} changed while it was read. Ingest it when it is complete.")
+        stream = partial(opened_range, self.path, before, stop)
+        yield from self._finite(keep, self._batches(keep, stream, 0 if start else self._head[0]), start, stop)
+
+    def _mistake(self, keep: Places, start: int = 0, stop: int | None = None) -> DataError:
+        """Find the columns that hold no numbers, or else the first line that is not a row of finite ones.
+
+        The columns are judged by the start of the file; of a piece of it, no line before the piece is.
+        """
         skip, names = self._head
         sample = list(islice(self._sample(1 if skip else 0), _SAMPLE))
         held = {names[place]: _held([line[place] for line in sample if place < len(line)]) for place in keep}
@@ -217,7 +263,7 @@ class Csv(Source):
             bad = {name: kind for name, kind in held.items() if kind is not None}
             return no_numbers(self.path, bad, [name for name in held if name not in bad])
         number = skip
-        for number, line in self._lines():
+        for number, line in self._lines(start, stop):
             if number <= skip:
                 continue
             cells = self._cells(number, line)
@@ -229,6 +275,17 @@ class Csv(Source):
         if number <= skip:
             return NoRowsError(f"{self.path} has a header and no rows. Remove it, or add rows.")
         return DataError(f"{self.path} cannot be read as comma-separated numbers, a row per line. Export it again.")
+
+
+def _judged(blocks: Iterator[Rows]) -> Survey:
+    rows, low, high, whole = 0, math.inf, -math.inf, True
+    for block in blocks:
+        rows += block.shape[0]
+        low, high = min(low, block.min()), max(high, block.max())
+        whole = whole and bool((block == np.trunc(block)).all())
+    # from 2^53 on, the text may have been a whole number that float64 does not hold
+    whole = whole and rows > 0 and max(-low, high) < 2**53
+    return Survey(rows, np.dtype(np.float64), (int(low), int(high)) if whole else None)
 
 
 def _kind(cell: str) -> str:

@@ -2,7 +2,8 @@
 
 A strict reader of the one field that is needed, GT. It is not htslib, which repeats words of a damaged file on standard
 error and ignores surplus cells; a line of junk can crash its Python readers. The file stores variant after variant, so
-it is transposed first. On the names of the columns see :mod:`dpdist.ingest.readers.plink`.
+it is transposed first. It is never cut by bytes: a row has one cell in each line, and no range of bytes holds whole
+rows. On the names of the columns see :mod:`dpdist.ingest.readers.plink`.
 """
 
 from __future__ import annotations
