@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     type=click.Choice(["yes", "no"]),
     help="Whether the first line of a .csv names the columns, or is a row [default: refused where that is in doubt].",
 )
+@cluster_options
 @json_option
 def ingest(
     source: SourceLocation,
@@ -79,6 +80,7 @@ def ingest(
     variable: str | None,
     missing: int | None,
     header: str | None,
+    cluster: Cluster,
     as_json: bool,
 ) -> None:
     """Write ROWS, a Zarr array, from SOURCE: a file, a folder of files, or the address of one (s3://, gs://, https://).
@@ -87,13 +89,15 @@ def ingest(
 
     Files may be .npy, .npz, .csv, .csv.gz, .parquet (also in folders KEY=VALUE), .h5ad, .nc, .zarr, .bed with .bim and
     .fam, .vcf and .vcf.gz. A row of genotypes is a sample. Rows that exist are never replaced. If they were ingested
-    from the same files, the command does nothing.
+    from the same files, the command does nothing. If it died half-way, it goes on where it was.
+
+    A small SOURCE is read by this process, one of 256 MiB or more by a worker per core, or by those that are named.
     """
     names = None if columns is None else columns_from(columns)
     fresh = not store_at(rows).exists()
     table = ingest_rows(
         source, rows, budget=budget, ledger=ledger, columns=names, privacy_unit=privacy_unit, max_rows=max_rows,
-        variable=variable, missing=missing, header=header, compress=compress, progress=BARS, say=say,
+        variable=variable, missing=missing, header=header, compress=compress, progress=BARS, say=say, cluster=cluster,
     )  # fmt: skip
     place = kept_in(rows, table, ledger)
     answer(

@@ -168,7 +168,7 @@ def opened_sources(place: SourceLocation, beside: Path, choices: Choices = Choic
                 raise UsageError(f"{parameter(name)} is for {takers}, and {place} has none of these. Leave it out.")
         reading = Reading(beside)
         stack.callback(reading.close)
-        yield [_source(each, keys, beside, choices, reading, stack) for each, keys in places]
+        yield [source_at(each, keys, beside, choices, reading, stack) for each, keys in places]
 
 
 def _kind(place: SourceLocation) -> type[Source]:
@@ -190,9 +190,27 @@ def _reader(kind: type[Source], reading: Reading, place: SourceLocation, beside:
     return Apart(place, beside, choices, made, reading) if kind.fragile else made
 
 
-def _source(
+def source_at(
     place: SourceLocation, keys: Keys, beside: Path, choices: Choices, reading: Reading, stack: ExitStack
 ) -> Source:
+    """Return the reader of one source.
+
+    Parameters
+    ----------
+    place, keys
+        As :func:`located` lists it.
+    beside, choices
+        As of :func:`opened_sources`.
+    reading
+        The process of fragile readers.
+    stack
+        Removes what had to be fetched, when it is closed.
+
+    Raises
+    ------
+    DataError
+        If it is not there, or of no supported kind.
+    """
     kind = _kind(place)
     if isinstance(place, Remote) and (kind.needs_file or place.web):
         others = tuple(place.with_suffix(suffix) for suffix in COMPANIONS if kind is Plink)

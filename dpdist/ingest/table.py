@@ -3,39 +3,46 @@
 Memory stays at a few pieces of about 8 MiB, whatever the size of the files. Rows are stored in the narrowest type
 that holds the values as they are; NaN, infinities and missing values are refused here, by file and row, because the
 later steps must not fail on a row's content.
+
+What is long is done in units (:mod:`dpdist.ingest.steps`), here in their order or on workers in any. They are the same
+whoever computes them, and so is every byte of the table. What a process that died has finished, the same ingest takes
+up.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from typing import NamedTuple
-
-import numpy as np
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
 
 from dpdist._util.progress import Steps
-from dpdist._util.text import counted, has_control, listed
-from dpdist.errors import DataError, UsageError
+from dpdist._util.text import counted
+from dpdist._version import __version__
+from dpdist.errors import DataError
+from dpdist.ingest.checks import changed, state_of
+from dpdist.ingest.judging import Judged, judged
+from dpdist.ingest.looking import PIECE, Found, look_over, size_of
 from dpdist.ingest.origin import origin_of
-from dpdist.ingest.readers.base import AskError, Places, Rows, fits, only_columns
-from dpdist.ingest.sources import (
-    Choices,
-    NoRowsError,
-    Remote,
-    Source,
-    SourceLocation,
-    Survey,
-    attempt,
-    files_of,
-    opened_sources,
-)
+from dpdist.ingest.pieces import Write, cut_into_pieces, put_pieces, write_pieces
+from dpdist.ingest.readers.base import AskError, Places
+from dpdist.ingest.sources import Choices, Source, SourceLocation, opened_sources
+from dpdist.ingest.steps import WORK, Crew, Elsewhere, Here, forget_faults, put_sources
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.rows.dataset import RowsTable, created, open_ingested
-from dpdist.rows.units import Numbers, Unit, first_rows, whole_numbers
-from dpdist.storage.atomic import require_space
+from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
+from dpdist.rows.table import Shape
+from dpdist.rows.units import KeptRows, Numbers, Unit, first_rows, whole_numbers
+from dpdist.rows.writing import FRAGMENTS
+from dpdist.storage import atomic
+from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import AnyStore, Store, store_at
 
-_INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
+LARGE = 256 << 20
+"""Bytes of a source from which on workers are worth their start."""
 
 
 def ingest(
@@ -51,6 +58,7 @@ def ingest(
     unit: Unit | None = None,
     choices: Choices = Choices(),  # noqa: B008 - frozen
     say: Callable[[str], None] | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> RowsTable:
     """Write files of rows into a new rows.zarr.
 
@@ -81,7 +89,9 @@ def ingest(
         Which array of a file that holds several, what to put where a genotype is missing, and whether the first line
         of text names the columns.
     say
-        Told what was guessed of the files.
+        Told what was guessed of the files, and when workers were asked for in vain.
+    elsewhere
+        The workers that may be asked; None: this process does all.
 
     Returns
     -------
@@ -100,11 +110,26 @@ def ingest(
         than the first; if a value is missing, NaN, infinite or not a number. The message names the file and the
         row, never a value, and nothing is left behind. If a file can be taken in several ways it names the options
         to choose from.
+    ResumableError
+        If the workers were lost; what they finished is kept for the same ingest.
     """
     target = store_at(target)
     target.require_new("rows")
     try:
-        _ingest(source, target, budget, columns, compress, progress, ledger_id, period, unit, choices, say)
+        with opened_sources(source, target.scratch_folder, choices) as sources:
+            states = [state_of(each.path) for each in sources]  # before the origin: see _identity
+            task = _Ingest(source, sources, states, choices, columns, unit, may_be_empty=period is not None)
+            head = partial(head_of, budget=budget, ledger_id=ledger_id, period=period, unit=unit)
+            if period is not None:  # that it is of these files is remembered with the period, which is made in one go
+                with target.staged("rows", private=True) as aside:
+                    task.build(aside, head, _crew(task, progress, None), compress=compress, say=say)
+            else:
+                origin = origin_of(source, columns=columns, compress=compress, unit=unit, choices=choices)
+                with target.resumed("rows", _identity(source, origin, states)) as aside:
+                    task.build(
+                        aside, partial(head, origin=origin), _crew(task, progress, elsewhere),
+                        compress=compress, say=say,
+                    )  # fmt: skip
     except AskError as error:
         question = error.asked(source, target)
     else:
@@ -112,203 +137,102 @@ def ingest(
     raise DataError(question)
 
 
-def _ingest(
-    source: SourceLocation,
-    target: Store,
-    budget: PrivacyLoss | None,
-    columns: Sequence[str] | None,
-    compress: bool,
-    progress: Steps | None,
-    ledger_id: str | None,
-    period: str | None,
-    unit: Unit | None,
-    choices: Choices,
-    say: Callable[[str], None] | None,
-) -> None:
-    with opened_sources(source, target.scratch_folder, choices) as sources:
-        origin = (  # that of a period is remembered with its source
-            origin_of(source, columns=columns, compress=compress, unit=unit, choices=choices)
-            if period is None
-            else None
-        )
-        before = [_state(each.path) for each in sources]
-        found = judged(source, sources, columns, unit=unit, period=period)
-        if say is not None and (guessed := [each.guess for each in sources if each.guess]):
-            say(guessed[0] + (f" So is that of {counted(len(guessed) - 1, 'other file')}." if guessed[1:] else ""))
-        kept, total = None, found.rows
-        if unit is not None:
-            require_space(target.scratch_folder, 16 * total, "numbers of privacy units")
-            units = _units(found.filled, sources[0].names.index(unit.column))
-            kept = first_rows(units, total, unit.max_rows, target.scratch_folder)
-            total = kept.count
-        with created(
-            target,
-            rows=total,
-            dtype=found.dtype.name,
-            names=found.names,
-            budget=budget,
-            compress=compress,
-            ledger_id=ledger_id,
-            period=period,
-            unit=unit,
-            origin=origin,
-        ) as writer:
-            start = 0
-            for path, block in _checked(found):
-                if not fits(block, found.dtype):
-                    raise changed(path)
-                writer.append(block if kept is None else block[kept.among(start, block.shape[0])])
-                start += block.shape[0]
-                if progress is not None:
-                    progress(writer.rows, total)
-            # which rows of a unit come first was found in an earlier pass: other files would break the bound M
-            for each, state in zip(sources, before, strict=True):
-                if _state(each.path) != state:
-                    raise changed(each.path)
+def _identity(source: SourceLocation, origin: dict[str, object], states: Sequence[object]) -> bytes:
+    """Return by what an ingest that goes on after a process has died is known to be the same.
+
+    The states are those that the end of this ingest is held against. What changes between them and the origin is found
+    then; the other way round, finished pieces could be of another state.
+    """
+    place = str(source.absolute() if isinstance(source, Path) else source.address)
+    return sha256(json.dumps([__version__, PIECE, place, origin, states]).encode()).hexdigest().encode()
 
 
-class Judged(NamedTuple):
-    """What the files of a table are, together.
+def _crew(task: _Ingest, progress: Steps | None, elsewhere: Elsewhere | None) -> Crew:
+    """Return who ingests: workers where they are named, or where they are worth their start."""
+    here = Here(task.sources, task.states, progress)
+    if elsewhere is not None and not elsewhere.named:
+        many = len(os.sched_getaffinity(0)) > 1
+        elsewhere = elsewhere if many and sum(map(size_of, task.sources)) >= LARGE else None
+    return Crew(here, elsewhere)
 
-    Attributes
+
+@dataclass(frozen=True)
+class _Ingest:
+    """What is ingested.
+
+    Parameters
     ----------
-    names, keep
-        Of the columns that are kept, and their places in each file.
-    filled, lengths
-        The files that have rows, and how many each has.
-    dtype
-        The type that holds the rows of all files.
+    source, columns, unit, choices
+        As of :func:`ingest`.
+    sources, states
+        The files, and what :func:`state_of` said of each at first.
+    may_be_empty
+        Whether there may be no rows.
     """
 
-    names: tuple[str, ...]
-    keep: Places
-    filled: list[Source]
-    lengths: list[int]
-    dtype: np.dtype[np.generic]
+    source: SourceLocation
+    sources: Sequence[Source]
+    states: Sequence[object]
+    choices: Choices
+    columns: Sequence[str] | None
+    unit: Unit | None
+    may_be_empty: bool
 
-    @property
-    def rows(self) -> int:
-        """Rows of all of them."""
-        return sum(self.lengths)
+    def build(
+        self,
+        aside: Store,
+        head: Callable[..., bytes],
+        crew: Crew,
+        *,
+        compress: bool,
+        say: Callable[[str], None] | None,
+    ) -> None:
+        """Build the table, whose head is the last of its objects: when it is there, nothing else is to be done."""
+        if not aside.exists(ROOT):
+            with closing(crew):
+                shape, names = self._write(aside, crew, compress=compress, say=say)
+            # which rows of a unit come first was found in an earlier pass: other files would break the bound M
+            for each, state in zip(self.sources, self.states, strict=True):
+                if state_of(each.path) != state:
+                    raise changed(each.path)
+            aside.put(ROOT, head(shape, names))
+            aside.flush([ROOT])
+        aside.drop(WORK)
+        aside.drop(FRAGMENTS)
 
+    def _write(
+        self, aside: Store, crew: Crew, *, compress: bool, say: Callable[[str], None] | None
+    ) -> tuple[Shape, tuple[str, ...]]:
+        forget_faults(aside)
+        digest = put_sources(aside, self.sources, self.states, self.choices)
+        about: list[Found] = []
 
-def judged(
-    source: SourceLocation,
-    sources: Sequence[Source],
-    columns: Sequence[str] | None,
-    *,
-    unit: Unit | None = None,
-    period: str | None = None,
-) -> Judged:
-    """Judge files before anything is made of them.
+        def look(names: tuple[str, ...], keep: Places) -> list[Found]:
+            about.extend(look_over(aside, digest, self.sources, names, keep, crew, may_be_empty=self.may_be_empty))
+            return about
 
-    Raises
-    ------
-    UsageError, DataError
-        As :func:`ingest`.
-    """
-    names = _common_names(sources)
-    keep = _kept(names, columns, unit)
-    if len(keep) < 2:
-        raise DataError(
-            f"{source} gives {len(keep)} column(s), and a table needs two or more. Are the cells of a CSV file "
-            "separated by commas, and enough columns kept?"
+        found = judged(self.source, self.sources, self.columns, unit=self.unit, look=look)
+        if say is not None and (guessed := [each.guess for each in about if each.guess]):
+            say(guessed[0] + (f" So is that of {counted(len(guessed) - 1, 'other file')}." if guessed[1:] else ""))
+        kept = None if self.unit is None else self._kept(aside, found, self.unit)
+        shape = shape_of(
+            found.rows if kept is None else kept.count, len(found.names), found.dtype.name, compress=compress
         )
-    found = [(each, survey) for each in sources if (survey := _survey(each, keep, period)) is not None]
-    filled, surveys = [each for each, _ in found], [survey for _, survey in found]
-    dtype = _common_dtype(surveys) if surveys else np.dtype(np.uint8)
-    if columns is None and filled:
-        _require_no_index(filled[0], keep, names)
-    return Judged(tuple(names[at] for at in keep), keep, filled, [survey.rows for survey in surveys], dtype)
+        pieces = cut_into_pieces(about, shape.row_bytes, kept)
+        if say is not None and crew.asked and len(pieces) == 1 and found.rows * shape.row_bytes > PIECE:
+            say(f"{self.source} cannot be read in parts: one process reads it. Files beside one another can be.")
+        plan = put_pieces(aside, shape, found.names, found.keep, pieces, kept)
+        write = Write(aside, digest, plan)
+        done = sum(pieces[number].kept for number in write.finished())
+        require_space(aside, shape, shape.rows - done)
+        crew.here.begin(done, shape.rows)
+        write_pieces(aside, digest, plan, crew)
+        return shape, found.names
 
-
-def _require_no_index(source: Source, keep: tuple[int, ...], names: tuple[str, ...]) -> None:
-    """Ask whether a column without a name that counts the rows shall be kept.
-
-    Values of private rows decide that, as they decide every refusal of ingest. It is told to whoever holds the file,
-    before there are rows, a ledger or a release. What a release publishes does not depend on it. Once the columns are
-    named, no value is looked at.
-
-    Raises
-    ------
-    AskError
-        If it counts from 0 or 1 on.
-    """
-    place = source.unnamed
-    if place not in keep:
-        return
-    row, first = 0, -1
-    with closing(source.blocks((place,))) as blocks:
-        for block in blocks:
-            values = block[:, 0]
-            first = int(values[0]) if row == 0 and values[0] in {0, 1} else first
-            if first < 0 or not np.array_equal(values, np.arange(row + first, row + first + values.size)):
-                return
-            row += values.size
-    others = [names[other] for other in keep if other != place]
-    raise AskError(
-        f"{source.path}: a column without a name counts the rows, from {first} on. It looks like an index, and would "
-        "be summed like a measurement.",
-        [
-            only_columns(others, "leaves it out"),
-            only_columns([names[other] for other in keep], f"keeps it, as {names[place]}"),
-        ],
-    )
-
-
-def changed(path: SourceLocation) -> DataError:
-    """Return what is said of a file that changed meanwhile."""
-    return DataError(f"{path} changed while it was read. Ingest it when it is complete.")
-
-
-def _checked(found: Judged) -> Iterator[tuple[SourceLocation, Rows]]:
-    """Yield all rows in pieces, each with its file, after a look at every value."""
-    for each in found.filled:
-        row = 0
-        with closing(each.blocks(found.keep)) as blocks:
-            for block in blocks:
-                require_finite(each.path, row, block, found.names)
-                row += block.shape[0]
-                yield each.path, block
-
-
-def _state(place: SourceLocation) -> object:
-    """Return size and times of all files of a source, or what a store says of it: a write changes that."""
-
-    def found() -> object:
-        if isinstance(place, Remote):
-            return place.version()
-        stats = [path.stat() for path in files_of(place)]
-        return [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats]
-
-    return attempt(place, found)
-
-
-def _survey(source: Source, keep: tuple[int, ...], period: str | None) -> Survey | None:
-    """Return what a file holds, or None for one without rows: of a period, whether it had one row may be private."""
-    try:
-        return source.survey(keep)
-    except NoRowsError:
-        if period is None:
-            raise
-    return None
-
-
-def _common_names(sources: Sequence[Source]) -> tuple[str, ...]:
-    first = sources[0]
-    for each in sources:
-        if each.names != first.names:
-            raise DataError(f"{each.path} has other columns than {first.path}. Give all files the same, in one order.")
-    for place, name in enumerate(first.names):
-        if has_control(name):
-            raise DataError(
-                f"{first.path}: the name of column {place + 1} (counting from 1) holds a control character. Names are "
-                "published, and shown on terminals: rename the column."
-            )
-    if len(set(first.names)) < len(first.names):
-        twice = listed(sorted({name for name in first.names if first.names.count(name) > 1}))
-        raise DataError(f"{first.path} has several columns of one name: {twice}. Rename them.")
-    return first.names
+    def _kept(self, aside: Store, found: Judged, unit: Unit) -> KeptRows:
+        atomic.require_space(aside.scratch_folder, 16 * found.rows, "numbers of privacy units")
+        units = _units(found.filled, self.sources[0].names.index(unit.column))
+        return first_rows(units, found.rows, unit.max_rows, aside.scratch_folder)
 
 
 def _units(sources: Sequence[Source], place: int) -> Iterator[Numbers]:
@@ -319,45 +243,3 @@ def _units(sources: Sequence[Source], place: int) -> Iterator[Numbers]:
             for block in blocks:
                 yield whole_numbers(each.path, row, block[:, 0], each.kept_as(place))
                 row += block.shape[0]
-
-
-def _kept(names: tuple[str, ...], columns: Sequence[str] | None, unit: Unit | None) -> tuple[int, ...]:
-    """Return the places of the columns to keep; that of the privacy unit is not one of them."""
-    if unit is not None and unit.column not in names:
-        raise UsageError(f"There is no column {unit.column}. There are: {listed(names)}.", parameter="privacy_unit")
-    if unit is not None and columns is not None and unit.column in columns:
-        raise UsageError(
-            f"The privacy unit {unit.column} cannot be one of the columns that are kept.", parameter="columns"
-        )
-    if columns is None:
-        return tuple(place for place, name in enumerate(names) if unit is None or name != unit.column)
-    places = {name: place for place, name in enumerate(names)}
-    if unknown := [name for name in columns if name not in places]:
-        raise UsageError(f"There is no column {listed(unknown)}. There are: {listed(names)}.", parameter="columns")
-    if len(set(columns)) < len(columns):
-        raise UsageError("A column is named twice; name each column once.", parameter="columns")
-    return tuple(places[name] for name in columns)
-
-
-def _common_dtype(surveys: Sequence[Survey]) -> np.dtype[np.generic]:
-    """Return the type that holds the rows of all files.
-
-    Whole numbers written as text are judged together: two files that need uint8 and int8 may both fit int8.
-    """
-    dtypes = [survey.dtype for survey in surveys if survey.span is None]
-    spans = [survey.span for survey in surveys if survey.span is not None]
-    if spans:
-        low, high = min(low for low, _ in spans), max(high for _, high in spans)
-        infos = [np.iinfo(name) for name in _INTEGERS]
-        dtypes.append(next(info.dtype for info in infos if info.min <= low and high <= info.max))
-    return np.result_type(*dtypes)
-
-
-def require_finite(path: SourceLocation, start: int, block: Rows, names: tuple[str, ...]) -> None:
-    """Refuse a value that is not finite, by its row and column; the first row of the block is number ``start``."""
-    if block.dtype.kind == "f" and not np.isfinite(block).all():
-        row, place = np.argwhere(~np.isfinite(block))[0]
-        raise DataError(
-            f"{path}, row {start + row} (counting from 0), column {names[place]!r}: the value is not finite. "
-            "Mend it in the file and ingest again."
-        )

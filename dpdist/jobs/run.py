@@ -173,5 +173,6 @@ def _ingest(job: Job, source: SourceLocation, say: Callable[[str], None]) -> Non
         header=choices.header,
         progress=job.cluster.progress,
         say=say,
+        cluster=job.cluster,
     )
     say(f"{job.rows}: ingested, {counted(table.columns, 'column')}.")  # how many rows may be private

@@ -35,6 +35,7 @@ from dpdist.storage.store import AnyStore, Store, store_at
 
 if TYPE_CHECKING:
     from dpdist.ingest.sources import SourceLocation
+    from dpdist.runtime.cluster import Cluster
 
 
 def default_ledger(rows: AnyStore) -> Path:
@@ -90,11 +91,16 @@ def ingest_rows(
     compress: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
+    cluster: Cluster | None = None,
 ) -> RowsTable:
     """Write a rows.zarr from files and, with a budget, create its ledger.
 
     Rows that were ingested before from the same files with the same options are left alone, and so is their ledger.
-    If the ledger was not created yet, it is.
+    If the ledger was not created yet, it is. If the process died, the same call goes on where it was.
+
+    Workers take pieces of the source of about 128 MiB: row groups of .parquet, chunks of .zarr, rows of .npy, lines of
+    plain text, and whole files of other kinds. So one .csv.gz, .npz or .h5ad file is read by one process, and many
+    files beside one another by all. The rows and their bits do not depend on who reads them.
 
     Parameters
     ----------
@@ -129,6 +135,10 @@ def ingest_rows(
         nobody is told.
     say : callable, default None
         Called with sentences (str) about how a file was understood. None: nobody is told.
+    cluster : Cluster, default None
+        Where to read. None, or one that names neither a scheduler nor a number of workers: in this process; of a
+        source of 256 MiB or more, on one worker process per core of this machine. Every worker must see source and
+        rows under the same name.
 
     Returns
     -------
@@ -144,6 +154,8 @@ def ingest_rows(
         If the rows, or a copy of them, have another ledger already, or were released for reproduction.
     DataError
         If the source is unusable, or other rows or a ledger exist already.
+    ResumableError
+        If the cluster was lost half-way.
 
     See Also
     --------
@@ -166,20 +178,29 @@ def ingest_rows(
     rows = store_at(rows)
     from dpdist.ingest.origin import origin_of, require_same_origin  # noqa: PLC0415 - the readers of all kinds of files
     from dpdist.ingest.table import ingest  # noqa: PLC0415 - which only an ingest needs
+    from dpdist.pipeline.ingesting import Workers  # noqa: PLC0415 - as above
 
     unit, choices = unit_from(privacy_unit, max_rows), Choices(variable, missing, header)
     source = source if isinstance(source, Remote) else location_of(os.fspath(source))
     ledger = None if ledger is None else address_given(ledger)
-    if rows.exists():
-        require_same_origin(rows, origin_of(source, columns=columns, compress=compress, unit=unit, choices=choices))
-        return taken_up(rows, budget, ledger)
-    if budget is not None:
-        _require_no_ledger(address_given(ledger or default_ledger(rows)))
-    table = ingest(
-        source, rows, budget=budget, columns=columns, compress=compress, progress=steps(progress, "Ingesting"),
-        unit=unit, choices=choices, say=say,
-    )  # fmt: skip
-    return table if budget is None else complete_ingest(rows, ledger)
+    elsewhere = Workers(cluster, progress)
+
+    def there() -> bool:
+        found = rows.exists()
+        if found:
+            require_same_origin(rows, origin_of(source, columns=columns, compress=compress, unit=unit, choices=choices))
+        return found
+
+    def make() -> None:
+        if budget is not None:
+            _require_no_ledger(address_given(ledger or default_ledger(rows)))
+        ingest(
+            source, rows, budget=budget, columns=columns, compress=compress, progress=steps(progress, "Ingesting"),
+            unit=unit, choices=choices, say=say, elsewhere=elsewhere,
+        )  # fmt: skip
+
+    make_once(there, make)
+    return taken_up(rows, budget, ledger)
 
 
 def taken_up(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress | None) -> RowsTable:

@@ -12,9 +12,10 @@ import numpy.typing as npt
 from numcodecs import blosc
 
 from dpdist.errors import DataError
-from dpdist.rows.dataset import RowsTable, chunk_key
+from dpdist.rows.dataset import RowsTable
 from dpdist.rows.seal import sealed_tags
 from dpdist.rows.table import BLOSC_BYTES, ChunkPieces, Reference, Table
+from dpdist.rows.writing import chunk_key
 from dpdist.storage.arrays import CHECKSUM_BYTES
 from dpdist.storage.store import Reader
 

@@ -16,9 +16,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
+from zarr.storage import MemoryStore
 
 from dpdist._util.ids import random_token
 from dpdist._util.paths import local
@@ -28,7 +28,8 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.attributes import RowsAttributes, UnitAttributes, builtins_of
 from dpdist.rows.table import Reference, Shape
 from dpdist.rows.units import Unit
-from dpdist.storage.arrays import Array, array_options, attributes_of, require_format, set_attributes
+from dpdist.rows.writing import RowsWriter, chunk_key
+from dpdist.storage.arrays import ROOT, Array, array_options, attributes_of, require_format, set_attributes
 from dpdist.storage.store import AnyStore, Store, store_at
 
 FORMAT = "dpdist-rows/1"
@@ -144,11 +145,6 @@ class RowsTable(Shape):
         return self, index
 
 
-def chunk_key(index: int) -> str:
-    """Return the key of a chunk of rows or scores in its store, as Zarr has it."""
-    return f"c/{index}/0"
-
-
 def chunk_rows_for(columns: int, dtype: str, rows: int) -> int:
     """Rows per chunk: about 8 MiB, at most the table itself."""
     return max(1, min(rows, math.ceil(_TARGET_CHUNK / (columns * np.dtype(dtype).itemsize))))
@@ -168,37 +164,6 @@ def partitions(chunks: int, count: int) -> list[range]:
     return [range(a, b) for a, b in pairwise(starts)]
 
 
-class RowsWriter:
-    """Takes rows in pieces of any length and writes whole chunks; made by :func:`created`."""
-
-    def __init__(self, array: Array) -> None:
-        self._array = array
-        self._pending = np.empty(array.chunks, dtype=array.dtype)
-        self._filled = 0
-        self._written = 0
-
-    @property
-    def rows(self) -> int:
-        """Rows taken so far."""
-        return self._written + self._filled
-
-    def append(self, rows: npt.NDArray[np.generic]) -> None:
-        """Take rows of shape (r, d); their values must fit the stored dtype."""
-        while rows.shape[0]:
-            take = min(rows.shape[0], self._pending.shape[0] - self._filled)
-            self._pending[self._filled : self._filled + take] = rows[:take]
-            self._filled += take
-            rows = rows[take:]
-            if self._filled == self._pending.shape[0]:
-                self.flush()
-
-    def flush(self) -> None:
-        """Write what is pending."""
-        self._array[self._written : self._written + self._filled] = self._pending[: self._filled]
-        self._written += self._filled
-        self._filled = 0
-
-
 @contextmanager
 def created(
     target: AnyStore,
@@ -211,7 +176,6 @@ def created(
     ledger_id: str | None = None,
     period: str | None = None,
     unit: Unit | None = None,
-    origin: Mapping[str, object] | None = None,
 ) -> Iterator[RowsWriter]:
     """Create a rows.zarr; it appears at target when the block ends without an error and all rows were written.
 
@@ -233,42 +197,78 @@ def created(
         For rows of one period: the ledger of all periods, and the name.
     unit
         The privacy unit, of which no more rows are written than it says, or None.
-    origin
-        What they are ingested from, as JSON values, or None.
 
     Raises
     ------
     DataError
         If target exists or cannot be written.
     """
+    shape = shape_of(rows, len(names), dtype, compress=compress)
     with store_at(target).staged("rows", private=True) as aside:
-        size = rows * len(names) * np.dtype(dtype).itemsize
-        aside.require_space(size // _LZ4_MOST if compress else size, "rows")
-        array = zarr.create_array(
-            store=aside.for_zarr(),
-            shape=(rows, len(names)),
-            chunks=(chunk_rows_for(len(names), dtype, rows), len(names)),
-            zarr_format=3,
-            **array_options(dtype, compress=compress),
-        )
-        attributes = RowsAttributes(
-            format=FORMAT,
-            dataset_id=random_token(),
-            columns=names,
-            budget=None if budget is None else budget.to_json(),
-            ledger_id=ledger_id,
-            period=period,
-            unit=None if unit is None else UnitAttributes(unit.column, unit.max_rows),
-            origin=origin,
-        )
-        array.attrs["dpdist"] = builtins_of(attributes)
-        writer = RowsWriter(array)
+        require_space(aside, shape, rows)
+        writer = RowsWriter(aside, shape)
         yield writer
         writer.flush()
         if writer.rows != rows:
             raise DataError(
                 f"{writer.rows} rows came where {rows} were announced: the source changed while it was read."
             )
+        aside.put(ROOT, head_of(shape, names, budget, ledger_id=ledger_id, period=period, unit=unit))
+
+
+def shape_of(rows: int, columns: int, dtype: str, *, compress: bool = False) -> Shape:
+    """Return the shape of a table, cut into chunks as ingest cuts it."""
+    return Shape(rows, columns, dtype, chunk_rows_for(columns, dtype, rows), compress)
+
+
+def require_space(aside: Store, shape: Shape, rows: int) -> None:
+    """Refuse to write so many rows of a table where there is no room for them: DataError."""
+    size = rows * shape.row_bytes
+    aside.require_space(size // _LZ4_MOST if shape.compressed else size, "rows")
+
+
+def head_of(
+    shape: Shape,
+    names: tuple[str, ...],
+    budget: PrivacyLoss | None,
+    *,
+    ledger_id: str | None = None,
+    period: str | None = None,
+    unit: Unit | None = None,
+    origin: Mapping[str, object] | None = None,
+) -> bytes:
+    """Return what is stored of a new table beside its chunks, the last of its objects, with a new identity.
+
+    Parameters
+    ----------
+    shape
+        Its shape.
+    names, budget, ledger_id, period, unit
+        As of :func:`created`.
+    origin
+        What the rows are ingested from, as JSON values, or None.
+    """
+    objects = MemoryStore()
+    array = zarr.create_array(
+        store=objects,
+        shape=(shape.rows, shape.columns),
+        chunks=(shape.chunk_rows, shape.columns),
+        zarr_format=3,
+        **array_options(shape.dtype, compress=shape.compressed),
+    )
+    attributes = RowsAttributes(
+        format=FORMAT,
+        dataset_id=random_token(),
+        columns=names,
+        budget=None if budget is None else budget.to_json(),
+        ledger_id=ledger_id,
+        period=period,
+        unit=None if unit is None else UnitAttributes(unit.column, unit.max_rows),
+        origin=origin,
+    )
+    array.attrs["dpdist"] = builtins_of(attributes)
+    (head,) = objects._store_dict.values()  # noqa: SLF001 - zarr reads a store by coroutines only
+    return head.to_bytes()
 
 
 def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str) -> RowsTable:

@@ -121,9 +121,24 @@ class KeptRows:
 
     def among(self, start: int, count: int) -> npt.NDArray[np.bool_]:
         """Say of so many rows from one on which are kept."""
-        first, last = start // 8, -(-(start + count) // 8)
-        bits = np.unpackbits(self._bits[first:last], bitorder="little").astype(np.bool_)
-        return bits[start - 8 * first :][:count]
+        return among(self.bits, start, count)
+
+    @property
+    def bits(self) -> memoryview:
+        """The bits, the first row in the lowest one of the first byte."""
+        return self._bits.data
+
+    def counted(self, start: int, count: int) -> int:
+        """Return how many of so many rows from one on are kept."""
+        places = range(start, start + count, _PIECE)
+        return sum(int(self.among(at, min(_PIECE, start + count - at)).sum()) for at in places)
+
+
+def among(bits: bytes | memoryview, start: int, count: int) -> npt.NDArray[np.bool_]:
+    """Say of so many rows from one on which are kept, by the bits of :class:`KeptRows`."""
+    first, last = start // 8, -(-(start + count) // 8)
+    found = np.unpackbits(np.frombuffer(bits, dtype=np.uint8)[first:last], bitorder="little").astype(np.bool_)
+    return found[start - 8 * first :][:count]
 
 
 def first_rows(units: Iterable[Numbers], rows: int, most: int, beside: Path) -> KeptRows:

@@ -214,7 +214,7 @@ def _locked_folder(target: Path) -> Iterator[Path]:
     with ExitStack() as stack:
         handle = None
         while handle is None:  # again, should a cleaner take it in the instant between making and locking it
-            aside = _aside_of(target)
+            aside = aside_of(target)
             stack.enter_context(interruption.aside(aside))
             aside.mkdir(0o700)
             with suppress(FileNotFoundError, BlockingIOError):
@@ -222,22 +222,23 @@ def _locked_folder(target: Path) -> Iterator[Path]:
                 stack.callback(os.close, handle)
                 if not aside.exists():
                     handle = None
-        stack.callback(_remove, aside, target)
+        stack.callback(remove, aside, target)
         yield aside
 
 
-def _remove(aside: Path, target: Path) -> None:
+def remove(aside: Path, target: Path) -> None:
     """Remove a folder that was built in, if it is still there.
 
     Workers that were not stopped yet may write into it by its name: it gets another one first.
     """
-    gone = _aside_of(target)
+    gone = aside_of(target)
     with suppress(OSError):
         aside.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _aside_of(target: Path) -> Path:
+def aside_of(target: Path) -> Path:
+    """Return a new path beside a target, which :func:`remove_abandoned` knows."""
     return target.with_name(f".{target.name}.{random_token()[:8]}.partial")
 
 
@@ -276,7 +277,7 @@ def replace_file(path: Path, content: bytes, what: str, *, private: bool = False
     DataError
         If its folder cannot be written.
     """
-    aside = _aside_of(path)
+    aside = aside_of(path)
     try:
         with interruption.aside(aside), ExitStack() as stack:
             stack.callback(aside.unlink, missing_ok=True)

@@ -241,8 +241,8 @@ def asked(url: str, question: Callable[[], T], how: str = "read") -> T:
 
 
 @contextmanager
-def locked_here(url: str) -> Iterator[None]:
-    """Hold an address against the other processes of this user on this machine.
+def locked_here(url: str) -> Iterator[int]:
+    """Hold an address against the other processes of this user on this machine; give the file that is locked for it.
 
     Raises
     ------
@@ -262,6 +262,6 @@ def locked_here(url: str) -> Iterator[None]:
     handle = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        yield handle
     finally:
         os.close(handle)

@@ -31,6 +31,7 @@ address, a message and a pickle hold none. A connection is made in each process 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -258,15 +259,57 @@ class ObjectStore:
     @contextmanager
     def _prefixed(self, what: str) -> Iterator[ObjectStore]:
         token = random_token()
+        self._begin(token, what)
+        with self._building(token, what) as aside:
+            yield aside
+
+    @contextmanager
+    def resumed(self, what: str, identity: bytes) -> Iterator[ObjectStore]:
+        """Give a prefix that nobody else writes to; this machine remembers it while it is not finished.
+
+        Others of this machine who would build here wait. Those elsewhere have prefixes of their own.
+        """
+        with connections.locked_here(f"{self.url}.unfinished") as note:
+            self.require_new(what)
+            digest = hashlib.sha256(identity).hexdigest()
+            before, token = _noted(note)
+            if before != digest or not self._lives(token):
+                if token:  # nobody builds there any more
+                    replace(self, folder=_joined(self._key, token)).delete()
+                    replace(self, folder=self._key)._removed(f"{token}{_ATTEMPT}")  # noqa: SLF001 - of this class
+                token = random_token()
+                _note(note, f"{digest} {token}")
+                self._begin(token, what)
+            with self._building(token, what, kept=ResumableError) as aside:
+                yield aside
+            _note(note, "")
+
+    def _begin(self, token: str, what: str) -> None:
+        self._created(_joined(self._key, f"{token}{_ATTEMPT}"), _BUILDING, what)
+
+    def _lives(self, token: str) -> bool:
+        """Say whether what was begun under a prefix was not removed."""
+        try:
+            return replace(self, folder=self._key).get(f"{token}{_ATTEMPT}", 1 << 10) in {_BUILDING, _PUBLISHING}
+        except OSError:
+            return False
+
+    @contextmanager
+    def _building(
+        self, token: str, what: str, kept: type[BaseException] | tuple[()] = ()
+    ) -> Iterator[ObjectStore]:
+        """Give a prefix, and let it be found here at the end; it is removed on any error but of one kind."""
         aside, here = replace(self, folder=_joined(self._key, token)), replace(self, folder=self._key)
         attempt = f"{token}{_ATTEMPT}"
-        self._created(_joined(self._key, attempt), _BUILDING, what)
         try:
             yield aside
             try:
-                here.replace(attempt, _PUBLISHING, what, expected=_BUILDING)
+                if here.get(attempt, 1 << 10) != _PUBLISHING:  # who has died before it stood may have said so
+                    here.replace(attempt, _PUBLISHING, what, expected=_BUILDING)
             except OSError:
                 raise _changed(self, what) from None  # it was removed, as one that nobody had touched for long
+        except kept:
+            raise
         except BaseException:
             with suppress(DpdistError):
                 aside.delete()
@@ -379,6 +422,20 @@ class ObjectStore:
             return self._fetched(place) == content
         return False
 
+    def flush(self, keys: Iterable[str]) -> None:
+        """Do nothing: what was sent is durable."""
+
+    def drop(self, prefix: str) -> None:
+        """Remove the objects below a prefix."""
+        self._remove(_joined(self._found(), prefix))
+
+    def _remove(self, folder: str) -> None:
+        connection = self._connection()
+        for piece in [*self._listed(folder)]:
+            paths = [each["path"] for each in piece]
+            if paths:
+                asked(self.url, lambda paths=paths: obstore().delete(connection, paths))  # type: ignore[misc]
+
     def _sent(self, place: str, content: bytes | memoryview, **more: Any) -> Exception | None:
         try:
             obstore().put(self._connection(), place, content, **more)
@@ -429,10 +486,7 @@ class ObjectStore:
         folder, connection = self._found(), self._connection()
         if self.folder is None and self.exists():
             asked(self.url, lambda: obstore().delete(connection, _joined(self._key, _ROOT)))
-        for piece in [*self._listed(folder)]:
-            paths = [each["path"] for each in piece]
-            if paths:
-                asked(self.url, lambda paths=paths: obstore().delete(connection, paths))  # type: ignore[misc]
+        self._remove(folder)
         if self.folder is None:
             with suppress(FileNotFoundError):
                 asked(self.url, lambda: obstore().delete(connection, f"{self._key}.lease"))
@@ -463,7 +517,7 @@ class ObjectStore:
         found = asked(self._at(place), lambda: obstore().head(self._connection(), place))
         return {name: found[name] for name in ("e_tag", "version") if found[name] is not None}
 
-    def locked(self) -> AbstractContextManager[None]:
+    def locked(self) -> AbstractContextManager[Any]:
         """Hold it against other processes of this user and machine; what those elsewhere do, :meth:`replace` sees."""
         return connections.locked_here(self.url)
 
@@ -489,6 +543,17 @@ class _Stream:
             filled += len(taken)
             self._left = self._left[len(taken) :]
         return filled
+
+
+def _noted(note: int) -> tuple[str, str]:
+    """Return what is not finished, and its prefix; empty if nothing is."""
+    found = re.fullmatch(rb"([0-9a-f]{64}) ([0-9a-f]{32})", os.pread(note, 128, 0))
+    return ("", "") if found is None else (found[1].decode(), found[2].decode())
+
+
+def _note(note: int, text: str) -> None:
+    os.ftruncate(note, 0)
+    os.pwrite(note, text.encode(), 0)
 
 
 def _joined(folder: str, key: str) -> str:

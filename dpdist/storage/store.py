@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from dpdist._util.ids import random_token
 from dpdist._util.paths import AnyPath, is_address, local, read_plain, read_plain_range
 from dpdist.errors import ResumableError
-from dpdist.storage import atomic, cleaning
+from dpdist.storage import atomic, cleaning, unfinished
 
 if TYPE_CHECKING:
     from zarr.storage import StoreLike
@@ -162,8 +162,36 @@ class Store(Protocol):
         """
         ...
 
+    def resumed(self, what: str, identity: bytes) -> AbstractContextManager[Store]:
+        """Give a private store to build in: the one that a killed builder of the same left, or an empty one.
+
+        It appears here as :meth:`staged` does, of what was put and :meth:`flushed <flush>`. If the process dies, or the
+        block raises ResumableError, what was put stays for the next builder; any other error removes it.
+
+        Parameters
+        ----------
+        what
+            What it is, for error messages.
+        identity
+            From what every byte of it follows.
+
+        Raises
+        ------
+        DataError
+            As :meth:`staged`.
+        """
+        ...
+
     def put(self, key: str, content: bytes | memoryview) -> None:
         """Write an object of what is being built: whole or not at all, again if need be; durable when it appears."""
+        ...
+
+    def flush(self, keys: Iterable[str]) -> None:
+        """Make objects of what is being built durable now."""
+        ...
+
+    def drop(self, prefix: str) -> None:
+        """Remove all objects below a prefix from what is being built."""
         ...
 
     def replace(
@@ -298,15 +326,29 @@ class FolderStore:
         with atomic.staged(self.path, what, private=private) as aside:
             yield FolderStore(aside)
 
+    @contextmanager
+    def resumed(self, what: str, identity: bytes) -> Iterator[FolderStore]:
+        """Give a locked folder beside it, which is renamed."""
+        with unfinished.resumed(self.path, what, identity) as aside:
+            yield FolderStore(aside)
+
     def put(self, key: str, content: bytes | memoryview) -> None:
-        """Write a file aside and rename it; it is flushed with the folder."""
+        """Write a file aside, for its owner alone, and rename it; it is flushed with the folder."""
         path = self.path / key
         for folder in reversed(path.relative_to(self.path).parents[:-1]):  # never itself: it may have been given up
-            (self.path / folder).mkdir(exist_ok=True)
-        aside = path.with_name(f"{path.name}.{random_token()[:8]}.partial")
-        with aside.open("wb") as file:
+            (self.path / folder).mkdir(0o700, exist_ok=True)
+        aside = self.path / f".put.{random_token()[:8]}.partial"  # a name that is cleaned up
+        with open(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - of a handle
             file.write(content)
         aside.replace(path)
+
+    def flush(self, keys: Iterable[str]) -> None:
+        """Flush files, and the folders that they stand in."""
+        unfinished.flush(self.path, (self.path / key for key in keys))
+
+    def drop(self, prefix: str) -> None:
+        """Remove a folder in it."""
+        unfinished.drop(self.path / prefix)
 
     def replace(
         self, key: str, content: bytes, what: str, *, private: bool = False, expected: bytes | None = None

@@ -33,7 +33,8 @@ from dpdist.ingest.readers import npy, parquet, text
 from dpdist.ingest.sources import KINDS, Choices, Survey
 from dpdist.ingest.table import ingest
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.rows.dataset import DTYPES, chunk_key, chunk_rows_for
+from dpdist.rows.dataset import DTYPES, chunk_rows_for
+from dpdist.rows.writing import chunk_key
 
 ARROW = (pa.float32(), pa.uint8(), pa.int16())
 
@@ -388,7 +389,7 @@ def test_a_truncated_array_is_refused_before_anything_is_written(
     (tmp_path / "t.npy").write_bytes(short)
     with zipfile.ZipFile(tmp_path / "t.npz", "w") as archive:
         archive.writestr("X.npy", short)
-    monkeypatch.setattr("dpdist.ingest.table.created", None)
+    monkeypatch.setattr("dpdist.ingest.pieces.RowsWriter", None)
     refused(tmp_path / name, name, "truncated")
 
 
@@ -500,7 +501,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert scratch.stat().st_mode & 0o777 == 0o700
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dpdist.rows.dataset.RowsWriter.append", full)
+    monkeypatch.setattr("dpdist.rows.writing.RowsWriter.append", full)
     with pytest.raises(DataError, match="No space left on device"):
         ingest(tmp_path / "t.npz", tmp_path / "rows.zarr")
     assert seen == [7]

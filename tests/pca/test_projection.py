@@ -22,7 +22,8 @@ from dpdist.pca.projection import ProjectionTask, project_chunks, scores_of
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable, chunk_key, created, partitions
+from dpdist.rows.dataset import RowsTable, created, partitions
+from dpdist.rows.writing import chunk_key
 from dpdist.storage.store import AnyStore, store_at
 from dpdist.triangle import packed
 

@@ -31,8 +31,9 @@ from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTran
 from dpdist.release.worth import forecast, worth_of
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable, chunk_key, created
+from dpdist.rows.dataset import RowsTable, created
 from dpdist.rows.units import Unit
+from dpdist.rows.writing import chunk_key
 from dpdist.runtime import connection
 from dpdist.runtime.cluster import Cluster
 from faults import crash_driver

@@ -20,8 +20,9 @@ from dpdist.pipeline import budget, inspect
 from dpdist.pipeline.facts import RowsFacts
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import dataset
-from dpdist.rows.dataset import RowsTable, chunk_key, created
+from dpdist.rows.dataset import RowsTable, created
 from dpdist.rows.units import Unit
+from dpdist.rows.writing import chunk_key
 from dpdist.runtime import connection
 from dpdist.storage.arrays import CHECKSUM_BYTES
 from faults import crash_driver, sentinel

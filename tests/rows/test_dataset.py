@@ -20,7 +20,8 @@ from dpdist.ingest.opening import open_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows import dataset
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable, chunk_key, chunk_rows_for, created, incomplete, partitions
+from dpdist.rows.dataset import RowsTable, chunk_rows_for, created, incomplete, partitions
+from dpdist.rows.writing import chunk_key
 
 BUDGET = PrivacyLoss.parse("2", "1e-6")
 

@@ -24,6 +24,8 @@ POINTERS: dict[str, str] = {}
 """The prefix that each address stands for."""
 BEGUN: dict[str, float] = {}
 """When each prefix was, that is built in."""
+UNFINISHED: dict[str, tuple[bytes, str]] = {}
+"""What was left unfinished at each address, and its prefix."""
 _LOCKS: dict[str, threading.RLock] = {}
 
 
@@ -126,6 +128,31 @@ class MemoryStore:
     def _require_own(self, begun: float | None, what: str) -> None:
         if begun is None:
             raise ResumableError(f"{what} {self} were removed meanwhile")
+
+    @contextmanager
+    def resumed(self, what: str, identity: bytes) -> Iterator[MemoryStore]:
+        self.require_new(what)
+        known, prefix = UNFINISHED.pop(self.url, (b"", ""))
+        if known != identity:
+            prefix = f"{self.url}.{random_token()}"
+            OBJECTS[prefix] = {}
+        try:
+            yield replace(self, prefix=prefix)
+            if POINTERS.setdefault(self.url, prefix) != prefix:
+                self.require_new(what)
+        except ResumableError:
+            UNFINISHED[self.url] = identity, prefix
+            raise
+        except BaseException:
+            del OBJECTS[prefix]
+            raise
+
+    def flush(self, keys: Iterable[str]) -> None:
+        assert set(keys) <= set(self._objects())
+
+    def drop(self, prefix: str) -> None:
+        for key, _ in self.list(prefix):
+            del self._objects()[key]
 
     def put(self, key: str, content: bytes | memoryview) -> None:
         self._objects()[key] = default_buffer_prototype().buffer.from_bytes(bytes(content))
