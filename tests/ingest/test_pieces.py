@@ -1,181 +1,606 @@
-"""A file of text that is cut by bytes and read in pieces is the file that is read from its start: rows and refusals."""
+"""Ingest in pieces: whoever reads them, and whatever dies in between, the table is the same to the last byte."""
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import stat
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import fsspec
+import cloudpickle
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+import zarr
+from support.ingest_scene import SECRET, write_csv, write_npz, write_parquet
+from support.memory_store import OBJECTS, MemoryStore
 
-from dpdist.errors import DataError
-from dpdist.ingest.readers import ranges, text
-from dpdist.ingest.readers.base import Choices, Places, Source, joined
-from dpdist.ingest.readers.text import Csv
-from dpdist.ingest.readers.vcf import Vcf
-from dpdist.ingest.remote import Remote
+from dpdist.errors import DataError, ResumableError
+from dpdist.ingest import looking, pieces, steps, table
+from dpdist.ingest.readers import npy, parquet, zarr_store
+from dpdist.ingest.sources import Choices
+from dpdist.ingest.steps import Run, Step
+from dpdist.ingest.table import ingest
+from dpdist.pipeline.budget import ingest_rows
+from dpdist.rows import dataset
+from dpdist.rows.units import Unit
+from dpdist.runtime.cluster import Cluster
+from dpdist.storage import store as stores
+from dpdist.storage import unfinished
+from dpdist.storage.store import store_at
 
-NUMBERS = st.sampled_from(["0", "1", "-7", "2.5", "1e3", '"4"', "300", "9007199254740993"])
-WORDS = st.sampled_from(
-    ["", "Ann", '"Ann, ""x"""', '""', '"""', '"a\nb"', '"a\r\n1,2"', 'x"y"', '"x"y', ' "x"', "Åse", "\ufeffq"]
-)
-ODD = st.sampled_from(["word", "", "nan", '"1', '1"', '"1\n"', '"1"2', "\ufeff1", "1,2", "x" * 90, "\udcff"])
-
-
-@st.composite
-def contents(draw: st.DrawFn) -> bytes:
-    """Return a table of a, b and words, most often a sound one, as some program may write it."""
-    lines = draw(st.lists(st.tuples(NUMBERS, NUMBERS, st.just("Ann")), max_size=12))
-    cells = [list(line) for line in lines]
-    for _ in range(draw(st.integers(0, 3)) if cells else 0):  # most lines stay plain: else no file is sound
-        draw(st.sampled_from(cells))[2] = draw(WORDS)
-    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2])) if cells else 0):
-        draw(st.sampled_from(cells))[draw(st.integers(0, 2))] = draw(ODD)
-    end = draw(st.sampled_from(["\n", "\r\n", "\r"]))
-    ends = st.sampled_from([end, end, end, end, end + end, "\n", "\r"])
-    head = draw(st.sampled_from(["", "", "\ufeff", end])) + draw(st.sampled_from(["a,b,who", '"a","b","who, else"']))
-    told = head + "".join(draw(ends) + ",".join(line) for line in cells) + draw(st.sampled_from(["", end, end * 3]))
-    return told.encode(errors="surrogateescape")
+ROWS = 97
+Before = Callable[[Step, int], object]
 
 
-def whole(source: Source, keep: Places) -> tuple[Any, ...]:
-    """Return what the file is as it is read from its start, or the message of its refusal."""
+def values(rows: int = ROWS) -> Any:
+    return np.random.default_rng(7).integers(0, 200, (rows, 3)) + 0.5
+
+
+def small(monkeypatch: pytest.MonkeyPatch, piece: int = 300, chunk: int = 7 * 24) -> None:
+    """Let a unit take on a few rows, and a chunk of the table hold seven of float64."""
+    for module in (looking, pieces, table):
+        monkeypatch.setattr(module, "PIECE", piece)
+    for module in (npy, parquet, zarr_store):
+        monkeypatch.setattr(module, "PIECE", 100)
+    monkeypatch.setattr(dataset, "_TARGET_CHUNK", chunk)
+    monkeypatch.setattr(pieces, "_JOINED", 2)
+
+
+@dataclass
+class Others:
+    """Workers that take units in any order, some of them twice, each with nothing but what a task brings."""
+
+    seed: int = 0
+    before: Before = lambda _step, _unit: None
+    done: list[tuple[str, int]] = field(default_factory=list)
+    named: bool = True
+
+    @contextmanager
+    def connected(self) -> Iterator[Run]:
+        def run(step: Step, units: Sequence[int]) -> None:
+            order = random.Random(self.seed)
+            for unit in order.sample([*units, *units[::3]], k=len(units) + len(units[::3])):
+                self.before(step, unit)
+                self.done.append((step.name, unit))
+                steps.do_unit(cloudpickle.loads(cloudpickle.dumps(step)).cut(unit))
+
+        yield run
+
+
+def objects(place: Path | MemoryStore) -> dict[str, Any]:
+    """Return every object of a table, its random identity taken out."""
+    store = store_at(place)
+    found: dict[str, Any] = {key: store.get(key) for key, _ in store.list()}
+    head = json.loads(found["zarr.json"])
+    del head["attributes"]["dpdist"]["dataset_id"]
+    return found | {"zarr.json": head}
+
+
+def write_folder(path: Path, rows: Any, write: Callable[[Path, Any], None], suffix: str) -> None:
+    path.mkdir()
+    for number, part in enumerate(np.split(rows, [1, 30, 33, 70])):
+        write(path / f"{number}.{suffix}", part)
+
+
+def write_zarr(path: Path, rows: Any, **options: Any) -> None:
+    zarr.create_array(path, shape=rows.shape, dtype=rows.dtype, **{"chunks": (10, 2), **options})[:] = rows
+
+
+def write_keys(path: Path, rows: Any) -> None:
+    for key in (3, 7):
+        (path / f"year={key}").mkdir(parents=True)
+        write_parquet(path / f"year={key}" / "t.parquet", rows[: 10 * key])
+
+
+def write_mixed(path: Path, rows: Any) -> None:
+    write_folder(path, rows, write_csv, "csv")
+    write_parquet(path / "5.parquet", rows)
+    write_npz(path / "6.npz", rows)
+
+
+KINDS: dict[str, Callable[[Path, Any], Any]] = {
+    "t.npy": np.save,
+    "fortran.npy": lambda path, rows: np.save(path, np.asfortranarray(rows)),
+    "t.npz": write_npz,
+    "t.csv": write_csv,
+    "t.csv.gz": write_csv,
+    "t.parquet": write_parquet,
+    "t.zarr": write_zarr,
+    "sharded.zarr": lambda path, rows: write_zarr(path, rows, chunks=(5, 3), shards=(20, 3)),
+    "keys": write_keys,
+    "parquets": lambda path, rows: write_folder(path, rows, write_parquet, "parquet"),
+    "texts": lambda path, rows: write_folder(path, rows, write_csv, "csv"),
+    "packed": lambda path, rows: write_folder(path, rows, write_csv, "csv.gz"),
+    "mixed": write_mixed,
+}  # fmt: skip
+WHOLE = {"t.npz", "t.csv.gz"}
+"""Kinds of which nothing can be read by itself."""
+
+
+def made(folder: Path, name: str, rows: Any = None) -> Path:
+    KINDS[name](folder / name, values() if rows is None else rows)
+    return folder / name
+
+
+def serial(source: Path, target: Path, **options: Any) -> dict[str, Any]:
+    ingest(source, target, **options)
+    return objects(target)
+
+
+# --- the same bytes ---
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_table_is_the_same_whoever_reads_which_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    source = made(tmp_path, name)
+    monkeypatch.setattr(dataset, "_TARGET_CHUNK", 7 * 24)
+    alone = serial(source, tmp_path / "alone.zarr")
+    assert len(alone) > 10
+    small(monkeypatch, 700)
+    assert serial(source, tmp_path / "here.zarr") == alone
+    small(monkeypatch, 400)
+    others = Others()
+    assert serial(source, tmp_path / "there.zarr", elsewhere=others) == alone
+    assert bool(others.done) == (name not in WHOLE)
+    assert ("scan" in {step for step, _ in others.done}) == (name in {"t.csv", "texts", "mixed"})
+    found = [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
+    assert found == []
+
+
+def test_what_is_written_is_what_zarr_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "_TARGET_CHUNK", 7 * 24)
+    for compress in (False, True):
+        made_here = ingest(
+            made(tmp_path, f"{'t' if compress else 'fortran'}.npy"), tmp_path / f"{compress}.zarr", compress=compress
+        )
+        shutil.copytree(made_here.path, tmp_path / "copy.zarr")
+        array = zarr.open_array(tmp_path / "copy.zarr", mode="r+")
+        array[:] = np.zeros_like(values())
+        array[:] = values()
+        assert objects(tmp_path / "copy.zarr") == objects(made_here.path)
+        shutil.rmtree(tmp_path / "copy.zarr")
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("most", [1, 3])
+def test_rows_of_units_and_compressed_ones_are_the_same_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, compress: bool
+) -> None:
+    rows = values().astype(np.int32)
+    rows[:, 0] = np.random.default_rng(1).integers(0, 40, ROWS)
+    monkeypatch.setattr(dataset, "_TARGET_CHUNK", 7 * 8)
+    options: dict[str, Any] = {"unit": Unit("alpha", most), "compress": compress}
+    source = made(tmp_path, "parquets", rows)
+    alone = serial(source, tmp_path / "alone.zarr", **options)
+    small(monkeypatch, 80, 7 * 8)
+    others = Others()
+    assert serial(source, tmp_path / "there.zarr", elsewhere=others, **options) == alone
+    assert ("write", 3) in others.done
+
+
+def test_files_of_whole_numbers_are_judged_together_wherever_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number, (low, high) in enumerate([(0, 100), (-5, 127), (3, 4)]):
+        (folder / f"{number}.csv").write_text(f"{low},{high}\n" * 20)
+    small(monkeypatch)
+    choices = Choices(header="no")
+    assert ingest(folder, tmp_path / "rows.zarr", choices=choices, elsewhere=Others()).dtype == "int8"
+
+
+def test_a_table_is_private_while_it_is_built_and_holds_nothing_of_the_building(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small(monkeypatch)
+    seen: set[int] = set()
+
+    def look(_step: Step, _unit: int) -> None:
+        for path in tmp_path.glob(".rows.zarr.*/**/*"):
+            seen.add(stat.S_IMODE(path.stat().st_mode) & 0o077)
+
+    before = os.umask(0)
     try:
-        return source.survey(keep), np.concatenate(list(source.blocks(keep))).tolist()
-    except DataError as error:
-        return (type(error), str(error))
+        ingest(made(tmp_path, "parquets"), tmp_path / "rows.zarr", elsewhere=Others(before=look))
+    finally:
+        os.umask(before)
+    assert seen == {0}
+    found = [tmp_path / "rows.zarr", *(tmp_path / "rows.zarr").rglob("*")]
+    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in found} == {0}
+    assert {path.name for path in (tmp_path / "rows.zarr").iterdir()} == {"c", "zarr.json"}
 
 
-def in_pieces(source: Source, keep: Places, size: int) -> tuple[Any, ...] | None:
-    """Return what the pieces are together, or the refusal of the first one that has one; None: it cannot be cut."""
-    found = source.ranges(size)
-    assert found is not None
-    cuts = source.pieces([source.scan(*each) for each in found])
-    if cuts is None:
-        return None
-    assert [start for start, _ in cuts] == [0, *(stop for _, stop in cuts[:-1])]
-    try:
-        survey = joined([source.piece_survey(keep, *each) for each in cuts])
-        rows = [block.tolist() for each in cuts for block in source.piece(keep, *each)]
-    except DataError as error:
-        return (type(error), str(error))
-    return whole(source, keep) if survey is None else (survey, [row for block in rows for row in block])
+def test_tasks_say_nothing_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task is what a scheduler sees: where, a salted digest, and a number."""
+    small(monkeypatch)
+    seen: list[bytes] = []
+    for number in range(2):
+        others = Others(before=lambda step, _unit: seen.append(cloudpickle.dumps((step.sources, step.plan))))
+        ingest(made(tmp_path, f"{'fortran' if number else 't'}.npy"), tmp_path / f"{number}.zarr", elsewhere=others)
+        if number == 0:
+            half = len(seen)
+    assert not set(seen[:half]) & set(seen[half:])
+    assert not any(b"97" in each and b"shape" in each for each in seen)
 
 
-def require_same(content: bytes, header: str, size: int, keep: Places, folder: Path) -> bool:
-    """Hold the pieces of a file to the whole, and say whether there are several."""
-    (folder / "t.csv").write_bytes(content)
-    source = Csv(folder / "t.csv", folder, Choices(header=header))
-    try:
-        found = in_pieces(source, keep, size)
-    except DataError as error:  # of its first line, which is read from the start in any case
-        found = (type(error), str(error))
-    assert found is None or found == whole(source, keep)
-    return found is not None
+# --- what is wrong ---
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pieces")
+def said_of(source: Path, target: Path, **options: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        ingest(source, target, **options)
+    assert str(SECRET) not in str(caught.value)
+    assert caught.value.__context__ is None
+    assert not target.exists()
+    return str(caught.value)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _short_lines() -> Any:
-    """Let Arrow parse blocks of 80 bytes, which no line may exceed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "_LINE", 80)
-        yield
+@pytest.mark.parametrize("name", ["t.npy", "t.zarr", "t.csv", "mixed"])
+def test_the_first_fault_is_told_in_the_same_words_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    rows = values()
+    rows[5] = SECRET
+    for place in (96, 61, 62, 90):
+        rows[place, 1] = np.nan if place % 2 else np.inf
+    source = made(tmp_path, name, rows)
+    before = sorted(tmp_path.rglob("*"))
+    alone = said_of(source, tmp_path / "rows.zarr")
+    small(monkeypatch)
+    assert said_of(source, tmp_path / "rows.zarr") == alone
+    assert said_of(source, tmp_path / "rows.zarr", elsewhere=Others(3)) == alone
+    assert sorted(tmp_path.rglob("*")) == before
 
 
-@given(
-    contents(),
-    st.sampled_from(["yes", "no"]),
-    st.sampled_from([1, 2, 3, 7, 20, 100]),
-    st.sampled_from([(0, 1), (1, 0, 2)]),
-)
-@example(b'a,b,who\n1,2,z\n1,2,"x\n3,4,y"\n5,6,z\n', "yes", 1, (0, 1))
-@example(b"\xef\xbb\xbfa,b,who\n1,2,x\n\xef\xbb\xbf3,4,y\n", "yes", 1, (0, 1))
-@example(b"a,b,who\r\n\r\n1,2,x\r3,word,y\n", "yes", 1, (0, 1))
-def test_pieces_are_the_file(folder: Path, content: bytes, header: str, size: int, keep: Places) -> None:
-    require_same(content, header, size, keep, folder)
+def test_a_relative_source_is_named_as_it_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+    rows = values()
+    rows[61, 1] = np.nan
+    made(tmp_path, "parquets", rows)
+    monkeypatch.chdir(tmp_path)
+    said = said_of(Path("parquets"), tmp_path / "rows.zarr", elsewhere=Others())
+    assert said.startswith("parquets/3.parquet, row 28 ")
 
 
-def test_pieces_that_do_not_ask_what_is_quoted_are_not_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "_sound", lambda _: True)
-    judged = b"a,b,who\n" + b"1,2,x\n" * 100
-    for content in (b'1,2,"x\n3,4,y"\n5,6,z\n', b'"1"2,2,x\n3,word,y\n', b"1,2,\xff\n3,word,y\n"):
-        with pytest.raises(AssertionError):
-            require_same(judged + content, "yes", 1, (0, 1), folder)
+def test_files_that_do_not_belong_together_are_refused_and_questions_are_asked_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small(monkeypatch)
+    source = made(tmp_path, "parquets")
+    pq.write_table(pa.table({"a": [1.0], "b": [SECRET]}), source / "9.parquet")
+    assert "9.parquet has other columns than" in said_of(source, tmp_path / "rows.zarr", elsewhere=Others())
+    (tmp_path / "in").mkdir()
+    for number in range(9):
+        (tmp_path / "in" / f"{number}.csv").write_text(f"1{number},{SECRET}\n" * 20)
+    assert "header" in said_of(tmp_path / "in", tmp_path / "rows.zarr", elsewhere=Others())
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-@pytest.mark.parametrize("cell", ["Ann", '"Ann, ""x"""', '""', "Åse"])
-def test_sound_text_is_cut_at_every_line(folder: Path, cell: str, end: str) -> None:
-    lines = ["a,b,who", *(f"{row},2,{cell}" for row in range(9))]
-    content = end.join(lines).encode()
-    assert require_same(content, "yes", 1, (0, 1), folder)
-    source = Csv(folder / "t.csv", folder, Choices(header="yes"))
-    cuts = source.pieces([source.scan(place, place + 1) for place in range(len(content))])
-    assert cuts is not None
-    assert [content[start:stop].decode().strip() for start, stop in cuts[1:]] == lines[2:]
+def test_after_a_fault_no_later_piece_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+    rows = values()
+    rows[3, 1] = np.nan
+    copied: list[int] = []
+    do = pieces.Write.do
+
+    def counted(self: Any, unit: int, hands: Any) -> Any:
+        copied.append(unit)
+        return do(self, unit, hands)
+
+    monkeypatch.setattr(pieces.Write, "do", counted)
+    said_of(made(tmp_path, "t.npy", rows), tmp_path / "rows.zarr")
+    assert copied == [0]
 
 
-@pytest.mark.parametrize("cell", ['"x\ny"', 'x"y"', '"x"y', '"x', ' "x"', "x" * 80])
-def test_text_in_doubt_is_read_from_its_start(folder: Path, cell: str) -> None:
-    assert not require_same(f"a,b,who\n1,2,x\n3,4,{cell}\n5,6,z\n".encode(), "yes", 9, (0, 1), folder)
+@pytest.mark.parametrize("name", ["t.npy", "t.parquet", "t.zarr", "texts"])
+def test_a_source_that_changes_on_the_way_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    small(monkeypatch)
+    others = values()
+    others[90, 2] += 1
+    for late in (False, True):
+        source = made(tmp_path, name)
+
+        def change(step: Step, unit: int, source: Path = source, late: bool = late) -> None:
+            if (step.name, unit) == ("join" if late else "write", 0) and not (tmp_path / "changed").exists():
+                shutil.rmtree(source) if source.is_dir() else source.unlink()
+                made(tmp_path, name, others)
+                (tmp_path / "changed").touch()
+
+        said = said_of(source, tmp_path / "rows.zarr", elsewhere=Others(before=change))
+        assert "changed while it was read" in said
+        (tmp_path / "changed").unlink()
+        shutil.rmtree(source) if source.is_dir() else source.unlink()
+        assert list(tmp_path.iterdir()) == []
 
 
-def test_a_refusal_names_the_line_of_the_file(folder: Path) -> None:
-    (folder / "t.csv").write_text("a,b\n" + "1,2\r\n" * 7 + "\r\r\n" + "3,secretword\n")
-    source = Csv(folder / "t.csv", folder)
-    found = in_pieces(source, (0, 1), 5)
-    assert found == (
-        DataError,
-        f"{source.path}, line 11, column 'b': the cell is not a number. Mend it in the file and ingest again.",
-    )
+def test_a_piece_of_a_file_that_changed_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was given up writes on: into an object store, where it cannot be kept from it. It must see the change."""
+    small(monkeypatch)
+    source = made(tmp_path, "t.npy")
+    written: list[str] = []
+    put = stores.FolderStore.put
+
+    def noted(self: Any, key: str, content: Any) -> None:
+        written.append(key)
+        put(self, key, content)
+
+    def change(step: Step, _unit: int) -> None:
+        if step.name == "write" and not written:
+            os.utime(source)
+            monkeypatch.setattr(stores.FolderStore, "put", noted)
+
+    said_of(source, tmp_path / "rows.zarr", elsewhere=Others(before=change))
+    assert written
+    assert not [key for key in written if key.startswith(("c/", "fragments/"))]
 
 
-def test_a_piece_that_is_none_any_more_is_refused(folder: Path) -> None:
-    source = Csv(folder / "t.csv", folder, Choices(header="yes"))
-    source.path.write_text("a,b\n1,2\n3,4\n")
-    assert [block.tolist() for block in source.piece((0, 1), 8, 12)] == [[[3, 4]]]
-    for content in ("a,b\n11,2\n3,4\n", "a,b\n1,2\n"):
-        source.path.write_text(content)
-        with pytest.raises(DataError, match=r"changed while|cannot be read"):
-            list(source.piece((0, 1), 8, 12))
+# --- what dies ---
 
 
-def test_an_object_is_asked_for_its_pieces_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = b"a,b\n" + b"".join(b"%d,2\n" % row for row in range(1000))
-    fsspec.filesystem("memory").pipe_file("/private/t.csv", content)
-    source = Csv(Remote("memory://private/t.csv"), folder)
-    assert source.names == ("a", "b")  # from the start, as any reader
-    asked: list[int] = []
-    read = Remote.range
+def die_at(name: str, unit: int) -> Before:
+    def die(step: Step, number: int) -> None:
+        if (step.name, number) == (name, unit):
+            raise ResumableError("gone")
 
-    def told(self: Remote, start: int, length: int) -> bytes:
-        asked.append(length)
-        return read(self, start, length)
-
-    monkeypatch.setattr(Remote, "range", told)
-    found = source.ranges(1000)
-    assert found is not None
-    cuts = source.pieces([source.scan(*each) for each in found])
-    assert cuts is not None
-    assert len(cuts) == len(found)
-    assert sum(asked) < len(content) + len(found) * (text._LINE + 2) + 2 * text._LINE
-    asked.clear()
-    start, stop = cuts[3]
-    rows = np.concatenate(list(source.piece((0, 1), start, stop)))
-    assert asked == [1, stop - start + 1]
-    assert rows[:, 0].tolist() == [int(line.split(b",")[0]) for line in content[start:stop].split()]
+    return die
 
 
-def test_what_is_packed_or_turned_is_not_cut(folder: Path) -> None:
-    for source in (Csv(folder / "t.csv.gz", folder), Vcf(folder / "t.vcf", folder)):
-        assert source.ranges(100) is None
-    with pytest.raises(DataError, match="not cut by bytes"):
-        source.scan(0, 1)
+def die_after(count: int) -> Before:
+    left = iter(range(count))
+
+    def die(_step: Step, _unit: int) -> None:
+        if next(left, None) is None:
+            raise ResumableError("gone")
+
+    return die
+
+
+@pytest.mark.parametrize("place", ["folder", "memory"])
+@pytest.mark.parametrize("name", ["parquets", "texts", "t.npy"])
+def test_a_second_run_does_not_do_again_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str
+) -> None:
+    monkeypatch.setitem(stores.PLACES, "memory", MemoryStore)
+    small(monkeypatch)
+    target: Any = tmp_path / "rows.zarr" if place == "folder" else store_at(f"memory://{tmp_path.name}/rows.zarr")
+    source = made(tmp_path, name)
+    alone = serial(source, tmp_path / "alone.zarr")
+    runs: list[set[tuple[str, int]]] = []
+    while not store_at(target).exists():
+        others = Others(len(runs), die_after(4))
+        with suppress(ResumableError):
+            ingest(source, target, elsewhere=others)
+        runs.append(set(others.done))
+    every = [unit for run in runs for unit in run]
+    assert len(every) == len(set(every)) >= 7
+    assert len(runs) > 2
+    assert objects(target) == alone
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    OBJECTS.clear()
+
+
+def killed(action: Callable[[], object]) -> int:
+    """Do something in a process of its own that dies, and return its code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pid = os.fork()
+    if pid == 0:
+        try:
+            action()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_an_ingest_that_was_killed_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+    source = made(tmp_path, "parquets")
+    alone = serial(source, tmp_path / "alone.zarr")
+    do: Any = Step.done
+
+    def kill_at(name: str, unit: int, seen: list[Any]) -> Callable[..., Any]:
+        def done(self: Step, number: int, hands: Any) -> None:
+            seen.append((self.name, number))
+            do(self, number, hands)
+            if (self.name, number) == (name, unit):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return done
+
+    for name, unit in (("look", 2), ("write", 3), ("write", 5), ("join", 0)):
+        monkeypatch.setattr(Step, "done", kill_at(name, unit, []))
+        assert killed(lambda: ingest(source, tmp_path / "rows.zarr")) == -signal.SIGKILL
+        assert len(list(tmp_path.glob(".rows.zarr.*.partial"))) == 1
+    seen: list[tuple[str, int]] = []
+    monkeypatch.setattr(Step, "done", kill_at("", 0, seen))
+    told: list[tuple[int, int]] = []
+    ingest(source, tmp_path / "rows.zarr", progress=lambda done, total: told.append((done, total)))
+    assert seen == [("join", 1)]
+    assert objects(tmp_path / "rows.zarr") == alone
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone.zarr", "parquets", "rows.zarr"]
+
+
+@pytest.mark.parametrize("moment", ["head", "drop", "publish"])
+def test_one_that_was_killed_at_its_end_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    small(monkeypatch)
+    source = made(tmp_path, "t.npy")
+    alone = serial(source, tmp_path / "alone.zarr")
+    where = {
+        "head": (stores.FolderStore, "put", "zarr.json"), "drop": (stores.FolderStore, "drop", "work"),
+        "publish": (unfinished, "sync", ""),
+    }[moment]  # fmt: skip
+    original = getattr(*where[:2])
+
+    def dies(*arguments: Any) -> None:
+        original(*arguments)
+        whole = not where[2] and (arguments[0] / "zarr.json").exists() and not (arguments[0] / "work").exists()
+        if whole or (where[2] and where[2] in arguments):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def dying() -> None:
+        setattr(*where[:2], dies)
+        ingest(source, tmp_path / "rows.zarr")
+
+    assert killed(dying) == -signal.SIGKILL
+    monkeypatch.setattr(pieces.Write, "do", None)
+    ingest(source, tmp_path / "rows.zarr")
+    assert objects(tmp_path / "rows.zarr") == alone
+
+
+def test_another_source_or_another_question_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+    source = made(tmp_path, "t.npy")
+    for change in ({"columns": ["c1", "c0"]}, {"compress": True}, {}):
+        with pytest.raises(ResumableError):
+            ingest(source, tmp_path / "rows.zarr", elsewhere=Others(before=die_at("write", 4)))
+        (left,) = tmp_path.glob(".rows.zarr.*.partial")
+        if not change:
+            os.utime(source)
+        others = Others()
+        ingest(source, tmp_path / "rows.zarr", elsewhere=others, **change)
+        assert ("write", 0) in others.done
+        assert not left.exists()
+        shutil.rmtree(tmp_path / "rows.zarr")
+
+
+def test_what_somebody_else_may_have_put_there_is_not_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+    source = made(tmp_path, "t.npy")
+    with pytest.raises(ResumableError):
+        ingest(source, tmp_path / "rows.zarr", elsewhere=Others(before=die_at("write", 4)))
+    (left,) = tmp_path.glob(".rows.zarr.*.partial")
+    left.chmod(0o755)
+    others = Others()
+    ingest(source, tmp_path / "rows.zarr", elsewhere=others)
+    assert ("write", 0) in others.done
+
+
+def test_of_two_at_once_the_second_waits_and_takes_the_table_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small(monkeypatch)
+    source, order = made(tmp_path, "t.npy"), []
+    begun, go = threading.Event(), threading.Event()
+    do: Any = Step.done
+
+    def slow(self: Step, number: int, hands: Any) -> None:
+        order.append(threading.current_thread().name)
+        begun.set()
+        assert go.wait(60)
+        do(self, number, hands)
+
+    monkeypatch.setattr(Step, "done", slow)
+    found: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(ingest_rows(source, tmp_path / "rows.zarr").dataset_id), name=name)
+        for name in ("first", "second")
+    ]
+    threads[0].start()
+    assert begun.wait(60)
+    threads[1].start()
+    threads[1].join(0.5)
+    assert threads[1].is_alive()
+    go.set()
+    for each in threads:
+        each.join(60)
+    assert len(found) == 2
+    assert len(set(found)) == 1
+    assert set(order) == {"first"}
+
+
+def test_a_worker_that_comes_late_does_not_touch_a_table_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(stores.PLACES, "memory", MemoryStore)
+    small(monkeypatch)
+    late: list[tuple[Step, int]] = []
+    source, target = made(tmp_path, "t.npy"), store_at(f"memory://{tmp_path.name}/late.zarr")
+    ingest(source, target, elsewhere=Others(before=lambda step, unit: late.append((step, unit))))
+    before = objects(target)  # type: ignore[arg-type]
+    made(tmp_path, "t.npy", values() + 1)
+    for step, unit in late:
+        with suppress(DataError, ResumableError, OSError):
+            steps.do_unit(step.cut(unit))
+    assert objects(target) == before  # type: ignore[arg-type]
+    OBJECTS.clear()
+
+
+# --- who computes ---
+
+
+def test_workers_are_asked_where_they_are_named_or_worth_it_and_there_is_something_to_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    source = made(tmp_path, "t.npy")
+
+    def asked(**options: Any) -> bool:
+        others = Others(**options)
+        ingest(source, tmp_path / "rows.zarr", elsewhere=others)
+        shutil.rmtree(tmp_path / "rows.zarr")
+        return bool(others.done)
+
+    assert not asked(named=True)  # one piece
+    small(monkeypatch)
+    assert asked(named=True)
+    assert not asked(named=False)
+    monkeypatch.setattr(table, "LARGE", 1000)
+    assert asked(named=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    assert not asked(named=False)
+
+
+def test_a_packed_file_that_workers_cannot_share_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+    told: list[str] = []
+    others = Others()
+    ingest(made(tmp_path, "t.csv.gz"), tmp_path / "rows.zarr", elsewhere=others, say=told.append)
+    assert others.done == []
+    (said,) = [each for each in told if "in parts" in each]
+    assert str(tmp_path / "t.csv.gz") in said
+    told.clear()
+    ingest(tmp_path / "t.csv.gz", tmp_path / "alone.zarr", say=told.append)
+    assert not [each for each in told if "in parts" in each]
+
+
+def test_workers_of_a_cluster_write_the_same_table_and_one_may_die(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two workers one is killed on the way, and replaced."""
+    monkeypatch.setattr(dataset, "_TARGET_CHUNK", 7 * 24)
+    source, target = made(tmp_path, "mixed"), tmp_path / "rows.zarr"
+    alone = serial(source, tmp_path / "alone.zarr")
+    small(monkeypatch)
+    struck: list[int] = []
+
+    def strike() -> None:
+        while not target.exists() and not struck:
+            if len(list(tmp_path.glob(".rows.zarr.*/work/write/*"))) > 2:
+                worker = next(each for each in multiprocessing.active_children() if each.pid is not None)
+                worker.kill()
+                struck.append(worker.pid or 0)
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    ingest_rows(source, target, cluster=Cluster(workers=2))
+    thread.join()
+    assert objects(target) == alone
+    assert struck
