@@ -59,7 +59,7 @@ class Cluster:
 
     See Also
     --------
-    register_rows, release_rows, choose_clip_norm, project_rows, audit_mechanism : Take it.
+    ingest_rows, register_rows, release_rows, choose_clip_norm, project_rows, audit_mechanism : Take it.
     Certificates : For a scheduler that speaks TLS.
 
     Examples

@@ -155,7 +155,10 @@ class Engine:
         """
         self.require_safe()
         store = store_at(place)
-        self._places.append((store, key))
+        # what is built is found at another place when it is done: the next work of this connection reads it there
+        self._places = [(other, name) for other, name in self._places if other.exists(name)]
+        if (store, key) not in self._places:
+            self._places.append((store, key))
         with translated():
             listeners = require_fit(self._client, store, key)
         if not self._insecure:

@@ -600,7 +600,9 @@ def test_workers_of_a_cluster_write_the_same_table_and_one_may_die(
 
     thread = threading.Thread(target=strike)
     thread.start()
-    ingest_rows(source, target, cluster=Cluster(workers=2))
-    thread.join()
-    assert objects(target) == alone
-    assert struck
+    with Cluster(workers=2).kept() as cluster:
+        ingest_rows(source, target, cluster=cluster)
+        thread.join()
+        assert struck
+        assert objects(target) == alone
+        assert objects(ingest_rows(source, tmp_path / "again.zarr", cluster=cluster).path) == alone
