@@ -295,9 +295,7 @@ class ObjectStore:
             return False
 
     @contextmanager
-    def _building(
-        self, token: str, what: str, kept: type[BaseException] | tuple[()] = ()
-    ) -> Iterator[ObjectStore]:
+    def _building(self, token: str, what: str, kept: type[BaseException] | tuple[()] = ()) -> Iterator[ObjectStore]:
         """Give a prefix, and let it be found here at the end; it is removed on any error but of one kind."""
         aside, here = replace(self, folder=_joined(self._key, token)), replace(self, folder=self._key)
         attempt = f"{token}{_ATTEMPT}"
