@@ -25,6 +25,7 @@ from sklearn.utils.validation import check_array, validate_data
 
 from dpdist.errors import DataError
 from dpdist.estimators.in_memory import ArraySum, BlockSum, RowSum, add_sums, dense
+from dpdist.ingest.collection import is_a, labels_of, whole_rows
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import numbered
 from dpdist.rows.bounding import RowBound
@@ -63,7 +64,7 @@ class Rows:
     @property
     def lazy(self) -> bool:
         """Whether the rows are a Dask array, which is not computed before its owner says so."""
-        return _is_a(self.data, "dask", "Array")
+        return is_a(self.data, "dask", "Array")
 
     @property
     def columns(self) -> int:
@@ -84,14 +85,10 @@ class Rows:
             piece = slice(start, min(start + step, self.data.shape[0]))
             yield piece, dense(self.data[piece])
 
-    def _blocks(self) -> Any:
-        """Return the Dask array with whole rows in every block."""
-        return self.data if self.data.numblocks[1] == 1 else self.data.rechunk({1: -1})
-
     def total(self, bound: RowBound, key: bytes) -> ArraySum:
         """Return the exact sum over all rows, in one pass; of a Dask array no block comes to this process."""
         if self.lazy:
-            return blocks.reduce_blocks(self._blocks(), BlockSum(bound, key), add_sums)
+            return blocks.reduce_blocks(whole_rows(self.data), BlockSum(bound, key), add_sums)
         found = RowSum(bound, key)
         for _, piece in self._pieces():
             found.add(piece)
@@ -123,7 +120,7 @@ class Rows:
         """
         found: Any
         if self.lazy:
-            rows = self._blocks()
+            rows = whole_rows(self.data)
             found = rows.map_blocks(
                 of_rows, function=function, dtype=dtype, chunks=(rows.chunks[0], (width,)), meta=np.empty((0, 0), dtype)
             )
@@ -137,11 +134,6 @@ class Rows:
 def of_rows(block: Any, function: Callable[[npt.NDArray[np.generic]], Values]) -> Values:
     """Apply a function of rows to a block, which may be sparse; Dask calls its tasks by this name."""
     return function(dense(block))
-
-
-def _is_a(value: object, package: str, name: str) -> bool:
-    """Say whether a value is of a class of a package, which need not be installed."""
-    return any(each.__module__.split(".")[0] == package and each.__name__ == name for each in type(value).__mro__)
 
 
 def _labelled(source: Any, data: Any, names: Sequence[str], dim: str) -> Any:
@@ -241,25 +233,23 @@ def _is_stored(data: object) -> bool:
     """Say whether rows come from a disk when they are sliced."""
     return (
         isinstance(data, zarr.Array | StoredRows)
-        or _is_a(data, "h5py", "Dataset")
-        or _is_a(data, "anndata", "BaseCompressedSparseDataset")
+        or is_a(data, "h5py", "Dataset")
+        or is_a(data, "anndata", "BaseCompressedSparseDataset")
     )
 
 
 def _described(given: Any) -> Rows:
-    if _is_a(given, "anndata", "AnnData"):
+    if is_a(given, "anndata", "AnnData"):
         if given.X is None:
             raise RowsError("X is an AnnData without a matrix .X: pass the layer that you mean, adata.layers[NAME].")
         return Rows(given.X, tuple(map(str, given.var_names)))
-    if _is_a(given, "xarray", "DataArray"):
+    if is_a(given, "xarray", "DataArray"):
         if given.ndim != 2:
             raise RowsError(f"X is a DataArray of {given.ndim} dimensions: transpose or stack it to (rows, columns).")
-        labels = given.coords.get(given.dims[1])
-        words = labels is not None and all(isinstance(each, str) for each in labels.values.tolist())
-        return Rows(given.data, tuple(labels.values.tolist()) if words else None, given)
-    if _is_a(given, "xarray", "Dataset"):
+        return Rows(given.data, labels_of(given), given)
+    if is_a(given, "xarray", "Dataset"):
         raise RowsError("X is an xarray Dataset: pass one DataArray of it, of dimensions (rows, columns).")
-    if _is_a(given, "dask", "DataFrame") or _is_a(given, "dask_expr", "DataFrame"):
+    if is_a(given, "dask", "DataFrame") or is_a(given, "dask_expr", "DataFrame"):
         raise RowsError("X is a Dask DataFrame: pass X.to_dask_array(lengths=True).")
     return Rows(given)
 

@@ -73,8 +73,9 @@ def judged(
     UsageError, DataError
         As :func:`dpdist.ingest.table.ingest`.
     """
-    names = _names_of(sources[0])
-    keep = _kept(names, columns, unit)
+    names = sources[0].names
+    require_publishable(sources[0].path, names)
+    keep = kept_places(names, columns, unit)
     if len(keep) < 2:
         raise DataError(
             f"{source} gives {len(keep)} column(s), and a table needs two or more. Are the cells of a CSV file "
@@ -128,21 +129,20 @@ def _require_no_index(source: Source, keep: tuple[int, ...], names: tuple[str, .
     )
 
 
-def _names_of(first: Source) -> tuple[str, ...]:
-    """Return the names of the columns, if they can be published."""
-    for place, name in enumerate(first.names):
+def require_publishable(where: object, names: tuple[str, ...]) -> None:
+    """Refuse names of columns that cannot be published, or that several columns have: DataError."""
+    for place, name in enumerate(names):
         if has_control(name):
             raise DataError(
-                f"{first.path}: the name of column {place + 1} (counting from 1) holds a control character. Names are "
+                f"{where}: the name of column {place + 1} (counting from 1) holds a control character. Names are "
                 "published, and shown on terminals: rename the column."
             )
-    if len(set(first.names)) < len(first.names):
-        twice = listed(sorted({name for name in first.names if first.names.count(name) > 1}))
-        raise DataError(f"{first.path} has several columns of one name: {twice}. Rename them.")
-    return first.names
+    if len(set(names)) < len(names):
+        twice = listed(sorted({name for name in names if names.count(name) > 1}))
+        raise DataError(f"{where} has several columns of one name: {twice}. Rename them.")
 
 
-def _kept(names: tuple[str, ...], columns: Sequence[str] | None, unit: Unit | None) -> tuple[int, ...]:
+def kept_places(names: tuple[str, ...], columns: Sequence[str] | None, unit: Unit | None) -> tuple[int, ...]:
     """Return the places of the columns to keep; that of the privacy unit is not one of them."""
     if unit is not None and unit.column not in names:
         raise UsageError(f"There is no column {unit.column}. There are: {listed(names)}.", parameter="privacy_unit")

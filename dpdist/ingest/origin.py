@@ -1,6 +1,7 @@
 """What a table was ingested from: names, sizes and times of the files, and what was chosen, kept beside its rows.
 
-By that the same ``dpdist ingest`` again is known, and leaves the rows alone, without reading anything a second time.
+Of a table that Python code held it is the name by which Dask knows its graph. By that the same ``dpdist ingest`` again
+is known, and leaves the rows alone, without reading anything a second time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from dpdist.errors import DataError
+from dpdist.ingest.collection import Collection
 from dpdist.ingest.sources import Choices, SourceLocation, attempt, files_of, located
 from dpdist.rows.units import Unit
 from dpdist.storage.arrays import attributes_of
@@ -43,16 +45,33 @@ def _states(place: SourceLocation) -> list[list[object]]:
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
+def collection_origin(found: Collection, *, columns: Sequence[str] | None, compress: bool) -> dict[str, object]:
+    """Return what a table that Python code held is ingested from, as JSON values."""
+    return {
+        "collection": [found.kind, found.token],
+        "columns": None if columns is None else list(columns),
+        "compress": compress,
+    }
+
+
 def require_same_origin(rows: Store, origin: Mapping[str, object]) -> None:
     """Refuse to take what stands at a place for the table that would be ingested.
 
     Raises
     ------
     DataError
-        If it is something else, or nobody can tell: an older version ingested it, or its files were touched.
+        If it is something else, or nobody can tell: an older version ingested it, its files were touched, or Dask draws
+        the name of a graph at random.
     """
-    if (attributes_of(rows) or {}).get("origin") != origin:
+    if (attributes_of(rows) or {}).get("origin") == origin:
+        return
+    if "collection" in origin:
         raise DataError(
-            f"{rows} exists already, and was not ingested from these files, as they are now, with these options. "
-            "Remove it or choose another place for the rows."
+            f"{rows} exists already, and was not ingested from this collection with these options, as far as Dask can "
+            "tell: a graph that it cannot compare has another name each time that it is made. Open the rows that are "
+            "there with dpdist.open_rows, or remove them, or choose another place."
         )
+    raise DataError(
+        f"{rows} exists already, and was not ingested from these files, as they are now, with these options. "
+        "Remove it or choose another place for the rows."
+    )

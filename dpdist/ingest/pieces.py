@@ -175,6 +175,11 @@ class Join(_OfPieces):
         starts = [first for first, kept, _, _ in self.planned["pieces"] if kept]
         return list(shared_chunks(self.shape, starts).items())
 
+    @property
+    def units(self) -> int:
+        """How many units put them together."""
+        return -(-len(self.shared()) // _JOINED)
+
     def do(self, unit: int, hands: Hands) -> Any:  # noqa: ARG002 - no source is read
         """Put some of them together."""
         some = self.shared()[unit * _JOINED : (unit + 1) * _JOINED]
@@ -200,4 +205,4 @@ def write_pieces(aside: Store, sources: str, plan: str, crew: Crew) -> None:
     """
     write, join = Write(aside, sources, plan), Join(aside, sources, plan)
     write.run(len(write.planned["pieces"]), crew)
-    join.run(-(-len(join.shared()) // _JOINED), crew)
+    join.run(join.units, crew)

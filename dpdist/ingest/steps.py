@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -269,10 +269,16 @@ def do_unit(task: tuple[Step, int]) -> None:
         If it cannot be written.
     """
     step, unit = task
+    with on_a_worker(), ExitStack() as stack:
+        step.done(unit, Away(step, stack))
+
+
+@contextmanager
+def on_a_worker() -> Iterator[None]:
+    """Turn what a disk says into a DataError."""
     fault = None
     try:
-        with ExitStack() as stack:
-            step.done(unit, Away(step, stack))
+        yield
     except OSError as error:
         fault = error.strerror
     if fault is not None:

@@ -9,11 +9,12 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpdist._util.paths import AnyPath
 from dpdist._util.progress import Progress, steps
 from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.ingest.collection import collection_of
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import Choices
 from dpdist.ingest.remote import Remote, location_of
@@ -77,7 +78,7 @@ def ledger_place(table: Table | PeriodicTable, ledger: LedgerAddressGiven | None
 
 
 def ingest_rows(
-    source: SourceLocation | AnyPath,
+    source: SourceLocation | AnyPath | Any,
     rows: AnyStore,
     *,
     budget: PrivacyLoss | None = None,
@@ -93,20 +94,26 @@ def ingest_rows(
     say: Callable[[str], None] | None = None,
     cluster: Cluster | None = None,
 ) -> RowsTable:
-    """Write a rows.zarr from files and, with a budget, create its ledger.
+    """Write a rows.zarr from files, or from a table of Dask, and, with a budget, create its ledger.
 
-    Rows that were ingested before from the same files with the same options are left alone, and so is their ledger.
-    If the ledger was not created yet, it is. If the process died, the same call goes on where it was.
+    Rows that were ingested before from the same source with the same options are left alone, and so is their ledger.
+    If the ledger was not created yet, it is. If the process died, the same call goes on where it was. Files are the
+    same as long as they are not touched, and tables of Dask if their graphs are, whatever these read by now.
 
     Workers take pieces of the source of about 128 MiB: row groups of .parquet, chunks of .zarr, rows of .npy, lines of
     plain text, and whole files of other kinds. So one .csv.gz, .npz or .h5ad file is read by one process, and many
     files beside one another by all. The rows and their bits do not depend on who reads them.
 
+    Of a table of Dask, each row chunk or partition is written by the worker that computes it. One of unknown length,
+    and each partition of a DataFrame, is computed twice, and refused if it is not the same both times. What Dask does
+    with a block while it is computed, such as writing it to a worker's disk for want of memory, is its owner's choice.
+
     Parameters
     ----------
-    source : str or path-like
+    source : str, path-like or table
         A file, a folder of files, or the address of one (``s3://``, ``gs://``, ``https://``). Read are .npy, .npz,
-        .csv, .csv.gz, .parquet, .h5ad, .nc, .zarr, .bed, .vcf and .vcf.gz.
+        .csv, .csv.gz, .parquet, .h5ad, .nc, .zarr, .bed, .vcf and .vcf.gz. Or a table of numbers: a Dask array or
+        DataFrame, an xarray DataArray, a pandas DataFrame or a NumPy array. An index is no column.
     rows : str or path-like
         The folder to write, or its address (``s3://``, ``gs://``, ``az://``): n x d private rows, of the dtype of the
         source.
@@ -136,9 +143,10 @@ def ingest_rows(
     say : callable, default None
         Called with sentences (str) about how a file was understood. None: nobody is told.
     cluster : Cluster, default None
-        Where to read. None, or one that names neither a scheduler nor a number of workers: in this process; of a
+        Where to read files. None, or one that names neither a scheduler nor a number of workers: in this process; of a
         source of 256 MiB or more, on one worker process per core of this machine. Every worker must see source and
-        rows under the same name.
+        rows under the same name. A table of Dask is computed on a cluster that is named, else
+        where its owner does: on that of the current client, or in this process.
 
     Returns
     -------
@@ -176,28 +184,44 @@ def ingest_rows(
     >>> here.cleanup()
     """
     rows = store_at(rows)
-    from dpdist.ingest.origin import origin_of, require_same_origin  # noqa: PLC0415 - the readers of all kinds of files
+    from dpdist.ingest import origin as origins  # noqa: PLC0415 - the readers of all kinds of files
     from dpdist.ingest.table import ingest  # noqa: PLC0415 - which only an ingest needs
     from dpdist.pipeline.ingesting import Workers  # noqa: PLC0415 - as above
 
     unit, choices = unit_from(privacy_unit, max_rows), Choices(variable, missing, header)
-    source = source if isinstance(source, Remote) else location_of(os.fspath(source))
     ledger = None if ledger is None else address_given(ledger)
-    elsewhere = Workers(cluster, progress)
+    table = collection_of(source)
+    origin: Callable[..., dict[str, object]]
+    write: Callable[..., object]
+    if table is None:
+        if not isinstance(source, str | os.PathLike | Remote):
+            raise UsageError(
+                f"The source is a path, an address, or a table of Dask, xarray, pandas or NumPy, not a value of type "
+                f"{type(source).__name__}."
+            )
+        place = source if isinstance(source, Remote) else location_of(os.fspath(source))
+        origin = partial(origins.origin_of, place, unit=unit, choices=choices)
+        write = partial(
+            ingest, place, progress=steps(progress, "Ingesting"), unit=unit, choices=choices, say=say,
+            elsewhere=Workers(cluster, progress),
+        )  # fmt: skip
+    else:
+        from dpdist.ingest.blocks import ingest_collection  # noqa: PLC0415 - files are ingested without Dask
+
+        _require_of_files(privacy_unit=privacy_unit, **vars(choices))
+        origin = partial(origins.collection_origin, table)
+        write = partial(ingest_collection, table, cluster=cluster, progress=progress)
 
     def there() -> bool:
         found = rows.exists()
         if found:
-            require_same_origin(rows, origin_of(source, columns=columns, compress=compress, unit=unit, choices=choices))
+            origins.require_same_origin(rows, origin(columns=columns, compress=compress))
         return found
 
     def make() -> None:
         if budget is not None:
             _require_no_ledger(address_given(ledger or default_ledger(rows)))
-        ingest(
-            source, rows, budget=budget, columns=columns, compress=compress, progress=steps(progress, "Ingesting"),
-            unit=unit, choices=choices, say=say, elsewhere=elsewhere,
-        )  # fmt: skip
+        write(rows, budget=budget, columns=columns, compress=compress)
 
     make_once(there, make)
     return taken_up(rows, budget, ledger)
@@ -226,6 +250,15 @@ def _otherwise(table: RowsTable) -> str:
     if table.budget is None:
         return f"Declare it with {step('ledger create')}, or choose another place for the rows."
     return f"Leave {parameter('budget_epsilon')} out, or choose another place for the rows."
+
+
+def _require_of_files(**choices: object) -> None:
+    """Refuse for a table what is for files: UsageError."""
+    for name, value in choices.items():
+        if value is not None:
+            raise UsageError(
+                f"{parameter(name)} is for files: leave it out, or write the table to .parquet or .npy and ingest that."
+            )
 
 
 def _require_no_ledger(ledger: LedgerAddress) -> None:

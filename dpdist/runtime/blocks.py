@@ -1,24 +1,29 @@
-"""Sums over the blocks of a Dask array, in the graph of its owner.
+"""What is made of the blocks of a Dask collection, in the graph of its owner.
 
-The blocks, and what is computed to have them, are the owner's, so the sums are results of tasks in the owner's graph.
-The last few are fetched from the workers directly.
+The blocks, and what is computed to have them, are the owner's. Sums of them are results of tasks in the owner's graph,
+and the last few are fetched from the workers directly. Rows are written where they are computed.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import dask
+from dask.callbacks import Callback
 from distributed import Client, Future
 from distributed.utils_comm import gather_from_workers
 
+from dpdist._util.progress import Steps
 from dpdist._util.tree import levels
+from dpdist.errors import DataError, DpdistError
 from dpdist.runtime import work
 from dpdist.runtime.asker import Asker
 from dpdist.runtime.clients import current
+from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.engine import Engine, translated
 from dpdist.runtime.guarded import guarded
 from dpdist.runtime.process import forbid_core_dumps
@@ -64,6 +69,94 @@ async def _from_workers(client: Client, keys: list[Any]) -> tuple[dict[Any, Any]
     return found, {address for holders in who_has.values() for address in holders}
 
 
+def _owners() -> Engine | None:
+    """Return the cluster where the owner of a collection computes now; None: this process."""
+    client = current()
+    return None if client is None else Engine(client, trusted_worker=False, insecure=False, foreign=True)
+
+
+def token_of(collection: Any) -> str:
+    """Return the name by which Dask knows what a collection computes, or what a table in memory holds."""
+    return str(dask.base.tokenize(collection))
+
+
+@contextmanager
+def computing(cluster: Cluster | None) -> Iterator[Engine | None]:
+    """Give the cluster where a collection is computed: one that is named, or that of its owner; None: this process.
+
+    Raises
+    ------
+    UsageError
+        If the current client is asynchronous.
+    """
+    if cluster is None or not cluster.named:
+        yield _owners()
+        return
+    with cluster.connected() as engine:
+        yield engine
+
+
+def each_block(
+    engine: Engine | None,
+    function: Callable[[int, Any], None],
+    blocks: Sequence[tuple[int, Any]],
+    progress: Steps | None,
+) -> None:
+    """Apply a function to blocks, where they are computed. It writes what it finds: nothing is a result of a task.
+
+    Parameters
+    ----------
+    engine
+        From :func:`computing`.
+    function
+        Takes the number of a block, and the block.
+    blocks
+        Numbers, and what Dask makes a block of, or anything else.
+    progress
+        Told how many are done, and how many there are.
+
+    Raises
+    ------
+    DataError
+        If the owner's own tasks fail; of their errors only the type is told.
+    ResumableError
+        If the cluster is lost.
+    """
+    forbid_core_dumps()
+    tasks = [
+        dask.delayed(guarded, pure=False, traverse=False)(Asker.here(), function, number, block)
+        for number, block in blocks
+    ]
+    failed = ""
+    try:
+        if engine is None:
+            with _Counted({task.key for task in tasks}, progress):
+                dask.compute(*tasks)
+        else:
+            engine.compute(tasks, progress)
+    except DpdistError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the owner's tasks raise; it may quote rows
+        failed = type(error).__name__
+    if failed:
+        raise DataError(
+            f"A task of the Dask graph failed with {failed}. Compute the collection without dpdist to see why, and "
+            "mend it."
+        )
+
+
+class _Counted(Callback):  # type: ignore[misc]
+    """Tells how many of some tasks the scheduler of this process has done."""
+
+    def __init__(self, keys: set[Any], progress: Steps | None) -> None:
+        self._keys, self._progress, self._done = keys, progress, 0
+
+    def _posttask(self, key: Any, *_: Any) -> None:
+        if self._progress is not None and key in self._keys:
+            self._done += 1
+            self._progress(self._done, len(self._keys))
+
+
 def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[Sequence[Result]], Result]) -> Result:
     """Apply a function to every block of rows of a Dask array, and add up the results, where its owner computes.
 
@@ -90,9 +183,8 @@ def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[
         If the cluster is lost.
     """
     forbid_core_dumps()
-    client = current()
-    if client is not None:
-        here = Engine(client, trusted_worker=False, insecure=False, foreign=True)
+    client, here = current(), _owners()
+    if client is not None and here is not None:
         here.require_visible(os.sep)  # any path will do: it is about the network and versions
         with translated():
             require_kept(client)  # here sums are results of tasks, which the owner's scheduler places
@@ -100,7 +192,7 @@ def reduce_blocks(array: Any, function: Callable[[Any], Result], add: Callable[[
     sums = [dask.delayed(guarded, pure=False, traverse=False)(Asker.here(), function, block) for block in blocks]
     for level in levels(len(sums)):
         sums = [dask.delayed(_added, pure=False)(Asker.here(), add, *sums[part.start : part.stop]) for part in level]
-    if client is None:
+    if client is None or here is None:
         return add(dask.compute(*sums))
     with translated():
         futures = client.compute(sums)

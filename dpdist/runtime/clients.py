@@ -81,9 +81,9 @@ def current() -> Client | None:
     except RuntimeError:  # what Dask says of such a client, in words about its own functions
         pass
     raise UsageError(
-        "The current Dask client is asynchronous, or dask.config asks for a client and there is none. A fit waits for "
-        "its result, which needs a synchronous client. Make one with Client(address), or run the fit in a thread: "
-        "`await asyncio.to_thread(estimator.fit, X)`."
+        "The current Dask client is asynchronous, or dask.config asks for a client and there is none. dpdist waits for "
+        "its results, which needs a synchronous client. Make one with Client(address), or call dpdist in a thread, "
+        "such as `await asyncio.to_thread(estimator.fit, X)`."
     )
 
 

@@ -19,7 +19,7 @@ import cloudpickle
 from distributed import Client, Future, KilledWorker, as_completed
 
 from dpdist._util.ids import random_token
-from dpdist._util.progress import Count, Progress, steps
+from dpdist._util.progress import Count, Progress, Steps, steps
 from dpdist.errors import DataError, ResumableError
 from dpdist.runtime import work
 from dpdist.runtime.asker import Asker
@@ -168,6 +168,21 @@ class Engine:
         """Compute every unit, at least once, on whatever worker is free; results are dropped."""
         for _ in self._passes([work], label, under_way=1):
             pass
+
+    def compute(self, tasks: Sequence[Any], progress: Steps | None) -> None:
+        """Compute tasks of somebody else's graph, and drop their results; what one raises is raised as it is."""
+        failed, done = None, 0
+        with translated():
+            for future in self.completed(self._client.compute(list(tasks))):
+                failed, done = future.exception(), done + 1
+                if failed is not None:
+                    break
+                if progress is not None:
+                    progress(done, len(tasks))
+        if isinstance(failed, KilledWorker | CancelledError):
+            raise ResumableError(work.DIED) from None
+        if failed is not None:
+            raise failed  # its OSError is none of the cluster
 
     def results(
         self, function: Callable[[Task, Any], Result], tasks: Sequence[Task], shared: Any, label: str

@@ -23,7 +23,7 @@ AGAIN_SECONDS = 0.5
 _AGAIN = "it resumes at no further cost."
 LOST = f"The connection to the cluster was lost. Run the same command again when it is back: {_AGAIN}"
 DIED = (
-    "Workers died again and again while they summed the rows; most likely they ran out of memory. Start fewer workers "
+    "Workers died again and again; most likely they ran out of memory. Start fewer workers "
     f"per machine, or give them more memory. Then run the same command again: {_AGAIN}"
 )
 

@@ -35,7 +35,7 @@ progressed: Callable[[], object] = bool
 """Called for every piece that was read; a reader in a process of its own (:mod:`.apart`) says so that it lives."""
 _TYPED = 50
 """Names that a command is told with."""
-_UNNAMED = frozenset({"", "Unnamed: 0", "__index_level_0__"})
+UNNAMED = frozenset({"", "Unnamed: 0", "__index_level_0__"})
 """What pandas calls an index without a name, in CSV, in CSV that it read and wrote again, and in Parquet."""
 Rows = npt.NDArray[np.number]
 Places = tuple[int, ...]
@@ -251,7 +251,7 @@ class Source(ABC):
     @property
     def unnamed(self) -> int | None:
         """Place of the column that whoever wrote the file gave no name, or None: it may be an index."""
-        return next((place for place, name in enumerate(self.names) if name in _UNNAMED), None)
+        return next((place for place, name in enumerate(self.names) if name in UNNAMED), None)
 
     @property
     def guess(self) -> str | None:
@@ -470,7 +470,7 @@ def require_table(path: Location, shape: tuple[int, ...], dtype: np.dtype[np.gen
         raise DataError(f"{path} holds values of type {dtype.name}. Save it as {', '.join(DTYPES)}.")
 
 
-def require_columns(path: Location, count: int, most: int = MOST_COLUMNS) -> None:
+def require_columns(path: object, count: int, most: int = MOST_COLUMNS) -> None:
     """Refuse more columns than can be named in little memory.
 
     Raises

@@ -1,0 +1,246 @@
+"""Tables that Python code holds: Dask arrays and DataFrames, xarray DataArrays, and what of these is in memory.
+
+pandas, xarray and Dask are recognised by the names of their classes, so they are imported only by those who use them.
+A table is a sequence of blocks of whole rows: the row chunks of an array, the partitions of a DataFrame, or all that is
+in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpdist._util.text import listed
+from dpdist.errors import DataError
+from dpdist.ingest.readers.base import PIECE, STORED, UNNAMED, Places, Rows, numbered, require_columns
+from dpdist.naming import parameter
+
+_CURE = "Mend it in the collection and ingest again."
+
+
+def is_a(value: object, package: str, name: str) -> bool:
+    """Say whether a value is of a class of a package, which need not be installed."""
+    return any(each.__module__.split(".")[0] == package and each.__name__ == name for each in type(value).__mro__)
+
+
+def labels_of(array: Any) -> tuple[str, ...] | None:
+    """Return the names of the columns of an xarray.DataArray of two dimensions, if these are words."""
+    labels = array.coords.get(array.dims[1])
+    words = labels is not None and all(isinstance(each, str) for each in labels.values.tolist())
+    return tuple(labels.values.tolist()) if words else None
+
+
+def whole_rows(array: Any) -> Any:
+    """Return a Dask array with whole rows in every block."""
+    return array if array.numblocks[1] == 1 else array.rechunk({1: -1})
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A table that Python code holds.
+
+    Attributes
+    ----------
+    kind
+        How messages name it.
+    given
+        The table.
+    data
+        An array or a DataFrame, of Dask or in memory.
+    lazy
+        Whether it is of Dask.
+    names
+        Of its columns.
+    lengths, dtype
+        Rows of every block, and the type of their values; None where only the blocks tell.
+    """
+
+    kind: str
+    given: Any
+    data: Any
+    lazy: bool
+    names: tuple[str, ...]
+    lengths: tuple[int, ...] | None
+    dtype: str | None
+
+    def __str__(self) -> str:
+        return f"the {self.kind}"
+
+    @cached_property
+    def token(self) -> str:
+        """By which it is known again: it follows from the Dask graph, or from all values where they are in memory.
+
+        Dask draws it at random where it cannot tell what a graph computes. It is kept with the rows, and private as
+        they are.
+        """
+        from dpdist.runtime.blocks import token_of  # noqa: PLC0415 - files are ingested without Dask
+
+        return token_of(self.given)
+
+    @property
+    def framed(self) -> bool:
+        """Whether it is a DataFrame, whose columns have types of their own."""
+        return self.dtype is None and hasattr(self.data, "columns")
+
+    def require_numbers(self, keep: Places) -> None:
+        """Refuse columns that hold no real numbers: DataError, which names them."""
+        if self.framed:
+            kinds = {self.names[place]: self.data.dtypes.iloc[place] for place in keep}
+        else:
+            kinds = {self.names[place]: self.data.dtype for place in keep}
+        bad = {name: kind for name, kind in kinds.items() if _stored(kind) is None}
+        if bad:
+            told = listed(f"{name!r} ({kind})" for name, kind in bad.items())
+            raise DataError(
+                f"These columns of {self} hold no real numbers: {told}. Encode them by a public rule, or name the "
+                f"others in {parameter('columns')}."
+            )
+
+    def require_no_index(self) -> None:
+        """Refuse a column that is called like an index that was written to a file and read again: DataError."""
+        found = next((name for name in self.names if name in UNNAMED), None) if self.framed else None
+        if found is not None:
+            raise DataError(
+                f"The column {found!r} of {self} is called like an index, which would be summed like a measurement. "
+                f"Rename it, or name the columns to keep in {parameter('columns')}."
+            )
+
+    def layout(self, keep: Places) -> Layout:
+        """Return what is announced of every block."""
+        labels = [str(self.data.columns[place]) for place in keep] if self.framed else None
+        return Layout([self.names[place] for place in keep], keep, len(self.names), labels)
+
+    def blocks(self, keep: Places) -> list[Any]:
+        """Return the blocks: what Dask makes each of, or the one that is in memory."""
+        data = self.data[[self.data.columns[place] for place in keep]] if self.framed else self.data
+        if not self.lazy:
+            return [data]
+        return list(data.to_delayed()) if self.framed else whole_rows(data).to_delayed().ravel().tolist()
+
+
+def collection_of(given: Any) -> Collection | None:
+    """Return what a table is that Python code holds; None: it is something else, such as a path.
+
+    Raises
+    ------
+    DataError
+        If it is one that cannot be used.
+    """
+    labels, kind, data = None, "", given
+    if is_a(given, "xarray", "DataArray"):
+        kind, data = "DataArray", given.data if given.ndim == 2 else given
+        labels = labels_of(given) if given.ndim == 2 else None
+    elif is_a(given, "xarray", "Dataset"):
+        raise DataError("An xarray Dataset is several tables: pass one DataArray of it, of dimensions (rows, columns).")
+    framed = is_a(data, "dask", "DataFrame") or is_a(data, "pandas", "DataFrame")
+    lazy = is_a(data, "dask", "Array") or is_a(data, "dask", "DataFrame")
+    if not (kind or framed or lazy or isinstance(data, np.ndarray)):
+        return None
+    kind = kind or ("Dask " * lazy) + ("DataFrame" if framed else "array")
+    if not framed and len(data.shape) != 2:  # Dask computes the shape of a DataFrame
+        raise DataError(f"The {kind} has {len(data.shape)} dimensions, and a table has two: (rows, columns).")
+    count = len(data.columns) if framed else int(data.shape[1])
+    require_columns(f"The {kind}", count)
+    if framed:
+        words = any(isinstance(each, str) for each in data.columns)
+        labels = tuple(map(str, data.columns)) if words else None
+    dtype = None if framed else _stored(data.dtype)
+    lengths: tuple[int, ...] | None = None
+    if not framed:
+        rows = data.chunks[0] if lazy else data.shape[:1]
+        lengths = None if any(map(math.isnan, rows)) else tuple(map(int, rows))
+    return Collection(kind, given, data, lazy, labels or numbered(count), lengths, dtype)
+
+
+def _stored(kind: Any) -> str | None:
+    """Return in which type values of a type are stored; None: they are no real numbers."""
+    kind = getattr(kind, "numpy_dtype", kind)  # of a column that may have missing values
+    kind = kind.subtype if is_a(kind, "pandas", "SparseDtype") else kind
+    return STORED.get(kind.name) if isinstance(kind, np.dtype) else None
+
+
+class Layout(NamedTuple):
+    """What is announced of every block.
+
+    Attributes
+    ----------
+    names, keep
+        Of the columns that are kept, and their places in an array.
+    columns
+        How many an array has.
+    labels
+        Of a DataFrame of the columns that are kept, as text; None for an array.
+    """
+
+    names: Sequence[str]
+    keep: Places
+    columns: int
+    labels: Sequence[str] | None
+
+
+def pieces_of(block: Any, where: str, layout: Layout) -> Iterator[Rows]:
+    """Yield the rows of a block in pieces of about 8 MiB, as C-ordered arrays of a type that is stored.
+
+    Parameters
+    ----------
+    block
+        An array, a sparse matrix, or a DataFrame of the columns that are kept.
+    where
+        How messages name it.
+    layout
+        What it must be.
+
+    Raises
+    ------
+    DataError
+        If it is no such table, or a value is missing.
+    """
+    names, framed = layout.names, hasattr(block, "iloc")
+    shape: tuple[int, ...] = getattr(block, "shape", ())
+    labels = [str(each) for each in getattr(block, "columns", ())] if framed else None
+    if len(shape) != 2 or labels != layout.labels or not (framed or shape[1] == layout.columns):
+        raise DataError(f"{where} is no table of the columns that were announced. {_CURE}")
+    if isinstance(block, np.ma.MaskedArray):
+        raise DataError(f"{where} is a masked array, and a masked entry is no number: fill it by a public rule.")
+    step = max(1, PIECE // (8 * len(names)))
+    block = block.tocsr() if hasattr(block, "tocsr") else block  # others cannot be cut
+    for start in range(0, block.shape[0], step):
+        if framed:
+            yield _of_frame(block.iloc[start : start + step], f"{where}, row", start, names)
+        else:
+            piece = block[start : start + step]
+            found = np.asarray(piece.toarray() if hasattr(piece, "toarray") else piece)
+            kind = _stored(found.dtype)
+            if kind is None:
+                raise DataError(f"{where} holds values of type {found.dtype.name}, which are no real numbers. {_CURE}")
+            yield np.ascontiguousarray(found[:, list(layout.keep)], dtype=kind)
+
+
+def _of_frame(frame: Any, where: str, start: int, names: Sequence[str]) -> Rows:
+    kinds = [_stored(kind) for kind in frame.dtypes]
+    for name, kind, found in zip(names, kinds, frame.dtypes, strict=True):
+        if kind is None:
+            raise DataError(f"{where} {start} on, column {name!r} holds no real numbers ({found}). {_CURE}")
+    rows = np.empty(frame.shape, dtype=np.result_type(*[kind for kind in kinds if kind is not None]))
+    for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+        column = frame.iloc[:, place]
+        lacking = column.isna().to_numpy()
+        if lacking.any():
+            row = start + int(np.argmax(lacking))
+            raise DataError(f"{where} {row} (counting from 0), column {name!r}: the value is missing. {_CURE}")
+        rows[:, place] = column.to_numpy(dtype=kind)
+    return rows
+
+
+def require_finite(where: str, start: int, rows: Rows, names: Sequence[str]) -> None:
+    """Refuse a value that is not finite, by its row and column; the first row is number ``start``."""
+    if rows.dtype.kind == "f" and not np.isfinite(rows).all():
+        row, place = np.argwhere(~np.isfinite(rows))[0]
+        raise DataError(
+            f"{where}, row {start + row} (counting from 0), column {names[place]!r}: the value is not finite. {_CURE}"
+        )

@@ -1,0 +1,329 @@
+"""Tables that Python code holds: the same bits as of the same values in a file, written where they are computed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+import xarray
+from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+from support.ingest_scene import SECRET, Table, stored, table
+
+import dpdist
+from dpdist.errors import DataError, ResumableError, UsageError
+from dpdist.ingest import blocks
+from dpdist.ingest.table import ingest
+from dpdist.rows import dataset
+from dpdist.runtime.blocks import each_block
+
+NAMES = ["a", "b", "c"]
+N = 23
+
+
+def drawn(rows: float) -> Any:
+    """Return an array of four other rows each time, under a name that Dask draws at random."""
+
+    def draw() -> Table:
+        return np.random.default_rng(random.getrandbits(64)).normal(size=(4, 3))
+
+    return da.from_delayed(dask.delayed(draw, pure=False)(), (rows, 3), float)
+
+
+def unknown(rows: Table, chunks: Any) -> Any:
+    """Return an array of which only the blocks know how long they are."""
+    found = da.from_array(rows, chunks=chunks)
+    return found[da.from_array(np.ones(len(rows), dtype=bool), chunks=found.chunks[0])]
+
+
+def framed(rows: Table, count: int) -> Any:
+    return dd.from_pandas(pd.DataFrame(rows, columns=NAMES), npartitions=count)
+
+
+KINDS: dict[str, Callable[[Table], Any]] = {
+    "array": lambda rows: da.from_array(rows, chunks=(5, 2)),
+    "uneven array": lambda rows: da.from_array(rows, chunks=((1, 11, 0, 2, 9), (1, 1, 1))),
+    "unknown lengths": lambda rows: unknown(rows, (5, 2)),
+    "sparse array": lambda rows: da.from_array(rows, chunks=(5, 3)).map_blocks(sparse.coo_matrix),
+    "DataFrame": lambda rows: framed(rows, 4),
+    "DataArray of Dask": lambda rows: xarray.DataArray(da.from_array(rows, chunks=(5, 2)), dims=("t", "x")),
+    "DataArray": lambda rows: xarray.DataArray(rows, {"x": NAMES}, ("t", "x")),
+    "pandas": lambda rows: pd.DataFrame(rows, columns=NAMES),
+    "numpy": lambda rows: rows,
+}
+
+
+@pytest.fixture(params=KINDS)
+def collection(request: pytest.FixtureRequest) -> Any:
+    return KINDS[request.param](table(rows=N))
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let seven rows be a chunk, so that blocks end within chunks."""
+    monkeypatch.setattr(dataset, "_TARGET_CHUNK", 7 * 24)
+
+
+def require_same(given: Any, rows: Table, folder: Path, **options: Any) -> None:
+    """Hold what a collection becomes to what the same values in a file become."""
+    found = dpdist.ingest_rows(given, folder / "rows.zarr", **options)
+    np.save(folder / "same.npy", rows)
+    same = ingest(folder / "same.npy", folder / "same.zarr")
+    assert (found.rows, found.columns, found.dtype, found.chunk_rows) == (
+        same.rows,
+        same.columns,
+        same.dtype,
+        same.chunk_rows,
+    )
+    files = {path.relative_to(found.path) for path in found.path.rglob("*")}
+    assert files == {path.relative_to(same.path) for path in same.path.rglob("*")}
+    for name in files:
+        if name.parts[0] == "c" and (same.path / name).is_file():
+            assert (found.path / name).read_bytes() == (same.path / name).read_bytes()
+
+
+def refused(given: Any, folder: Path, *needles: str, **options: Any) -> None:
+    """Ingest what must be refused; check the message, that no value is in it or behind it, and that nothing is left."""
+    with pytest.raises(DataError) as caught:
+        dpdist.ingest_rows(given, folder / "rows.zarr", **options)
+    message = str(caught.value)
+    assert all(needle in message for needle in needles), message
+    assert not any(value in message for value in ("73519", "secretword"))
+    assert caught.value.__context__ is None
+    assert caught.value.__cause__ is None
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_the_table_is_that_of_the_same_values_in_a_file(collection: Any, tmp_path: Path, compress: bool) -> None:
+    rows = table(rows=N)
+    if compress:
+        found = dpdist.ingest_rows(collection, tmp_path / "rows.zarr", compress=True)
+        assert found.compressed
+        assert np.array_equal(stored(found.path), rows)
+    else:
+        require_same(collection, rows, tmp_path)
+
+
+@settings(max_examples=12)
+@given(st.data())
+def test_any_chunks_give_the_same_bits(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    rows = data.draw(st.integers(1, 40))
+    dtype = data.draw(st.sampled_from(["bool", "int8", "uint16", "int64", "float16", "float32", "float64", ">f8"]))
+    known = data.draw(st.booleans())
+    least = 0 if known else 1  # Dask itself doubles rows of a mask that has empty chunks
+    lengths = data.draw(st.lists(st.integers(least, 9), max_size=6).filter(lambda found: sum(found) < rows))
+    chunks = ((*lengths, rows - sum(lengths)), data.draw(st.sampled_from([(3,), (2, 1), (1, 1, 1)])))
+    values = table(rows=rows).astype(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset, "_TARGET_CHUNK", 7 * 24)
+        given = da.from_array(values, chunks=chunks) if known else unknown(values, chunks)
+        require_same(given, values, tmp_path_factory.mktemp("any"))
+
+
+def test_columns_are_kept_by_name_in_their_order(collection: Any, tmp_path: Path) -> None:
+    names = (
+        NAMES
+        if isinstance(collection, pd.DataFrame | dd.DataFrame) or "x" in getattr(collection, "coords", ())
+        else ["c0", "c1", "c2"]
+    )
+    found = dpdist.ingest_rows(collection, tmp_path / "rows.zarr", columns=[names[2], names[0]])
+    assert found.names == (names[2], names[0])
+    assert np.array_equal(stored(found.path), table(rows=N)[:, [2, 0]])
+    with pytest.raises(UsageError, match="no column other"):
+        dpdist.ingest_rows(collection, tmp_path / "other.zarr", columns=["other", names[0]])
+
+
+def test_types_of_columns_go_together_as_in_a_file(tmp_path: Path) -> None:
+    frame = pd.DataFrame({
+        "a": np.arange(6, dtype=np.int16), "b": np.arange(6) < 3, "c": pd.array(range(6), dtype="UInt8"),
+        "d": np.linspace(0, 1, 6, dtype=np.float32),
+    })  # fmt: skip
+    found = dpdist.ingest_rows(dd.from_pandas(frame, npartitions=3), tmp_path / "rows.zarr")
+    assert found.dtype == "float32"
+    assert np.array_equal(stored(found.path), frame.astype(np.float32).to_numpy())
+    assert dpdist.ingest_rows(frame, tmp_path / "some.zarr", columns=["a", "b"]).dtype == "int16"
+
+
+def test_columns_of_no_numbers_are_refused_by_name(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {
+            "a": [1.0, 2],
+            "who": ["secretword", "Ann"],
+            "day": pd.to_datetime([0, 1]),
+            "span": pd.arrays.IntervalArray.from_breaks([1, 2, 3]),
+            "b": [SECRET, 2],
+        }
+    )
+    for held in (frame, dd.from_pandas(frame, npartitions=2)):
+        refused(held, tmp_path, "'who' (", "'day' (datetime64[ns])", "'span' (", "columns")
+    assert dpdist.ingest_rows(frame, tmp_path / "rows.zarr", columns=["b", "a"]).names == ("b", "a")
+    (tmp_path / "o").mkdir()
+    for kind in ("O", "complex128", "U9", "longdouble"):
+        refused(da.from_array(np.ones((3, 2)).astype(kind), chunks=(2, 2)), tmp_path / "o", "'c0'", "no real numbers")
+
+
+def test_a_column_that_looks_like_an_index_is_asked_for(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"Unnamed: 0": [0, 1], "a": [1, 2], "b": [3, 4]})
+    refused(dd.from_pandas(frame, npartitions=1), tmp_path, "'Unnamed: 0'", "index", "columns")
+    assert dpdist.ingest_rows(frame, tmp_path / "rows.zarr", columns=list(frame.columns)).columns == 3
+
+
+def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
+    for other in (pd.Series([SECRET]), [[SECRET, 2]], sparse.csr_matrix(table())):
+        with pytest.raises(UsageError, match=f"not a value of type {type(other).__name__}") as caught:
+            dpdist.ingest_rows(other, tmp_path / "rows.zarr")
+        assert "73519" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_refused_by_block_and_row(tmp_path: Path, value: float) -> None:
+    rows = table() + SECRET
+    rows[4, 1] = value
+    said = ("Block 1 (counting from 0)", "row 1 (counting from 0)")
+    refused(da.from_array(rows, chunks=(3, 2)), tmp_path, *said, "'c1'", "not finite")
+    refused(unknown(rows, (3, 2)), tmp_path, *said, "'c1'", "not finite")
+    refused(dd.from_pandas(pd.DataFrame(rows, columns=NAMES), chunksize=3), tmp_path, *said, "'b'")
+    refused(rows, tmp_path, "Block 0", "row 4 (counting from 0)", "'c1'")
+    lacking = pd.DataFrame({"a": pd.array([1, None, 3], dtype="Int64"), "b": [SECRET, 2, 3]})
+    refused(lacking, tmp_path, "row 1 (counting from 0)", "'a'", "missing")
+
+
+def of(*values: Any, shape: tuple[float, int] = (np.nan, 3), dtype: str = "float64") -> Any:
+    """Return an array that announces a shape and type, and of which each block is a value."""
+    made = [
+        da.from_delayed(dask.delayed(lambda value=value: value, pure=False)(), shape=shape, dtype=dtype)
+        for value in values
+    ]
+    return da.concatenate(made)
+
+
+def test_blocks_that_are_not_what_was_announced_are_refused(tmp_path: Path) -> None:
+    good = table(rows=4) + SECRET
+    refused(of(good, good, shape=(5, 3)), tmp_path, "Block 0", "other rows than were announced")
+    refused(of(good, good[:, :2]), tmp_path, "Block 1", "no table")
+    refused(of(good, good[0]), tmp_path, "Block 1", "no table")
+    refused(of(good, np.hstack([good, good])), tmp_path, "Block 1", "no table")
+    turned = [dask.delayed(pd.DataFrame(good, columns=order)) for order in (NAMES, NAMES[::-1])]
+    meta = pd.DataFrame(good, columns=NAMES)
+    refused(dd.from_delayed(turned, meta=meta, verify_meta=False), tmp_path, "Block 1", "no table")
+    refused(of(good, np.array([["secretword"] * 3])), tmp_path, "Block 1", "no real numbers")
+    refused(of(good, np.ma.masked_greater(good, 3)), tmp_path, "Block 1", "masked")
+    refused(of(good + 0.5, shape=(4, 3), dtype="int64"), tmp_path, "Block 0", "announced")
+    refused(of(good[:0], good[:0]), tmp_path, "no rows")
+    refused(da.ones((4, 1)), tmp_path, "two or more")
+    refused(da.ones((4, 1, 2)), tmp_path, "3 dimensions")
+    refused(xarray.Dataset({"x": ("t", [SECRET])}), tmp_path, "one DataArray")
+    refused(pd.DataFrame(good, columns=["a", "a", "b"]), tmp_path, "one name: a")
+    refused(pd.DataFrame(good, columns=["a", "b\x1b[2J", "c"]), tmp_path, "control character")
+
+
+def test_what_is_computed_anew_each_time_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = drawn(np.nan)
+    refused(given, tmp_path, "Block 0", "must compute the same each time")
+    lengths = iter([4, 5])
+    other = da.from_delayed(dask.delayed(lambda: np.ones((next(lengths), 3)))(), shape=(np.nan, 3), dtype=float)
+    refused(other, tmp_path, "Block 0", "must compute the same each time")
+    monkeypatch.setattr(blocks._Seen, "digest", "")  # a twin that looks at lengths only
+    with pytest.raises(pytest.fail.Exception):
+        refused(given, tmp_path)
+
+
+def test_what_the_graph_raises_is_not_repeated(tmp_path: Path) -> None:
+    def broken() -> Table:
+        raise ValueError("secretword 73519.25")
+
+    refused(da.from_delayed(dask.delayed(broken)(), shape=(4, 3), dtype=float), tmp_path, "ValueError")
+
+
+def test_the_same_collection_again_is_known(tmp_path: Path) -> None:
+    budget = dpdist.PrivacyLoss.parse("1", "1e-6")
+    given = framed(table(), 2)
+    found = dpdist.ingest_rows(given, tmp_path / "rows.zarr", budget=budget)
+    assert (tmp_path / "rows.ledger").exists()
+    again = dpdist.ingest_rows(framed(table(), 2), tmp_path / "rows.zarr", budget=budget)
+    assert (again.dataset_id, again.ledger_id) == (found.dataset_id, found.ledger_id)
+    for other, columns in ((framed(table() + 1, 2), None), (given, ["a", "b"]), (table(), None)):
+        with pytest.raises(DataError, match="not ingested from this collection"):
+            dpdist.ingest_rows(other, tmp_path / "rows.zarr", columns=columns)
+    seen = dpdist.ingest_rows(drawn(4), tmp_path / "drawn.zarr")
+    with pytest.raises(DataError, match=r"another name each time.*open_rows"):
+        dpdist.ingest_rows(drawn(4), tmp_path / "drawn.zarr")
+    assert dpdist.open_rows(tmp_path / "drawn.zarr").dataset_id == seen.dataset_id
+
+
+def test_what_a_lost_cluster_had_written_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+
+    def seen(block: Table) -> Table:
+        computed.extend(block[:, 0].astype(int).tolist())
+        return block
+
+    rows = table(rows=N)
+    given = da.from_array(rows, chunks=(5, 3)).map_blocks(seen, meta=np.empty((0, 0)))
+
+    def lost(engine: Any, function: Any, units: Any, progress: Any) -> None:
+        each_block(engine, function, units[:3], progress)
+        raise ResumableError("The scheduler is gone.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks, "each_block", lost)
+        with pytest.raises(ResumableError):
+            dpdist.ingest_rows(given, tmp_path / "rows.zarr")
+    assert sorted(computed) == rows[:15, 0].tolist()
+    assert not (tmp_path / "rows.zarr").exists()
+    require_same(given, rows, tmp_path)
+    assert sorted(computed) == rows[:, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    "option", [{"privacy_unit": "a", "max_rows": 1}, {"header": "yes"}, {"variable": "x"}, {"missing": 0}]
+)
+def test_what_is_for_files_is_refused(tmp_path: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="is for files"):
+        dpdist.ingest_rows(framed(table(), 2), tmp_path / "rows.zarr", **option)
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["its own client", "a named cluster"])
+def test_workers_write_what_they_compute_and_return_nothing(
+    scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    results: list[Any] = []
+    compute = Client.compute
+
+    def told(self: Client, tasks: Any, *arguments: Any, **options: Any) -> Any:
+        futures = compute(self, tasks, *arguments, **options)
+        results.extend(self.gather(futures, errors="skip"))
+        return futures
+
+    monkeypatch.setattr(Client, "compute", told)
+    rows = np.random.default_rng(0).normal(size=(40, 3)) + SECRET
+    where = dpdist.Cluster(scheduler) if named else None
+    steps: list[tuple[str, int, int]] = []
+    if named:
+        require_same(unknown(rows, (13, 2)), rows, tmp_path, cluster=where, progress=lambda *told: steps.append(told))
+    else:
+        with Client(scheduler):
+            require_same(unknown(rows, (13, 2)), rows, tmp_path, progress=lambda *told: steps.append(told))
+    assert {label for label, done, total in steps if done == total} == {
+        "Surveying blocks",
+        "Ingesting",
+        "Joining chunks",
+    }
+    assert results
+    assert set(results) == {None}
+    rows[30, 2] = np.nan
+    (tmp_path / "bad").mkdir()
+    with Client(scheduler):
+        refused(da.from_array(rows, chunks=(13, 2)), tmp_path / "bad", "Block 2", "row 4", "'c2'", cluster=where)
+        refused(drawn(np.nan), tmp_path / "bad", "same each time", cluster=where)
