@@ -144,6 +144,20 @@ def test_what_a_builder_that_died_has_put_is_found_by_the_next_of_the_same(bucke
         pass
 
 
+def test_what_is_unfinished_is_cleaned_up_when_it_is_old_and_begun_anew_then(bucket: Store) -> None:
+    store = bucket.within("a.zarr")
+    with pytest.raises(ResumableError), store.resumed("rows", b"one") as aside:  # noqa: PT012 - it dies after that
+        aside.put("work/0", b"done")
+        raise ResumableError
+    assert store.clean() == ()
+    assert len(store.clean(0.0)) == 1
+    with store.resumed("rows", b"one") as aside:
+        assert list(aside.list("work")) == []
+        aside.put("zarr.json", b"{}")
+    assert dict(store.list()) == {"zarr.json": 2}
+    assert store.clean(0.0) == ()
+
+
 def test_what_was_put_for_something_else_or_in_vain_is_not_found(bucket: Store) -> None:
     store = bucket.within("a.zarr")
     for identity, error in ((b"one", ResumableError), (b"other", DataError), (b"other", KeyboardInterrupt)):

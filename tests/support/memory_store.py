@@ -133,18 +133,20 @@ class MemoryStore:
     def resumed(self, what: str, identity: bytes) -> Iterator[MemoryStore]:
         self.require_new(what)
         known, prefix = UNFINISHED.pop(self.url, (b"", ""))
-        if known != identity:
+        if known != identity or prefix not in OBJECTS:
+            BEGUN.pop(prefix, None)
             prefix = f"{self.url}.{random_token()}"
-            OBJECTS[prefix] = {}
+            OBJECTS[prefix], BEGUN[prefix] = {}, time.time()
         try:
             yield replace(self, prefix=prefix)
+            self._require_own(BEGUN.pop(prefix, None), what)
             if POINTERS.setdefault(self.url, prefix) != prefix:
                 self.require_new(what)
         except ResumableError:
             UNFINISHED[self.url] = identity, prefix
             raise
         except BaseException:
-            del OBJECTS[prefix]
+            OBJECTS.pop(prefix, None)
             raise
 
     def flush(self, keys: Iterable[str]) -> None:
