@@ -7,12 +7,15 @@ import glob
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dpdist._util import interruption
 from dpdist._util.ids import random_token
 from dpdist.errors import DataError
+
+_FLUSHED_AT_ONCE = 8
 
 
 def require_new(target: Path, what: str) -> None:
@@ -84,10 +87,11 @@ def require_folder(target: Path) -> None:
 
 
 def sync_tree(root: Path) -> None:
-    """Flush every file and folder under root, and root itself, to the disk."""
-    for folder, _, names in os.walk(root):
-        for path in [Path(folder), *(Path(folder) / name for name in names)]:
-            sync(path)
+    """Flush every file and folder under root, and root itself, to the disk: several at a time, as disks can."""
+    with ThreadPoolExecutor(_FLUSHED_AT_ONCE) as pool:
+        for folder, _, names in os.walk(root):
+            for _ in pool.map(sync, [Path(folder), *(Path(folder) / name for name in names)]):
+                pass
 
 
 def sync(path: Path) -> None:
