@@ -50,10 +50,15 @@ from faults.crash_points import points
 
 if TYPE_CHECKING:
     from dpdist.ledger.address import LedgerAddress
-    from dpdist.runtime.work import Work
-    from dpdist.storage.store import AnyStore
+    from dpdist.runtime.here import Here
 
 PATIENCE = 300.0
+_IMPORTED = (
+    *(f"dpdist.cli.{commands}" for commands in ("components", "inspect", "jobs", "ledger", "pipeline", "register")),
+    "dpdist.ingest.table", "dpdist.runtime.connection", "threadpoolctl", "scipy.optimize", "scipy.sparse.linalg",
+    "distributed.cli.dask_scheduler", "distributed.cli.dask_worker",
+)  # fmt: skip
+"""What commands import late: once, and not in every process that is forked."""
 AT_THE_END = "at the end"
 """The point after the last line of a command, with all that it held still in its memory."""
 
@@ -99,47 +104,6 @@ def reserve_for_ever(place: LedgerAddress, prefix: str, acknowledge: Connection)
 # --- a cluster without processes --------------------------------------------------------------------------------------
 
 
-class InlineEngine:
-    """What :class:`dpdist.runtime.engine.Engine` does, at once and in this process."""
-
-    workers = ("inline-0", "inline-1")
-    memory = 1 << 34
-    threads = 1
-
-    def require_visible(self, place: AnyStore, key: str = "") -> None:
-        """Check that something is there."""
-        from dpdist.storage.store import store_at
-
-        assert store_at(place).exists(key)
-
-    def map(self, work: Work, label: str) -> None:
-        """Run the units."""
-        assert label
-        for unit in work.units:
-            work.function(work.values.cut(unit))
-
-    def reduce(self, work: Work, function: Callable[..., Any], *arguments: Any, label: str | None) -> Any:
-        """Run the units and hand their sum over."""
-        assert label is None or label
-        return function(*arguments, *self._sums(work))
-
-    def reduce_each(self, works: Sequence[Work], label: str, *, under_way: int) -> Iterator[Any]:
-        """Sum one pass after the other, each when it is asked for."""
-        assert label
-        assert under_way >= 1
-        for work in works:
-            yield from self._sums(work)
-
-    def _sums(self, work: Work) -> list[Any]:
-        assert work.add is not None
-        parts = [work.function(work.values.cut(unit)) for unit in work.units]
-        return [functools.reduce(work.add, parts)] if parts else []
-
-    def trusted(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a function here."""
-        return function(*arguments)
-
-
 def in_bands(height: int, patch: Callable[[Any, str, Any], None] = setattr) -> None:
     """Let every moment be summed in bands of so many rows, and stored in tiles of that side."""
     from dpdist import triangle
@@ -158,9 +122,11 @@ def in_bands(height: int, patch: Callable[[Any, str, Any], None] = setattr) -> N
 
 
 @contextmanager
-def inline(*_: Any, **__: Any) -> Iterator[InlineEngine]:
-    """Stand in for :func:`dpdist.runtime.connection.connected`."""
-    yield InlineEngine()
+def inline(*_: Any, **__: Any) -> Iterator[Here]:
+    """Stand in for :func:`dpdist.runtime.connection.connected`: whoever names workers is served here all the same."""
+    from dpdist.runtime.here import Here
+
+    yield Here()
 
 
 # --- faults --------------------------------------------------------------------------------------------------------
@@ -264,7 +230,7 @@ def serve() -> None:
 
     Who asks is gone when standard input ends; then whatever still runs is killed.
     """
-    for module in ("dpdist.cli", "distributed.cli.dask_scheduler", "distributed.cli.dask_worker"):
+    for module in _IMPORTED:
         importlib.import_module(module)
     points()
     assert threading.active_count() == 1  # so that a fork is whole

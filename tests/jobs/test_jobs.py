@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from dpdist.errors import DataError, UsageError
+from dpdist.ingest import table as ingesting
 from dpdist.jobs import job_file, periodic
 from dpdist.jobs import run as job_runs
 from dpdist.ledger.ledger import Ledger
@@ -91,8 +92,8 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 STEPS = [
-    ("plain", budget, "ingest"),
-    ("plain", budget, "ingest, after"),
+    ("plain", ingesting, "ingest"),
+    ("plain", ingesting, "ingest, after"),
     ("plain", budget, "complete_ingest"),
     ("plain", release, "release_table"),
     ("plain", models, "save"),

@@ -29,8 +29,8 @@ from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, created
 from dpdist.rows.table import Shape
 from dpdist.runtime import connection
+from dpdist.runtime.here import Here
 from dpdist.triangle import unpacked
-from faults.crash_driver import InlineEngine
 
 Matrix = npt.NDArray[np.float64]
 BUDGET = PrivacyLoss.parse("3", "1e-5")
@@ -131,11 +131,11 @@ def test_rounding_alone_would_exceed_the_sensitivity() -> None:
 def released(rows: Path, count: int, monkeypatch: pytest.MonkeyPatch, request: ReleaseRequest) -> bytes:
     """Release with so many workers and the same random bits."""
 
-    class Several(InlineEngine):
+    class Several(Here):
         workers = tuple(map(str, range(count)))  # type: ignore[assignment]
 
     @contextmanager
-    def connected(*_: Any, **__: Any) -> Iterator[InlineEngine]:
+    def connected(*_: Any, **__: Any) -> Iterator[Here]:
         yield Several()
 
     with monkeypatch.context() as patch:
