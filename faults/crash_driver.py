@@ -46,6 +46,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # it is run as a script, from anywhere
 
+from faults import imported
 from faults.crash_points import points
 
 if TYPE_CHECKING:
@@ -53,12 +54,6 @@ if TYPE_CHECKING:
     from dpdist.runtime.here import Here
 
 PATIENCE = 300.0
-_IMPORTED = (
-    *(f"dpdist.cli.{commands}" for commands in ("components", "inspect", "jobs", "ledger", "pipeline", "register")),
-    "dpdist.ingest.table", "dpdist.runtime.connection", "threadpoolctl", "scipy.optimize", "scipy.sparse.linalg",
-    "distributed.cli.dask_scheduler", "distributed.cli.dask_worker",
-)  # fmt: skip
-"""What commands import late: once, and not in every process that is forked."""
 AT_THE_END = "at the end"
 """The point after the last line of a command, with all that it held still in its memory."""
 
@@ -230,8 +225,9 @@ def serve() -> None:
 
     Who asks is gone when standard input ends; then whatever still runs is killed.
     """
-    for module in _IMPORTED:
-        importlib.import_module(module)
+    imported.everything()
+    for tool in ("scheduler", "worker"):
+        importlib.import_module(f"distributed.cli.dask_{tool}")
     points()
     assert threading.active_count() == 1  # so that a fork is whole
     running: dict[int, int] = {}

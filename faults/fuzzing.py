@@ -38,6 +38,7 @@ from bed_reader import to_bed
 from scipy import sparse
 
 from dpdist import cli
+from faults import imported
 
 MEMORY = 1536 << 20
 """Bytes that a case may take beyond what the process has when it starts."""
@@ -375,6 +376,7 @@ def fuzz(kind_name: str, number: int, made: Path, scratch: Path, tally: Tally) -
 
 def preload() -> None:
     """Import what the commands import, so that a forked process starts at once."""
+    imported.everything()
     for name in (
         "h5netcdf",
         "h5py",

@@ -201,7 +201,7 @@ MODEL_SETTINGS = settings(stateful_step_count=30)
 
 
 def test_any_sequence_of_calls_on_a_folder_agrees_with_a_model() -> None:
-    run_state_machine_as_test(LedgerAgainstModel, settings=settings(MODEL_SETTINGS, max_examples=40))
+    run_state_machine_as_test(LedgerAgainstModel, settings=settings(MODEL_SETTINGS, max_examples=30))
 
 
 def test_any_sequence_of_calls_on_a_database_agrees_with_a_model(postgres: Server) -> None:
@@ -211,4 +211,4 @@ def test_any_sequence_of_calls_on_a_database_agrees_with_a_model(postgres: Serve
         def new_place(self) -> AbstractContextManager[LedgerAddress]:
             return new_address(postgres)
 
-    run_state_machine_as_test(OnDatabase, settings=settings(MODEL_SETTINGS, max_examples=3))
+    run_state_machine_as_test(OnDatabase, settings=settings(MODEL_SETTINGS, max_examples=2))

@@ -214,7 +214,11 @@ def _die(_: int) -> None:
 
 
 def test_tasks_that_kill_every_worker_end_in_an_error_that_says_how_to_resume() -> None:
-    with connected(workers=1) as started, pytest.raises(ResumableError, match="same command"):
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+        connected(workers=1) as started,
+        pytest.raises(ResumableError, match="same command"),
+    ):
         started.map(work(_die, sums=False), "Dying")
 
 

@@ -193,8 +193,6 @@ def test_a_job_file_runs_from_csv_to_scores_and_again_for_free(tmp_path: Path) -
         components = 2
         [project]
         path = "scores.zarr"
-        [cluster]
-        workers = 1
         """
     )
     first = dpdist("run", tmp_path / "job.toml")
