@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "workflows" / "results" / "versions.json"
-EXTRAS = ("anndata", "netcdf", "genomics", "fast", "plots")
+EXTRAS = ("anndata", "netcdf", "genomics", "plots")
 """Those whose libraries read rows, bound them or draw, and need no server."""
 TOOLS = ("pytest", "hypothesis", "pandas")
 """What the tests need; anndata writes with pandas, and an old one not with a new one."""

@@ -1,4 +1,4 @@
-"""Compiled functions, and where their machine code is kept; only with the extra ``fast`` (numba)."""
+"""Compiled functions, and where their machine code is kept."""
 
 from __future__ import annotations
 

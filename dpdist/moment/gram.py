@@ -44,7 +44,10 @@ class Arithmetic(Enum):
 
 @cache
 def available() -> tuple[Arithmetic, ...]:
-    """Return what this processor has, the fastest first; without numba only float64."""
+    """Return what this processor has, the fastest first.
+
+    Only float64 where numba cannot be imported: it refuses a NumPy that is newer than itself.
+    """
     try:
         from dpdist._util.machine_code import features  # noqa: PLC0415 - numba takes time to import
     except ImportError:
@@ -153,7 +156,7 @@ class _Integers:
     """Multiplies 16-bit integers; a block may have any number of rows, and is multiplied when there are enough."""
 
     def __init__(self, band: Band, exact_rows: int, arithmetic: Arithmetic) -> None:
-        from dpdist.moment import kernel  # noqa: PLC0415 - numba may not be there
+        from dpdist.moment import kernel  # noqa: PLC0415 - numba takes time to import
 
         if exact_rows < 1:
             raise ValueError("16-bit integers do not hold a row, or 32-bit ones its product")

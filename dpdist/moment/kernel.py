@@ -1,4 +1,4 @@
-"""Gram matrices of 16-bit integers in machine code; only with the extra ``fast`` (numba), on processors of x86-64.
+"""Gram matrices of 16-bit integers in machine code, on processors of x86-64.
 
 One instruction takes two rows of 8 or 16 columns: it multiplies their 16-bit integers, and adds both products to
 32-bit ones, all of it modulo 2^32. So what comes out is the sum modulo 2^32, in whatever order it was added: the sum

@@ -35,7 +35,10 @@ COMPILED_VALUES = 1 << 26
 
 @cache
 def compiled_kernel() -> Callable[..., int] | None:
-    """Return the compiled bounding of rows, or None without numba; it changes the time and no bit."""
+    """Return the compiled bounding of rows: it changes the time and no bit.
+
+    None where numba cannot be imported: it refuses a NumPy that is newer than itself.
+    """
     try:
         from dpdist.rows.kernel import bound_rows  # noqa: PLC0415 - numba takes time to import, rows are met late
     except ImportError:

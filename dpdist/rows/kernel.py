@@ -1,4 +1,4 @@
-"""The bounding of rows in one compiled pass; only with the extra ``fast`` (numba).
+"""The bounding of rows in one compiled pass.
 
 It gives the bits of the NumPy path of :mod:`dpdist.rows.bounding` or leaves the row to it. Per entry it does the same
 IEEE operations in the same order: LLVM neither contracts nor reorders them unless told to, and it is told so only for
