@@ -23,18 +23,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support.ingest_scene import SECRET, write_csv, write_npz, write_parquet
 from support.memory_store import OBJECTS, MemoryStore
 
 from dpdist.errors import DataError, ResumableError
 from dpdist.ingest import looking, pieces, steps, table
+from dpdist.ingest.looking import Found, Span
 from dpdist.ingest.readers import npy, parquet, zarr_store
-from dpdist.ingest.sources import Choices
+from dpdist.ingest.sources import Choices, Survey
 from dpdist.ingest.steps import Run, Step
 from dpdist.ingest.table import ingest
 from dpdist.pipeline.budget import ingest_rows
 from dpdist.rows import dataset
-from dpdist.rows.units import Unit
+from dpdist.rows.table import Shape
+from dpdist.rows.units import KeptRows, Unit
+from dpdist.rows.writing import RowsWriter, chunk_key, join_chunk, shared_chunks
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage import store as stores
 from dpdist.storage import unfinished
@@ -236,6 +241,56 @@ def test_tasks_say_nothing_of_the_rows(tmp_path: Path, monkeypatch: pytest.Monke
             half = len(seen)
     assert not set(seen[:half]) & set(seen[half:])
     assert not any(b"97" in each and b"shape" in each for each in seen)
+
+
+COUNTS = st.lists(st.integers(1, 30), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_pieces_hold_each_row_once_and_so_do_the_chunks_that_they_write(
+    monkeypatch: pytest.MonkeyPatch, data: st.DataObject
+) -> None:
+    piece, wide = data.draw(st.integers(1, 60)), np.dtype(np.float64)
+    monkeypatch.setattr(looking, "PIECE", piece)
+    monkeypatch.setattr(pieces, "PIECE", piece)
+    found, total = [], 0
+    for number, counts in enumerate(data.draw(st.lists(COUNTS, min_size=1, max_size=4))):
+        rows, kind = sum(counts), data.draw(st.sampled_from(["whole", "runs", "text"]))
+        ends = np.cumsum(counts) if kind == "runs" else None
+        cuts = [(first, first + n) for first, n in zip(np.cumsum([0, *counts]), counts, strict=False)]
+        spans = [Span(number, a, b, a, b - a, cut=True) for a, b in cuts] if kind == "text" else []
+        found.append(Found(Survey(rows, wide), None, spans, ends))
+        total += rows
+    kept = None
+    if data.draw(st.booleans()):
+        kept = KeptRows(total)
+        kept.add(np.flatnonzero(data.draw(st.lists(st.booleans(), min_size=total, max_size=total))))
+    made_of = pieces.cut_into_pieces(found, 1, kept)
+    read = [
+        (span.source, span.first + i) for each in made_of for span in each.spans for i in range(span.rows)
+    ]  # fmt: skip
+    rows_of = [about.survey.rows for about in found if about.survey is not None]
+    assert read == [(number, row) for number, rows in enumerate(rows_of) for row in range(rows)]
+    mask = np.ones(total, dtype=bool) if kept is None else kept.among(0, total)
+    whole = np.arange(2 * total).reshape(total, 2).astype(np.int32)
+    shape = Shape(int(mask.sum()), 2, "int32", data.draw(st.integers(1, 12)))
+    with MemoryStore("memory://once").staged("rows") as aside:
+        starts = []
+        for each in data.draw(st.permutations(made_of)):
+            part = slice(each.row, each.row + sum(span.rows for span in each.spans))
+            writer = RowsWriter(aside, shape, each.first, each.first + each.kept)
+            writer.append(whole[part][mask[part]])
+            writer.flush()
+            starts += [each.first] * bool(each.kept)
+        for index, begins in shared_chunks(shape, sorted(starts)).items():
+            join_chunk(aside, shape, index, begins)
+        chunks = [np.frombuffer(aside.get(chunk_key(i))[:-4], np.int32).reshape(-1, 2) for i in range(shape.chunks)]
+        assert len(list(aside.list("c"))) == shape.chunks
+    MemoryStore("memory://once").delete()
+    stored = np.concatenate([np.empty((0, 2), np.int32), *chunks])
+    assert np.array_equal(stored[: shape.rows], whole[mask])
+    assert not stored[shape.rows :].any()
 
 
 # --- what is wrong ---
