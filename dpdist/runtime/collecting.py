@@ -223,6 +223,8 @@ class Collector:
         """Say whether the trusted worker's bank is open, and ask for it where it is not."""
         task = self._bank_task
         if task is None:
+            if self._pass.common is None:
+                return False  # it is on its way
             self.bank_name = f"dpdist-bank-{random_token()}"
             task = self._bank_task = self._cluster.submit(
                 self._bank_opened, opened, self.bank_name, self._pass.common,
@@ -234,6 +236,7 @@ class Collector:
         if future.key == self.bank_name and future.status == "error":
             raise future.exception()
         if future.key == self.bank_name and future.status != "finished":
+            self._pass.common = None  # what it needed was lost with a worker, and is sent again
             self.bank_gone()
 
     def bank_gone(self) -> None:

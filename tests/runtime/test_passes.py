@@ -18,6 +18,7 @@ from distributed import Client, LocalCluster, Worker
 
 from dpdist.errors import ResumableError
 from dpdist.runtime import passes, work
+from dpdist.runtime.collecting import Collector
 from dpdist.runtime.engine import Engine
 from dpdist.runtime.grants import Grants
 from dpdist.runtime.passes import Pass
@@ -45,14 +46,14 @@ def work_of(function: Callable[[int], int] = operator.pos, **options: Any) -> Wo
 
 
 @contextmanager
-def workers(count: int, threads: int = 1) -> Iterator[tuple[LocalCluster, Engine]]:
+def workers(count: int, threads: int = 1, **options: Any) -> Iterator[tuple[LocalCluster, Engine]]:
     """Start workers that are threads of this process."""
     settings = {"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False}
     with (
         dask.config.set(settings),
         LocalCluster(
             n_workers=count, threads_per_worker=threads, processes=False, protocol="tcp://", host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
+            dashboard_address="127.0.0.1:0", **options,
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):  # fmt: skip
@@ -201,6 +202,27 @@ def test_threads_of_one_worker_add_to_one_sum(monkeypatch: pytest.MonkeyPatch) -
         at_once.clear()
         assert total(engine, work_of(_brief, threads=1)) == WHOLE
         assert max(at_once) <= 2  # as the memory allows
+
+
+def test_what_units_share_is_sent_again_if_it_is_lost_before_the_trusted_worker_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker dies that had the only copy left; Dask keeps no more of them."""
+    asked: list[bool] = []
+    opened = Collector._opened
+    with workers(1, resources={"trusted": 1}) as (_, engine):
+        engine = Engine(engine._client, trusted_worker=True, insecure=False)
+
+        def losing(self: Collector) -> bool:
+            if not asked:
+                engine._client.cancel([self._pass.common], force=True)
+            asked.append(True)
+            if len(asked) > 1000:
+                raise AssertionError("it asks again and again")
+            return opened(self)
+
+        monkeypatch.setattr(Collector, "_opened", losing)
+        assert total(engine, work_of()) == WHOLE
 
 
 @pytest.mark.parametrize("ballast", [0, 1 << 20])
