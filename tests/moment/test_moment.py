@@ -7,6 +7,7 @@ import random
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from support.parts import added, parts_of
 from dpdist.errors import DataError, DpdistError
 from dpdist.ingest.opening import open_rows
 from dpdist.moment import total
+from dpdist.moment.gram import Arithmetic, GramSum, available
 from dpdist.moment.pieces import units_of
 from dpdist.moment.total import Partial, add_partials, complete, moment_task, partition_moment
 from dpdist.rows import dataset
@@ -83,6 +85,7 @@ def test_any_chunking_partitioning_order_and_retry_gives_the_same_bits(
         tasks = parts_of(table, bound, workers * per_worker)
         # a retried task computes its partial again
         again = [partition_moment(task) for task in tasks]
+        patch.setattr(total, "COMPILED_VALUES", 0)  # and now with machine code, as large tables are
         shuffled.shuffle(tasks)
         sums: list[list[Partial[np.int64]]] = [[] for _ in range(workers)]
         for task in tasks:
@@ -91,6 +94,21 @@ def test_any_chunking_partitioning_order_and_retry_gives_the_same_bits(
         assert np.array_equal(complete(table, added(again)).values, found.values)
     assert found.rows == rows
     assert np.array_equal(found.values, reference(data, bound))
+
+
+def test_what_multiplies_follows_from_the_size_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, found = table_of(tmp_path / "rows.zarr", np.ones((10, 30)), 800), []
+
+    class Seen(GramSum):
+        def __init__(self, *asked: Any) -> None:
+            super().__init__(*asked)
+            found.append(self.arithmetic)
+
+    monkeypatch.setattr(total, "GramSum", Seen)
+    for least in (301, 300):
+        monkeypatch.setattr(total, "COMPILED_VALUES", least)
+        partition_moment(moment_task(table, RowBound(30, 2.0, 12)))
+    assert found == [Arithmetic.FLOAT64, available()[0]]
 
 
 def test_packing_and_unpacking_are_inverse() -> None:

@@ -358,6 +358,7 @@ import numpy as np
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from dpdist.moment.gram import GramSum
+from dpdist.moment import total as summing
 from dpdist.moment.total import add_partials, moment_task, partition_moment
 from dpdist.rows.bounding import RowBound
 from dpdist.ingest.opening import open_rows
@@ -365,6 +366,7 @@ from dpdist.rows.dataset import partitions
 from dpdist.runtime.running_sums import Common, Life
 from dpdist.runtime.asker import Asker
 from dpdist.triangle import Band
+summing.COMPILED_VALUES = 0  # as of a large table
 def peak():  # not ru_maxrss, which begins with the memory of whoever started this process
     return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 table, bound = open_rows(Path(sys.argv[1])), RowBound(600, 3000.0, int(sys.argv[3]))
