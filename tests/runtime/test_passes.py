@@ -210,8 +210,8 @@ def test_what_units_share_is_sent_again_if_it_is_lost_before_the_trusted_worker_
     """A worker dies that had the only copy left; Dask keeps no more of them."""
     asked: list[bool] = []
     opened = Collector._opened
-    with workers(1, resources={"trusted": 1}) as (_, engine):
-        engine = Engine(engine._client, trusted_worker=True, insecure=False)
+    with workers(1, resources={"trusted": 1}) as (_, connected):
+        engine = Engine(connected._client, trusted_worker=True, insecure=False)
 
         def losing(self: Collector) -> bool:
             if not asked:
