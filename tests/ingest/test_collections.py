@@ -262,6 +262,28 @@ def test_the_same_collection_again_is_known(tmp_path: Path) -> None:
     assert dpdist.open_rows(tmp_path / "drawn.zarr").dataset_id == seen.dataset_id
 
 
+@pytest.mark.parametrize(
+    "held",
+    [
+        lambda rows: rows,
+        np.asfortranarray,
+        lambda rows: pd.DataFrame(rows, columns=NAMES),
+        lambda rows: xarray.DataArray(rows, dims=("t", "x")),
+    ],
+    ids=["numpy", "numpy by columns", "pandas", "DataArray"],
+)
+def test_what_is_in_memory_is_known_by_its_values_in_their_places(held: Callable[[Any], Any], tmp_path: Path) -> None:
+    """Dask hashes an array as it lies in memory: to it, one by rows is its transpose by columns."""
+    rows = np.arange(9.0).reshape(3, 3)
+    found = dpdist.ingest_rows(held(rows), tmp_path / "rows.zarr")
+    again = dpdist.ingest_rows(held(np.asfortranarray(rows.copy())), tmp_path / "rows.zarr")
+    assert again.dataset_id == found.dataset_id
+    masked = np.ma.MaskedArray(rows, rows == 4)
+    for other in (held(rows.T), held(rows.T.copy()), held(rows[::-1]), masked):
+        with pytest.raises(DataError, match="not ingested from this collection"):
+            dpdist.ingest_rows(other, tmp_path / "rows.zarr")
+
+
 def test_what_a_lost_cluster_had_written_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
 
