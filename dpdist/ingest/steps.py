@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -95,12 +95,27 @@ class Step(ABC):
         if self.aside.exists(ROOT) or min(self.faults(), default=unit) < unit:
             return
         try:
+            self._put(unit, hands)
+        finally:
+            if self._forsaken():  # at such a prefix of a store nobody would ever find the rows that were put since
+                self.aside.drop("")
+
+    def _put(self, unit: int, hands: Hands) -> None:
+        try:
             key, found = self._key(unit), self.do(unit, hands)
         except (DataError, UsageError, RefusedError) as error:
             ways = [error.ways, error.more] if isinstance(error, AskError) else []
             key, found = f"{_FAULTS}/{self.name}/{unit}", [type(error).__name__, hands.said(str(error)), *ways]
         self.aside.put(key, json.dumps(found).encode())
         self.aside.flush([key])
+
+    def _forsaken(self) -> bool:
+        """Say whether what was built there was removed: the plan is gone, and the head that is put before it goes."""
+        for key in (f"{WORK}/{self.follows}", ROOT):
+            with suppress(FileNotFoundError):
+                self.aside.size(key)
+                return False
+        return True
 
     def _key(self, unit: int) -> str:
         return f"{WORK}/{self.name}/{unit}"

@@ -598,6 +598,34 @@ def test_a_worker_that_comes_late_does_not_touch_a_table_that_is_there(
     OBJECTS.clear()
 
 
+def test_what_a_worker_puts_where_nobody_builds_any_more_it_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of somebody else's cluster ends its unit when the command is gone, and a store has no folder to lose."""
+    monkeypatch.setitem(stores.PLACES, "memory", MemoryStore)
+    small(monkeypatch)
+    found: list[Step] = []
+
+    def interrupted(step: Step, unit: int) -> None:
+        if (step.name, unit) == ("write", 1):
+            found.append(step)
+            assert step.planned
+            steps.plan_of(step.aside, steps.SOURCES, step.sources)
+            raise KeyboardInterrupt
+
+    source, target = made(tmp_path, "t.npy"), store_at(f"memory://{tmp_path.name}/rows.zarr")
+    for removes in (True, False):  # and a twin that does not look
+        with pytest.raises(KeyboardInterrupt):
+            ingest(source, target, elsewhere=Others(before=interrupted))
+        assert not any(OBJECTS.values())
+        if not removes:
+            monkeypatch.setattr(Step, "_forsaken", lambda _: False)
+        with suppress(DataError):
+            steps.do_unit(found[-1].cut(1))
+        assert any(OBJECTS.values()) is not removes
+        OBJECTS.clear()
+
+
 # --- who computes ---
 
 

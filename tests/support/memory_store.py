@@ -157,7 +157,8 @@ class MemoryStore:
             del self._objects()[key]
 
     def put(self, key: str, content: bytes | memoryview) -> None:
-        self._objects()[key] = default_buffer_prototype().buffer.from_bytes(bytes(content))
+        found = OBJECTS.setdefault(self.prefix or POINTERS[self.url], {})  # a prefix is there when an object is
+        found[key] = default_buffer_prototype().buffer.from_bytes(bytes(content))
 
     def replace(
         self, key: str, content: bytes, what: str, *, private: bool = False, expected: bytes | None = None
