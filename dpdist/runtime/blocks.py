@@ -76,8 +76,12 @@ def _owners() -> Engine | None:
 
 
 def token_of(collection: Any) -> str:
-    """Return the name by which Dask knows what a collection computes, or what a table in memory holds."""
-    return str(dask.base.tokenize(collection))
+    """Return by what Dask knows what a collection computes, or what else is given.
+
+    The tasks of its graph are looked at, too: a name of the owner's choice (``name="cohort"``) may stand for several.
+    """
+    graph = dict(collection.__dask_graph__() or {}) if dask.is_dask_collection(collection) else None
+    return str(dask.base.tokenize(collection, graph))
 
 
 @contextmanager

@@ -284,6 +284,26 @@ def test_what_is_in_memory_is_known_by_its_values_in_their_places(held: Callable
             dpdist.ingest_rows(other, tmp_path / "rows.zarr")
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        lambda rows: da.from_array(rows, chunks=2, name="cohort"),
+        lambda rows: da.from_array(rows, chunks=2, name="cohort") + 1,
+        lambda rows: xarray.DataArray(da.from_array(rows, chunks=2, name="cohort"), dims=("t", "x")),
+        lambda rows: da.from_delayed(dask.delayed(rows, name="cohort"), rows.shape, rows.dtype),
+        lambda rows: dd.from_delayed([dask.delayed(pd.DataFrame(rows), name="cohort")], pd.DataFrame(rows[:0])),
+    ],
+    ids=["array", "made of one", "DataArray", "delayed", "DataFrame"],
+)
+def test_a_name_that_the_owner_gave_is_not_taken_for_a_graph(named: Callable[[Table], Any], tmp_path: Path) -> None:
+    """Dask knows a graph by its name: with a name of its owner's choice, two of other rows are one to it."""
+    rows = table()
+    found = dpdist.ingest_rows(named(rows), tmp_path / "rows.zarr")
+    assert dpdist.ingest_rows(named(rows), tmp_path / "rows.zarr").dataset_id == found.dataset_id
+    with pytest.raises(DataError, match="not ingested from this collection"):
+        dpdist.ingest_rows(named(rows + 1), tmp_path / "rows.zarr")
+
+
 def test_what_a_lost_cluster_had_written_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
 
