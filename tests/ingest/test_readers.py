@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import logging
+import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -40,6 +42,7 @@ from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest.readers import anndata as h5ad
 from dpdist.ingest.readers import base, chunked, transpose
 from dpdist.ingest.readers.apart import Reading
+from dpdist.ingest.readers.parquet import Parquet
 from dpdist.ingest.sources import Choices, reader_of
 from dpdist.ingest.table import ingest
 
@@ -433,3 +436,27 @@ def test_each_file_is_read_though_the_readers_of_others_were_given_up(tmp_path: 
             del source
     finally:
         reading.close()
+
+
+def test_what_a_library_logs_while_it_reads_is_said_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It may quote a row, or complain of a connection that the process was forked with."""
+    path = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"a": [1.0], "b": [2.0]}), path)
+    reading = Reading(tmp_path)
+    source = reader_of(path, (), Choices(), reading)
+    logger = logging.getLogger("a-library")
+    words = os.fdopen(2, "w", closefd=False)  # what the other process keeps open
+    monkeypatch.setattr(logger, "handlers", [logging.StreamHandler(words)])
+
+    def talk(_: Any) -> tuple[str, ...]:
+        logger.error("Unclosed client session")
+        return ("a", "b")
+
+    monkeypatch.setattr(Parquet, "names", property(talk))
+    try:
+        assert source.names == ("a", "b")
+    finally:
+        reading.close()
+    assert capfd.readouterr() == ("", "")

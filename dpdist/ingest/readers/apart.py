@@ -11,6 +11,7 @@ ends it. If it crashes or takes too much memory, the file counts as damaged. Whe
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 import os
@@ -222,6 +223,7 @@ class _Room:
         base.progressed = lambda: signal.alarm(_PATIENCE)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal both get it, and the other one says what happens
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold rows
+        logging.disable()  # a library may log what it reads, or that a connection of the other process was not closed
         import pyarrow as pa  # noqa: PLC0415 - a process that reads no such file does without
 
         pa.allocate_buffer(1)  # with its first value Arrow may set a GiB of addresses aside, used or not
