@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from dpdist.cli.options import (
     LOCAL,
@@ -19,6 +20,7 @@ from dpdist.cli.options import (
     options_of,
 )
 from dpdist.cli.words import answer
+from dpdist.errors import UsageError
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
 from dpdist.moment import cost
@@ -48,6 +50,12 @@ def mechanisms(name: str | None, every: bool, as_json: bool) -> None:
         click.echo(text.comparison(first + rest if every else first, 0 if every else len(rest)))
     else:
         click.echo(text.details(statements[0]))
+
+
+_OF_A_CLUSTER = {
+    "dtype": "dtype", "workers": "workers", "memory-per-worker": "memory", "store-bandwidth": "bandwidth",
+}  # fmt: skip
+"""Options of a forecast that say nothing without --cluster, and their parameters."""
 
 
 @click.command("forecast")
@@ -84,6 +92,10 @@ def forecast_command(
     node, and the time of an ingest, of one read and of a release. The time is for cores like this one, and processes
     that read and send 1 GB/s, as far as --store-bandwidth allows.
     """
+    given = click.get_current_context().get_parameter_source
+    unused = [f"--{name}" for name, value in _OF_A_CLUSTER.items() if given(value) is not ParameterSource.DEFAULT]
+    if unused and not cluster:
+        raise UsageError(f"{', '.join(unused)} is about the cost on a cluster: add --cluster.")
     request = request_from(
         epsilon=epsilon, delta=delta, clip=clip, mechanism=mechanism, neighbours=neighbours, centre=centre,
         grid_bits=16, period="", name=None, folder=Path(), options=options_of(options, arithmetic),

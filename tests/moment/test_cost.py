@@ -128,6 +128,16 @@ def test_what_is_no_bandwidth_is_refused(given: str) -> None:
     assert "such as 10GB" in str(said.exception)
 
 
+@pytest.mark.parametrize(
+    "option", [("--store-bandwidth", "10GB"), ("--workers", "4"), ("--dtype", "uint8"), ("--memory-per-worker", "4")]
+)
+def test_what_is_said_of_a_cluster_that_was_not_asked_for_is_refused(option: tuple[str, str]) -> None:
+    said = CliRunner().invoke(cli, [*(each for each in COMMAND if each != "--cluster"), *option])
+    assert isinstance(said.exception, UsageError)
+    assert str(said.exception).startswith(option[0])
+    assert "--cluster" in str(said.exception)
+
+
 def test_the_command_says_it_for_several_numbers_of_workers() -> None:
     said = CliRunner().invoke(cli, [*COMMAND, "--workers", "1", "--workers", "32"])
     assert said.exit_code == 0, said.output
