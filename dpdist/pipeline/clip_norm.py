@@ -212,13 +212,14 @@ def choose_clip_norm(
     Parameters
     ----------
     rows : str or path-like
-        The rows.zarr.
+        The rows.zarr, or its address (``s3://``, ``gs://``, ``az://``).
     request : NormsRequest
         What to spend, and the public grid of norms to choose from.
     quantile : str, float or Fraction, default 0.95
         The share of the rows that shall be at most as long as the clip norm, between 0 and 1.
     ledger : str or path-like, default None
-        Where the budget is kept. None: beside the rows, ``.ledger`` in place of ``.zarr``.
+        Where the budget is kept. None: beside the rows, ``.ledger`` in place of ``.zarr``; of rows at an address, the
+        one that this machine remembers.
     cluster : Cluster, default None
         Where to compute. None: on this machine, a small table in this process, another on one
         worker process per core.

@@ -57,7 +57,7 @@ def fit_components(
     Parameters
     ----------
     release : str or path-like
-        The release.zarr.
+        The release.zarr, or its address.
     model : str or path-like
         The folder to write, or its address.
     components : int, default None

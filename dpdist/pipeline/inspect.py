@@ -57,9 +57,10 @@ def inspect_path(
     Parameters
     ----------
     path : str or path-like
-        The folder.
+        The folder, or its address.
     ledger : str or path-like, default None
-        Where the budget of rows is kept. None: beside them, ``.ledger`` in place of ``.zarr``.
+        Where the budget of rows is kept. None: beside them, ``.ledger`` in place of ``.zarr``; of rows at
+        an address, the one that this machine remembers.
     verify : bool, default False
         Whether to read every chunk of rows or scores and check it. A release and a model are always read and checked.
     progress : callable, default None

@@ -61,7 +61,7 @@ def register_rows(
         before :func:`dpdist.create_ledger` declares one.
     ledger : str or path-like, default None
         Where the budget is kept: a folder, or ``postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME``. None: beside the
-        rows, ``.ledger`` in place of ``.zarr``.
+        rows, ``.ledger`` in place of ``.zarr``. To be named where the rows are at an address and have a budget.
     variable : str, default None
         The array of rows, where a Zarr group holds several.
     cluster : Cluster, default None

@@ -111,13 +111,14 @@ def release_rows(
     Parameters
     ----------
     rows : str or path-like
-        The rows.zarr.
+        The rows.zarr, or its address (``s3://``, ``gs://``, ``az://``).
     release : str or path-like
-        The folder to publish. A release that stands there already is never replaced by another one.
+        The folder to publish, or its address. A release that stands there already is never replaced by another one.
     request : ReleaseRequest
         What to release, and at what loss.
     ledger : str or path-like, default None
-        Where the budget is kept. None: beside the rows, ``.ledger`` in place of ``.zarr``.
+        Where the budget is kept. None: beside the rows, ``.ledger`` in place of ``.zarr``; of rows at an address, the
+        one that this machine remembers.
     cluster : Cluster, default None
         Where to compute. None: on this machine, a small table in this process, another on one
         worker process per core.

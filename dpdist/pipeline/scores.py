@@ -41,9 +41,9 @@ def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: 
     Parameters
     ----------
     rows : str or path-like
-        The rows.zarr: n x d.
+        The rows.zarr, or its address: n x d.
     model : str or path-like
-        The model.zarr: k components of d columns.
+        The model.zarr, or its address: k components of d columns.
     scores : str or path-like
         The folder to write, or its address: (n, k) float64, or float32 of float32 rows. They are as private as the
         rows.

@@ -59,7 +59,7 @@ class Cluster:
 
     See Also
     --------
-    ingest_rows, register_rows, release_rows, choose_clip_norm, project_rows, audit_mechanism : Take it.
+    ingest_rows, register_rows, release_rows, choose_clip_norm, fit_components, project_rows : Take it.
     Certificates : For a scheduler that speaks TLS.
 
     Examples
