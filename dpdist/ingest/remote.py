@@ -30,6 +30,8 @@ _EXTRAS = {"s3": "s3", "gs": "gcs", "https": "https", "http": "https", "memory":
 """What may be read, and the extra that brings its library."""
 _PIECE = 1 << 20
 _GIVEN = "the environment, or a profile,"
+_TELL = ("size", "ETag", "Content-MD5", "Digest", "Last-Modified")
+"""What a web server may say of a file that changes with it."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,9 @@ class Remote:
     def version(self) -> str:
         """Return what changes when the object does, as far as the store tells: its size, time or tag, asked anew."""
         self._system.invalidate_cache()
+        if self.web:  # fsspec takes files of web servers for ones that never change
+            about = self._system.info(self._key)
+            return str([about.get(name) for name in _TELL])
         return str(self._system.ukey(self._key))
 
     def is_dir(self) -> bool:

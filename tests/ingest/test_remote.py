@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -33,9 +34,11 @@ from support.s3_server import s3_server, variables
 from dpdist.cli import cli as command
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest import remote
+from dpdist.ingest.pieces import write_pieces
 from dpdist.ingest.readers import npy, parquet
 from dpdist.ingest.sources import Choices, Remote, location_of
 from dpdist.ingest.table import ingest
+from dpdist.pipeline.budget import ingest_rows
 
 
 @pytest.fixture
@@ -78,6 +81,29 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def left(folder: Path) -> list[str]:
     """Return what is in the folder of the rows."""
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_of_a_web_server_that_changed_is_another(
+    tmp_path: Path, web: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, folder = web
+    for name in ("day.npy", "night.npy"):
+        np.save(folder / name, table())
+        os.utime(folder / name, (1e9, 1e9))
+    found = ingest_rows(f"{url}/day.npy", tmp_path / "rows.zarr")
+    assert ingest_rows(f"{url}/day.npy", tmp_path / "rows.zarr").dataset_id == found.dataset_id
+    np.save(folder / "day.npy", table() + 1)
+    with pytest.raises(DataError, match="not ingested from these files, as they are now"):
+        ingest_rows(f"{url}/day.npy", tmp_path / "rows.zarr")
+
+    def changing(*given: Any, **options: Any) -> Any:
+        np.save(folder / "night.npy", table() + 1)
+        return write_pieces(*given, **options)
+
+    monkeypatch.setattr("dpdist.ingest.table.write_pieces", changing)
+    with pytest.raises(DataError, match="changed while it was read"):
+        ingest_rows(f"{url}/night.npy", tmp_path / "other.zarr")
+    assert left(tmp_path) == ["rows.zarr", "served"]
 
 
 @pytest.mark.parametrize("name", WRITERS)
