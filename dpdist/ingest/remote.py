@@ -7,6 +7,8 @@ from the URL: an address is printed, logged and seen in lists of processes.
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Generator, Iterator
@@ -182,6 +184,10 @@ class Remote:
         if self.web:  # fsspec takes files of web servers for ones that never change
             about = self._system.info(self._key)
             return str([about.get(name) for name in _TELL])
+        if self.suffix.lower() == ".zarr":  # a folder, of which stores tell nothing but its name
+            found = self._system.find(self._key, detail=True)
+            said = sorted((name, sorted(map(str, about.items()))) for name, about in found.items())
+            return hashlib.sha256(json.dumps(said).encode()).hexdigest()
         return str(self._system.ukey(self._key))
 
     def is_dir(self) -> bool:

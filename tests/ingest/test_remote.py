@@ -106,6 +106,26 @@ def test_a_file_of_a_web_server_that_changed_is_another(
     assert left(tmp_path) == ["rows.zarr", "served"]
 
 
+@pytest.mark.parametrize("name", ["t.npy", "t.zarr"])
+def test_what_changed_in_a_store_is_another(tmp_path: Path, memory: Any, name: str) -> None:
+    """Also a folder, of which a store tells nothing but its name."""
+
+    def put(rows: Any) -> None:
+        if name == "t.npy":
+            np.save(tmp_path / name, rows)
+        else:
+            zarr.create_array(tmp_path / name, shape=rows.shape, dtype=rows.dtype, overwrite=True)[:] = rows
+        memory.put(str(tmp_path / name), f"/private/{name}", recursive=True)
+
+    put(table())
+    found = ingest_rows(Remote(f"memory://private/{name}"), tmp_path / "rows.zarr")
+    assert ingest_rows(Remote(f"memory://private/{name}"), tmp_path / "rows.zarr").dataset_id == found.dataset_id
+    memory.rm(f"/private/{name}", recursive=True)
+    put(table() + 1)
+    with pytest.raises(DataError, match="not ingested from these files, as they are now"):
+        ingest_rows(Remote(f"memory://private/{name}"), tmp_path / "rows.zarr")
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_kind_comes_out_of_a_store(tmp_path: Path, memory: Any, name: str) -> None:
     WRITERS[name](tmp_path / name, table() + 0.25)
