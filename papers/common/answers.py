@@ -69,7 +69,7 @@ def moment_of(rows: Floats, clip_norm: float = 1.0, grid_bits: int = 16) -> Publ
         The clip norm is ``2**grid_bits`` grid steps.
     """
     bound = RowBound(rows.shape[1], clip_norm, grid_bits)
-    sums = GramSum(Band.whole(bound.width), bound.exact_rows)
+    sums = GramSum(Band.whole(bound.width), bound.norm_bound)
     step = min(bound.exact_rows, 4096)
     buffer = np.empty((step, bound.width))
     for start in range(0, len(rows), step):
