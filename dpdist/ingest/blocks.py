@@ -8,6 +8,7 @@ wrong with one is put aside by :mod:`dpdist.ingest.steps`, because Dask would lo
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from dpdist._util.ids import random_token
 from dpdist._util.progress import Progress, steps
 from dpdist._version import __version__
 from dpdist.errors import DataError
@@ -37,6 +39,10 @@ from dpdist.runtime.engine import Engine
 from dpdist.runtime.guarded import guarded
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import Store
+
+_PROCESS = random_token()
+"""What a graph reads may be another later, and with blocks of both a person could be in a table twice: so only
+the process that began an ingest of a graph goes on with it."""
 
 
 def ingest_collection(
@@ -77,7 +83,8 @@ def ingest_collection(
         found.require_no_index()
     found.require_numbers(keep)
     origin = collection_origin(found, columns=columns, compress=compress)
-    identity = sha256(json.dumps([__version__, origin]).encode()).hexdigest().encode()
+    process = [_PROCESS, os.getpid()] if found.lazy else []
+    identity = sha256(json.dumps([__version__, origin, process]).encode()).hexdigest().encode()
     with target.resumed("rows", identity) as aside:
         if not aside.exists(ROOT):
             with computing(where) if found.lazy else nullcontext() as engine:

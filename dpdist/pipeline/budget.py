@@ -97,8 +97,9 @@ def ingest_rows(
     """Write a rows.zarr from files, or from a table of Dask, and, with a budget, create its ledger.
 
     Rows that were ingested before from the same source with the same options are left alone, and so is their ledger.
-    If the ledger was not created yet, it is. If the process died, the same call goes on where it was. Files are the
-    same as long as they are not touched, and tables of Dask if their graphs are, whatever these read by now.
+    If the ledger was not created yet, it is. If the process died, the same call goes on where it was, but not with a
+    table of Dask. Files are the same as long as they are not touched, and tables of Dask if their graphs are, whatever
+    these read by now.
 
     Workers take pieces of the source of about 128 MiB: row groups of .parquet, chunks of .zarr, rows of .npy, lines of
     plain text, and whole files of other kinds. So one .csv.gz, .npz or .h5ad file is read by one process, and many
