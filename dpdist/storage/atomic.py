@@ -216,18 +216,21 @@ def _umask() -> int:
 def _locked_folder(target: Path) -> Iterator[Path]:
     """Give a new, locked folder beside target, for its owner alone; at the end it is removed, if it is still there."""
     with ExitStack() as stack:
-        handle = None
-        while handle is None:  # again, should a cleaner take it in the instant between making and locking it
-            aside = aside_of(target)
-            stack.enter_context(interruption.aside(aside))
-            aside.mkdir(0o700)
-            with suppress(FileNotFoundError, BlockingIOError):
-                handle = _lock(aside)
-                stack.callback(os.close, handle)
-                if not aside.exists():
-                    handle = None
+        aside = locked_anew(target, stack)
         stack.callback(remove, aside, target)
         yield aside
+
+
+def locked_anew(target: Path, stack: ExitStack) -> Path:
+    """Make a folder beside target, for its owner alone, which is locked until a stack is closed."""
+    while True:  # again, should a cleaner take it in the instant between making and locking it
+        aside = _aside_of(target)
+        stack.enter_context(interruption.aside(aside))
+        aside.mkdir(0o700)
+        with suppress(FileNotFoundError, BlockingIOError):
+            stack.callback(os.close, lock(aside))
+            if aside.exists():
+                return aside
 
 
 def remove(aside: Path, target: Path) -> None:
@@ -235,13 +238,13 @@ def remove(aside: Path, target: Path) -> None:
 
     Workers that were not stopped yet may write into it by its name: it gets another one first.
     """
-    gone = aside_of(target)
+    gone = _aside_of(target)
     with suppress(OSError):
         aside.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def aside_of(target: Path) -> Path:
+def _aside_of(target: Path) -> Path:
     """Return a new path beside a target, which :func:`remove_abandoned` knows."""
     return target.with_name(f".{target.name}.{random_token()[:8]}.partial")
 
@@ -281,7 +284,7 @@ def replace_file(path: Path, content: bytes, what: str, *, private: bool = False
     DataError
         If its folder cannot be written.
     """
-    aside = aside_of(path)
+    aside = _aside_of(path)
     try:
         with interruption.aside(aside), ExitStack() as stack:
             stack.callback(aside.unlink, missing_ok=True)
@@ -300,11 +303,11 @@ def put_in_place(path: Path, aside: Path, content: bytes, mode: int) -> None:
     sync(path.parent)
 
 
-def _lock(folder: Path) -> int:
-    """Lock a folder and return its handle; BlockingIOError if another process holds it."""
+def lock(folder: Path, *, wait: bool = False) -> int:
+    """Lock a folder and return its handle; BlockingIOError if another process holds it, unless that is waited for."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # a pipe of that name would never open
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         os.close(handle)
         raise
@@ -316,6 +319,6 @@ def remove_abandoned(target: Path) -> None:
     for litter in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
         # a live builder holds the lock; one that has just ended takes its folder away itself
         with suppress(OSError):
-            handle = _lock(litter)
+            handle = lock(litter)
             shutil.rmtree(litter, ignore_errors=True)
             os.close(handle)

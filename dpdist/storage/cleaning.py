@@ -7,7 +7,6 @@ folder nor one above it can be changed by others, who could call anything of thi
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dpdist.errors import DataError
+from dpdist.storage.atomic import lock
 
 
 def clean(target: Path, age: float) -> list[Path]:
@@ -78,11 +78,10 @@ def _file_removed(path: Path, age: float) -> bool:
 def _folder_removed(path: Path, age: float) -> bool:
     """Remove a folder that nobody holds, if all of it is this user's own; say whether it was."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        handle = lock(path)  # a live builder holds it
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a live builder holds it
         held = os.fstat(handle)
         if not os.path.samestat(held, path.lstat()) or not _all_own(path, held.st_dev, age):
             return False  # or it was renamed into place meanwhile

@@ -7,7 +7,6 @@ says what is built in it, so that it is found again.
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
 import shutil
@@ -19,7 +18,7 @@ from pathlib import Path
 from dpdist._util import interruption
 from dpdist._util.paths import read_plain
 from dpdist.errors import DataError, ResumableError
-from dpdist.storage.atomic import aside_of, remove, remove_abandoned, require_new, sync
+from dpdist.storage.atomic import lock, locked_anew, remove, remove_abandoned, require_new, sync
 
 _IDENTITY = ".identity"
 _MOST = 1 << 28
@@ -77,12 +76,7 @@ def _taken_up(target: Path, what: str, identity: bytes, stack: ExitStack) -> Pat
             stack.enter_context(interruption.aside(found))
             return found
         require_new(target, what)  # whoever held it may have finished it
-    while True:
-        aside = aside_of(target)
-        stack.enter_context(interruption.aside(aside))
-        aside.mkdir(0o700)
-        if _locked(aside, stack):  # else a cleaner took it in the instant between
-            break
+    aside = locked_anew(target, stack)
     with open(os.open(aside / _IDENTITY, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - of a handle
         file.write(identity)
     sync(aside / _IDENTITY)
@@ -104,11 +98,10 @@ def _begun(target: Path, identity: bytes) -> Path | None:
 def _locked(folder: Path, stack: ExitStack) -> bool:
     """Lock a folder when nobody holds it any more; say whether it is still there then."""
     try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        handle = lock(folder, wait=True)
     except FileNotFoundError:
         return False
     stack.callback(os.close, handle)
-    fcntl.flock(handle, fcntl.LOCK_EX)
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(handle), folder.lstat())
     return False
