@@ -275,8 +275,7 @@ class ObjectStore:
             before, token = _noted(note)
             if before != digest or not self._lives(token):
                 if token:  # nobody builds there any more
-                    replace(self, folder=_joined(self._key, token)).delete()
-                    replace(self, folder=self._key)._removed(f"{token}{_ATTEMPT}")  # noqa: SLF001 - of this class
+                    self._forget(token)
                 token = random_token()
                 _note(note, f"{digest} {token}")
                 self._begin(token, what)
@@ -285,33 +284,47 @@ class ObjectStore:
             _note(note, "")
 
     def _begin(self, token: str, what: str) -> None:
-        self._created(_joined(self._key, f"{token}{_ATTEMPT}"), _BUILDING, what)
+        self._created(self._attempt(token), _BUILDING, what)
+
+    def _attempt(self, token: str) -> str:
+        """Return the place of the object that says that somebody builds under a prefix."""
+        return _joined(self._key, f"{token}{_ATTEMPT}")
+
+    def _state(self, token: str) -> bytes:
+        return replace(self, folder=self._key).get(f"{token}{_ATTEMPT}", 1 << 10)
+
+    def _becomes(self, token: str, state: bytes, what: str) -> None:
+        """Say of what is built under a prefix what comes next; OSError or ResumableError if another was faster."""
+        replace(self, folder=self._key).replace(f"{token}{_ATTEMPT}", state, what, expected=_BUILDING)
+
+    def _forget(self, token: str) -> None:
+        """Remove what stands below a prefix, and what says so."""
+        replace(self, folder=_joined(self._key, token)).delete()
+        self._removed(self._attempt(token))
 
     def _lives(self, token: str) -> bool:
         """Say whether what was begun under a prefix was not removed."""
         try:
-            return replace(self, folder=self._key).get(f"{token}{_ATTEMPT}", 1 << 10) in {_BUILDING, _PUBLISHING}
+            return self._state(token) in {_BUILDING, _PUBLISHING}
         except OSError:
             return False
 
     @contextmanager
     def _building(self, token: str, what: str, kept: type[BaseException] | tuple[()] = ()) -> Iterator[ObjectStore]:
         """Give a prefix, and let it be found here at the end; it is removed on any error but of one kind."""
-        aside, here = replace(self, folder=_joined(self._key, token)), replace(self, folder=self._key)
-        attempt = f"{token}{_ATTEMPT}"
+        aside = replace(self, folder=_joined(self._key, token))
         try:
             yield aside
             try:
-                if here.get(attempt, 1 << 10) != _PUBLISHING:  # who has died before it stood may have said so
-                    here.replace(attempt, _PUBLISHING, what, expected=_BUILDING)
+                if self._state(token) != _PUBLISHING:  # who has died before it stood may have said so
+                    self._becomes(token, _PUBLISHING, what)
             except OSError:
                 raise _changed(self, what) from None  # it was removed, as one that nobody had touched for long
         except kept:
             raise
         except BaseException:
             with suppress(DpdistError):
-                aside.delete()
-                here._removed(attempt)  # noqa: SLF001 - of this class
+                self._forget(token)
             raise
         pointer = {
             "attributes": {"dpdist": {"format": POINTER, "prefix": token}}, "zarr_format": 3, "node_type": "group",
@@ -321,14 +334,14 @@ class ObjectStore:
         if not published:
             aside.delete()
         with suppress(DpdistError):
-            here._removed(attempt)  # noqa: SLF001 - as above
+            self._removed(self._attempt(token))
         if not published:
             raise self._taken(what)
 
-    def _removed(self, key: str) -> None:
+    def _removed(self, place: str) -> None:
         """Remove an object, if it is there."""
         with suppress(FileNotFoundError):
-            asked(self.url, lambda: obstore().delete(self._connection(), self._place(key)))
+            asked(self.url, lambda: obstore().delete(self._connection(), place))
 
     def clean(self, age: float = ABANDONED_SECONDS) -> tuple[str, ...]:
         """Remove prefixes that were begun and never published; what a dead release left the same command takes up."""
@@ -349,11 +362,10 @@ class ObjectStore:
 
     def _cleaned(self, token: str) -> bool:
         """Remove what stands below a prefix whose builder is dead; say whether it was."""
-        here, attempt = replace(self, folder=self._key), f"{token}{_ATTEMPT}"
         try:
-            state = here.get(attempt, 1 << 10)
+            state = self._state(token)
             if state == _BUILDING:
-                here.replace(attempt, _REMOVING, "rows", expected=_BUILDING)
+                self._becomes(token, _REMOVING, "rows")
                 state = _REMOVING
         except (OSError, ResumableError):
             return False  # it lives, or another process was faster
@@ -361,8 +373,7 @@ class ObjectStore:
         named = place._found()  # noqa: SLF001 - of this class
         if state != _REMOVING or named == _joined(self._key, token) or (named == self._key and place.exists()):
             return False  # it is published, or what stands there is no pointer that this version knows
-        replace(self, folder=_joined(self._key, token)).delete()
-        here._removed(attempt)  # noqa: SLF001 - of this class
+        self._forget(token)
         return True
 
     def _clock(self) -> datetime:
@@ -481,13 +492,12 @@ class ObjectStore:
     def delete(self) -> None:
         """Remove its objects, the one that makes it found first; never those of a whole bucket."""
         self._require_place("release")
-        folder, connection = self._found(), self._connection()
+        folder = self._found()
         if self.folder is None and self.exists():
-            asked(self.url, lambda: obstore().delete(connection, _joined(self._key, _ROOT)))
+            asked(self.url, lambda: obstore().delete(self._connection(), _joined(self._key, _ROOT)))
         self._remove(folder)
         if self.folder is None:
-            with suppress(FileNotFoundError):
-                asked(self.url, lambda: obstore().delete(connection, f"{self._key}.lease"))
+            self._removed(f"{self._key}.lease")
 
     def lacks(self, place: str) -> str | None:
         """Try with an object of no meaning what publishing relies on; say what the store does not do, or None."""
