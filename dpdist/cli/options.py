@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from dpdist._util.paths import is_address
-from dpdist._util.text import AMOUNTS
+from dpdist._util.text import AMOUNTS, listed
 from dpdist.cli.progress import BARS
 from dpdist.errors import UsageError
 from dpdist.ingest.remote import location_of
@@ -274,8 +274,8 @@ def bandwidth_of(text: str | None) -> float | None:
     """
     if text is None:
         return None
-    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?(B|kB|MB|GB|TB)", text)
+    found = re.fullmatch(rf"([0-9]{{1,15}}(?:\.[0-9]{{1,15}})?) ?({'|'.join(AMOUNTS)})", text)
     number = float(found[1]) * 1000 ** AMOUNTS.index(found[2]) if found else 0.0
     if number <= 0:
-        raise UsageError("--store-bandwidth takes a number above 0 with one of B, kB, MB, GB, TB, such as 10GB.")
+        raise UsageError(f"--store-bandwidth takes a number above 0 with one of {listed(AMOUNTS)}, such as 10GB.")
     return number
