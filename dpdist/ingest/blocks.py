@@ -7,13 +7,12 @@ wrong with one is put aside by :mod:`dpdist.ingest.steps`, because Dask would lo
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property, partial
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -22,22 +21,22 @@ from dpdist._util.ids import random_token
 from dpdist._util.progress import Progress, steps
 from dpdist._version import __version__
 from dpdist.errors import DataError
-from dpdist.ingest.collection import Collection, Layout, pieces_of, require_finite
+from dpdist.ingest.collection import CURE, Collection, Layout, pieces_of
 from dpdist.ingest.judging import kept_places, require_publishable
 from dpdist.ingest.origin import collection_origin
-from dpdist.ingest.pieces import Join
-from dpdist.ingest.readers.base import Places, Rows, fits
+from dpdist.ingest.pieces import Join, OfPieces, complete
+from dpdist.ingest.readers.base import Places, Rows, fits, require_finite
+from dpdist.ingest.states import digest_of
 from dpdist.ingest.steps import WORK, Step, forget_faults, on_a_worker, put_plan
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
 from dpdist.rows.table import Shape
-from dpdist.rows.writing import FRAGMENTS, RowsWriter
+from dpdist.rows.writing import RowsWriter
 from dpdist.runtime.asker import Asker
 from dpdist.runtime.blocks import computing, each_block
 from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.runtime.engine import Engine
 from dpdist.runtime.guarded import guarded
-from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import Store
 
 _PROCESS = random_token()
@@ -84,17 +83,15 @@ def ingest_collection(
     found.require_numbers(keep)
     origin = collection_origin(found, columns=columns, compress=compress)
     process = [_PROCESS, os.getpid()] if found.lazy else []
-    identity = sha256(json.dumps([__version__, origin, process]).encode()).hexdigest().encode()
-    with target.resumed("rows", identity) as aside:
-        if not aside.exists(ROOT):
+    with target.resumed("rows", digest_of([__version__, origin, process]).encode()) as aside:
+
+        def build() -> bytes:
             with computing(where) if found.lazy else nullcontext() as engine:
                 task = _Blocks(found, keep, aside.absolute(), engine, progress or where.progress)
                 shape = task.write(compress=compress)
-            names = tuple(found.names[place] for place in keep)
-            aside.put(ROOT, head_of(shape, names, budget, origin=origin))
-            aside.flush([ROOT])
-        aside.drop(WORK)
-        aside.drop(FRAGMENTS)
+            return head_of(shape, tuple(found.names[place] for place in keep), budget, origin=origin)
+
+        complete(aside, build)
     return open_ingested(target)
 
 
@@ -117,7 +114,7 @@ def _do(step: Step, unit: int, block: Any) -> None:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """The crew of the steps: wherever the blocks are computed."""
+    """Computes the units of the steps where the blocks are computed."""
 
     found: Collection
     keep: Places
@@ -129,11 +126,6 @@ class _Blocks:
     def blocks(self) -> list[Any]:
         """The blocks."""
         return self.found.blocks(self.keep)
-
-    @property
-    def crew(self) -> Any:
-        """Whoever computes units of a step."""
-        return self
 
     def run(self, step: Step, units: Sequence[int]) -> None:
         """Compute units of a step."""
@@ -157,13 +149,12 @@ class _Blocks:
             raise DataError(f"There are no rows in {self.found}.")
         shape = shape_of(sum(lengths), len(self.keep), dtype, compress=compress)
         starts = np.cumsum([0, *lengths[:-1]]).tolist()
-        pieces = list(zip(starts, lengths, digests, [None] * len(lengths), strict=True))
-        size = [shape.rows, shape.columns, shape.dtype, shape.chunk_rows, shape.compressed]
-        plan = put_plan(self.aside, WriteBlock.follows, {**about, "shape": size, "pieces": pieces})
+        pieces = list(zip(starts, lengths, digests, strict=True))
+        plan = put_plan(self.aside, WriteBlock.follows, {**about, "shape": astuple(shape), "pieces": pieces})
         write, join = WriteBlock(self.aside, "", plan), Join(self.aside, "", plan)
         require_space(self.aside, shape, shape.rows - sum(lengths[unit] for unit in write.finished()))
-        write.run(len(lengths), self.crew)
-        join.run(join.units, self.crew)
+        write.run(len(lengths), self.run)
+        join.run(join.units, self.run)
         return shape
 
     def _looked(self, plan: str) -> tuple[list[int], list[str | None], str]:
@@ -172,7 +163,7 @@ class _Blocks:
         if lengths is not None and dtype is not None:
             return list(lengths), [None] * len(lengths), dtype
         look, count = LookAtBlock(self.aside, "", plan), len(self.blocks)
-        look.run(count, self.crew)
+        look.run(count, self.run)
         said = [look.found(unit) for unit in range(count)]
         kinds = [np.dtype(kind) for rows, kind, _ in said if rows] or [np.dtype(np.uint8)]
         return [rows for rows, _, _ in said], [digest for _, _, digest in said], np.result_type(*kinds).name
@@ -190,16 +181,15 @@ class LookAtBlock(Step):
         return [seen.rows, np.result_type(*kinds or {np.dtype(np.uint8)}).name, seen.digest]
 
 
-class WriteBlock(Step):
+class WriteBlock(OfPieces):
     """Writes the chunks within a block, and fragments at its ends."""
 
-    name, label, follows = "write", "Ingesting", "pieces"
+    name, label = "write", "Ingesting"
 
     def do(self, unit: int, hands: Any) -> Any:
         """Write one block."""
-        plan = self.planned
-        shape = Shape(*plan["shape"])
-        first, rows, digest, _ = plan["pieces"][unit]
+        plan, shape = self.planned, self.shape
+        first, rows, digest = plan["pieces"][unit]
         writer, seen = RowsWriter(self.aside, shape, first, first + rows), _Seen()
         for piece in seen.pieces(hands.block, unit, plan):
             if seen.rows > rows or not fits(piece, np.dtype(shape.dtype)):
@@ -227,7 +217,7 @@ class _Seen:
         where = f"Block {unit} (counting from 0) of {plan['table']}"
         layout = Layout(*plan["layout"])
         for piece in pieces_of(block, where, layout):
-            require_finite(where, self.rows, piece, layout.names)
+            require_finite(where, self.rows, piece, layout.names, CURE)
             self._digest.update(piece.dtype.name.encode())
             self._digest.update(piece.data)
             self.rows += len(piece)

@@ -20,7 +20,7 @@ from dpdist.errors import DataError
 from dpdist.ingest.readers.base import PIECE, STORED, UNNAMED, Places, Rows, numbered, require_columns
 from dpdist.naming import parameter
 
-_CURE = "Mend it in the collection and ingest again."
+CURE = "Mend it in the collection and ingest again."
 
 
 def is_a(value: object, package: str, name: str) -> bool:
@@ -215,7 +215,7 @@ def pieces_of(block: Any, where: str, layout: Layout) -> Iterator[Rows]:
     shape: tuple[int, ...] = getattr(block, "shape", ())
     labels = [str(each) for each in getattr(block, "columns", ())] if framed else None
     if len(shape) != 2 or labels != layout.labels or not (framed or shape[1] == layout.columns):
-        raise DataError(f"{where} is no table of the columns that were announced. {_CURE}")
+        raise DataError(f"{where} is no table of the columns that were announced. {CURE}")
     if isinstance(block, np.ma.MaskedArray):
         raise DataError(f"{where} is a masked array, and a masked entry is no number: fill it by a public rule.")
     step = max(1, PIECE // (8 * len(names)))
@@ -228,7 +228,7 @@ def pieces_of(block: Any, where: str, layout: Layout) -> Iterator[Rows]:
             found = np.asarray(piece.toarray() if hasattr(piece, "toarray") else piece)
             kind = _stored(found.dtype)
             if kind is None:
-                raise DataError(f"{where} holds values of type {found.dtype.name}, which are no real numbers. {_CURE}")
+                raise DataError(f"{where} holds values of type {found.dtype.name}, which are no real numbers. {CURE}")
             yield np.ascontiguousarray(found[:, list(layout.keep)], dtype=kind)
 
 
@@ -236,22 +236,13 @@ def _of_frame(frame: Any, where: str, start: int, names: Sequence[str]) -> Rows:
     kinds = [_stored(kind) for kind in frame.dtypes]
     for name, kind, found in zip(names, kinds, frame.dtypes, strict=True):
         if kind is None:
-            raise DataError(f"{where} {start} on, column {name!r} holds no real numbers ({found}). {_CURE}")
+            raise DataError(f"{where} {start} on, column {name!r} holds no real numbers ({found}). {CURE}")
     rows = np.empty(frame.shape, dtype=np.result_type(*[kind for kind in kinds if kind is not None]))
     for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         column = frame.iloc[:, place]
         lacking = column.isna().to_numpy()
         if lacking.any():
             row = start + int(np.argmax(lacking))
-            raise DataError(f"{where} {row} (counting from 0), column {name!r}: the value is missing. {_CURE}")
+            raise DataError(f"{where} {row} (counting from 0), column {name!r}: the value is missing. {CURE}")
         rows[:, place] = column.to_numpy(dtype=kind)
     return rows
-
-
-def require_finite(where: str, start: int, rows: Rows, names: Sequence[str]) -> None:
-    """Refuse a value that is not finite, by its row and column; the first row is number ``start``."""
-    if rows.dtype.kind == "f" and not np.isfinite(rows).all():
-        row, place = np.argwhere(~np.isfinite(rows))[0]
-        raise DataError(
-            f"{where}, row {start + row} (counting from 0), column {names[place]!r}: the value is not finite. {_CURE}"
-        )

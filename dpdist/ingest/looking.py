@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import Places, joined
 from dpdist.ingest.sources import NoRowsError, Source, Survey
-from dpdist.ingest.steps import Crew, Hands, Step, put_plan
+from dpdist.ingest.steps import Hands, Run, Step, put_plan
 from dpdist.storage.store import Store
 
 PIECE = 128 << 20
@@ -130,9 +130,10 @@ def look_over(
     aside: Store,
     digest: str,
     sources: Sequence[Source],
+    sizes: Sequence[int],
     names: tuple[str, ...],
     keep: Places,
-    crew: Crew,
+    compute: Run,
     *,
     may_be_empty: bool,
 ) -> list[Found]:
@@ -144,10 +145,12 @@ def look_over(
         What is being built, and the digest of the sources that were put aside there.
     sources
         The same, open.
+    sizes
+        What :func:`size_of` says of each.
     names, keep
         All columns of the first, and the places of those that are kept.
-    crew
-        Who looks.
+    compute
+        What computes units.
     may_be_empty
         Whether files may be without rows.
 
@@ -156,8 +159,7 @@ def look_over(
     DpdistError
         What is wrong with the first file with which something is.
     """
-    sizes = [size_of(each) for each in sources]
-    cuts = _cut(aside, digest, sources, sizes, crew)
+    cuts = _cut(aside, digest, sources, sizes, compute)
     spans = [(number, cut) for number in range(len(sources)) for cut in cuts.get(number, [None])]
     units = grouped(spans, [sizes[number] if cut is None else cut[1] - cut[0] for number, cut in spans])
     plan = {
@@ -165,7 +167,7 @@ def look_over(
         "units": units,
     }  # fmt: skip
     step = Look(aside, digest, put_plan(aside, Look.follows, plan))
-    step.run(len(units), crew)
+    step.run(len(units), compute)
     told = [each for unit in range(len(units)) for each in step.found(unit)]
     by_source: dict[int, list[tuple[Any, Any]]] = {}
     for (number, cut), said in zip(spans, told, strict=True):
@@ -191,7 +193,7 @@ def _survey(rows: int, dtype: str, span: list[int] | None) -> Survey:
 
 
 def _cut(
-    aside: Store, digest: str, sources: Sequence[Source], sizes: Sequence[int], crew: Crew
+    aside: Store, digest: str, sources: Sequence[Source], sizes: Sequence[int], compute: Run
 ) -> dict[int, list[tuple[int, int]]]:
     """Return where text is cut, of the files that are long enough and can be."""
     ranges = {
@@ -203,7 +205,7 @@ def _cut(
         return {}
     units = [(number, start, stop) for number, each in ranges.items() for start, stop in each]
     step = Scan(aside, digest, put_plan(aside, Scan.follows, units))
-    step.run(len(units), crew)
+    step.run(len(units), compute)
     said: dict[int, list[bytes]] = {}
     for unit, (number, _, _) in enumerate(units):
         said.setdefault(number, []).append(bytes.fromhex(step.found(unit)))

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
+from dataclasses import astuple
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.ingest.checks import changed, require_finite, watching
 from dpdist.ingest.looking import PIECE, Found, Span, grouped
-from dpdist.ingest.readers.base import Places, Rows, fits
+from dpdist.ingest.readers.base import Places, Rows, changed, fits, require_finite
 from dpdist.ingest.sources import Source
-from dpdist.ingest.steps import WORK, Crew, Hands, Step, put_plan
+from dpdist.ingest.states import watching
+from dpdist.ingest.steps import WORK, Hands, Run, Step, put_plan
 from dpdist.rows.table import Shape
 from dpdist.rows.units import KeptRows, among
-from dpdist.rows.writing import RowsWriter, join_chunk, shared_chunks
+from dpdist.rows.writing import FRAGMENTS, RowsWriter, join_chunk, shared_chunks
+from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import Store
 
 _KEPT = f"{WORK}/kept"
@@ -88,12 +90,13 @@ def put_pieces(
     if kept is not None:
         aside.put(_KEPT, kept.bits)
         aside.flush([_KEPT])
-    about = [shape.rows, shape.columns, shape.dtype, shape.chunk_rows, shape.compressed]
-    plan = {"shape": about, "names": names, "keep": keep, "some": kept is not None, "pieces": pieces}
+    plan = {"shape": astuple(shape), "names": names, "keep": keep, "some": kept is not None, "pieces": pieces}
     return put_plan(aside, Write.follows, plan)
 
 
-class _OfPieces(Step):
+class OfPieces(Step):
+    """A step that follows the plan of pieces, each of which begins with its first row and how many it has."""
+
     follows = "pieces"
 
     @property
@@ -102,7 +105,7 @@ class _OfPieces(Step):
         return Shape(*self.planned["shape"])
 
 
-class Write(_OfPieces):
+class Write(OfPieces):
     """Writes the chunks within a piece, and fragments at its ends."""
 
     name, label = "write", "Ingesting"
@@ -165,14 +168,14 @@ def _blocks(source: Source, keep: Places, span: Span) -> Generator[Rows]:
     return (source.piece if span.cut else source.part)(keep, span.start, span.stop)
 
 
-class Join(_OfPieces):
+class Join(OfPieces):
     """Puts chunks together of which several pieces wrote fragments."""
 
     name, label = "join", "Joining chunks"
 
     def shared(self) -> list[tuple[int, list[int]]]:
         """Return these chunks, and where their fragments begin."""
-        starts = [first for first, kept, _, _ in self.planned["pieces"] if kept]
+        starts = [first for first, kept, *_ in self.planned["pieces"] if kept]
         return list(shared_chunks(self.shape, starts).items())
 
     @property
@@ -186,7 +189,7 @@ class Join(_OfPieces):
         self.aside.flush([join_chunk(self.aside, self.shape, index, begins) for index, begins in some])
 
 
-def write_pieces(aside: Store, sources: str, plan: str, crew: Crew) -> None:
+def write_pieces(aside: Store, sources: str, plan: str, compute: Run) -> None:
     """Write all pieces, and the chunks that they share.
 
     Parameters
@@ -195,8 +198,8 @@ def write_pieces(aside: Store, sources: str, plan: str, crew: Crew) -> None:
         What is being built.
     sources, plan
         Digests of the sources and of the pieces, which were put aside.
-    crew
-        Who writes.
+    compute
+        What computes units.
 
     Raises
     ------
@@ -204,5 +207,22 @@ def write_pieces(aside: Store, sources: str, plan: str, crew: Crew) -> None:
         What is wrong with the first row of all with which something is.
     """
     write, join = Write(aside, sources, plan), Join(aside, sources, plan)
-    write.run(len(write.planned["pieces"]), crew)
-    join.run(join.units, crew)
+    write.run(len(write.planned["pieces"]), compute)
+    join.run(join.units, compute)
+
+
+def complete(aside: Store, build: Callable[[], bytes]) -> None:
+    """Complete a table that is built.
+
+    Parameters
+    ----------
+    aside
+        Where it is built.
+    build
+        Writes all its rows and returns its head, the last of its objects: when it is there, nothing else is to be done.
+    """
+    if not aside.exists(ROOT):
+        aside.put(ROOT, build())
+        aside.flush([ROOT])
+    aside.drop(WORK)
+    aside.drop(FRAGMENTS)

@@ -19,9 +19,8 @@ import google_crc32c
 import numpy as np
 
 from dpdist.errors import DataError
-from dpdist.ingest.checks import changed, require_finite
 from dpdist.ingest.judging import Judged, judged
-from dpdist.ingest.readers.base import AskError, Source, require_runs
+from dpdist.ingest.readers.base import AskError, Source, changed, require_finite, require_runs
 from dpdist.ingest.registered import FORMAT, Asked, RegisteredAttributes, Sources, checked, head_of
 from dpdist.ingest.sources import Choices, SourceLocation, opened_sources
 from dpdist.naming import step

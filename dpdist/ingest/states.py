@@ -1,4 +1,4 @@
-"""What is checked of every source and of every row, wherever they are read."""
+"""In which state a source is, and that it stays so while it is read."""
 
 from __future__ import annotations
 
@@ -8,16 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from dpdist.errors import DataError
-from dpdist.ingest.readers.base import Rows
+from dpdist.ingest.readers.base import changed
 from dpdist.ingest.sources import Remote, Source, SourceLocation, attempt, files_of
-
-
-def changed(path: SourceLocation) -> DataError:
-    """Return what is said of a file that changed meanwhile."""
-    return DataError(f"{path} changed while it was read. Ingest it when it is complete.")
 
 
 def state_of(place: SourceLocation) -> object:
@@ -33,7 +25,7 @@ def state_of(place: SourceLocation) -> object:
 
 
 def digest_of(state: object) -> str:
-    """Return a digest of a state, hexadecimal."""
+    """Return a digest of a state, or of other JSON values, hexadecimal."""
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()
 
 
@@ -62,13 +54,3 @@ def watching(source: Source, known: str | None, part: tuple[int, int] | None) ->
             raise changed(source.path)
 
     return require_same
-
-
-def require_finite(path: SourceLocation, start: int, block: Rows, names: tuple[str, ...]) -> None:
-    """Refuse a value that is not finite, by its row and column; the first row of the block is number ``start``."""
-    if block.dtype.kind == "f" and not np.isfinite(block).all():
-        row, place = np.argwhere(~np.isfinite(block))[0]
-        raise DataError(
-            f"{path}, row {start + row} (counting from 0), column {names[place]!r}: the value is not finite. "
-            "Mend it in the file and ingest again."
-        )

@@ -20,11 +20,11 @@ from typing import Any, ClassVar, Protocol
 from dpdist._util.ids import random_token
 from dpdist._util.progress import Steps
 from dpdist.errors import DataError, RefusedError, ResumableError, UsageError
-from dpdist.ingest.checks import digest_of
 from dpdist.ingest.readers.apart import Reading
 from dpdist.ingest.readers.base import AskError
 from dpdist.ingest.remote import location_of
 from dpdist.ingest.sources import Choices, NoRowsError, Source, source_at
+from dpdist.ingest.states import digest_of
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import MOST_AT_ONCE, Store
 
@@ -132,8 +132,8 @@ class Step(ABC):
         """Return what a unit found."""
         return json.loads(self.aside.get(self._key(unit)))
 
-    def run(self, count: int, crew: Crew) -> None:
-        """Compute those of so many units that are not done yet.
+    def run(self, count: int, compute: Run) -> None:
+        """Compute those of so many units that are not done yet, by what computes units.
 
         Raises
         ------
@@ -142,7 +142,7 @@ class Step(ABC):
         """
         left = sorted(set(range(count)) - self.finished())
         if left:
-            crew.run(self, left)
+            compute(self, left)
         if faults := self.faults():
             kind, *said = json.loads(self.aside.get(f"{_FAULTS}/{self.name}/{min(faults)}"))
             raise _KINDS[kind](*said)
@@ -207,7 +207,7 @@ class Here:
     Parameters
     ----------
     sources, states
-        The sources, and what :func:`dpdist.ingest.checks.state_of` says of each.
+        The sources, and what :func:`dpdist.ingest.states.state_of` says of each.
     progress
         Told the rows that are written, and those that there are.
     """
@@ -355,7 +355,7 @@ def put_sources(aside: Store, sources: Sequence[Source], states: Sequence[object
     aside
         What is being built.
     sources, states
-        The sources, and what :func:`dpdist.ingest.checks.state_of` says of each.
+        The sources, and what :func:`dpdist.ingest.states.state_of` says of each.
     choices
         What the user chose.
     """

@@ -11,34 +11,30 @@ up.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
-from hashlib import sha256
+from functools import cached_property, partial
 from pathlib import Path
 
 from dpdist._util.progress import Steps
 from dpdist._util.text import counted
 from dpdist._version import __version__
 from dpdist.errors import DataError
-from dpdist.ingest.checks import changed, state_of
 from dpdist.ingest.judging import Judged, judged
 from dpdist.ingest.looking import PIECE, Found, look_over, size_of
 from dpdist.ingest.origin import origin_of
-from dpdist.ingest.pieces import Write, cut_into_pieces, put_pieces, write_pieces
-from dpdist.ingest.readers.base import AskError, Places
+from dpdist.ingest.pieces import Write, complete, cut_into_pieces, put_pieces, write_pieces
+from dpdist.ingest.readers.base import AskError, Places, changed
 from dpdist.ingest.sources import Choices, Source, SourceLocation, opened_sources
-from dpdist.ingest.steps import WORK, Crew, Elsewhere, Here, forget_faults, put_sources
+from dpdist.ingest.states import digest_of, state_of
+from dpdist.ingest.steps import Crew, Elsewhere, Here, forget_faults, put_sources
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
 from dpdist.rows.table import Shape
 from dpdist.rows.units import KeptRows, Numbers, Unit, first_rows, whole_numbers
-from dpdist.rows.writing import FRAGMENTS
 from dpdist.storage import atomic
-from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import AnyStore, Store, store_at
 
 LARGE = 256 << 20
@@ -144,7 +140,7 @@ def _identity(source: SourceLocation, origin: dict[str, object], states: Sequenc
     then; the other way round, finished pieces could be of another state.
     """
     place = str(source.absolute() if isinstance(source, Path) else source.address)
-    return sha256(json.dumps([__version__, PIECE, place, origin, states]).encode()).hexdigest().encode()
+    return digest_of([__version__, PIECE, place, origin, states]).encode()
 
 
 def _crew(task: _Ingest, progress: Steps | None, elsewhere: Elsewhere | None) -> Crew:
@@ -152,7 +148,7 @@ def _crew(task: _Ingest, progress: Steps | None, elsewhere: Elsewhere | None) ->
     here = Here(task.sources, task.states, progress)
     if elsewhere is not None and not elsewhere.named:
         many = len(os.sched_getaffinity(0)) > 1
-        elsewhere = elsewhere if many and sum(map(size_of, task.sources)) >= LARGE else None
+        elsewhere = elsewhere if many and sum(task.sizes) >= LARGE else None
     return Crew(here, elsewhere)
 
 
@@ -178,6 +174,11 @@ class _Ingest:
     unit: Unit | None
     may_be_empty: bool
 
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Bytes of each of the sources, asked once."""
+        return [size_of(each) for each in self.sources]
+
     def build(
         self,
         aside: Store,
@@ -187,18 +188,18 @@ class _Ingest:
         compress: bool,
         say: Callable[[str], None] | None,
     ) -> None:
-        """Build the table, whose head is the last of its objects: when it is there, nothing else is to be done."""
-        if not aside.exists(ROOT):
+        """Build the table."""
+
+        def build() -> bytes:
             with closing(crew):
                 shape, names = self._write(aside, crew, compress=compress, say=say)
             # which rows of a unit come first was found in an earlier pass: other files would break the bound M
             for each, state in zip(self.sources, self.states, strict=True):
                 if state_of(each.path) != state:
                     raise changed(each.path)
-            aside.put(ROOT, head(shape, names))
-            aside.flush([ROOT])
-        aside.drop(WORK)
-        aside.drop(FRAGMENTS)
+            return head(shape, names)
+
+        complete(aside, build)
 
     def _write(
         self, aside: Store, crew: Crew, *, compress: bool, say: Callable[[str], None] | None
@@ -208,7 +209,11 @@ class _Ingest:
         about: list[Found] = []
 
         def look(names: tuple[str, ...], keep: Places) -> list[Found]:
-            about.extend(look_over(aside, digest, self.sources, names, keep, crew, may_be_empty=self.may_be_empty))
+            about.extend(
+                look_over(
+                    aside, digest, self.sources, self.sizes, names, keep, crew.run, may_be_empty=self.may_be_empty
+                )
+            )
             return about
 
         found = judged(self.source, self.sources, self.columns, unit=self.unit, look=look)
@@ -226,7 +231,7 @@ class _Ingest:
         done = sum(pieces[number].kept for number in write.finished())
         require_space(aside, shape, shape.rows - done)
         crew.here.begin(done, shape.rows)
-        write_pieces(aside, digest, plan, crew)
+        write_pieces(aside, digest, plan, crew.run)
         return shape, found.names
 
     def _kept(self, aside: Store, found: Judged, unit: Unit) -> KeptRows:

@@ -415,6 +415,20 @@ def fits(block: Rows, dtype: np.dtype[Any]) -> bool:
         return bool((block.astype(dtype) == block).all())
 
 
+def changed(path: object) -> DataError:
+    """Return what is said of a file that changed meanwhile."""
+    return DataError(f"{path} changed while it was read. Ingest it when it is complete.")
+
+
+def require_finite(where: object, start: int, block: Rows, names: Sequence[str], cure: str = CURE) -> None:
+    """Refuse a value that is not finite, by its row and column; the first row of the block is number ``start``."""
+    if block.dtype.kind == "f" and not np.isfinite(block).all():
+        row, place = np.argwhere(~np.isfinite(block))[0]
+        raise DataError(
+            f"{where}, row {start + row} (counting from 0), column {names[place]!r}: the value is not finite. {cure}"
+        )
+
+
 def require_runs(path: Location, count: int) -> None:
     """Refuse more chunks than a table in place may have.
 

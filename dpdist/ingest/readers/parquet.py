@@ -24,6 +24,7 @@ from dpdist.ingest.readers.base import (
     Source,
     Survey,
     attempt,
+    changed,
     each,
     matrix,
     no_numbers,
@@ -138,7 +139,7 @@ class Parquet(Source):
         # no threads: they are hardly faster, and each keeps memory of its own
         with self.path.open("rb") as raw, pq.ParquetFile(raw, buffer_size=1 << 14, pre_buffer=False) as file:
             if file.metadata.num_rows != self._metadata.num_rows:
-                raise DataError(f"{self.path} changed while it was read. Ingest it when it is complete.")
+                raise changed(self.path)
             for batch in file.iter_batches(most, row_groups=groups, columns=fields, use_threads=False):
                 for field in fields:
                     column = batch.column(field)

@@ -33,6 +33,7 @@ from dpdist.ingest.readers.base import (
     Source,
     Survey,
     attempt,
+    changed,
     matrix,
     no_numbers,
     numbered,
@@ -247,7 +248,7 @@ class Csv(Source):
         # the line feed before a piece is an empty line, and keeps Arrow from taking what follows for a byte-order mark
         before = max(start - 1, 0)
         if start and read_range(self.path, before, 1) != b"\n":
-            raise DataError(f"{self.path} changed while it was read. Ingest it when it is complete.")
+            raise changed(self.path)
         stream = partial(opened_range, self.path, before, stop)
         yield from self._finite(keep, self._batches(keep, stream, 0 if start else self._head[0]), start, stop)
 

@@ -17,7 +17,17 @@ from typing import Any
 import numpy as np
 
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import CURE, Places, Rows, Source, Survey, attempt, require_table, surveyed
+from dpdist.ingest.readers.base import (
+    CURE,
+    Places,
+    Rows,
+    Source,
+    Survey,
+    attempt,
+    changed,
+    require_table,
+    surveyed,
+)
 from dpdist.ingest.readers.plink import missing
 from dpdist.ingest.readers.transpose import turned, width_for
 
@@ -144,7 +154,7 @@ class Vcf(Source):
                 yield np.stack(columns, axis=1)
                 columns = []
         if place + 1 != len(names):
-            raise DataError(f"{self.path} changed while it was read. Ingest it when it is complete.")
+            raise changed(self.path)
         if columns:
             yield np.stack(columns, axis=1)
 
