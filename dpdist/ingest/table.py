@@ -11,7 +11,6 @@ up.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
 from dpdist.rows.table import Shape
 from dpdist.rows.units import KeptRows, Numbers, Unit, first_rows, whole_numbers
+from dpdist.runtime.process import available_cores
 from dpdist.storage import atomic
 from dpdist.storage.store import AnyStore, Store, store_at
 
@@ -147,8 +147,7 @@ def _crew(task: _Ingest, progress: Steps | None, elsewhere: Elsewhere | None) ->
     """Return who ingests: workers where they are named, or where they are worth their start."""
     here = Here(task.sources, task.states, progress)
     if elsewhere is not None and not elsewhere.named:
-        many = len(os.sched_getaffinity(0)) > 1
-        elsewhere = elsewhere if many and sum(task.sizes) >= LARGE else None
+        elsewhere = elsewhere if available_cores() > 1 and sum(task.sizes) >= LARGE else None
     return Crew(here, elsewhere)
 
 

@@ -28,7 +28,7 @@ from dpdist.errors import DataError
 from dpdist.naming import parameter
 from dpdist.runtime.clients import known
 from dpdist.runtime.engine import Engine
-from dpdist.runtime.process import forbid_core_dumps
+from dpdist.runtime.process import available_cores, forbid_core_dumps
 from dpdist.runtime.tls import Certificates, require_safe_workers
 from dpdist.runtime.workers import warn_of_versions
 
@@ -49,11 +49,6 @@ _LOCAL_CONFIG = {
     "distributed.worker.memory.target": False,
     "distributed.worker.memory.spill": False,
 }
-
-
-def available_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def _require_answer(scheduler: str, security: Security | None, cure: str) -> None:

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist._version import __version__
-from dpdist.runtime.process import end_with_parent, forbid_core_dumps
+from dpdist.runtime.process import available_cores, end_with_parent, forbid_core_dumps
 
 if TYPE_CHECKING:
     import io
@@ -55,7 +55,7 @@ def usable_cores() -> int:
     """Cores that this process may use: those of its machine, of its affinity and of its control group, whole."""
     from dask.system import CPU_COUNT  # noqa: PLC0415 - nothing that the processes of a pool need
 
-    return max(1, min(int(CPU_COUNT), len(os.sched_getaffinity(0))))
+    return max(1, min(int(CPU_COUNT), available_cores()))
 
 
 class _LostError(Exception):
