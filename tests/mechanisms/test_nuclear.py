@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mpmath.ctx_mp import MPContext
 from scipy import stats
 from strategies import SEEDS
-from support.tallies import FALSE_ALARM
+from support.tallies import FALSE_ALARM, total_passes
 
 from dpdist.noise import nuclear
 from dpdist.noise.entropy import SYSTEM
@@ -179,8 +179,7 @@ def test_a_start_that_is_too_late_is_doubled_with_the_same_uniforms(monkeypatch:
 
 def norms_pass(norms: Floats, shape: float) -> bool:
     """Two-sided test of independent gamma variables: their sum is gamma."""
-    law, total = stats.gamma(norms.size * shape), norms.sum()
-    return bool(2 * min(law.cdf(total), law.sf(total)) > FALSE_ALARM)
+    return total_passes(norms.sum(), stats.gamma(norms.size * shape))
 
 
 def test_in_one_dimension_the_law_is_laplace() -> None:

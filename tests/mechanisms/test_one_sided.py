@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy import stats
-from support.tallies import FALSE_ALARM
+from support.tallies import FALSE_ALARM, total_passes
 
 from dpdist.errors import RefusedError
 from dpdist.mechanisms import registry
@@ -137,10 +137,6 @@ def law_passes(sample: npt.NDArray[np.float64], degrees: int) -> bool:
     return bool(stats.kstest(sample, stats.chi2(degrees).cdf).pvalue > FALSE_ALARM)
 
 
-def total_passes(total: float, degrees: int) -> bool:
-    return bool(2 * min(stats.chi2.cdf(total, degrees), stats.chi2.sf(total, degrees)) > FALSE_ALARM)
-
-
 @pytest.mark.parametrize("arithmetic", BOTH_ARITHMETICS)
 def test_draws_are_wishart_and_twins_are_not(arithmetic: Arithmetic) -> None:
     size, columns, count = 3, 6, 4000
@@ -155,12 +151,13 @@ def test_draws_are_wishart_and_twins_are_not(arithmetic: Arithmetic) -> None:
         assert not law_passes(law, degrees + 1)  # one off in the Bartlett factor
         assert not law_passes(law, degrees - 1)
     trace = float(np.trace(sample, axis1=1, axis2=2).sum())
-    assert total_passes(trace, columns * size * count)
-    assert not total_passes(0.95 * trace, columns * size * count)
+    assert total_passes(trace, stats.chi2(columns * size * count))
+    assert not total_passes(0.95 * trace, stats.chi2(columns * size * count))
     # independent entries of Z: u^T E v / sqrt(v^T E v) is normal for orthogonal u, v
     normal = sample[:, 0, 2] / np.sqrt(sample[:, 2, 2])
     assert stats.kstest(normal, "norm").pvalue > FALSE_ALARM
-    assert stats.kstest(1.2 * normal, "norm").pvalue < FALSE_ALARM
+    assert total_passes(float(normal @ normal), stats.chi2(count))
+    assert not total_passes(1.2**2 * float(normal @ normal), stats.chi2(count))
 
 
 @pytest.mark.parametrize("arithmetic", BOTH_ARITHMETICS)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 from support.scripted import Scripted
-from support.tallies import FALSE_ALARM
+from support.tallies import FALSE_ALARM, total_passes
 
 from dpdist.noise import reals
 from dpdist.noise.entropy import SYSTEM
@@ -270,8 +270,11 @@ def test_the_draws_have_their_law_and_a_twin_fails(law: Law) -> None:
     sample = np.concatenate([values(found) for _, found in draws(law, 400_000, SYSTEM)])
     name = "norm" if law is NORMAL else "laplace"
     assert stats.kstest(sample, name).pvalue > FALSE_ALARM
+    size = np.abs(sample)
+    total, of_total = (size @ size, stats.chi2) if law is NORMAL else (size.sum(), stats.gamma)
+    assert total_passes(total, of_total(size.size))
     # the twin: 3 % too much noise
-    assert stats.kstest(1.03 * sample, name).pvalue < FALSE_ALARM
+    assert not total_passes((1.03**2 if law is NORMAL else 1.03) * total, of_total(size.size))
     assert stats.chisquare(np.bincount(sample > 0)).pvalue > FALSE_ALARM
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,15 @@ from scipy import stats
 
 FALSE_ALARM = 1e-6
 """Probability with which each statistical test fails on correct code."""
+
+
+def total_passes(total: float, law: Any) -> bool:
+    """Say whether a sum of independent draws may have a law, by both its tails.
+
+    A scale that is k standard deviations of the sum off is told apart surely where k is 10 or more: a comparison of
+    distributions (Kolmogorov and Smirnov) needs some ten times as many draws for that.
+    """
+    return bool(2 * min(law.cdf(total), law.sf(total)) > FALSE_ALARM)
 
 
 def alarms(noise: npt.NDArray[np.int64], sigma: int) -> bool:
