@@ -8,7 +8,9 @@ chunk is there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -107,8 +109,8 @@ class Projector:
                 np.subtract(piece, self._mean, out=block)
                 np.matmul(block, self._vectors, out=scores)
                 scores -= self._lost
-                wrong = ~np.isfinite(scores).all(axis=1)
-                if wrong.any():  # float32 may have overflowed on the way; the other rows stay as they are
+                if not np.isfinite(scores).all():  # float32 may have overflowed on the way; other rows stay as they are
+                    wrong = ~np.isfinite(scores).all(axis=1)
                     exact = ((piece[wrong].astype(np.float64) - found.mean) / found.scale) @ found.components.T
                     scores[wrong] = exact
             start += piece.shape[0]
@@ -118,33 +120,72 @@ class Projector:
 def project_chunks(task: ProjectionTask) -> None:
     """Write the scores of every row of the task's chunks, as a :class:`Projector` makes them.
 
-    A chunk of scores is written when the checksum of its rows is known to match.
+    A chunk of scores is written when the checksum of its rows is known to match, by another thread while the next one
+    is made: two are in memory.
 
     Raises
     ------
     DataError
         If a chunk of rows cannot be read.
     """
-    table, found = task.table, task.components
-    projector = Projector(found, table.dtype)
-    reader = ChunkReader(table, projector.piece_rows)
-    scores = ChunkWriter((table.chunk_rows, found.components.shape[0]), projector.dtype)
-    # chunks of scores are all of one length, and those of rows in place are as their source has them
-    made, of_chunk = np.empty_like(scores.rows), -1
-    for index in task.chunks:
+    scoring = _Scoring(task.table, task.components)
+    shape = (task.table.chunk_rows, task.components.components.shape[0])
+    buffers = [ChunkWriter(shape, scoring.dtype) for _ in range(min(2, len(task.chunks)))]
+    with ThreadPoolExecutor(1, thread_name_prefix="scores") as other:
+        under_way: Future[None] | None = None
+        for number, index in enumerate(task.chunks):
+            buffer = buffers[number % 2]
+            scoring.fill(index, buffer.rows)
+            if under_way is not None:
+                under_way.result()  # the other buffer is free, and what went wrong with it is told here
+            # errors name parameters as this thread does
+            under_way = other.submit(copy_context().run, buffer.write, task.scores, chunk_key(index))
+        if under_way is not None:
+            under_way.result()
+
+
+class _Scoring:
+    """Makes chunks of scores, which are all of one length; chunks of rows in place are as their source has them."""
+
+    def __init__(self, table: RowsTable, found: Components) -> None:
+        self._table = table
+        self._projector = Projector(found, table.dtype)
+        self._reader = ChunkReader(table, self._projector.piece_rows)
+        self._made = np.empty((0, found.components.shape[0]), self.dtype)
+        self._of_chunk = -1
+
+    @property
+    def dtype(self) -> np.dtype[np.floating]:
+        """Of the scores."""
+        return self._projector.dtype
+
+    def fill(self, index: int, out: npt.NDArray[np.floating]) -> None:
+        """Write a chunk of scores into ``out``, zeros behind the last row of the table."""
+        table = self._table
         start = index * table.chunk_rows
         stop = min(table.rows, start + table.chunk_rows)
         row = start
         while row < stop:
             chunk = table.chunk_of(row)
-            if chunk != of_chunk:
-                projector.project(reader, chunk, made)
-                of_chunk = chunk
-            first, last = table.first_row(chunk), min(stop, table.first_row(chunk + 1))
-            scores.rows[row - start : last - start] = made[row - first : last - first]
+            first, after = table.first_row(chunk), table.first_row(chunk + 1)
+            last = min(stop, after)
+            if start <= first and after <= stop:  # all of its rows belong here
+                self._projector.project(self._reader, chunk, out[first - start :])
+            else:
+                made = self._made_of(chunk)
+                out[row - start : last - start] = made[row - first : last - first]
             row = last
-        scores.rows[stop - start :] = 0
-        scores.write(task.scores, chunk_key(index))
+        out[stop - start :] = 0
+
+    def _made_of(self, chunk: int) -> npt.NDArray[np.floating]:
+        """Return the scores of a chunk of rows, which two chunks of scores may ask for one after the other."""
+        if chunk != self._of_chunk:
+            if not len(self._made):
+                self._made = np.empty((self._table.chunk_rows, self._made.shape[1]), self.dtype)
+            self._of_chunk = -1
+            self._projector.project(self._reader, chunk, self._made)
+            self._of_chunk = chunk
+        return self._made
 
 
 def scores_in_memory(table: RowsTable, found: Components) -> npt.NDArray[np.floating]:

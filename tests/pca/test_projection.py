@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,8 @@ from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, created, partitions
 from dpdist.rows.writing import chunk_key
-from dpdist.storage.store import AnyStore, store_at
+from dpdist.storage.arrays import ChunkWriter
+from dpdist.storage.store import AnyStore, Store, store_at
 from dpdist.triangle import packed
 
 NAMES = ("a", "b", "c")
@@ -212,6 +214,30 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[RowsTable, Path
     write_model(folder / "model.zarr")
     project(table, folder / "model.zarr", folder / "scores.zarr", 1)
     return table, folder / "model.zarr", chunks(folder / "scores.zarr")
+
+
+def test_a_slow_write_keeps_its_scores_and_the_last_one_that_fails_is_told(
+    tmp_path: Path, reference: tuple[RowsTable, Path, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, model, expected = reference
+    write = ChunkWriter.write
+
+    def slow(self: ChunkWriter, store: Store, key: str) -> None:
+        time.sleep(0.01)  # the next chunk is made meanwhile
+        write(self, store, key)
+
+    monkeypatch.setattr(ChunkWriter, "write", slow)
+    project(table, model, tmp_path / "scores.zarr", 1)
+    assert chunks(tmp_path / "scores.zarr") == expected
+
+    def full(self: ChunkWriter, store: Store, key: str) -> None:
+        if key == chunk_key(CHUNKS - 1):
+            raise DataError("The disk is full.")
+        write(self, store, key)
+
+    monkeypatch.setattr(ChunkWriter, "write", full)
+    with pytest.raises(DataError, match="disk is full"):
+        project(table, model, tmp_path / "others.zarr", 1)
 
 
 @settings(max_examples=15)
