@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
+from dpdist._util.cores import available_cores
 from dpdist._util.progress import Steps
 from dpdist._util.text import counted
 from dpdist._version import __version__
@@ -33,7 +34,6 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
 from dpdist.rows.table import Shape
 from dpdist.rows.units import KeptRows, Numbers, Unit, first_rows, whole_numbers
-from dpdist.runtime.process import available_cores
 from dpdist.storage import atomic
 from dpdist.storage.store import AnyStore, Store, store_at
 

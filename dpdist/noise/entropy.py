@@ -20,7 +20,7 @@ class Entropy(Protocol):
     """A source of independent uniform 64-bit words."""
 
     def words(self, count: int) -> Words:
-        """Return ``count`` fresh words, dtype uint64."""
+        """Return ``count`` fresh words, dtype uint64; several threads may ask at once where much is drawn."""
         ...
 
 

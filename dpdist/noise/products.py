@@ -30,26 +30,36 @@ release is a function of the ideal one, and has its guarantee.
 
 **Cost.** d m normals and the products of order p + q < n; those with p = q are symmetric and cost half. On a grid of
 16 bits n = 3 up to d = 2000 (four products, two of them symmetric), on coarse grids n = 2 (two products), never more
-than n = 4 (six) there. Memory: about 100 bytes per entry of Z and of the square, 0.4 GB at d = 2000. How many entries
-are decided again depends on the noise only.
+than n = 4 (six) there. All of it is done by the cores together: pieces of Z are drawn and cut into limbs, and tiles of
+the square multiplied and rounded, each by one of them. Memory: some 60 bytes per entry of Z, 1.5 GB at d = 5000. How
+many entries are decided again depends on the noise only.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dpdist._util.cores import Each, available_cores, threaded
 from dpdist.noise.entropy import Entropy, Words
 from dpdist.noise.lattice import HALF, product
 from dpdist.noise.reals import Integers, Reals, exact_normals
-from dpdist.triangle import Triangle, packed
+from dpdist.triangle import Triangle
 
 MAX_SPREAD = 2**57
 """Largest scale times the larger side of Z: entries stay inside int64 with overwhelming room."""
 _OPEN = 16
 """Entries that may be expected to be decided again: at most a few milliseconds each."""
+_SIDE = 512
+"""Rows and columns of a tile of the product: what is added to it stays in a core's cache."""
+_IN_CACHE = 1 << 15
+"""Entries of Z whose limbs are computed together, likewise."""
+_WORTH_THREADS = 1 << 18
+"""Entries of Z from which on several threads share the work, tens of milliseconds of it."""
 _SLACK = 1.01
 """Covers the float rounding of the bounds themselves, which is below 2^-20."""
 
@@ -105,33 +115,40 @@ def _digits(fraction: Words, start: int, width: int) -> Integers:
     return digits
 
 
-def _limbs(z: Reals, size: int, splitting: _Splitting, limbs: int) -> list[Limb]:
-    """Return the integers ``2^(e_p) L_p``, each (size, columns)."""
+def _limbs(z: Reals, entries: slice, splitting: _Splitting, limbs: int) -> list[Limb]:
+    """Return the integers ``2^(e_p) L_p`` of some entries of Z."""
     out: list[Limb] = []
     carry: Integers | int = 0
+    fraction, negative = z.fraction[:, entries], z.negative[entries]
     for p in reversed(range(limbs)):
         if p:
-            digit = _digits(z.fraction, splitting.end(p - 1), splitting.width) + carry
+            digit = _digits(fraction, splitting.end(p - 1), splitting.width) + carry
             carry = (digit + (1 << (splitting.width - 1))) >> splitting.width
             digit -= carry << splitting.width
         else:
-            digit = (z.whole << splitting.first) + _digits(z.fraction, 0, splitting.first) + carry
-        np.negative(digit, out=digit, where=z.negative)
-        out.append(digit.astype(np.float64).reshape(size, splitting.columns))
+            digit = (z.whole[entries] << splitting.first) + _digits(fraction, 0, splitting.first) + carry
+        np.negative(digit, out=digit, where=negative)
+        out.append(digit.astype(np.float64))
     return out[::-1]
 
 
-def _gram(limbs: list[Limb], splitting: _Splitting) -> tuple[Triangle, Words]:
-    """Return integral part and 64 fractional bits of the sum of the products of order below ``len(limbs)``, packed."""
-    entries = limbs[0].shape[0] * (limbs[0].shape[0] + 1) // 2
-    high, low = np.zeros(entries, dtype=np.int64), np.zeros(entries, dtype=np.uint64)
-    for order in range(len(limbs)):
-        total = np.zeros(entries, dtype=np.int64)
-        for p in range(order // 2 + 1):
-            product = limbs[p] @ limbs[order - p].T
-            total += packed(product)
-            if 2 * p != order:
-                total += packed(product.T)
+def _products(left: list[Limb], right: list[Limb], splitting: _Splitting) -> tuple[Integers, Words]:
+    """Return integral part and 64 fractional bits of the sum of the products of order below ``len(left)``.
+
+    Parameters
+    ----------
+    left, right
+        The limbs of rows of Z, each (rows, columns): those of the same rows are the same list.
+    """
+    shape = left[0].shape[0], right[0].shape[0]
+    high, low = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.uint64)
+    for order in range(len(left)):
+        total = np.zeros(shape, dtype=np.int64)
+        for p in range(order // 2 + 1 if left is right else order + 1):
+            product = (left[p] @ right[order - p].T).astype(np.int64)
+            total += product
+            if left is right and 2 * p != order:
+                total += product.T
         places = splitting.first + splitting.end(order)
         if places <= 64:
             part = total.view(np.uint64) << np.uint64(64 - places)
@@ -157,25 +174,67 @@ def _entry(z: Reals, i: int, j: int, columns: int, scale: int) -> int:
         bits += 64
 
 
-def _rounded_gram(z: Reals, size: int, columns: int, scale: int, limbs: int | None) -> Triangle:
+def _norm(z: Reals, size: int, columns: int, each: Each[range, float]) -> float:
+    """Return an upper bound on the norms of the rows of Z."""
+
+    def largest(strip: range) -> float:
+        entries = slice(strip.start * columns, strip.stop * columns)
+        values = z.whole[entries] + z.fraction[0, entries].astype(np.float64) * 2.0**-64
+        rows = values.reshape(len(strip), columns)
+        return float(np.einsum("ij,ij->i", rows, rows).max())
+
+    return _SLACK * (math.sqrt(max(each(largest, _strips(size, columns)))) + math.ldexp(math.sqrt(columns), -64))
+
+
+def _strips(size: int, columns: int) -> list[range]:
+    """Cut the rows of Z so that what is computed of a strip stays in the cache."""
+    step = max(1, _IN_CACHE // columns)
+    return [range(start, min(size, start + step)) for start in range(0, size, step)]
+
+
+def _rounded_gram(
+    z: Reals, size: int, columns: int, scale: int, limbs: int | None, each: Each[Any, Any] = map
+) -> Triangle:
     """Return ``rnd(scale Z Z^T)``, Z row by row."""
-    rows = (z.whole + z.fraction[0].astype(np.float64) * 2.0**-64).reshape(size, columns)
-    norm = _SLACK * (math.sqrt(float(np.einsum("ij,ij->i", rows, rows).max())) + math.ldexp(math.sqrt(columns), -64))
-    del rows
-    splitting = _Splitting(columns, norm)
+    splitting = _Splitting(columns, _norm(z, size, columns, each))
     limbs = limbs or splitting.least(size, scale, z.bits)
-    high, low = _gram(_limbs(z, size, splitting, limbs), splitting)
-    carried, rest = product(scale, low, HALF)
-    out: Triangle = scale * high + carried.astype(np.int64)
-    reach = np.uint64(min(math.ceil(math.ldexp(scale * splitting.error(limbs), 64)), 2**64 - 1))
+    parts = [np.empty((size, columns)) for _ in range(limbs)]
+
+    def cut(strip: range) -> None:
+        some = _limbs(z, slice(strip.start * columns, strip.stop * columns), splitting, limbs)
+        for part, limb in zip(parts, some, strict=True):
+            part[strip.start : strip.stop] = limb.reshape(len(strip), columns)
+
+    for _ in each(cut, _strips(size, columns)):
+        pass
+    out: Triangle = np.empty(size * (size + 1) // 2, dtype=np.int64)
     starts = np.cumsum([0, *range(size, 1, -1)])
-    for position in np.flatnonzero((rest <= reach) | (rest >= ~reach)):
-        i = int(np.searchsorted(starts, position, side="right")) - 1
-        out[position] = _entry(z, i, i + int(position - starts[i]), columns, scale)
+    reach = np.uint64(min(math.ceil(math.ldexp(scale * splitting.error(limbs), 64)), 2**64 - 1))
+
+    def fill(tile: tuple[slice, slice]) -> list[tuple[int, int]]:
+        """Round the entries of a tile, and return those that are open."""
+        rows, across = tile
+        left = [part[rows] for part in parts]
+        high, low = _products(left, left if rows == across else [part[across] for part in parts], splitting)
+        carried, rest = product(scale, low, HALF)
+        values = scale * high + carried.view(np.int64)
+        for i, row in enumerate(values, rows.start):
+            first = max(i, across.start)
+            begin = starts[i] + first - i
+            out[begin : begin + across.stop - first] = row[first - across.start :]
+        found = np.argwhere((rest <= reach) | (rest >= ~reach)).tolist()
+        return [(i, j) for row, column in found if (i := rows.start + row) <= (j := across.start + column)]
+
+    sides = [slice(start, min(size, start + _SIDE)) for start in range(0, size, _SIDE)]
+    tiles = [(rows, across) for number, rows in enumerate(sides) for across in sides[number:]]
+    for i, j in sorted(chain.from_iterable(each(fill, tiles))):
+        out[starts[i] + j - i] = _entry(z, i, j, columns, scale)
     return out
 
 
-def rounded_wishart(size: int, columns: int, scale: int, entropy: Entropy, *, limbs: int | None = None) -> Triangle:
+def rounded_wishart(
+    size: int, columns: int, scale: int, entropy: Entropy, *, limbs: int | None = None, threads: int | None = None
+) -> Triangle:
     """Draw the exactly rounded Wishart matrix ``rnd(scale Z Z^T)``.
 
     Parameters
@@ -190,6 +249,9 @@ def rounded_wishart(size: int, columns: int, scale: int, entropy: Entropy, *, li
     limbs
         Number of limbs to keep instead of the best one; fewer only send more entries down the exact path, which
         changes no value (the tests use this).
+    threads
+        How many threads draw and multiply. They change no value but which word of entropy is which bit of Z. None: as
+        many as there are cores, one for a small matrix.
 
     Returns
     -------
@@ -205,4 +267,6 @@ def rounded_wishart(size: int, columns: int, scale: int, entropy: Entropy, *, li
         raise ValueError("a Wishart matrix has at least one row, and between 1 and 2^20 columns of normals")
     if not 1 <= scale * max(size, columns) <= MAX_SPREAD:
         raise ValueError("the scale must be positive, and at most 2^57 divided by the larger side")
-    return _rounded_gram(exact_normals(size * columns, entropy), size, columns, scale, limbs)
+    threads = threads or (available_cores() if size * columns >= _WORTH_THREADS else 1)
+    with threaded(threads) as each:
+        return _rounded_gram(exact_normals(size * columns, entropy, each), size, columns, scale, limbs, each)

@@ -46,6 +46,7 @@ import numpy.typing as npt
 from mpmath.ctx_iv import MPIntervalContext
 from mpmath.libmp import round_floor, to_int
 
+from dpdist._util.cores import Each
 from dpdist.noise.entropy import Entropy, Words
 
 Integers = npt.NDArray[np.int64]
@@ -58,6 +59,8 @@ STEP_BITS = 6
 _STEPS = 1 << STEP_BITS
 _X_BITS = 64 - STEP_BITS
 """Bits of x that are drawn at once: with the 6 of k below the point they make 64 fractional bits of Y."""
+PIECE = 1 << 20
+"""Normals that one thread draws in a row: a tenth of a second."""
 _BATCH = 1 << 14
 """Candidates decided together: their arrays stay in the second-level cache."""
 
@@ -291,13 +294,24 @@ def draws(law: Law, size: int, entropy: Entropy) -> Iterator[tuple[slice, Reals]
         start += reals.whole.size
 
 
-def exact_normals(size: int, entropy: Entropy) -> Reals:
-    """Draw standard normals: 128 fractional bits at once, further ones when asked for; 25 bytes of memory a draw."""
+def exact_normals(size: int, entropy: Entropy, each: Each[range, dict[int, Bits]] = map) -> Reals:
+    """Draw standard normals: 128 fractional bits at once, further ones when asked for; 25 bytes of memory a draw.
+
+    ``each`` may draw pieces of them in several threads, all of which then ask for words.
+    """
     out = Reals(np.empty(size, bool), np.empty(size, np.int64), np.empty((2, size), np.uint64), entropy)
-    for batch, reals in draws(NORMAL, size, entropy):
-        out.negative[batch], out.whole[batch], out.fraction[0, batch] = reals.negative, reals.whole, reals.fraction
-        out.known.update({batch.start + index: bits for index, bits in reals.known.items()})
-    out.fraction[1] = entropy.words(size)
+
+    def fill(piece: range) -> dict[int, Bits]:
+        known = {}
+        for batch, reals in draws(NORMAL, len(piece), entropy):
+            run = slice(piece.start + batch.start, piece.start + batch.stop)
+            out.negative[run], out.whole[run], out.fraction[0, run] = reals.negative, reals.whole, reals.fraction
+            known.update({run.start + index: bits for index, bits in reals.known.items()})
+        out.fraction[1, piece.start : piece.stop] = entropy.words(len(piece))
+        return known
+
+    for known in each(fill, [range(start, min(size, start + PIECE)) for start in range(0, size, PIECE)]):
+        out.known.update(known)
     for position, bits in out.known.items():
         out.fraction[1, position] = (bits.numerator >> (bits.bits - 128)) & (2**64 - 1)
     return out

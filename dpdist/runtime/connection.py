@@ -23,12 +23,13 @@ from distributed.utils import LoopRunner, silence_logging_cmgr
 from distributed.versions import VersionMismatchWarning
 from tornado.ioloop import IOLoop
 
+from dpdist._util.cores import available_cores
 from dpdist._util.progress import Progress
 from dpdist.errors import DataError
 from dpdist.naming import parameter
 from dpdist.runtime.clients import known
 from dpdist.runtime.engine import Engine
-from dpdist.runtime.process import available_cores, forbid_core_dumps
+from dpdist.runtime.process import forbid_core_dumps
 from dpdist.runtime.tls import Certificates, require_safe_workers
 from dpdist.runtime.workers import warn_of_versions
 

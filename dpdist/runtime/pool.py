@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from dpdist._util.cores import available_cores
 from dpdist._version import __version__
-from dpdist.runtime.process import available_cores, end_with_parent, forbid_core_dumps
+from dpdist.runtime.process import end_with_parent, forbid_core_dumps
 
 if TYPE_CHECKING:
     import io

@@ -44,11 +44,6 @@ def memory_here() -> int:
     return min(limit for limit in limits if limit > 0)
 
 
-def available_cores() -> int:
-    """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
 def end_with_parent(parent: int) -> None:
     """Let the kernel kill this process when the thread that started it ends, by whatever; at once if it has already.
 

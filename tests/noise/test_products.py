@@ -12,7 +12,7 @@ from scipy import stats
 from support.scripted import Scripted
 from support.tallies import FALSE_ALARM, total_passes
 
-from dpdist.noise import products
+from dpdist.noise import products, reals
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import normals
 from dpdist.noise.products import rounded_wishart
@@ -69,6 +69,25 @@ def test_every_entry_is_that_of_a_slow_exact_reference(size: int, columns: int, 
     assert np.array_equal(drawn, reference(z, size, columns, scale))
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tiles_strips_and_threads_change_no_entry(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    size, columns, scale, drawn = 40, 41, 2**45, []
+
+    def kept(*arguments: Any) -> Reals:
+        drawn.append(exact_normals(*arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr(products, "exact_normals", kept)
+    for module, name, value in ((products, "_SIDE", 7), (products, "_IN_CACHE", 100), (reals, "PIECE", 300)):
+        monkeypatch.setattr(module, name, value)
+    out = rounded_wishart(size, columns, scale, SYSTEM, limbs=2, threads=threads)
+    (z,) = drawn
+    assert np.array_equal(out, reference(z, size, columns, scale))
+    # every normal has words of its own, whoever drew it: two alike have a probability below 1e-12
+    assert all(np.unique(words).size == size * columns for words in z.fraction)
+    assert stats.kstest((z.whole + z.fraction[0] * 2.0**-64), "halfnorm").pvalue > FALSE_ALARM
+
+
 def test_fewer_limbs_send_more_entries_down_the_exact_path_and_change_no_value(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -121,7 +140,7 @@ def test_the_worst_digits_keep_the_products_exact_and_the_error_bound(
     z = _alike(columns, whole, range(cut.first, 128, cut.width if largest else 1))
     exact = Fraction(sum(v * v for v in z.truncated(0, columns, 256)), 4**256)
     for limbs in (1, 2, 3, 4):
-        parts = products._limbs(z, 2, cut, limbs)
+        parts = [part.reshape(2, columns) for part in products._limbs(z, slice(None), cut, limbs)]
         for p, part in enumerate(parts):
             assert sum(int(v) ** 2 for v in part[0]) < 2**53
             assert p == 0 or np.abs(part).max() <= 2 ** (cut.width - 1)
@@ -131,10 +150,10 @@ def test_the_worst_digits_keep_the_products_exact_and_the_error_bound(
             for c, v in enumerate(z.truncated(0, 1, 256))
         ]
         assert max(rest) < Fraction(1, 2 ** cut.end(limbs - 1))
-        high, low = products._gram(parts, cut)
         error = [
             abs(Fraction(int(h)) + Fraction(int(w), 2**64) - sign * exact)
-            for h, w, sign in zip(high, low, (1, -1, 1), strict=True)
+            for right in (parts, [part.copy() for part in parts])  # a tile on the diagonal, and one beside it
+            for h, w, sign in zip(*map(np.ravel, products._products(parts, right, cut)), (1, -1, -1, 1), strict=True)
         ]
         assert max(error) <= cut.error(limbs)
         # the bound is no empty one: these rows come close to it
