@@ -1,14 +1,19 @@
 """How far the exact, private moment is from what the hardware allows, case by case, on this machine.
 
-The floor of a case is the time all cores need for float64 symmetric rank-k updates of the same rows in memory; it is
-measured in turns with dpdist, so both see the same machine. The rows come from chunks in the page cache, and reading,
-checksum, clip, grid, verification, sums and their way through Dask are part of the time; starting workers is not.
-Other libraries do what is nearest to it on the same rows, each in a process of its own with a time limit::
+The floor of a case is the time all cores need for float64 symmetric rank-k updates of the same rows in memory. The
+lower one is that of 16-bit integers: the instructions that multiply the rows alone, on integers that lie packed in the
+cache already. Both are measured in turns with dpdist, so all see the same machine. The rows come from chunks in the
+page cache, and reading, checksum, clip, grid, verification, sums and their way through Dask are part of the time;
+starting workers is not. Reading is timed alone too: of compressed rows it is mostly decompression. Other libraries do
+what is nearest to it on the rows of one case, each in a process of its own with a time limit. Then the start-up times
+of short commands::
 
-    python -m workflows.benchmark --cases f32-784 u8-784 --output workflows/results/benchmark
+    python -m workflows.benchmark --output workflows/results/benchmark
+    python -m workflows.benchmark_picture workflows/results/benchmark
 
-Wall times mean something on a quiet machine only; the load before each case is recorded. The processor seconds of one
-core are given beside them, for one partition and the floor of its rows in turns: they bear other processes better.
+With ``--quick`` the tables are small and everything is done three times: it shows that the workflow runs. Wall times
+mean something on a quiet machine only; the load before each case is recorded. The processor seconds of one core are
+given beside them, for one partition and the floor of its rows in turns: they bear other processes better.
 
 Cases are added to the JSON file that is there. Rows are synthetic; nothing here is private.
 """
@@ -23,17 +28,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import current_process
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest import mock
 
-_PINS = ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+_PINS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 PINNED = {name: os.environ.pop(name, None) for name in _PINS if current_process().name == "MainProcess"}
 """A core type pinned from outside can halve the speed; it is taken away, for floor and product alike, and recorded.
 
@@ -45,6 +50,8 @@ import numpy.typing as npt  # noqa: E402
 import threadpoolctl  # noqa: E402
 
 from dpdist import RowBound, open_rows  # noqa: E402
+from dpdist.moment import total  # noqa: E402
+from dpdist.moment.gram import Arithmetic, GramSum, available, fastest, integer_rows  # noqa: E402
 from dpdist.moment.layout import PROCESS_BYTES, Layout, layout_of  # noqa: E402
 from dpdist.moment.total import add_partials, complete, moment_task, partition_moment  # noqa: E402
 from dpdist.rows import bounding  # noqa: E402
@@ -64,12 +71,12 @@ LIMIT_SECONDS = 60
 
 @dataclass(frozen=True)
 class Case:
-    """One table: type and number of its rows and columns, and how many times the floor may be reached."""
+    """One table: type and number of its rows and columns, and the share of the floor aimed at, if there is one."""
 
     dtype: str
     rows: int
     columns: int
-    target: float
+    target: float | None
     compress: bool = False
 
     @property
@@ -79,17 +86,17 @@ class Case:
 
 
 CASES = {
-    "f32-784": Case("float32", 400_000, 784, 1.15),
-    "f32-784-small": Case("float32", 120_000, 784, 1.15),
-    "u8-784": Case("uint8", 400_000, 784, 1.15),
-    "f32-784-lz4": Case("float32", 400_000, 784, 1.5, compress=True),
-    "f32-100": Case("float32", 5_000_000, 100, 1.3),
-    "u8-100": Case("uint8", 5_000_000, 100, 1.3),
-    "f32-54": Case("float32", 20_000_000, 54, 1.3),
-    "f32-54-small": Case("float32", 9_000_000, 54, 1.3),
-    "u8-54": Case("uint8", 20_000_000, 54, 1.3),
-    "f32-54-lz4": Case("float32", 20_000_000, 54, 1.5, compress=True),
+    "f32-784": Case("float32", 400_000, 784, 0.6),
+    "u8-784": Case("uint8", 400_000, 784, 0.45),
+    "f32-784-lz4": Case("float32", 400_000, 784, None, compress=True),
+    "f32-100": Case("float32", 5_000_000, 100, 0.6),
+    "u8-100": Case("uint8", 5_000_000, 100, 0.6),
+    "f32-54": Case("float32", 20_000_000, 54, 0.8),
+    "u8-54": Case("uint8", 20_000_000, 54, 0.8),
+    "f32-54-lz4": Case("float32", 20_000_000, 54, None, compress=True),
 }
+QUICK = 4
+"""How many times fewer rows a quick run has."""
 
 
 def write_rows(case: Case, path: Path) -> RowsTable:
@@ -138,6 +145,36 @@ def threaded_floor(rows: Rows) -> None:
         _ = rows.T @ rows
 
 
+def integers(bound: RowBound) -> Arithmetic | None:
+    """Return what multiplies 16-bit integers fastest here; None if nothing does, or rows of this bound are too long."""
+    found = available()[0]
+    return None if found is Arithmetic.FLOAT64 or not integer_rows(bound.norm_bound) else found
+
+
+def share_of_integer_floor(bound: RowBound, rows: int) -> None:
+    """Multiply as many rows of packed integers on one core, over and over those that are in its cache."""
+    summing: Any = GramSum(Band.whole(bound.width), bound.norm_bound, integers(bound))._sum  # noqa: SLF001 - what remains
+    at_once = integer_rows(bound.norm_bound)
+    for _ in range(0, rows, at_once):
+        summing._filled = at_once  # noqa: SLF001 - when nothing has to be packed
+        summing._flush()  # noqa: SLF001
+
+
+def integer_floor(bound: RowBound, rows: int) -> None:
+    """Multiply as many rows on all cores."""
+    with ThreadPoolExecutor(CORES) as pool:
+        for _ in pool.map(partial(share_of_integer_floor, bound), [-(-rows // CORES)] * CORES):
+            pass
+
+
+def read(task: total.MomentTask) -> None:
+    """Read the rows of a task, check and unpack them."""
+    reader = ChunkReader(task.table, 1024)
+    for index in task.chunks:
+        for _ in reader.read(index):
+            pass
+
+
 def moment(found: Engine, table: RowsTable, bound: RowBound) -> int:
     """Sum the table on the workers and fetch the total; return the number of units."""
     layout = layout_of(table, bound, len(found.workers), found.memory, divisible=False)
@@ -154,31 +191,47 @@ def seconds_of(work: Callable[[], Any], clock: Callable[[], float] = time.perf_c
 
 
 def processor_seconds(table: RowsTable, bound: RowBound, rows: Rows, repeats: int) -> dict[str, Any]:
-    """Return the seconds of one core, for the first rows: of the floor, and of dpdist with and without the kernel."""
+    """Return the seconds of one core, for the first rows: of the floors, of reading, and of dpdist in several ways.
+
+    Everything is done once before it is timed, and in turns. Ratios are to float64, medians of neighbours.
+    """
     task = moment_task(table, bound).cut(partitions(table.chunks, 4 * CORES)[0])
     part = rows[: min(table.rows, len(task.chunks) * table.chunk_rows)]
-    times: dict[str, list[float]] = {"floor": [], "moment": [], "moment_without_kernel": []}
+    work: dict[str, Callable[[], object]] = {
+        "floor": partial(share_of_floor, part),
+        "read": partial(read, task),
+        "moment": partial(partition_moment, task),
+        "moment_float64": partial(by_float64, task),
+        "moment_without_kernel": partial(without_kernel, task),
+    }
+    if integers(bound) is not None:
+        work["floor_int16"] = partial(share_of_integer_floor, bound, len(part))
+    times: dict[str, list[float]] = {name: [] for name in work}
     with threadpoolctl.threadpool_limits(1):
-        for _ in range(repeats):
-            times["floor"].append(seconds_of(partial(share_of_floor, part), time.thread_time))
-            times["moment"].append(seconds_of(partial(partition_moment, task), time.thread_time))
-            with without_kernel():
-                times["moment_without_kernel"].append(seconds_of(partial(partition_moment, task), time.thread_time))
+        for turn in range(repeats + 1):
+            for name, each in work.items():
+                took = seconds_of(each, time.thread_time)
+                if turn:
+                    times[name].append(took)
     found = {name: summary(each) for name, each in times.items()}
-    for name in ("moment", "moment_without_kernel"):
-        found[f"{name}_ratio_min"] = found[name]["min"] / found["floor"]["min"]
-        found[f"{name}_ratio_median"] = found[name]["median"] / found["floor"]["median"]
-    return found
+    return found | {f"{name}_ratio": ratio(each, times["floor"]) for name, each in times.items() if name != "floor"}
 
 
-@contextmanager
-def without_kernel() -> Iterator[None]:
-    """Bound rows by NumPy alone."""
-    kept, bounding.compiled_kernel = bounding.compiled_kernel, lambda: None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        bounding.compiled_kernel = kept
+def ratio(seconds: list[float], floors: list[float]) -> float:
+    """Return the median of the ratios of neighbours."""
+    return median(some / floor for some, floor in zip(seconds, floors, strict=True))
+
+
+def by_float64(task: total.MomentTask) -> None:
+    """Sum with float64 instead of integers."""
+    with mock.patch.object(total, "GramSum", lambda band, norm, *_: GramSum(band, norm, Arithmetic.FLOAT64)):
+        partition_moment(task)
+
+
+def without_kernel(task: total.MomentTask) -> None:
+    """Sum with float64, and bound rows by NumPy alone."""
+    with mock.patch.object(bounding, "compiled_kernel", return_value=None):
+        by_float64(task)
 
 
 def peak_mib(process: int | str = "self") -> float:
@@ -225,19 +278,27 @@ def rival_by(python: str, name: str, table: RowsTable, case: Case) -> dict[str, 
     return {**summary(times), "peak_mib": max(line["peak_mib"] for line in lines)}
 
 
-def measured(case: Case, folder: Path, repeats: int, rivals: list[str], pythons: list[str]) -> dict[str, Any]:
-    """Measure one case: floor, dpdist and copying in turns, then the others."""
+def measured(
+    case: Case, folder: Path, *, bits: int, repeats: int, rivals: list[str], pythons: list[str]
+) -> dict[str, Any]:
+    """Measure one case: floors and dpdist in turns, then the others."""
     table = write_rows(case, folder / "rows.zarr")
-    bound = RowBound(case.columns, case.clip)
+    bound = RowBound(case.columns, case.clip, bits)
     rows = in_memory(table)
-    times: dict[str, list[float]] = {"floor_threads": [], "floor_blas": [], "moment": []}
     with connected(workers=CORES) as found:
         base = found._client.run(loaded, bound, case.dtype)  # noqa: SLF001 - memory is looked at from outside, once
         tasks = moment(found, table, bound)
+        work: dict[str, Callable[[], object]] = {
+            "floor_threads": partial(floor, rows),
+            "floor_blas": partial(threaded_floor, rows),
+            "moment": partial(moment, found, table, bound),
+        }
+        if integers(bound) is not None:
+            work["floor_int16"] = partial(integer_floor, bound, case.rows)
+        times: dict[str, list[float]] = {name: [] for name in work}
         for _ in range(repeats):
-            times["floor_threads"].append(seconds_of(partial(floor, rows)))
-            times["floor_blas"].append(seconds_of(partial(threaded_floor, rows)))
-            times["moment"].append(seconds_of(partial(moment, found, table, bound)))
+            for name, each in work.items():
+                times[name].append(seconds_of(each))
         peaks = found._client.run(peak_mib)  # noqa: SLF001
     processor = processor_seconds(table, bound, rows, repeats)
     del rows
@@ -246,9 +307,11 @@ def measured(case: Case, folder: Path, repeats: int, rivals: list[str], pythons:
     layout = Layout(table, bound, CORES, (Band.whole(bound.width),))
     record |= {
         "rows": case.rows, "columns": case.columns, "dtype": case.dtype, "compressed": case.compress,
-        "fused_kernel": bounding.compiled_kernel() is not None, "target": case.target, "tasks": tasks,
+        "bounded_by": "NumPy" if bounding.compiled_kernel() is None else "numba", "target": case.target,
+        "multiplied_by": fastest(bound.width, bound.norm_bound).name, "grid_bits": bits, "tasks": tasks,
         "ratio_median": record["moment"]["median"] / record[best]["median"],
         "ratio_min": record["moment"]["min"] / min(record[name]["min"] for name in ("floor_threads", "floor_blas")),
+        "ratio_int16": None if integers(bound) is None else record["floor_int16"]["median"] / record[best]["median"],
         "worker_mib_added": max(peaks[address] - base[address] for address in peaks),
         "worker_mib_computed": (layout.worker_bytes - PROCESS_BYTES) / 2**20,
         "processor": processor,
@@ -274,7 +337,8 @@ def machine() -> dict[str, Any]:
 
 def main() -> None:
     """Measure the chosen cases and add them to the results."""
-    from workflows.rivals import RIVALS  # noqa: PLC0415 - after the environment is set
+    from workflows import start_up  # noqa: PLC0415 - after the environment is set
+    from workflows.rivals import RIVALS  # noqa: PLC0415 - likewise
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
@@ -282,25 +346,40 @@ def main() -> None:
     parser.add_argument(
         "--python", nargs="+", default=[sys.executable], help="Interpreters of environments that have the rivals."
     )
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--rival-cases", nargs="*", choices=list(CASES), default=["f32-784"])
+    parser.add_argument("--grid-bits", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="Small tables, three repeats.")
     parser.add_argument("--folder", help="Where to put the rows; a temporary folder by default.")
     parser.add_argument("--output", required=True, help="Names the results: OUTPUT.json.")
     chosen = parser.parse_args()
     place = Path(f"{chosen.output}.json")
     results: dict[str, Any] = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
+    if "cases" not in results:  # it is of an older form
+        results = {}
+    repeats = 3 if chosen.quick else chosen.repeats
     for name in chosen.cases:
+        case = replace(CASES[name], rows=CASES[name].rows // QUICK) if chosen.quick else CASES[name]
         with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
-            results[name] = {
-                "machine": machine(),
-                **measured(CASES[name], Path(folder), chosen.repeats, chosen.rivals, chosen.python),
-            }
+            found = {"machine": machine()} | measured(
+                case,
+                Path(folder),
+                bits=chosen.grid_bits,
+                repeats=repeats,
+                rivals=chosen.rivals if name in chosen.rival_cases else [],
+                pythons=chosen.python,
+            )
+        results.setdefault("cases", {})[name] = found
         place.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        found = results[name]
         print(
             f"{name}: floor {found['floor_threads']['median']:.3f} / {found['floor_blas']['median']:.3f} s, moment "
             f"{found['moment']['median']:.3f} s, ratio {found['ratio_median']:.3f} (min {found['ratio_min']:.3f}), "
-            f"memory {found['worker_mib_added']:.0f} of {found['worker_mib_computed']:.0f} MiB, {found['tasks']} tasks"
+            f"by {found['multiplied_by']}, one core {found['processor']['moment_ratio']:.3f}, "
+            f"memory {found['worker_mib_added']:.0f} of {found['worker_mib_computed']:.0f} MiB, {found['tasks']} tasks",
+            flush=True,
         )
+    results["start_up"] = {"machine": machine(), "commands": start_up.costs(start_up.ROOT, repeats)}
+    place.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
