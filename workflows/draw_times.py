@@ -1,9 +1,9 @@
-"""Run time of one draw of every mechanism, on one BLAS thread, against the number of columns.
+"""Run time of one draw of every mechanism, on one core, against the number of columns.
 
 The moment is synthetic (eigenvalues 1/i of n = 60000 rows), so nothing here is private. A mechanism whose cost grows
 too fast is left out above the number of columns given for it, and the table says so::
 
-    OPENBLAS_NUM_THREADS=1 python -m workflows.draw_times --output draw_times
+    taskset --cpu-list 0 python -m workflows.draw_times --output draw_times
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main() -> None:
     record = {"machine": platform.machine(), "cores": os.cpu_count(), "results": results}
     Path(f"{chosen.output}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     lines = [
-        f"Seconds of one draw (least of {chosen.repeats}), one BLAS thread.",
+        f"Seconds of one draw (least of {chosen.repeats}), one core.",
         f"Epsilon 1, replace-one, {chosen.grid_bits} grid bits, k = {COMPONENTS}.",
         "",
         "| mechanism | " + " | ".join(f"d = {columns}" for columns in chosen.columns) + " |",

@@ -1,4 +1,6 @@
-"""How long the noise of a wide moment takes one process, and several: drawn, added and nothing else.
+"""How long the noise of a wide moment takes one process, and several, and Wishart noise one thread and one per core.
+
+The first is Gaussian noise: drawn, added and nothing else.
 
 Both are timed in turns in one run, so that what else the machine does strikes both. Wall time says little where others
 use the cores: the CPU seconds of the busiest process are what the draw takes where each has a core of its own::
@@ -19,11 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import threadpoolctl
 
+from dpdist._util.cores import available_cores
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.mechanisms.registry import calibrated
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
+from dpdist.noise.products import rounded_wishart
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release import drawing
 from dpdist.runtime.pool import Pool
@@ -62,10 +67,19 @@ def drawn(columns: int, beside: int) -> dict[str, float]:
     }
 
 
+def wishart(columns: int, threads: int) -> dict[str, float]:
+    """Draw one exactly rounded Wishart matrix of the scale of 12 grid bits, and say what it took."""
+    begun, own = time.perf_counter(), time.process_time()
+    with threadpoolctl.threadpool_limits(1):
+        rounded_wishart(columns, columns + 1, 2**24, SYSTEM, threads=threads)
+    return {"wall": time.perf_counter() - begun, "cpu": time.process_time() - own}
+
+
 def main() -> None:
     """Take the times and write NAME.json."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--columns", type=int, nargs="+", default=[5000, 10_000])
+    parser.add_argument("--wishart", type=int, nargs="*", default=[1000, 2000, 5000], help="Columns, likewise.")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", required=True)
     chosen = parser.parse_args()
@@ -86,6 +100,14 @@ def main() -> None:
         ratios = {name: round(one[name] / two[name], 2) for name in ("wall", "busiest_cpu")}
         record[f"d={columns}"] = {"one_process": one, "two_processes": two, "one_over_two": ratios}
         print(columns, record[f"d={columns}"], flush=True)
+    cores = available_cores()
+    for columns in chosen.wishart:
+        turns = [(wishart(columns, 1), wishart(columns, cores)) for _ in range(chosen.repeats)]
+        record[f"wishart d={columns}"] = {
+            f"threads={threads}": {name: round(statistics.median(run[name] for run in each), 2) for name in each[0]}
+            for threads, each in zip((1, cores), zip(*turns, strict=True), strict=True)
+        }
+        print(columns, record[f"wishart d={columns}"], flush=True)
     record["load_after"] = round(os.getloadavg()[0], 1)
     record["parent_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     Path(f"{chosen.output}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
