@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from fractions import Fraction
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 from scipy import stats
 from support.scripted import Scripted
 from support.tallies import FALSE_ALARM, total_passes
+from threadpoolctl import threadpool_info
 
+from dpdist._util.cores import threaded
 from dpdist.noise import products, reals
-from dpdist.noise.entropy import SYSTEM
+from dpdist.noise.entropy import SYSTEM, Words
 from dpdist.noise.floats import normals
 from dpdist.noise.products import rounded_wishart
 from dpdist.noise.reals import Reals, exact_normals
@@ -86,6 +89,29 @@ def test_tiles_strips_and_threads_change_no_entry(monkeypatch: pytest.MonkeyPatc
     # every normal has words of its own, whoever drew it: two alike have a probability below 1e-12
     assert all(np.unique(words).size == size * columns for words in z.fraction)
     assert stats.kstest((z.whole + z.fraction[0] * 2.0**-64), "halfnorm").pvalue > FALSE_ALARM
+
+
+def test_an_error_of_one_thread_ends_the_draw_and_gives_blas_its_threads_back() -> None:
+    class Broken:
+        def words(self, count: int) -> Words:
+            raise OSError(f"no {count} words")
+
+    before = threadpool_info()
+    with pytest.raises(OSError, match=r"no .* words"):
+        rounded_wishart(40, 41, 1, Broken(), threads=3)
+    assert threadpool_info() == before
+    begun = []
+
+    def fails(number: int) -> None:
+        begun.append(number)
+        if not number:
+            raise ValueError(number)
+        time.sleep(0.02)
+
+    with pytest.raises(ValueError, match=r"^0$"), threaded(2) as each:
+        for _ in each(fails, range(500)):
+            pass
+    assert len(begun) < 500  # nobody waits for the rest
 
 
 def test_fewer_limbs_send_more_entries_down_the_exact_path_and_change_no_value(
