@@ -69,6 +69,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -167,10 +168,13 @@ def require_quantile(quantile: Fraction) -> None:
         raise UsageError("A quantile lies between 0 and 1, both excluded, such as 0.95.", parameter="quantile")
 
 
-def _bounds(noise: CountNoise, edges: int, quantile: Fraction, *, rows_known: bool, confidence: float) -> list[float]:
+@lru_cache(maxsize=64)
+def _bounds(
+    noise: CountNoise, edges: int, quantile: Fraction, *, rows_known: bool, confidence: float
+) -> tuple[float, ...]:
     beta = (1 - confidence) / (2 * edges)
     kinds = [weights(edges + 1, edge, quantile, rows_known=rows_known) for edge in range(edges)]
-    return [kind.bound(noise, beta) for kind in kinds]
+    return tuple(kind.bound(noise, beta) for kind in kinds)
 
 
 def rank_error(

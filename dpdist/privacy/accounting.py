@@ -17,6 +17,7 @@ Ullman & Vadhan 2016 (privacy filters).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -430,12 +431,42 @@ def _share(rest: CapSet, caps: CapSet) -> float:
     return max((1 - float(left / of) for left, of in parts if of), default=0.0)
 
 
-def _largest(within: Callable[[int], bool], high: int) -> int:
-    """Return the largest whole number up to ``high`` that is within, where all smaller ones are; 0 where none is."""
-    low, high = 0, high + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if within(middle) else (low, middle)
+def _largest(within: Callable[[int], bool], high: int, guess: int) -> int:
+    """Return the largest whole number up to ``high`` that is within, where all smaller ones are; 0 where none is.
+
+    Looks at few numbers where the guess, which may be any, is good.
+    """
+    low, above, step = 0, high + 1, 1
+    middle = min(max(guess, 1), high)
+    while above - low > 1:
+        if within(middle):
+            low, middle = middle, middle + step
+        else:
+            above, middle = middle, middle - step
+        step *= 2
+        if not low < middle < above:
+            middle = (low + above) // 2
+    return low
+
+
+def _rough_delta(epsilon: float, mu: float) -> float:
+    """Return :func:`gaussian_delta` in floats."""
+    tail = math.erfc((mu / 2 + epsilon / mu) / math.sqrt(2))
+    return (math.erfc((epsilon / mu - mu / 2) / math.sqrt(2)) - (math.exp(min(epsilon, 700.0)) * tail)) / 2
+
+
+def _rough_pure(mu: float) -> float:
+    """Return the inverse of :func:`dpdist.privacy.profile.mu_of_pure` in floats."""
+    odds = math.erfc(mu / 8**0.5)
+    return math.log(2 / odds - 1) if odds else mu**2 / 8
+
+
+def _root(above: Callable[[float], bool], high: float) -> float:
+    """Return about where in ``[0, high]`` a condition ceases to hold, in floats: a guess for :func:`_largest`."""
+    low = 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if above(middle) else (low, middle)
     return low
 
 
@@ -444,8 +475,12 @@ def _gaussian_micro(mu_squared: Fraction, budget: PrivacyLoss) -> int:
     """Return the largest epsilon, in millionths, of a Gaussian release at the budget's delta whose mu² is left."""
     if not mu_squared or not budget.delta_atto:
         return 0
+    mu = math.sqrt(mu_squared)
+    guess = _root(lambda epsilon: _rough_delta(epsilon, mu) >= budget.delta, float(budget.epsilon))
     largest = _largest(
-        lambda micro: gaussian_delta(Fraction(micro, MICRO), mu_squared) >= budget.delta, budget.epsilon_micro
+        lambda micro: gaussian_delta(Fraction(micro, MICRO), mu_squared) >= budget.delta,
+        budget.epsilon_micro,
+        int(guess * MICRO),
     )
     while largest and 1 / Fraction(gaussian_sigma(PrivacyLoss(largest, budget.delta_atto))) ** 2 > mu_squared:
         largest -= 1
@@ -455,8 +490,11 @@ def _gaussian_micro(mu_squared: Fraction, budget: PrivacyLoss) -> int:
 @lru_cache(maxsize=1024)
 def _pure_micro(mu_squared: Fraction) -> int:
     """Return the largest pure epsilon, in millionths, whose mu² is left."""
+    if not mu_squared:
+        return 0
     high = int(mu_squared**0.5 * MICRO * 2) + int(mu_squared * MICRO) + 1  # mu(e) >= min(e / 2, sqrt e)
-    return _largest(lambda micro: mu_of_pure(Fraction(micro, MICRO)) <= mu_squared, high) if mu_squared else 0
+    guess = int(_rough_pure(math.sqrt(mu_squared)) * MICRO)
+    return _largest(lambda micro: mu_of_pure(Fraction(micro, MICRO)) <= mu_squared, high, guess)
 
 
 def filter_for(budget: PrivacyLoss, guarantees: Iterable[Guarantee]) -> Filter:

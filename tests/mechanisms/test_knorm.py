@@ -85,14 +85,15 @@ class Pool:
 
 @lru_cache(maxsize=2)
 def draws(name: str) -> tuple[Floats, Floats]:
-    """Draw 2500 noise matrices over their scale, (2500, d, d), and their spectra if those were known before."""
+    """Draw noise matrices over their scale, (n, d, d), and their spectra if those were known before."""
     size = {"nuclear": 3, "frobenius": 6}[name]
     mechanism = found(name, size)
     with pytest.MonkeyPatch.context() as patch:
-        pool = Pool(3, 2500) if name == "nuclear" else None
+        count = 1500 if name == "nuclear" else 2500
+        pool = Pool(3, count) if name == "nuclear" else None
         if pool is not None:
             patch.setattr(knorm, "nuclear_spectra", pool)
-        matrices = np.stack([unpacked(mechanism.draw(SYSTEM), size) for _ in range(2500)]) / mechanism.scale
+        matrices = np.stack([unpacked(mechanism.draw(SYSTEM), size) for _ in range(count)]) / mechanism.scale
     return matrices, matrices if pool is None else pool.spectra
 
 
@@ -125,8 +126,8 @@ def test_the_norm_is_gamma_and_its_twins_fail(name: str) -> None:
     assert gamma_passes(norms, shape)
     assert not gamma_passes(norms, shape + 1)
     assert not gamma_passes(norms, size)  # the diagonal alone
-    # 5 % too little noise is 11 standard errors for six columns, 10 % is 12 for three
-    assert not gamma_passes((0.95 if name == "frobenius" else 0.9) * norms, shape)
+    # 5 % too little noise is 11 standard errors for six columns, and 12 % is 11 for three
+    assert not gamma_passes((0.95 if name == "frobenius" else 0.88) * norms, shape)
 
 
 @pytest.mark.parametrize("name", ["nuclear", "frobenius"])
@@ -161,12 +162,12 @@ def test_the_noise_has_the_stated_variance_in_every_direction_and_its_twins_fail
 def test_nuclear_noise_has_the_spectrum_drawn_for_it_in_a_random_basis() -> None:
     matrices, spectra = draws("nuclear")
     assert np.allclose(np.linalg.eigvalsh(matrices)[:, ::-1], spectra, rtol=0, atol=1e-8)
-    first = matrices[:, 0, 0]
+    first, half = matrices[:, 0, 0], len(matrices) // 2
     # E_11 = sum_i l_i q_i², q uniform on the sphere; half of the draws against a fresh rotation of the others
-    gaussian = np.random.default_rng(3).standard_normal((1250, 3))
+    gaussian = np.random.default_rng(3).standard_normal((half, 3))
     weights = gaussian**2 / np.sum(gaussian**2, axis=1, keepdims=True)
-    assert stats.ks_2samp(first[:1250], np.sum(weights * spectra[1250:], axis=1)).pvalue > FALSE_ALARM
-    assert stats.ks_2samp(spectra[:1250, 0], np.sum(weights * spectra[1250:], axis=1)).pvalue < FALSE_ALARM
+    assert stats.ks_2samp(first[:half], np.sum(weights * spectra[half:], axis=1)).pvalue > FALSE_ALARM
+    assert stats.ks_2samp(spectra[:half, 0], np.sum(weights * spectra[half:], axis=1)).pvalue < FALSE_ALARM
 
 
 @pytest.mark.parametrize(

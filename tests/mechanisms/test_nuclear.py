@@ -190,20 +190,20 @@ def test_in_one_dimension_the_law_is_laplace() -> None:
     assert not norms_pass(0.8 * np.abs(sample), 1)
 
 
-@pytest.mark.parametrize(("size", "count"), [(2, 2000), (5, 2500)])
+@pytest.mark.parametrize(("size", "count"), [(2, 2000), (5, 1500)])
 def test_the_nuclear_norm_is_gamma_and_its_twins_fail(size: int, count: int) -> None:
     shape = size * (size + 1) / 2
     norms = np.abs(spectra(size, count)).sum(axis=1)
     assert gamma_passes(norms, shape)
-    assert not gamma_passes(norms, shape - 1)  # one dimension lost
-    assert not gamma_passes(norms, size)  # no repulsion
     assert norms_pass(norms, shape)
-    # 5 % too little noise is 9.7 standard errors at size 5, and 15 % is 11 at size 2
-    assert not norms_pass((0.95 if size == 5 else 0.85) * norms, shape)
+    assert not norms_pass(norms, shape - 1)  # one dimension lost
+    assert not norms_pass(norms, size)  # no repulsion
+    # 7 % too little noise is 10 standard errors at size 5, and 15 % is 11 at size 2
+    assert not norms_pass((0.93 if size == 5 else 0.85) * norms, shape)
     assert (np.diff(spectra(size, count)) < 0).all()
 
 
-@pytest.mark.parametrize(("size", "count"), [(2, 2000), (5, 2500)])
+@pytest.mark.parametrize(("size", "count"), [(2, 2000), (5, 1500)])
 def test_the_shape_of_the_spectrum_has_the_exact_moments_and_its_twins_fail(size: int, count: int) -> None:
     shape = size * (size + 1) / 2
     found = spectra(size, count)
