@@ -32,7 +32,7 @@ from dpdist.ingest.steps import Crew, Elsewhere, Here, forget_faults, put_source
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
 from dpdist.rows.table import Shape
-from dpdist.rows.units import KeptRows, Numbers, Unit, first_rows, whole_numbers
+from dpdist.rows.units import UNIT_BYTES, KeptRows, Numbers, Unit, first_rows, whole_numbers
 from dpdist.runtime.process import available_cores
 from dpdist.storage import atomic
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -234,7 +234,7 @@ class _Ingest:
         return shape, found.names
 
     def _kept(self, aside: Store, found: Judged, unit: Unit) -> KeptRows:
-        atomic.require_space(aside.scratch_folder, 16 * found.rows, "numbers of privacy units")
+        atomic.require_space(aside.scratch_folder, UNIT_BYTES * found.rows, "numbers of privacy units")
         units = _units(found.filled, self.sources[0].names.index(unit.column))
         return first_rows(units, found.rows, unit.max_rows, aside.scratch_folder)
 

@@ -322,6 +322,45 @@ class Source(ABC):
     def _uncut(self) -> DataError:
         return DataError(f"{self.path} is of a kind that is not cut by bytes.")
 
+    # --- columns as the file holds them: text, numbers and dates, for whoever maps them ------------------------------
+
+    @property
+    def kinds(self) -> tuple[Any, ...] | None:
+        """Arrow types of all columns; None: it is text, which tells none."""
+        return None
+
+    @property
+    def counted(self) -> int | None:
+        """The number of rows, as the file announces it; None: whoever reads them all knows."""
+        return None
+
+    def cells(self, keep: Places, part: tuple[int, int] | None = None) -> Generator[Any]:  # noqa: ARG002 - as above
+        """Yield columns as they are, in order, as Arrow batches.
+
+        Parameters
+        ----------
+        keep
+            Their places.
+        part
+            What :meth:`part` or :meth:`piece` takes, whichever it has; None: all rows.
+        """
+        raise DataError(f"{self.path} is of a kind without columns of different kinds.")
+
+    def row_in(self, part: tuple[int, int] | None, row: int) -> str:
+        """Return how a message names a row, by its number from the start of a part."""
+        return f"row {row + (0 if part is None else part[0])} (counting from 0)"
+
+    def require_rows(self, found: int) -> None:
+        """Refuse the file if reading its cells gave another number of rows than it has."""
+
+    def cuts(self, keep: Places, row_bytes: int) -> Runs | None:  # noqa: ARG002 - for readers that can
+        """Return what :meth:`runs` does, for cells of which a row is mapped to so many bytes."""
+        return None
+
+    def units(self, key: bytes) -> Generator[Rows]:  # noqa: ARG002 - only a reader that knows a schema knows units
+        """Yield the privacy unit of every row: arrays of shape (r, 2), uint64, a keyed digest of what it is called."""
+        raise DataError(f"{self.path} is read without a schema, which would say whose row it is.")
+
     def state(self, start: int, stop: int) -> State:  # noqa: ARG002 - a file is one object
         """Return the state of the objects that these rows lie in.
 
