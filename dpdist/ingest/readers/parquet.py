@@ -48,6 +48,7 @@ def _is_number(kind: Any) -> bool:
 class Parquet(Source):
     """A .parquet file; columns of other things than numbers are allowed where they are not kept."""
 
+    takes = ("schema",)
     fragile = True
 
     @cached_property

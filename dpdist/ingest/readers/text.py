@@ -65,7 +65,7 @@ class Csv(Source):
     knows what is quoted, or finds the line to refuse.
     """
 
-    takes = ("header",)
+    takes = ("header", "schema")
 
     def _stream(self) -> Any:
         packed = self.path.suffix.lower() == ".gz"
@@ -114,7 +114,7 @@ class Csv(Source):
     def _head(self) -> tuple[int, tuple[str, ...]]:
         """Lines to pass over, and the column names."""
         number, cells = self._first
-        header = self.choices.header
+        header = "yes" if self._is_said else self.choices.header
         if header is None and not attempt(self.path, partial(self._is_header, cells)):
             raise AskError(
                 f"{self.path}: the first line may name the columns or be a row, and names are published.",
@@ -127,6 +127,12 @@ class Csv(Source):
         if header == "no":
             return 0, numbered(len(cells))
         return number, tuple(cell or f"c{place}" for place, cell in enumerate(cells))
+
+    @property
+    def _is_said(self) -> bool:
+        """Whether a schema says names that are in the first line: they are the header, then."""
+        schema, cells = self.choices.schema, self._first[1]
+        return self.choices.header is None and schema is not None and {each.name for each in schema.columns} <= {*cells}
 
     def _is_header(self, cells: list[str]) -> bool:
         """Say whether the first line names columns, beyond doubt: words in all cells, and numbers below some of them.
@@ -151,7 +157,7 @@ class Csv(Source):
 
     @property
     def guess(self) -> str | None:
-        if self.choices.header is not None:
+        if self.choices.header is not None or self._is_said:
             return None
         return (
             f"{self.path}: the first line is taken for the names of the columns ({parameter('header', 'yes')}), not "
