@@ -297,7 +297,7 @@ def _mapped(frame: Any, where: str, start: int, schema: Schema) -> Iterator[Rows
         wrong = error
     else:
         return
-    raise DataError(f"{where} {start + wrong.row} (counting from 0), column {wrong.column!r}: {wrong.said}. {CURE}")
+    raise wrong.after(start).told(where.removesuffix(", row"), lambda row: f"row {row} (counting from 0)", CURE)
 
 
 def _of_frame(frame: Any, where: str, start: int, names: Sequence[str]) -> Rows:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpdist._util.paths import AnyPath
 from dpdist.errors import DataError
 from dpdist.ingest.collection import collection_of
 from dpdist.ingest.judging import require_publishable
+from dpdist.ingest.readers.base import AskError
 from dpdist.ingest.remote import Remote, location_of
+from dpdist.naming import step
 from dpdist.rows.schema_file import draft_of
 
 if TYPE_CHECKING:
     from dpdist.ingest.sources import SourceLocation
+
+T = TypeVar("T")
 
 
 def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None = None) -> str:
@@ -76,7 +82,7 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
         from dpdist.ingest.sources import columns_at  # noqa: PLC0415 - the readers of all kinds of files
 
         place = source if isinstance(source, Remote) else location_of(os.fspath(source))
-        names, stored = columns_at(place, Path(gettempdir()), header)
+        names, stored = _asked(place, partial(columns_at, place, Path(gettempdir()), header))
         told: object = place
     elif table.framed:
         from dpdist.rows.encoding import types_of  # noqa: PLC0415 - Arrow
@@ -89,3 +95,13 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
 
     require_publishable(told, names)
     return draft_of(told, names, None if stored is None else [kind_of(each) for each in stored])
+
+
+def _asked(place: SourceLocation, question: Callable[[], T]) -> T:
+    """Ask a source, and put what it leaves open in terms of a draft."""
+    try:
+        return question()
+    except AskError as error:
+        steps = [f"{step('schema', place, **{name: value})} ({meaning})" for name, value, meaning in error.ways]
+        said = f"{error} Choose: {', or '.join(steps)}. The ingest needs the same."
+    raise DataError(said)

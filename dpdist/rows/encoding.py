@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpdist._util.text import listed
+from dpdist._util.text import counted, listed
 from dpdist.errors import DataError, UsageError, quiet
 from dpdist.rows.columns import SECONDS, Column
 from dpdist.rows.schema import Schema
@@ -34,25 +34,43 @@ MISSING_WORDS = pa.array([
 """Cells of text that hold no value, unless a category is called so."""
 _TRUE, _FALSE = pa.array(["true", "True", "TRUE", "1"]), pa.array(["false", "False", "FALSE", "0"])
 _US = 1_000_000
-_CURE = "Mend it, or say in the schema what shall become of it"
+_TOLD = 20
+"""Columns of which a message tells what is wrong."""
+
+
+class Fault(NamedTuple):
+    """A value that cannot be used: its row, from 0, in what was given, its column, and what is wrong, without it."""
+
+    row: int
+    column: str
+    said: str
 
 
 class UnfitError(Exception):
-    """A value that cannot be used.
+    """Values that cannot be used.
 
     Parameters
     ----------
-    row
-        Its row, from 0, in what was given.
-    column
-        Name of its column.
-    said
-        What is wrong, without the value.
+    faults
+        The first of each column that has some.
     """
 
-    def __init__(self, row: int, column: str, said: str) -> None:
-        super().__init__(row, column, said)
-        self.row, self.column, self.said = row, column, said
+    def __init__(self, *faults: Fault) -> None:
+        super().__init__(*faults)
+        self.faults = sorted(faults, key=lambda fault: fault.row)
+
+    def after(self, rows: int) -> UnfitError:
+        """Return the same behind so many rows."""
+        return UnfitError(*(fault._replace(row=rows + fault.row) for fault in self.faults))
+
+    def told(self, source: str, where: Callable[[int], str], cure: str) -> DataError:
+        """Return the refusal of the source, where a row is named by its number."""
+        said = [f"{where(row)}, column {column!r}: {what}" for row, column, what in self.faults[:_TOLD]]
+        more = len(self.faults) - len(said)
+        rest = f"; and of {counted(more, 'other column')}" if more else ""
+        return DataError(
+            f"{source}, {'; '.join(said)}{rest}. Correct what the schema says, or {cure[0].lower()}{cure[1:]}"
+        )
 
 
 def _is_text(kind: Any) -> bool:
@@ -137,7 +155,7 @@ def encoded(schema: Schema, columns: Mapping[str, Any], rows: int) -> Iterator[R
         try:
             yield _piece(schema, piece, min(step, rows - start))
         except UnfitError as error:
-            wrong = UnfitError(start + error.row, error.column, error.said)
+            wrong = error.after(start)
         else:
             continue
         raise wrong
@@ -146,7 +164,7 @@ def encoded(schema: Schema, columns: Mapping[str, Any], rows: int) -> Iterator[R
 def _piece(schema: Schema, columns: Mapping[str, Any], rows: int) -> Rows:
     out = np.zeros((rows, len(schema.features)))
     dropped = np.zeros(rows, dtype=np.bool_)
-    wrong: list[UnfitError] = []
+    wrong: list[Fault] = []
     place = 0
     for column in schema.columns:
         if not column.stored:
@@ -154,13 +172,13 @@ def _piece(schema: Schema, columns: Mapping[str, Any], rows: int) -> Rows:
         try:
             lacking = _fill(schema, column, columns[column.name], out[:, place : place + column.width])
         except UnfitError as error:
-            wrong.append(error)
+            wrong += error.faults
         else:
             if column.missing == "drop":
                 dropped |= lacking
         place += column.width
     if wrong:
-        raise min(wrong, key=lambda error: error.row)
+        raise UnfitError(*wrong)
     out[dropped] = 0
     return out
 
@@ -169,7 +187,7 @@ def _fill(schema: Schema, column: Column, found: Any, out: Rows) -> _Mask:
     """Write what a column gives, and return where it is missing."""
     values, lacking = _READ[column.kind](column, _plain(column, found))
     if lacking.any() and column.missing in {None, "refuse"}:
-        raise UnfitError(int(np.argmax(lacking)), column.name, f"the value is missing. {_CURE} (missing)")
+        raise _unfit(lacking, column, "the value is missing, which the schema does not provide for (missing)")
     low, high, shift, factor = schema.affine(column)
     if column.one_hot:
         values = np.where(lacking, schema.filled(column), values).astype(np.int64)
@@ -180,7 +198,7 @@ def _fill(schema: Schema, column: Column, found: Any, out: Rows) -> _Mask:
         values = np.where(lacking, schema.filled(column), values)
         finite = np.isfinite(np.clip(values, low, high))
         if not finite.all():
-            raise UnfitError(int(np.argmin(finite)), column.name, f"the value is not finite. {_CURE} (range)")
+            raise _unfit(~finite, column, "the value is not finite, and the schema says no range to clip it to")
         out[:, 0] = (np.clip(values, low, high) - shift) * factor
         width = 1
     if column.indicated:
@@ -193,8 +211,12 @@ def _plain(column: Column, found: Any) -> Any:
     if pa.types.is_dictionary(found.type):
         found = found.dictionary_decode()
     if not takes(column, found.type):
-        raise UnfitError(0, column.name, f"from here on there is {found.type}, which is no {column.kind}. Mend it")
+        raise UnfitError(Fault(0, column.name, f"from here on there is {found.type}, which is no {column.kind}"))
     return found
+
+
+def _unfit(wrong: _Mask, column: Column, said: str) -> UnfitError:
+    return UnfitError(Fault(int(np.argmax(wrong)), column.name, said))
 
 
 def _text(found: Any) -> tuple[Any, Any]:
@@ -225,14 +247,14 @@ def _parsed(column: Column, text: Any, parse: Callable[[Any], Any], said: str) -
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if fails(text.slice(low, middle + 1 - low)) else (middle + 1, high)
-    raise UnfitError(low, column.name, said)
+    raise UnfitError(Fault(low, column.name, said))
 
 
 def _numbers(column: Column, found: Any) -> tuple[Rows, _Mask]:
     if _is_text(found.type):
         text, absent = _text(found)
         text = pc.if_else(absent, pa.scalar(None, text.type), text)
-        found = _parsed(column, text, lambda part: pc.cast(part, pa.float64()), "the cell is not a number. Mend it")
+        found = _parsed(column, text, lambda part: pc.cast(part, pa.float64()), "the cell is not a number")
     elif pa.types.is_boolean(found.type):
         found = found.cast(pa.uint8())
     values = pc.cast(found, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
@@ -240,7 +262,7 @@ def _numbers(column: Column, found: Any) -> tuple[Rows, _Mask]:
     if column.kind == "integer":
         whole = lacking | (values == np.trunc(values))
         if not whole.all():
-            raise UnfitError(int(np.argmin(whole)), column.name, "the value is not a whole number. Mend it")
+            raise _unfit(~whole, column, "the value is not a whole number")
     return values, lacking
 
 
@@ -254,7 +276,7 @@ def _booleans(column: Column, found: Any) -> tuple[Rows, _Mask]:
         values = true.astype(np.float64)
         sound = lacking | true | _flags(pc.is_in(text, _FALSE))
     if not sound.all():
-        raise UnfitError(int(np.argmin(sound)), column.name, "the value is neither true nor false. Mend it")
+        raise _unfit(~sound, column, "the value is neither true nor false")
     return values, lacking
 
 
@@ -277,14 +299,14 @@ def _categories(column: Column, found: Any) -> tuple[Rows, _Mask]:
     values = pc.fill_null(places, -1).to_numpy(zero_copy_only=False).astype(np.float64)
     unknown = (values < 0) & ~lacking
     if unknown.any() and column.other in {None, "refuse"}:
-        said = f"the value is none of the categories that the schema lists. {_CURE} (other)"
-        raise UnfitError(int(np.argmax(unknown)), column.name, said)
+        said = "the value is none of the categories that the schema lists, nor does it provide for others (other)"
+        raise _unfit(unknown, column, said)
     values[unknown] = len(column.categories)
     return values, lacking | unknown if column.other == "missing" else lacking
 
 
 def _dates(column: Column, found: Any) -> tuple[Rows, _Mask]:
-    said = "the cell is not a date as the schema says that it is written. Mend it, or say how (format)"
+    said = "the cell is not a date as the schema says that it is written (format)"
     if pa.types.is_null(found.type):
         found = found.cast(pa.string())
     if _is_text(found.type):
@@ -327,9 +349,7 @@ def units_of(schema: Schema, columns: Mapping[str, Any], key: bytes) -> npt.NDAr
             continue
         text, absent = _text(_names(_plain(column, columns[column.name])))
         if (lacking := _flags(absent)).any():
-            raise UnfitError(
-                int(np.argmax(lacking)), column.name, "the privacy unit is missing: whose row is it? Mend it"
-            )
+            raise _unfit(lacking, column, "the privacy unit is missing: whose row is it?")
         length = pc.cast(pc.binary_length(text), pa.string())
         parts += [length, pc.cast(text, pa.string())]
     # with its length before each part, no two units are written alike
@@ -360,7 +380,7 @@ def columns_of(frame: Any, names: Sequence[str]) -> dict[str, Any]:
         with quiet(), suppress(pa.ArrowException, TypeError, ValueError, OverflowError):  # they quote a cell
             column = pa.Array.from_pandas(frame.iloc[:, labels.index(name)])
         if column is None:
-            raise UnfitError(0, name, "from here on there are values of several types. Give the column one type")
+            raise UnfitError(Fault(0, name, "from here on there are values of several types"))
         found[name] = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return found
 
@@ -399,8 +419,8 @@ def transformed(schema: Schema, frame: Any) -> Any:
     try:
         blocks = list(encoded(schema, columns_of(frame, wanted), len(frame)))
     except UnfitError as error:
-        wrong = f"Row {error.row} (counting from 0), column {error.column!r}: {error.said}."
+        wrong = error
     if wrong is not None:
-        raise DataError(wrong)
+        raise wrong.told("The DataFrame", lambda row: f"row {row} (counting from 0)", "Mend it there.")
     rows = np.concatenate(blocks) if blocks else np.empty((0, len(schema.features)))
     return type(frame)(rows, index=frame.index, columns=list(schema.features))

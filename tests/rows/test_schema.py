@@ -100,8 +100,9 @@ def test_a_cell_that_is_not_what_is_said_is_named_by_row_and_column_and_never_qu
     ):  # fmt: skip
         with pytest.raises(UnfitError) as caught:
             one(kind, cells, **more)
-        assert (caught.value.row, caught.value.column) == (2, "x")
-        assert hidden not in caught.value.said
+        (fault,) = caught.value.faults
+        assert (fault.row, fault.column) == (2, "x")
+        assert hidden not in fault.said
 
 
 cells = st.fixed_dictionaries({
@@ -159,7 +160,7 @@ def test_units_of_several_columns_are_told_apart_whatever_they_are_called() -> N
     assert found.tolist() != units_of(schema, {"f": pa.array(first), "i": pa.array(second)}, b"other").tolist()
     with pytest.raises(UnfitError, match="whose row is it") as caught:
         units_of(schema, {"f": pa.array(["1", "NA"]), "i": pa.array(["1", "2"])}, b"key")
-    assert (caught.value.row, caught.value.column) == (1, "f")
+    assert [(fault.row, fault.column) for fault in caught.value.faults] == [(1, "f")]
 
 
 BROKEN = '''\

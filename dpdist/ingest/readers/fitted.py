@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 
-from dpdist.errors import DataError
 from dpdist.ingest.readers.base import CURE, NoRowsError, Places, Rows, Runs, Source, State, Survey
 from dpdist.ingest.readers.hive import Keys
 from dpdist.rows.encoding import UnfitError, encoded, require_types, units_of
@@ -157,5 +156,4 @@ class Fitted(Source):
                     break
                 row += batch.num_rows
         if wrong is not None:
-            where = self.inner.row_in(part, row + wrong.row)
-            raise DataError(f"{self.path}, {where}, column {wrong.column!r}: {wrong.said}. {CURE}")
+            raise wrong.after(row).told(str(self.path), partial(self.inner.row_in, part), CURE)
