@@ -141,8 +141,8 @@ class Collection:
         if bad:
             told = listed(f"{name!r} ({kind})" for name, kind in bad.items())
             raise DataError(
-                f"These columns of {self} hold no real numbers: {told}. Encode them by a public rule, or name the "
-                f"others in {parameter('columns')}."
+                f"These columns of {self} hold no real numbers: {told}. Say what they mean in a schema "
+                f"({parameter('schema')}), or name the others in {parameter('columns')}."
             )
 
     def require_no_index(self) -> None:
@@ -311,6 +311,9 @@ def _of_frame(frame: Any, where: str, start: int, names: Sequence[str]) -> Rows:
         lacking = column.isna().to_numpy()
         if lacking.any():
             row = start + int(np.argmax(lacking))
-            raise DataError(f"{where} {row} (counting from 0), column {name!r}: the value is missing. {CURE}")
+            raise DataError(
+                f"{where} {row} (counting from 0), column {name!r}: the value is missing, and no schema says what "
+                f"becomes of it. {CURE}"
+            )
         rows[:, place] = column.to_numpy(dtype=kind)
     return rows

@@ -237,7 +237,7 @@ class Schema:
     @cached_property
     def norm(self) -> float | None:
         """No row is longer, but for the last digits of float64; None: a column has no range."""
-        squares = []
+        lengths = []
         for column in self.columns:
             if not column.stored:
                 continue
@@ -247,8 +247,8 @@ class Schema:
             most = max(abs(low - shift), abs(high - shift)) * factor
             stands = self.filled(column)  # where one is missing; a category one-hot without a constant is zeros there
             lacking = factor * ((stands >= 0) if column.one_hot else abs(stands - shift))
-            squares.append(max(most**2, lacking**2 + (float(column.weight or 1) ** 2 if column.indicated else 0.0)))
-        return math.sqrt(math.fsum(squares))
+            lengths.append(max(most, math.hypot(lacking, float(column.weight or 1) if column.indicated else 0.0)))
+        return math.hypot(*lengths)
 
     def where(self, place: int) -> str:
         """Return how messages name one of the columns, with its line where there is a file."""
@@ -264,7 +264,9 @@ class Schema:
             If the source has other columns than the schema says; each is named.
         """
         have = {name: place for place, name in enumerate(names)}
-        wrong = [
+        twice = {name for name in names if names.count(name) > 1} if len(have) < len(names) else set()
+        wrong = [f"several columns are called {listed(sorted(map(repr, twice)))}"] if twice else []
+        wrong += [
             f"{self.where(at)}: there is no such column"
             for at, each in enumerate(self.columns)
             if each.name not in have

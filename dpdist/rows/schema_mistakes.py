@@ -103,9 +103,9 @@ def parts_of(content: Mapping[str, Any]) -> tuple[list[Mistake], list[Column]]:
 
 def mistakes(schema: Parts) -> Iterator[Mistake]:
     """Yield all that is wrong in a schema."""
-    if schema.scale not in {"none", "range"}:
+    if schema.scale not in ("none", "range"):
         yield Mistake(None, "scale", f'scale must be "none" or "range", not {schema.scale!r}')
-    if schema.others not in {"refuse", "ignored"}:
+    if schema.others not in ("refuse", "ignored"):
         yield Mistake(None, "others", f'others must be "refuse" or "ignored", not {schema.others!r}')
     broken = False
     for place, column in enumerate(schema.columns):

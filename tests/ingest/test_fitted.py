@@ -36,12 +36,13 @@ N = 300
 
 
 def people(rows: int = N) -> pa.Table:
+    """Return a table whose columns stand in another order than in the schema."""
     chance = np.random.default_rng(3)
     kinds = [["a", "b", "c", None][i] for i in chance.integers(0, 4, rows)]
     seen = [None if i % 7 == 0 else date(2020, 1, 1) + timedelta(days=int(i)) for i in range(rows)]
     mass = [None if i % 11 == 0 else float(i) for i in range(rows)]
     return pa.table({
-        "kind": kinds, "mass": mass, "seen": pa.array(seen, pa.date32()), "note": ["x, y"] * rows,
+        "mass": mass, "kind": kinds, "seen": pa.array(seen, pa.date32()), "note": ["x, y"] * rows,
         "count": np.arange(rows), "who": [f"p{i // 3}" for i in range(rows)],
     })  # fmt: skip
 

@@ -147,7 +147,9 @@ class Parquet(Source):
         return int(self._metadata.num_rows)
 
     def cells(self, keep: Places, part: tuple[int, int] | None = None) -> Generator[Any]:
-        return each(self.path, self._batches(keep, None if part is None else self._groups(*part)))
+        fields = [self.names[place] for place in keep]  # Arrow gives them in the order of the file
+        found = self._batches(keep, None if part is None else self._groups(*part))
+        return each(self.path, (batch.select(fields) for batch in found))
 
     def _numbers(self, keep: Places, groups: list[int] | None = None, start: int = 0) -> Iterator[Rows]:
         dtype = self.survey(keep).dtype
@@ -158,7 +160,7 @@ class Parquet(Source):
                 if column.null_count:
                     row = start + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
                     where = f"{self.path}, row {row} (counting from 0), column {field!r}"
-                    raise DataError(f"{where}: the value is missing. {CURE}")
+                    raise DataError(f"{where}: the value is missing, and no schema says what becomes of it. {CURE}")
             yield matrix(batch, fields, dtype)
             start += batch.num_rows
 

@@ -130,9 +130,11 @@ class Csv(Source):
 
     @property
     def _is_said(self) -> bool:
-        """Whether a schema says names that are in the first line: they are the header, then."""
+        """Whether all names that a schema says are words in the first line: it is the header, then."""
         schema, cells = self.choices.schema, self._first[1]
-        return self.choices.header is None and schema is not None and {each.name for each in schema.columns} <= {*cells}
+        if self.choices.header is not None or schema is None:
+            return False
+        return all(_kind(each.name) == "text" and each.name in cells for each in schema.columns)
 
     def _is_header(self, cells: list[str]) -> bool:
         """Say whether the first line names columns, beyond doubt: words in all cells, and numbers below some of them.
@@ -345,7 +347,7 @@ def _fault(cell: str, *, flag: bool = False) -> str | None:
     """Say what is wrong with a cell, as Arrow reads it."""
     text = cell.strip(" \t")
     if cell in _MISSING:
-        return "the value is missing"
+        return "the value is missing, and no schema says what becomes of it"
     if flag:
         return None if cell in _FLAGS else "the cell is neither true nor false, and those before it are"
     if not _NUMBER.fullmatch(text):
