@@ -26,6 +26,7 @@ _TAKES = {
     "ignored": set[str](),
     "privacy unit": set[str](),
 }
+_OWN = ("scale", "others", "max_rows")
 _LARGEST = 1e100
 """Of the ends of ranges, of constants and weights: far from the ends of float64."""
 
@@ -74,11 +75,10 @@ def said_of(mistake: Mistake, columns: Sequence[Column]) -> str:
 
 def parts_of(content: Mapping[str, Any]) -> tuple[list[Mistake], list[Column]]:
     """Return the columns of parsed content, and what is wrong of its form: keys, and entries that are no columns."""
-    known = {"format", "scale", "others", "max_rows", "columns", "column"}
     wrong = [
-        Mistake(None, key, f"there is no key {key!r}: its keys are format, scale, others, max_rows, and [[column]]")
+        Mistake(None, key, f"there is no key {key!r}: its keys are {', '.join(_OWN)} and [[column]]")
         for key in content
-        if key not in known
+        if key not in {*_OWN, "format", "columns", "column"}
     ]
     if content.get("format", FORMAT) != FORMAT:
         wrong.append(Mistake(None, "format", f"its format is not {FORMAT}: another version of dpdist made it"))
@@ -90,7 +90,13 @@ def parts_of(content: Mapping[str, Any]) -> tuple[list[Mistake], list[Column]]:
         name = said.get("name")
         wrong += [Mistake(place, None, f"it needs {needed!r}") for needed in ("name", "kind") if needed not in said]
         wrong += [
-            Mistake(place, key, f"there is no key {key!r}: its keys are {', '.join(keys)}")
+            Mistake(
+                place,
+                key,
+                f"{key} is about all columns: write it above the first of them"
+                if key in _OWN
+                else f"there is no key {key!r}: its keys are {', '.join(keys)}",
+            )
             for key in said
             if key not in keys
         ]
@@ -149,18 +155,15 @@ def _mistakes_of(column: Column, scale: str) -> Iterator[tuple[str | None, str]]
         yield "kind", f"kind must be one of {', '.join(KINDS)}, not {column.kind!r}"
         return
     given = column.given
-    for key in given:
-        if key not in _TAKES[column.kind]:
-            yield key, f"{key} is nothing that a column of the kind {column.kind!r} has"
-    given = {key: value for key, value in given.items() if key in _TAKES[column.kind]}
-    before = [key for key, _ in _wrong_words(given)]
-    yield from _wrong_words(given)
-    ranged = list(_wrong_range(column, scale)) if column.kind in _RANGED else []
-    yield from ranged
-    listing = list(_wrong_categories(column)) if column.kind == "category" else []
-    yield from listing
-    if not (before or ranged or listing):
-        yield from _wrong_fill(column)
+    found: list[tuple[str | None, str]] = [
+        (key, f"{key} is nothing that a column of the kind {column.kind!r} has")
+        for key in given
+        if key not in _TAKES[column.kind]
+    ]
+    found += _wrong_words({key: value for key, value in given.items() if key in _TAKES[column.kind]})
+    found += _wrong_range(column, scale) if column.kind in _RANGED else ()
+    found += _wrong_categories(column) if column.kind == "category" else ()
+    yield from found or _wrong_fill(column)
 
 
 def _wrong_words(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -195,6 +195,7 @@ missing = "fill"
 fill = "yesterday"
 [[column]]
 kind = "privacy unit"
+others = "ignored"
 '''
 
 
@@ -214,6 +215,7 @@ def test_all_mistakes_of_a_file_are_told_at_once_with_their_lines(tmp_path: Path
         "line 24, column 'c': other must be one of refuse, column, missing",
         "line 29, column 'd': fill must be a date",
         "line 30, column '?': it needs 'name'",
+        "line 32, column '?': others is about all columns: write it above the first of them",
         "a privacy unit needs max_rows",
     ):
         assert words in said
