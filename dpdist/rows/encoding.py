@@ -233,20 +233,18 @@ def _flags(found: Any) -> _Mask:
 def _parsed(column: Column, text: Any, parse: Callable[[Any], Any], said: str) -> Any:
     """Return text as numbers or times; UnfitError names the first that is none."""
 
-    def fails(part: Any) -> bool:
-        with quiet():
-            try:
-                parse(part)
-            except pa.ArrowException:  # it quotes the cell
-                return True
-        return False
+    def attempted(part: Any) -> Any:
+        with quiet(), suppress(pa.ArrowException):  # it quotes the cell
+            return parse(part)
+        return None
 
-    if not fails(text):
-        return parse(text)
+    found = attempted(text)
+    if found is not None:
+        return found
     low, high = 0, len(text) - 1
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if fails(text.slice(low, middle + 1 - low)) else (middle + 1, high)
+        low, high = (low, middle) if attempted(text.slice(low, middle + 1 - low)) is None else (middle + 1, high)
     raise UnfitError(Fault(low, column.name, said))
 
 
