@@ -147,7 +147,7 @@ class Parquet(Source):
         return int(self._metadata.num_rows)
 
     def cells(self, keep: Places, part: tuple[int, int] | None = None) -> Generator[Any]:
-        fields = [self.names[place] for place in keep]  # Arrow gives them in the order of the file
+        fields = [self.names[place] for place in keep]  # in this order, which Arrow does not promise
         found = self._batches(keep, None if part is None else self._groups(*part))
         return each(self.path, (batch.select(fields) for batch in found))
 
