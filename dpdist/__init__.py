@@ -42,12 +42,15 @@ if TYPE_CHECKING:
     from dpdist.pipeline.inspect import inspect_path
     from dpdist.pipeline.register import register_rows
     from dpdist.pipeline.release import release_rows
+    from dpdist.pipeline.schema import draft_schema
     from dpdist.pipeline.scores import project_rows
     from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
     from dpdist.release.artefact import Release, open_release
     from dpdist.release.norm_histogram import NormsRequest
     from dpdist.release.request import Centring, ReleaseRequest
     from dpdist.rows.bounding import RowBound
+    from dpdist.rows.columns import Column
+    from dpdist.rows.schema import Schema
     from dpdist.runtime.cluster import Cluster
     from dpdist.runtime.tls import Certificates
 
@@ -56,6 +59,7 @@ __all__ = [
     "Centring",
     "Certificates",
     "Cluster",
+    "Column",
     "Components",
     "DataError",
     "DpdistError",
@@ -75,6 +79,7 @@ __all__ = [
     "ReleaseRequest",
     "ResumableError",
     "RowBound",
+    "Schema",
     "ShortenedRowsWarning",
     "UsageError",
     "WeakGuaranteeWarning",
@@ -83,6 +88,7 @@ __all__ = [
     "choose_clip_norm",
     "combine_releases",
     "create_ledger",
+    "draft_schema",
     "fit_components",
     "forecast_release",
     "ingest_rows",
@@ -117,12 +123,15 @@ _NAMES = {
     "pipeline.inspect": ("inspect_path",),
     "pipeline.register": ("register_rows",),
     "pipeline.release": ("release_rows",),
+    "pipeline.schema": ("draft_schema",),
     "pipeline.scores": ("project_rows",),
     "privacy.guarantee": ("Guarantee", "Neighbours", "PrivacyLoss"),
     "release.artefact": ("Release", "open_release"),
     "release.norm_histogram": ("NormsRequest",),
     "release.request": ("Centring", "ReleaseRequest"),
     "rows.bounding": ("RowBound",),
+    "rows.columns": ("Column",),
+    "rows.schema": ("Schema",),
     "runtime.cluster": ("Cluster",),
     "runtime.tls": ("Certificates",),
 }  # fmt: skip

@@ -53,6 +53,7 @@ class Python:
     """Values that have another name here."""
     functions: ClassVar = {
         "ingest": "ingest_rows",
+        "schema": "draft_schema",
         "register": "register_rows",
         "ledger create": "create_ledger",
         "bound": "choose_clip_norm",

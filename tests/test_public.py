@@ -21,13 +21,13 @@ from support.folders import ROOT
 import dpdist
 
 FUNCTIONS = [
-    "audit_mechanism", "choose_clip_norm", "combine_releases", "create_ledger", "fit_components", "forecast_release",
-    "ingest_rows", "inspect_path", "list_mechanisms", "open_model", "open_release", "open_rows", "project_rows",
-    "register_rows", "release_rows",
+    "audit_mechanism", "choose_clip_norm", "combine_releases", "create_ledger", "draft_schema", "fit_components",
+    "forecast_release", "ingest_rows", "inspect_path", "list_mechanisms", "open_model", "open_release", "open_rows",
+    "project_rows", "register_rows", "release_rows",
 ]  # fmt: skip
 CLASSES = [
-    "Budget", "Cluster", "Components", "Guarantee", "Ledger", "Neighbours", "PrivacyLoss", "PrivateCovariance",
-    "PrivatePCA", "Release", "ReleaseRequest", "RowBound",
+    "Budget", "Cluster", "Column", "Components", "Guarantee", "Ledger", "Neighbours", "PrivacyLoss",
+    "PrivateCovariance", "PrivatePCA", "Release", "ReleaseRequest", "RowBound", "Schema",
 ]  # fmt: skip
 # NormsRequest and its NormGrid are what choose_clip_norm takes, Centring what a request takes, Certificates what a
 # cluster that speaks TLS takes: nobody can do without them

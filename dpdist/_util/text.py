@@ -7,6 +7,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable
+from decimal import ROUND_CEILING, Decimal
 
 NEXT = "Next: "
 """How a line starts that names a command to type next."""
@@ -79,6 +80,19 @@ def exactly(value: float) -> str:
     ('16384', '1234567', '0.0009765625', '0.1')
     """
     return repr(float(value)).removesuffix(".0")
+
+
+def rounded_up(value: float) -> str:
+    """Return a positive number with four digits that is not less.
+
+    Examples
+    --------
+    >>> rounded_up(1.41421357), rounded_up(12345.0), rounded_up(2.0)
+    ('1.415', '12350', '2')
+    """
+    found = Decimal(value)
+    step = Decimal(1).scaleb(found.adjusted() - 3)
+    return f"{found.quantize(step, ROUND_CEILING).normalize():f}"
 
 
 def counted(number: int, thing: str) -> str:

@@ -39,6 +39,7 @@ _COMMANDS = {
     "release": ("pipeline", "release_command", "Publish one private second moment of rows."),
     "report": ("inspect", "report_command", "Write one HTML page about a release, for people."),
     "run": ("jobs", "run", "Run a whole job from a file."),
+    "schema": ("schema", "schema_command", "Draft what the columns of files mean, for a person to complete."),
     "status": ("jobs", "status", "Show where a job stands."),
 }
 """Where each command is, and what it does: it is imported when it is used."""

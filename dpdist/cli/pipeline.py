@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpdist._util.text import NEXT, counted, exactly
+from dpdist._util.text import NEXT, counted, exactly, rounded_up
 from dpdist.cli.options import (
     PLACE,
     SOURCE,
@@ -66,6 +66,11 @@ if TYPE_CHECKING:
     type=click.Choice(["yes", "no"]),
     help="Whether the first line of a .csv names the columns, or is a row [default: refused where that is in doubt].",
 )
+@click.option(
+    "--schema",
+    type=PLACE,
+    help="What the columns mean: a TOML file (dpdist schema drafts one), or rows, a release or a model made with it.",
+)
 @cluster_options
 @json_option
 def ingest(
@@ -80,6 +85,7 @@ def ingest(
     variable: str | None,
     missing: int | None,
     header: str | None,
+    schema: AnyStore | None,
     cluster: Cluster,
     as_json: bool,
 ) -> None:
@@ -97,19 +103,24 @@ def ingest(
     fresh = not store_at(rows).exists()
     table = ingest_rows(
         source, rows, budget=budget, ledger=ledger, columns=names, privacy_unit=privacy_unit, max_rows=max_rows,
-        variable=variable, missing=missing, header=header, compress=compress, progress=BARS, say=say, cluster=cluster,
+        variable=variable, missing=missing, header=header, schema=None if schema is None else str(schema),
+        compress=compress, progress=BARS, say=say, cluster=cluster,
     )  # fmt: skip
     place = kept_in(rows, table, ledger)
+    norm = None if table.schema is None else table.schema.norm
+    longest = None if norm is None else rounded_up(norm)
     answer(
         as_json,
         {
             "rows": str(rows), "fresh": fresh, "n": table.rows, "d": table.columns, "dtype": table.dtype,
             "chunks": table.chunks, "dataset_id": table.dataset_id,
-            "ledger": str(place) if budget else None,
+            "ledger": str(place) if budget else None, **({} if longest is None else {"norm": norm}),
         },
         f"{rows}: {counted(table.rows, 'row')} of {counted(table.columns, 'column')}, {table.dtype}, "
         f"{counted(table.chunks, 'chunk')}{'' if fresh else ', ingested before from the same files and left alone'}. "
-        + budget_words(table, place),
+        + budget_words(table, place)
+        + ("" if longest is None else f" By the schema no row is longer than {longest}: --clip {longest} shortens none"
+           "."),
     )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from dpdist.ingest.states import digest_of
 from dpdist.ingest.steps import WORK, Step, forget_faults, on_a_worker, put_plan
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
+from dpdist.rows.schema import Schema
 from dpdist.rows.table import Shape
 from dpdist.rows.writing import RowsWriter
 from dpdist.runtime.asker import Asker
@@ -53,6 +54,7 @@ def ingest_collection(
     compress: bool,
     cluster: Cluster | None,
     progress: Progress | None,
+    schema: Schema | None = None,
 ) -> RowsTable:
     """Write a table that Python code holds into a new rows.zarr.
 
@@ -66,6 +68,8 @@ def ingest_collection(
         Where to compute; None: where its owner does.
     progress
         Told how many blocks are done, and how many there are, of each of its steps.
+    schema
+        What the columns of a DataFrame mean; None: they are numbers.
 
     Raises
     ------
@@ -75,13 +79,17 @@ def ingest_collection(
     target.require_new("rows")
     where = chosen(cluster)
     require_publishable(f"The {found.kind}", found.names)
+    given = found
+    if schema is not None:
+        found = found.fitted(schema, columns)
+        columns = schema.features
     keep = kept_places(found.names, columns, None)
     if len(keep) < 2:
         raise DataError(f"{len(keep)} column(s) of {found} are kept, and a table needs two or more.")
     if columns is None:
         found.require_no_index()
     found.require_numbers(keep)
-    origin = collection_origin(found, columns=columns, compress=compress)
+    origin = collection_origin(given, columns=None if schema else columns, compress=compress, schema=schema)
     process = [_PROCESS, os.getpid()] if found.lazy else []
     with target.resumed("rows", digest_of([__version__, origin, process]).encode()) as aside:
 
@@ -89,7 +97,7 @@ def ingest_collection(
             with computing(where) if found.lazy else nullcontext() as engine:
                 task = _Blocks(found, keep, aside.absolute(), engine, progress or where.progress)
                 shape = task.write(compress=compress)
-            return head_of(shape, tuple(found.names[place] for place in keep), budget, origin=origin)
+            return head_of(shape, tuple(found.names[place] for place in keep), budget, origin=origin, schema=schema)
 
         complete(aside, build)
     return open_ingested(target)
@@ -140,7 +148,7 @@ class _Blocks:
     def write(self, *, compress: bool) -> Shape:
         """Write all rows, and return what table they are."""
         forget_faults(self.aside)
-        about = {"table": str(self.found), "layout": self.found.layout(self.keep)}
+        about = {"table": str(self.found), "layout": self.found.layout(self.keep).packed}
         plan = put_plan(self.aside, LookAtBlock.follows, about)
         if self.engine is not None:
             self.engine.require_visible(self.aside, f"{WORK}/{LookAtBlock.follows}")
@@ -215,7 +223,7 @@ class _Seen:
     def pieces(self, block: Any, unit: int, plan: Any) -> Iterator[Rows]:
         """Yield the rows of a block, each held to what a table may hold."""
         where = f"Block {unit} (counting from 0) of {plan['table']}"
-        layout = Layout(*plan["layout"])
+        layout = Layout.unpacked(plan["layout"])
         for piece in pieces_of(block, where, layout):
             require_finite(where, self.rows, piece, layout.names, CURE)
             self._digest.update(piece.dtype.name.encode())

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpdist._util.text import listed
-from dpdist.errors import DataError
+from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.base import PIECE, STORED, UNNAMED, Places, Rows, numbered, require_columns
 from dpdist.naming import parameter
+from dpdist.rows.schema import Schema
 
 CURE = "Mend it in the collection and ingest again."
 
@@ -58,6 +59,8 @@ class Collection:
         Of its columns.
     lengths, dtype
         Rows of every block, and the type of their values; None where only the blocks tell.
+    schema
+        By what the columns of a DataFrame are mapped; then ``names`` are those of the rows. None: they are numbers.
     """
 
     kind: str
@@ -67,6 +70,7 @@ class Collection:
     names: tuple[str, ...]
     lengths: tuple[int, ...] | None
     dtype: str | None
+    schema: Schema | None = None
 
     def __str__(self) -> str:
         return f"the {self.kind}"
@@ -98,8 +102,37 @@ class Collection:
         """Whether it is a DataFrame, whose columns have types of their own."""
         return self.dtype is None and hasattr(self.data, "columns")
 
+    def fitted(self, schema: Schema, columns: Sequence[str] | None) -> Collection:
+        """Return what a DataFrame is by a schema.
+
+        Raises
+        ------
+        UsageError
+            If it is no DataFrame, or has other columns, or if columns are named besides, or it has a privacy unit.
+        """
+        if not self.framed:
+            raise UsageError(f"{self} has no columns of different kinds, which a schema is for.", parameter="schema")
+        if columns is not None:
+            raise UsageError(
+                'The schema says which columns are kept: leave the others out there, with kind = "ignored".',
+                parameter="columns",
+            )
+        if schema.unit is not None:
+            raise UsageError(
+                f"The schema has a privacy unit, of which rows are kept by their order, and {self} is written in any. "
+                "Write it to .parquet and ingest that.",
+                parameter="schema",
+            )
+        from dpdist.rows.encoding import require_types, types_of  # noqa: PLC0415 - Arrow
+
+        schema.places(self.names)
+        require_types(schema, types_of(self.data))
+        return replace(self, names=schema.features, schema=schema)
+
     def require_numbers(self, keep: Places) -> None:
         """Refuse columns that hold no real numbers: DataError, which names them."""
+        if self.schema is not None:
+            return
         if self.framed:
             kinds = {self.names[place]: self.data.dtypes.iloc[place] for place in keep}
         else:
@@ -108,8 +141,8 @@ class Collection:
         if bad:
             told = listed(f"{name!r} ({kind})" for name, kind in bad.items())
             raise DataError(
-                f"These columns of {self} hold no real numbers: {told}. Encode them by a public rule, or name the "
-                f"others in {parameter('columns')}."
+                f"These columns of {self} hold no real numbers: {told}. Say what they mean in a schema "
+                f"({parameter('schema')}), or name the others in {parameter('columns')}."
             )
 
     def require_no_index(self) -> None:
@@ -123,12 +156,19 @@ class Collection:
 
     def layout(self, keep: Places) -> Layout:
         """Return what is announced of every block."""
+        if self.schema is not None:
+            wanted = [column.name for column in self.schema.columns if column.stored]
+            return Layout(self.names, keep, len(self.names), wanted, self.schema)
         labels = [str(self.data.columns[place]) for place in keep] if self.framed else None
         return Layout([self.names[place] for place in keep], keep, len(self.names), labels)
 
     def blocks(self, keep: Places) -> list[Any]:
         """Return the blocks: what Dask makes each of, or the one that is in memory."""
-        data = self.data[[self.data.columns[place] for place in keep]] if self.framed else self.data
+        if self.schema is not None:
+            labels = {str(label): label for label in self.data.columns}
+            data = self.data[[labels[column.name] for column in self.schema.columns if column.stored]]
+        else:
+            data = self.data[[self.data.columns[place] for place in keep]] if self.framed else self.data
         if not self.lazy:
             return [data]
         return list(data.to_delayed()) if self.framed else whole_rows(data).to_delayed().ravel().tolist()
@@ -186,12 +226,26 @@ class Layout(NamedTuple):
         How many an array has.
     labels
         Of a DataFrame of the columns that are kept, as text; None for an array.
+    schema
+        By what a DataFrame is mapped, or None.
     """
 
     names: Sequence[str]
     keep: Places
     columns: int
     labels: Sequence[str] | None
+    schema: Schema | None = None
+
+    @property
+    def packed(self) -> list[Any]:
+        """JSON values for whoever takes a block."""
+        return [*self[:4], None if self.schema is None else self.schema.packed]
+
+    @classmethod
+    def unpacked(cls, packed: Sequence[Any]) -> Layout:
+        """Return what was packed."""
+        names, keep, columns, labels, schema = packed
+        return cls(names, keep, columns, labels, None if schema is None else Schema.unpacked(schema))
 
 
 def pieces_of(block: Any, where: str, layout: Layout) -> Iterator[Rows]:
@@ -221,7 +275,9 @@ def pieces_of(block: Any, where: str, layout: Layout) -> Iterator[Rows]:
     step = max(1, PIECE // (8 * len(names)))
     block = block.tocsr() if hasattr(block, "tocsr") else block  # others cannot be cut
     for start in range(0, block.shape[0], step):
-        if framed:
+        if layout.schema is not None:
+            yield from _mapped(block.iloc[start : start + step], f"{where}, row", start, layout.schema)
+        elif framed:
             yield _of_frame(block.iloc[start : start + step], f"{where}, row", start, names)
         else:
             piece = block[start : start + step]
@@ -230,6 +286,18 @@ def pieces_of(block: Any, where: str, layout: Layout) -> Iterator[Rows]:
             if kind is None:
                 raise DataError(f"{where} holds values of type {found.dtype.name}, which are no real numbers. {CURE}")
             yield np.ascontiguousarray(found[:, list(layout.keep)], dtype=kind)
+
+
+def _mapped(frame: Any, where: str, start: int, schema: Schema) -> Iterator[Rows]:
+    from dpdist.rows.encoding import UnfitError, columns_of, encoded  # noqa: PLC0415 - Arrow
+
+    try:
+        yield from encoded(schema, columns_of(frame, list(map(str, frame.columns))), len(frame))
+    except UnfitError as error:
+        wrong = error
+    else:
+        return
+    raise wrong.after(start).told(where.removesuffix(", row"), lambda row: f"row {row} (counting from 0)", CURE)
 
 
 def _of_frame(frame: Any, where: str, start: int, names: Sequence[str]) -> Rows:
@@ -243,6 +311,9 @@ def _of_frame(frame: Any, where: str, start: int, names: Sequence[str]) -> Rows:
         lacking = column.isna().to_numpy()
         if lacking.any():
             row = start + int(np.argmax(lacking))
-            raise DataError(f"{where} {row} (counting from 0), column {name!r}: the value is missing. {CURE}")
+            raise DataError(
+                f"{where} {row} (counting from 0), column {name!r}: the value is missing, and no schema says what "
+                f"becomes of it. {CURE}"
+            )
         rows[:, place] = column.to_numpy(dtype=kind)
     return rows

@@ -7,13 +7,13 @@ is known, and leaves the rows alone, without reading anything a second time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from dpdist.errors import DataError
 from dpdist.ingest.collection import Collection
 from dpdist.ingest.sources import Choices, SourceLocation, attempt, files_of, located
+from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.store import Store
@@ -34,7 +34,7 @@ def origin_of(
         "columns": None if columns is None else list(columns),
         "compress": compress,
         "unit": None if unit is None else unit.to_json(),
-        "choices": asdict(choices),
+        "choices": choices.to_json(),
     }
 
 
@@ -45,13 +45,16 @@ def _states(place: SourceLocation) -> list[list[object]]:
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
-def collection_origin(found: Collection, *, columns: Sequence[str] | None, compress: bool) -> dict[str, object]:
+def collection_origin(
+    found: Collection, *, columns: Sequence[str] | None, compress: bool, schema: Schema | None = None
+) -> dict[str, object]:
     """Return what a table that Python code held is ingested from, as JSON values."""
-    return {
+    said: dict[str, object] = {
         "collection": [found.kind, found.token],
         "columns": None if columns is None else list(columns),
         "compress": compress,
     }
+    return said if schema is None else {**said, "schema": schema.to_json()}
 
 
 def require_same_origin(rows: Store, origin: Mapping[str, object]) -> None:

@@ -34,7 +34,7 @@ from dpdist.ingest.sources import (
 from dpdist.ingest.table import ingest
 from dpdist.privacy.parallel import PERIOD_PATTERN
 from dpdist.rows.dataset import RowsTable, created, open_ingested
-from dpdist.rows.periods import PeriodicTable, seal_rows
+from dpdist.rows.periods import PeriodicTable, Span, seal_rows
 from dpdist.rows.seal import key_of
 
 _SOURCES = "sources.json"
@@ -194,16 +194,16 @@ def take_in(
         If the files cannot be used, have other columns than earlier periods, or change meanwhile.
     """
     target = table.rows_of(period)
-    names = None
+    before = None
     if closed:
         last = list(closed)[-1]
-        names = table.span({last: closed[last]}, len(closed) - 1).names
+        before = table.span({last: closed[last]}, len(closed) - 1)
     read = [_remembered(name, files, key_of(table.store)) for name, files in _sources(entry).items()]
     _require_fresh(table, period, entry, read, closed, choices)
     target.delete()
     try:
-        made = _stored(table, period, entry, names, columns, choices, progress, say)
-        _require_same(entry, read, made, names)
+        made = _stored(table, period, entry, before, columns, choices, progress, say)
+        _require_same(entry, read, made, before)
         target.replace(_SOURCES, json.dumps([asdict(each) for each in read]).encode(), "rows", private=True)
         return seal_rows(made)
     except (DataError, KeyboardInterrupt):
@@ -215,7 +215,7 @@ def _stored(
     table: PeriodicTable,
     period: str,
     entry: Path,
-    names: tuple[str, ...] | None,
+    before: Span | None,
     columns: Sequence[str] | None,
     choices: Choices,
     progress: Steps | None,
@@ -227,17 +227,25 @@ def _stored(
             entry, target, columns=columns, choices=choices, progress=progress, say=say,
             ledger_id=table.ledger_id, period=period,
         )  # fmt: skip
-    if names is None:
+    if before is None:
         raise DataError(f"{entry} holds no files, and the first period must have rows: they name the columns.")
-    with created(target, rows=0, dtype="uint8", names=names, budget=None, ledger_id=table.ledger_id, period=period):
+    with created(
+        target, rows=0, dtype="uint8", names=before.names, budget=None, ledger_id=table.ledger_id, period=period,
+        schema=before.schema,
+    ):  # fmt: skip
         pass
     return open_ingested(target)
 
 
-def _require_same(entry: Path, read: Sequence[SourceFile], made: RowsTable, names: tuple[str, ...] | None) -> None:
+def _require_same(entry: Path, read: Sequence[SourceFile], made: RowsTable, before: Span | None) -> None:
     """Check that the columns are those of earlier periods, and that the files are still those that were read."""
-    if names is not None and made.names != names:
-        raise DataError(f"{entry} has the columns {listed(made.names)}; earlier periods have {listed(names)}.")
+    if before is not None and made.names != before.names:
+        raise DataError(f"{entry} has the columns {listed(made.names)}; earlier periods have {listed(before.names)}.")
+    if before is not None and made.schema != before.schema:
+        raise DataError(
+            f"{entry} was read with another schema than earlier periods, whose rows would be summed with these. Take "
+            "theirs, or begin another folder of periods."
+        )
     _require_plain(entry)
     if [_stat(name, files) for name, files in _sources(entry).items()] != [
         (each.name, each.size, each.mtime_ns) for each in read

@@ -266,10 +266,11 @@ class Fetched(Source):
         """Ask the reader, and name the address in its refusals, not the file that was fetched."""
         try:
             return question(self._source)
-        except DataError as error:
+        except (DataError, UsageError) as error:
             message = str(error).replace(str(self.folder / self.path.name), str(self.path))
             ways = (error.ways, error.more) if isinstance(error, AskError) else None
-        raise DataError(message) if ways is None else AskError(message, *ways)
+            kind = UsageError if isinstance(error, UsageError) else DataError
+        raise kind(message) if ways is None else AskError(message, *ways)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -278,6 +279,10 @@ class Fetched(Source):
     @property
     def unnamed(self) -> int | None:
         return self._asked(lambda source: source.unnamed)
+
+    @property
+    def kinds(self) -> tuple[Any, ...] | None:
+        return self._asked(lambda source: source.kinds)
 
     @property
     def guess(self) -> str | None:
@@ -290,6 +295,12 @@ class Fetched(Source):
         return self._asked(lambda source: source.kept_as(place))
 
     def blocks(self, keep: Places) -> Generator[Rows]:
-        with closing(self._source.blocks(keep)) as blocks:
+        yield from self._passed(self._source.blocks(keep))
+
+    def units(self, key: bytes) -> Generator[Rows]:
+        yield from self._passed(self._source.units(key))
+
+    def _passed(self, found: Generator[Rows]) -> Generator[Rows]:
+        with closing(found) as blocks:
             while (block := self._asked(lambda _: next(blocks, None))) is not None:
                 yield block

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,6 +17,7 @@ from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.anndata import AnnDataStore, H5ad
 from dpdist.ingest.readers.apart import Apart, Reading
 from dpdist.ingest.readers.base import Choices, NoRowsError, Places, Source, Survey, attempt
+from dpdist.ingest.readers.fitted import Fitted
 from dpdist.ingest.readers.hive import Keys, Partitioned, key_in
 from dpdist.ingest.readers.netcdf import NetCdf
 from dpdist.ingest.readers.npy import Npy, Npz
@@ -38,6 +40,7 @@ __all__ = [
     "SourceLocation",
     "Survey",
     "attempt",
+    "columns_at",
     "files_of",
     "is_companion",
     "is_store",
@@ -171,6 +174,25 @@ def opened_sources(place: SourceLocation, beside: Path, choices: Choices = Choic
         yield [source_at(each, keys, beside, choices, reading, stack) for each, keys in places]
 
 
+def columns_at(place: SourceLocation, beside: Path, header: str | None) -> tuple[tuple[str, ...], list[Any] | None]:
+    """Return the names of the columns of a source that a schema is for, and their Arrow types where these are stored.
+
+    No row is looked at, but for whether the first line of text can be one.
+
+    Raises
+    ------
+    UsageError
+        If it is of a kind that holds numbers only.
+    DataError
+        If there is nothing, or something that is of no supported kind.
+    """
+    if not any("schema" in _kind(each).takes for each, _ in located(place)):
+        raise UsageError(f"{place} holds no columns of different kinds, which a schema is for.", parameter="schema")
+    with opened_sources(place, beside, Choices(header=header)) as sources:
+        kinds = sources[0].kinds
+        return sources[0].names, None if kinds is None else [*kinds]
+
+
 def _kind(place: SourceLocation) -> type[Source]:
     if attempt(place, place.is_dir):
         if is_store(place):
@@ -185,8 +207,14 @@ def _kind(place: SourceLocation) -> type[Source]:
     raise DataError(f"{place} is not a file, or does not exist. Pass a file, or a folder of nothing but files.")
 
 
-def _reader(kind: type[Source], reading: Reading, place: SourceLocation, beside: Path, choices: Choices) -> Source:
+def _reader(
+    kind: type[Source], reading: Reading, keys: Keys, place: SourceLocation, beside: Path, choices: Choices
+) -> Source:
     made = kind(place, beside, choices)
+    if choices.schema is not None:
+        if "schema" not in kind.takes:
+            raise UsageError(f"{place} holds no columns of different kinds, which a schema is for.", parameter="schema")
+        made = Fitted(place, beside, choices, made, keys)
     return Apart(place, beside, choices, made, reading) if kind.fragile else made
 
 
@@ -215,9 +243,9 @@ def source_at(
     if isinstance(place, Remote) and (kind.needs_file or place.web):
         others = tuple(place.with_suffix(suffix) for suffix in COMPANIONS if kind is Plink)
         folder = stack.enter_context(scratch(beside, "fetched"))
-        made: Source = Fetched(place, beside, choices, partial(_reader, kind, reading), folder, others)
+        made: Source = Fetched(place, beside, choices, partial(_reader, kind, reading, keys), folder, others)
     else:
-        made = _reader(kind, reading, place, beside, choices)
+        made = _reader(kind, reading, keys, place, beside, choices)
     return _with_keys(kind, made, place, keys)
 
 
@@ -230,7 +258,7 @@ def reader_of(place: SourceLocation, keys: Keys, choices: Choices, reading: Read
         If it is not there any more, or is of another kind.
     """
     kind, beside = _kind(place), Path(gettempdir())
-    return _with_keys(kind, _reader(kind, reading, place, beside, choices), place, keys)
+    return _with_keys(kind, _reader(kind, reading, keys, place, beside, choices), place, keys)
 
 
 def _with_keys(kind: type[Source], made: Source, place: SourceLocation, keys: Keys) -> Source:
@@ -239,4 +267,6 @@ def _with_keys(kind: type[Source], made: Source, place: SourceLocation, keys: Ke
         return made
     if kind is not Parquet:
         raise DataError(f"{place}: only Parquet files may lie in folders named KEY=VALUE. Put others into one folder.")
+    if choices.schema is not None:  # which knows the keys
+        return made
     return Partitioned(place, beside, choices, made, keys)

@@ -11,7 +11,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -328,7 +328,7 @@ class Away:
             self._fetched.close()
             place, _, keys, _ = self._plan["sources"][number]
             given = tuple((key, text) for key, text in keys)
-            choices = Choices(**self._plan["choices"])
+            choices = Choices.unpacked(self._plan["choices"])
             self._number = number
             self._source = source_at(location_of(place), given, self._beside, choices, self._reading, self._fetched)
         return self._source
@@ -369,4 +369,4 @@ def put_sources(aside: Store, sources: Sequence[Source], states: Sequence[object
             getattr(each, "keys", ()),
             digest_of(state) if local else None,  # what a store says may be another text with another library
         ))  # fmt: skip
-    return put_plan(aside, SOURCES, {"sources": entries, "choices": asdict(choices)})
+    return put_plan(aside, SOURCES, {"sources": entries, "choices": choices.packed})

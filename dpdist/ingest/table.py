@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
+import numpy as np
+
 from dpdist._util.cores import available_cores
+from dpdist._util.ids import random_token
 from dpdist._util.progress import Steps
 from dpdist._util.text import counted
 from dpdist._version import __version__
-from dpdist.errors import DataError
+from dpdist.errors import DataError, UsageError
 from dpdist.ingest.judging import Judged, judged
 from dpdist.ingest.looking import PIECE, Found, look_over, size_of
 from dpdist.ingest.origin import origin_of
@@ -32,8 +35,9 @@ from dpdist.ingest.states import digest_of, state_of
 from dpdist.ingest.steps import Crew, Elsewhere, Here, forget_faults, put_sources
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
+from dpdist.rows.schema import Schema
 from dpdist.rows.table import Shape
-from dpdist.rows.units import KeptRows, Numbers, Unit, first_rows, whole_numbers
+from dpdist.rows.units import UNIT_BYTES, Digests, KeptRows, Numbers, Unit, first_rows, whole_numbers
 from dpdist.storage import atomic
 from dpdist.storage.store import AnyStore, Store, store_at
 
@@ -82,8 +86,8 @@ def ingest(
     unit
         The privacy unit: of each, only the first rows are kept, as many as it says. Its column is not stored.
     choices
-        Which array of a file that holds several, what to put where a genotype is missing, and whether the first line
-        of text names the columns.
+        Which array of a file that holds several, what to put where a genotype is missing, whether the first line
+        of text names the columns, and what the columns mean. A schema says also which are kept, and the privacy unit.
     say
         Told what was guessed of the files, and when workers were asked for in vain.
     elsewhere
@@ -111,16 +115,19 @@ def ingest(
     """
     target = store_at(target)
     target.require_new("rows")
+    named = unit
+    if choices.schema is not None:
+        unit = _of_schema(choices.schema, columns, unit, period)
     try:
         with opened_sources(source, target.scratch_folder, choices) as sources:
             states = [state_of(each.path) for each in sources]  # before the origin: see _identity
             task = _Ingest(source, sources, states, choices, columns, unit, may_be_empty=period is not None)
-            head = partial(head_of, budget=budget, ledger_id=ledger_id, period=period, unit=unit)
+            head = partial(head_of, budget=budget, ledger_id=ledger_id, period=period, unit=unit, schema=choices.schema)
             if period is not None:  # that it is of these files is remembered with the period, which is made in one go
                 with target.staged("rows", private=True) as aside:
                     task.build(aside, head, _crew(task, progress, None), compress=compress, say=say)
             else:
-                origin = origin_of(source, columns=columns, compress=compress, unit=unit, choices=choices)
+                origin = origin_of(source, columns=columns, compress=compress, unit=named, choices=choices)
                 with target.resumed("rows", _identity(source, origin, states)) as aside:
                     task.build(
                         aside, partial(head, origin=origin), _crew(task, progress, elsewhere),
@@ -131,6 +138,26 @@ def ingest(
     else:
         return open_ingested(target)
     raise DataError(question)
+
+
+def _of_schema(schema: Schema, columns: Sequence[str] | None, unit: Unit | None, period: str | None) -> Unit | None:
+    """Return the privacy unit of a schema; refuse what it says already."""
+    if columns is not None:
+        raise UsageError(
+            'The schema says which columns are kept: leave the others out there, with kind = "ignored".',
+            parameter="columns",
+        )
+    if unit is not None:
+        raise UsageError(
+            'The schema says whose row it is: kind = "privacy unit", and max_rows.', parameter="privacy_unit"
+        )
+    if schema.unit is not None and period is not None:
+        raise UsageError(
+            "The schema has a privacy unit, which bounds the rows of one table, and cannot yet bound those of all "
+            "periods together. Keep at most one row per person in each period, and leave it out.",
+            parameter="schema",
+        )
+    return schema.unit
 
 
 def _identity(source: SourceLocation, origin: dict[str, object], states: Sequence[object]) -> bytes:
@@ -215,7 +242,9 @@ class _Ingest:
             )
             return about
 
-        found = judged(self.source, self.sources, self.columns, unit=self.unit, look=look)
+        schema = self.choices.schema
+        columns, unit = (self.columns, self.unit) if schema is None else (schema.features, None)
+        found = judged(self.source, self.sources, columns, unit=unit, look=look)
         if say is not None and (guessed := [each.guess for each in about if each.guess]):
             say(guessed[0] + (f" So is that of {counted(len(guessed) - 1, 'other file')}." if guessed[1:] else ""))
         kept = None if self.unit is None else self._kept(aside, found, self.unit)
@@ -234,8 +263,12 @@ class _Ingest:
         return shape, found.names
 
     def _kept(self, aside: Store, found: Judged, unit: Unit) -> KeptRows:
-        atomic.require_space(aside.scratch_folder, 16 * found.rows, "numbers of privacy units")
-        units = _units(found.filled, self.sources[0].names.index(unit.column))
+        atomic.require_space(aside.scratch_folder, UNIT_BYTES * found.rows, "numbers of privacy units")
+        units: Iterator[Numbers | Digests]
+        if self.choices.schema is not None:
+            units = _digests(found.filled)
+        else:
+            units = _units(found.filled, self.sources[0].names.index(unit.column))
         return first_rows(units, found.rows, unit.max_rows, aside.scratch_folder)
 
 
@@ -247,3 +280,12 @@ def _units(sources: Sequence[Source], place: int) -> Iterator[Numbers]:
             for block in blocks:
                 yield whole_numbers(each.path, row, block[:, 0], each.kept_as(place))
                 row += block.shape[0]
+
+
+def _digests(sources: Sequence[Source]) -> Iterator[Digests]:
+    """Yield the privacy unit of every row, in order, under a key that nobody else will know."""
+    key = (random_token() + random_token()).encode("ascii")
+    for each in sources:
+        with closing(each.units(key)) as blocks:
+            for block in blocks:
+                yield np.ascontiguousarray(block).view("S16")[:, 0]

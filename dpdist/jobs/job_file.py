@@ -14,6 +14,7 @@
     variable = "counts"          # optional: the array of rows, of a file that holds several
     missing = 0                  # optional: the alleles to put where a genotype is missing
     header = "yes"               # optional: the first line of text names the columns; or "no", it is a row
+    schema = "schema.toml"       # optional: what the columns mean, where they are not all numbers
     privacy_unit = "person"      # optional: a column of whole numbers; of each only the first max_rows rows are kept
     max_rows = 3
     periods = false              # true: path is a folder of periods, source one of an entry per period
@@ -57,7 +58,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -75,12 +76,17 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.parse import LARGEST_FILE, read_public_centre, request_from
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.rows.bounding import RowBound
+from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit, unit_from
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.tls import Certificates
 from dpdist.storage.store import Store, store_at
 
 T = TypeVar("T")
+_UNIT_OF_PERIODS = (
+    "It bounds the rows of one table, and cannot yet bound those of all periods together. Keep at most one row per "
+    "person in each period, and leave it out."
+)
 
 
 @dataclass(frozen=True)
@@ -155,7 +161,22 @@ def read_job(
         files = _Files(path.absolute().parent, errors)
         job = _job(sections, files, scheduler=scheduler, certificates=certificates, insecure=insecure)
         _require_none(path, errors)
-    return job
+        return _with_unit(job, path)
+
+
+def _with_unit(job: Job, path: Path) -> Job:
+    """Return the job with the privacy unit that its schema says, if it has one.
+
+    Raises
+    ------
+    UsageError
+        If rows come in periods, and the schema has a privacy unit.
+    """
+    if job.choices.schema is None:
+        return job
+    if job.periodic and job.choices.schema.unit is not None:
+        raise UsageError(f"{path}: the schema ([rows] schema) has a privacy unit. {_UNIT_OF_PERIODS}")
+    return replace(job, unit=job.choices.schema.unit)
 
 
 @dataclass(frozen=True)
@@ -215,7 +236,7 @@ def _job(
         periodic=rows.periods,
         in_place=rows.in_place,
         continual=release.continual or 1,
-        choices=make(lambda: Choices(rows.variable, rows.missing, rows.header)),
+        choices=make(lambda: Choices(rows.variable, rows.missing, rows.header, _schema(rows, files))),
     )
 
 
@@ -229,6 +250,12 @@ def _is_remote(text: str) -> bool:
         return isinstance(location_of(text), Remote)
     except UsageError:
         return False  # told where the source is made
+
+
+def _schema(rows: Rows, files: _Files) -> Schema | None:
+    if rows.schema is None:
+        return None
+    return Schema.read(rows.schema if is_address(rows.schema) else files.folder / rows.schema)
 
 
 def _budget(rows: Rows) -> PrivacyLoss | None:
@@ -294,12 +321,22 @@ def _contradictions(sections: Sections) -> Iterator[str]:
     for key in ("budget_delta", "budget_pure", "budget_delta_reserve"):
         if getattr(rows, key) is not None and rows.budget_epsilon is None:
             yield f"[rows] {key} needs budget_epsilon."
+    if rows.schema is not None:
+        yield from _unfit_for_schema(rows)
     if rows.in_place:
         yield from _unfit_in_place(sections.rows)
     if rows.periods:
         yield from _unfit_for_periods(sections)
     elif release.continual is not None:
         yield "[release] continual needs periods = true in [rows]."
+
+
+def _unfit_for_schema(rows: Rows) -> Iterator[str]:
+    for key in ("columns", "privacy_unit", "max_rows"):
+        if getattr(rows, key) is not None:
+            yield f"[rows] {key} is said by the schema. Leave it out here."
+    if rows.source is None:
+        yield "[rows] schema is for an ingest, and needs source."
 
 
 def _unfit_in_place(rows: Rows) -> Iterator[str]:
@@ -314,6 +351,11 @@ def _unfit_in_place(rows: Rows) -> Iterator[str]:
         )
     if rows.columns is not None:
         yield "[rows] columns chooses columns, and in_place = true takes all of them. Leave columns or in_place out."
+    if rows.schema is not None:
+        yield (
+            "[rows] schema maps rows to others as they are copied, and in_place = true takes them as they are. Leave "
+            "in_place out."
+        )
     for key in ("missing", "header"):
         if getattr(rows, key) is not None:
             yield f"[rows] {key} is for kinds of files that cannot be read in place. Leave it or in_place out."
@@ -336,10 +378,7 @@ def _unfit_for_periods(sections: Sections) -> Iterator[str]:
                 "at once hold it against each other, which an object store does not offer."
             )
     if rows.privacy_unit is not None:
-        yield (
-            "[rows] privacy_unit bounds the rows of one table, and cannot yet bound those of all periods together. "
-            "Keep at most one row per person in each period, and leave it out."
-        )
+        yield (f"[rows] privacy_unit is given. {_UNIT_OF_PERIODS}")
     for key, value in (("id", release.id), ("period", release.period)):
         if value is not None:
             yield f"[release] {key} is told by the periods; leave it out."

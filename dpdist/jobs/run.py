@@ -56,11 +56,16 @@ def require_same_rows(job: Job, table: RowsTable) -> None:
     Raises
     ------
     RefusedError
-        If they have another privacy unit or other columns; both are named.
+        If they have another privacy unit or other columns, and both are named; or another schema.
     UsageError
         If they have another budget, which is declared once.
     """
     cure = "Change the job file, or name another place for rows that are ingested so ([rows] path)."
+    schema = job.choices.schema
+    if job.source is not None and schema != table.schema:
+        held = "no schema" if table.schema is None else "a schema" if schema is None else "another schema"
+        wanted = "none" if schema is None else "one" if table.schema is None else "its own"
+        raise RefusedError(f"{job.rows} was made with {held}, and the job asks for {wanted}. {cure}")
     if job.unit != table.unit and (job.unit is not None or job.source is not None):
         raise RefusedError(
             f"{job.rows} protects {_unit_words(table.unit)}, and the job asks for {_unit_words(job.unit)}. {cure}"
@@ -159,7 +164,8 @@ def _register(job: Job, source: SourceLocation, say: Callable[[str], None]) -> N
 
 
 def _ingest(job: Job, source: SourceLocation, say: Callable[[str], None]) -> None:
-    unit, choices = job.unit, job.choices
+    choices = job.choices
+    unit = job.unit if choices.schema is None else None  # which says it itself
     table = budget.ingest_rows(
         source,
         job.rows,
@@ -171,6 +177,7 @@ def _ingest(job: Job, source: SourceLocation, say: Callable[[str], None]) -> Non
         variable=choices.variable,
         missing=choices.missing,
         header=choices.header,
+        schema=choices.schema,
         progress=job.cluster.progress,
         say=say,
         cluster=job.cluster,

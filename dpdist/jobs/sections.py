@@ -80,6 +80,10 @@ class Rows(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["yes", "no"] | None,
         _key("Whether the first line of text names the columns, or is a row.", '"yes" or "no"'),
     ] = None
+    schema: Annotated[
+        str | None,
+        _key("What the columns mean: a TOML file, or rows, a release or a model that were made with it.", _FILE),
+    ] = None
     privacy_unit: Annotated[
         str | None, _key("A column of whole numbers that says whose row it is.", "a column's name in quotes")
     ] = None

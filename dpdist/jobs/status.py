@@ -140,7 +140,8 @@ def _columns(job: Job) -> int:
     """Return the number of columns, as far as it is known; what a release costs does not depend on it."""
     if not job.periodic and store_at(job.rows).exists():
         return open_rows(job.rows).columns
-    vector = job.request.centre or job.request.scale or job.columns
+    features = None if job.choices.schema is None else job.choices.schema.features
+    vector = job.request.centre or job.request.scale or job.columns or features
     return len(vector) if vector else 2
 
 

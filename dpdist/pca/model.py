@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from dpdist.naming import step
 from dpdist.pca.components import Components
 from dpdist.pca.scree import scree
 from dpdist.release.artefact import Release
+from dpdist.rows.schema import Schema
 from dpdist.storage.arrays import Text, digest_of_objects, put_array, read_arrays, require_format
 from dpdist.storage.store import AnyStore, store_at
 
@@ -40,11 +42,14 @@ class Model:
         Column names, length d.
     components
         See :class:`dpdist.pca.components.Components`.
+    schema
+        By what rows are made of the columns of a source; None: these are numbers.
     """
 
     release_id: str
     names: tuple[str, ...]
     components: Components
+    schema: Schema | None = None
 
     def __repr__(self) -> str:
         k, d = self.components.components.shape
@@ -61,6 +66,7 @@ class _Attributes(msgspec.Struct, frozen=True):
     columns: tuple[Text, ...]
     eigenvalues: bool
     eigenvalues_per_row: bool
+    schema: dict[str, Any] | None = None
 
 
 def save(model: Model, release: Release, target: AnyStore) -> None:
@@ -82,6 +88,8 @@ def save(model: Model, release: Release, target: AnyStore) -> None:
         "eigenvalues": model.components.eigenvalues is not None,
         "eigenvalues_per_row": model.components.per_row,
     }
+    if model.schema is not None:
+        attributes["schema"] = model.schema.to_json()
     seen = None if model.components.eigenvalues is None else scree(release, model.components.eigenvalues)
     if seen is not None:
         attributes |= seen.to_json()
@@ -157,7 +165,8 @@ def open_model(path: AnyStore) -> Model:
         sound = found.eigenvalues is None or found.eigenvalues.shape == (k,)
         sound = sound and found.mean.shape == found.scale.shape == (d,)
         sound = sound and len(said.columns) == d and np.allclose(found.components @ found.components.T, np.eye(k))
-        model = Model(said.release_id, said.columns, found)
+        schema = None if said.schema is None else Schema.from_json(said.schema)
+        model = Model(said.release_id, said.columns, found, schema)
     except ResumableError:  # its store did not answer
         raise
     except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries

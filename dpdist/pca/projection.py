@@ -232,6 +232,15 @@ def scores_of(table: RowsTable, model: Model, model_at: AnyStore, target: AnySto
     DataError
         If the model is for other columns, target exists or cannot be written, or a chunk was not written.
     """
+    if model.schema != table.schema:
+        cure = (
+            "Take a model of a release of rows with this schema."
+            if model.schema is None
+            else f"Ingest the source with that of the model: {step('ingest', 'SOURCE', 'ROWS', schema=model_at)}."
+        )
+        raise DataError(
+            f"The model {model_at} has another schema than the rows {table}, or one of them has none. {cure}"
+        )
     if model.names != table.names:
         raise DataError(
             f"The model {model_at} has other columns than the rows {table}. Take a model of a release of rows "

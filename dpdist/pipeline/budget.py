@@ -29,6 +29,7 @@ from dpdist.release.artefact import open_release
 from dpdist.release.reproduction import reproduced, require_unreproduced
 from dpdist.rows.dataset import RowsTable, bind_ledger
 from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
+from dpdist.rows.schema import Schema
 from dpdist.rows.table import Table
 from dpdist.rows.units import unit_from
 from dpdist.storage.atomic import make_once, require_new
@@ -89,6 +90,7 @@ def ingest_rows(
     variable: str | None = None,
     missing: int | None = None,
     header: str | None = None,
+    schema: Schema | AnyPath | None = None,
     compress: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
@@ -136,6 +138,10 @@ def ingest_rows(
         The number of alleles to put where a genotype is missing. None: such a file is refused.
     header : {"yes", "no"}, default None
         Whether the first line of a .csv names the columns or is a row. None: refused where that is in doubt.
+    schema : Schema, str or path-like, default None
+        What the columns mean, of .csv, .csv.gz, .parquet and DataFrames: text, dates and missing values become numbers
+        by it. Its TOML file, or rows, a release or a model that were made with it. It is published with every release.
+        None: all columns are numbers.
     compress : bool, default False
         Whether to compress the chunks, for slow disks. Reading costs more processor time.
     progress : callable, default None
@@ -189,7 +195,8 @@ def ingest_rows(
     from dpdist.ingest.table import ingest  # noqa: PLC0415 - which only an ingest needs
     from dpdist.pipeline.ingesting import Workers  # noqa: PLC0415 - as above
 
-    unit, choices = unit_from(privacy_unit, max_rows), Choices(variable, missing, header)
+    meaning = schema if schema is None or isinstance(schema, Schema) else Schema.read(schema)
+    unit, choices = unit_from(privacy_unit, max_rows), Choices(variable, missing, header, meaning)
     ledger = None if ledger is None else address_given(ledger)
     table = collection_of(source)
     origin: Callable[..., dict[str, object]]
@@ -209,9 +216,9 @@ def ingest_rows(
     else:
         from dpdist.ingest.blocks import ingest_collection  # noqa: PLC0415 - files are ingested without Dask
 
-        _require_of_files(privacy_unit=privacy_unit, **vars(choices))
-        origin = partial(origins.collection_origin, table)
-        write = partial(ingest_collection, table, cluster=cluster, progress=progress)
+        _require_of_files(privacy_unit=privacy_unit, variable=variable, missing=missing, header=header)
+        origin = partial(origins.collection_origin, table, schema=meaning)
+        write = partial(ingest_collection, table, cluster=cluster, progress=progress, schema=meaning)
 
     def there() -> bool:
         found = rows.exists()

@@ -112,7 +112,7 @@ def fit_components(
     elif components is not None:
         return FittedModel(models.open_model(target), opened, fresh=False)
     taken = _components_of(opened, release, components, cluster)
-    found = models.Model(opened.release_id, opened.names, taken)
+    found = models.Model(opened.release_id, opened.names, taken, opened.schema)
     there = partial(made_from, target, "model", **made, k=len(taken.components))
     if make_once(there, partial(models.save, found, opened, target)):
         return FittedModel(found, opened, fresh=True)

@@ -9,6 +9,7 @@ from typing import ClassVar
 from dpdist.ledger.balance import Balance
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release
+from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit
 
 
@@ -53,6 +54,10 @@ class LedgerFacts:
             "balance": None if self.balance is None else self.balance.to_json(),
             "refused": self.refused,
         }
+
+
+def _schema_json(schema: Schema | None) -> dict[str, object]:
+    return {} if schema is None else {"schema": schema.to_json()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +112,8 @@ class RowsFacts(Facts):
         As of rows; ``ledger`` says how their budget stands.
     source : str or None
         Where the chunks are, if they stay there.
+    schema : Schema or None
+        By what they were made of the columns of their source.
     """
 
     kind: ClassVar[str] = "rows"
@@ -125,6 +132,7 @@ class RowsFacts(Facts):
     reproduced: bool
     ledger: LedgerFacts
     source: str | None
+    schema: Schema | None = None
 
     def _own_json(self) -> dict[str, object]:
         return {
@@ -143,6 +151,7 @@ class RowsFacts(Facts):
             "reproduced": self.reproduced,
             "ledger": self.ledger.to_json(),
             "source": self.source,
+            **_schema_json(self.schema),
         }
 
 
@@ -202,6 +211,8 @@ class ModelFacts(Facts):
         Column names.
     eigenvalues : bool
         Whether there are eigenvalues.
+    schema : Schema or None
+        By what rows are made of the columns of a source.
     """
 
     kind: ClassVar[str] = "model"
@@ -211,6 +222,7 @@ class ModelFacts(Facts):
     k: int
     columns: tuple[str, ...]
     eigenvalues: bool
+    schema: Schema | None = None
 
     def _own_json(self) -> dict[str, object]:
         return {
@@ -220,6 +232,7 @@ class ModelFacts(Facts):
             "k": self.k,
             "columns": list(self.columns),
             "eigenvalues": self.eigenvalues,
+            **_schema_json(self.schema),
         }
 
 

@@ -192,6 +192,7 @@ def _declared(
         reproduced=table.reproduced,
         ledger=_ledger(ledger, table.ledger_id, table.budget)[0],
         source=source,
+        schema=table.schema,
     )
 
 
@@ -284,6 +285,7 @@ def _model(store: Store) -> ModelFacts:
         k=len(opened.components.components),
         columns=opened.names,
         eigenvalues=opened.components.eigenvalues is not None,
+        schema=opened.schema,
     )
 
 

@@ -33,6 +33,7 @@ from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.attributes import Attributes
 from dpdist.release.coverage import Coverage
 from dpdist.rows.bounding import RowBound
+from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit
 from dpdist.storage.arrays import Array, complete_arrays, require_format
 from dpdist.storage.store import AnyStore, store_at
@@ -79,6 +80,8 @@ class Heading:
         Whose rows change together between neighbours, and how many at most; None: one row.
     condition
         What a person stated of the ledger's past, on which the guarantee rests; None: it rests on nothing.
+    schema
+        By what the rows were made of the columns of their source; None: these were numbers.
     """
 
     release_id: str
@@ -95,6 +98,7 @@ class Heading:
     releases: tuple[str, ...] = ()
     unit: Unit | None = None
     condition: str | None = None
+    schema: Schema | None = None
 
     @property
     def private_as_claimed(self) -> bool:
@@ -147,6 +151,7 @@ class Heading:
             **({"releases": list(self.releases)} if self.releases else {}),
             "unit": None if self.unit is None else self.unit.to_json(),
             **({} if self.condition is None else {"condition": self.condition}),
+            **({} if self.schema is None else {"schema": self.schema.to_json()}),
             "library": f"dpdist {__version__}",
         }
 
@@ -200,6 +205,8 @@ class Release(Heading):
         Whose rows change together between neighbours, and how many at most; None: one row.
     condition : str or None
         What a person stated of the ledger's past, on which the guarantee rests; None: it rests on nothing.
+    schema : Schema or None
+        By what the rows were made of the columns of their source; None: these were numbers.
     answer : ndarray or Array
         The released integers, (w, w) int64, w = d or d + 1, one unit is ``bound.unit**2``; or the released subspace,
         (k, d) float64, orthonormal rows. What is large is an array on the disk, of which parts can be read.
@@ -415,6 +422,7 @@ def open_release(path: AnyStore) -> Release:
             releases=said.releases,
             unit=None if said.unit is None else Unit(said.unit.column, said.unit.max_rows),
             condition=said.condition,
+            schema=None if said.schema is None else Schema.from_json(said.schema),
         )
         sound = _is_sound(release, arrays) and said.status == release.status
     except ResumableError:  # its store did not answer

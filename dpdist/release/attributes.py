@@ -28,7 +28,7 @@ class Attributes(Struct, frozen=True):
     ----------
     n
         Number of rows, where it is public.
-    releases, condition
+    releases, condition, schema
         Stored where there are any.
     """
 
@@ -47,6 +47,7 @@ class Attributes(Struct, frozen=True):
     unit: UnitAttributes | None
     releases: tuple[Text, ...] = ()
     condition: Text | None = None
+    schema: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, info: dict[str, Any]) -> Attributes:

@@ -93,6 +93,7 @@ def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
         extents=extents,
         releases=ids,
         unit=first.unit,
+        schema=first.schema,
         condition="; ".join(sorted({r.condition for r in releases if r.condition})) or None,
     )
 
@@ -140,6 +141,7 @@ def _require_alike(first: Release, other: Release) -> None:
         ("bound (clip norm, grid bits, centre or scale)", first.bound == other.bound),
         ("neighbouring relation", first.neighbours is other.neighbours),
         ("privacy unit", first.unit == other.unit),
+        ("schema", first.schema == other.schema),
         ("mechanism", first.mechanism == other.mechanism),
     ):
         if not same:

@@ -35,6 +35,7 @@ from dpdist.release.coverage import Coverage
 from dpdist.release.reproduction import admit
 from dpdist.release.request import ReleaseRequest
 from dpdist.release.transaction import ReleaseTransaction, commit_once
+from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit
 from dpdist.runtime.pool import Pool
 from dpdist.storage.arrays import attributes_of
@@ -192,6 +193,7 @@ def _drawn(
         unit=table.unit,
         ledger_head=ledger_head,
         condition=condition,
+        schema=table.schema,
     )
     return archive.archived(heading, _noisy(calibrated, heading.bound.width, moment, pool, progress))
 
@@ -207,6 +209,7 @@ def _heading(
     unit: Unit | None = None,
     ledger_head: str | None = None,
     condition: str | None = None,
+    schema: Schema | None = None,
 ) -> Heading:
     """Return what is told of a release: of what was asked for, what is proved, and n only where it is public."""
     return Heading(
@@ -223,6 +226,7 @@ def _heading(
         extents=extents,
         unit=unit,
         condition=condition,
+        schema=schema,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dpdist._util.text import counted, exactly, labelled
+from dpdist._util.text import counted, exactly, labelled, rounded_up
 from dpdist._version import __version__
 from dpdist.pipeline.facts import (
     AnyFacts,
@@ -16,6 +16,7 @@ from dpdist.pipeline.facts import (
     RowsFacts,
     ScoresFacts,
 )
+from dpdist.rows.schema import Schema
 
 _SHOWN = 6
 """Column names that are shown to people."""
@@ -75,6 +76,7 @@ def _rows_lines(facts: RowsFacts) -> _Lines:
         *([("in place", f"{facts.source}: read where it is, and not to be changed")] if facts.source else []),
         ("data set", facts.dataset_id),
         *([("period", facts.period)] if facts.period else []),
+        *_schema_lines(facts.schema),
         ("unit", "one row" if unit is None else f"all rows of one {unit.column}, {unit.max_rows} at most"),
         *([("reproduced", "released for reproduction: they get no budget any more")] if facts.reproduced else []),
         ("ledger", _ledger_words(facts.ledger)),
@@ -112,6 +114,7 @@ def _release_lines(facts: ReleaseFacts) -> _Lines:
         *([("shifted by", "a public centre, scaled by a public scale, or one of the two")] if moved else []),
         ("rows", "not published" if release.rows is None else str(release.rows)),
         ("columns", f"{len(release.names)}: {_names(release.names)}"),
+        *_schema_lines(release.schema),
         ("noise", release.noise.law),
         *([("sum of", counted(len(release.releases), "release"))] if release.releases else []),
         ("made by", f"dpdist {__version__}"),
@@ -123,7 +126,20 @@ def _model_lines(facts: ModelFacts) -> _Lines:
         ("release", f"{facts.release_id}, {facts.mechanism}, {facts.status}"),
         ("components", f"{facts.k}, {'with' if facts.eigenvalues else 'without'} eigenvalues"),
         ("columns", f"{len(facts.columns)}: {_names(facts.columns)}"),
+        *_schema_lines(facts.schema),
     ]
+
+
+def _schema_lines(schema: Schema | None) -> _Lines:
+    """Say by what rows were made of the columns of a source, which is public."""
+    if schema is None:
+        return []
+    scaled = "ranges become -1 to 1" if schema.scale == "range" else "as the source has them"
+    longest = "" if schema.norm is None else f", no row longer than {rounded_up(schema.norm)}"
+    shown = [column.words for column in schema.columns[:_SHOWN]]
+    rest = len(schema.columns) - len(shown)
+    said = "; ".join(shown) + (f"; and {rest} more" if rest > 0 else "")
+    return [("schema", f"{scaled}{longest}: {said}")]
 
 
 def _scores_lines(facts: ScoresFacts) -> _Lines:

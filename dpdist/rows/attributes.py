@@ -32,6 +32,8 @@ class RowsAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ----------
     origin
         What the rows were ingested from (:mod:`dpdist.ingest.origin`), or None.
+    schema
+        What the columns of the source mean (:class:`dpdist.rows.schema.Schema`), or None.
     """
 
     format: str
@@ -43,6 +45,7 @@ class RowsAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     unit: UnitAttributes | None = None
     origin: object = None
     reproduced: bool = False
+    schema: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, info: dict[str, Any]) -> RowsAttributes:

@@ -26,6 +26,7 @@ from dpdist.errors import DataError, ResumableError, quiet
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.attributes import RowsAttributes, UnitAttributes, builtins_of
+from dpdist.rows.schema import Schema
 from dpdist.rows.table import Reference, Shape
 from dpdist.rows.units import Unit
 from dpdist.rows.writing import RowsWriter, chunk_key
@@ -68,6 +69,8 @@ class RowsTable(Shape):
         Whether a release for reproduction was made of these rows (:mod:`dpdist.release.reproduction`).
     reference
         Who holds the chunks of rows that were registered, or None where the chunks are here.
+    schema
+        What the columns of the source meant, or None where they were numbers.
     """
 
     store: Store
@@ -80,6 +83,7 @@ class RowsTable(Shape):
     seal: str | None = None
     reproduced: bool = False
     reference: Reference | None = None
+    schema: Schema | None = None
 
     def __str__(self) -> str:
         return str(self.store)
@@ -176,6 +180,7 @@ def created(
     ledger_id: str | None = None,
     period: str | None = None,
     unit: Unit | None = None,
+    schema: Schema | None = None,
 ) -> Iterator[RowsWriter]:
     """Create a rows.zarr; it appears at target when the block ends without an error and all rows were written.
 
@@ -197,6 +202,8 @@ def created(
         For rows of one period: the ledger of all periods, and the name.
     unit
         The privacy unit, of which no more rows are written than it says, or None.
+    schema
+        By what the rows are made, or None.
 
     Raises
     ------
@@ -213,7 +220,7 @@ def created(
             raise DataError(
                 f"{writer.rows} rows came where {rows} were announced: the source changed while it was read."
             )
-        aside.put(ROOT, head_of(shape, names, budget, ledger_id=ledger_id, period=period, unit=unit))
+        aside.put(ROOT, head_of(shape, names, budget, ledger_id=ledger_id, period=period, unit=unit, schema=schema))
 
 
 def shape_of(rows: int, columns: int, dtype: str, *, compress: bool = False) -> Shape:
@@ -236,6 +243,7 @@ def head_of(
     period: str | None = None,
     unit: Unit | None = None,
     origin: Mapping[str, object] | None = None,
+    schema: Schema | None = None,
 ) -> bytes:
     """Return what is stored of a new table beside its chunks, the last of its objects, with a new identity.
 
@@ -247,6 +255,8 @@ def head_of(
         As of :func:`created`.
     origin
         What the rows are ingested from, as JSON values, or None.
+    schema
+        As of :func:`created`.
     """
     objects = MemoryStore()
     array = zarr.create_array(
@@ -265,6 +275,7 @@ def head_of(
         period=period,
         unit=None if unit is None else UnitAttributes(unit.column, unit.max_rows),
         origin=origin,
+        schema=None if schema is None else schema.to_json(),
     )
     array.attrs["dpdist"] = builtins_of(attributes)
     (head,) = objects._store_dict.values()  # noqa: SLF001 - zarr reads a store by coroutines only
@@ -335,6 +346,7 @@ def open_ingested(path: AnyStore) -> RowsTable:
             period=said.period,
             unit=None if said.unit is None else Unit(said.unit.column, said.unit.max_rows),
             reproduced=said.reproduced,
+            schema=None if said.schema is None else Schema.from_json(said.schema),
         )
     except ResumableError:  # its store did not answer
         raise

@@ -28,6 +28,7 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.attributes import ArrayShape, PeriodsAttributes, text_of
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, open_ingested
+from dpdist.rows.schema import Schema
 from dpdist.rows.seal import KEY, sealed_tags, write_seal
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -104,6 +105,8 @@ class PeriodicTable:
         for part in parts:
             if part.names != first.names:
                 raise DataError(f"{part} has other columns than {first}. Restore it.")
+            if part.schema != first.schema:
+                raise DataError(f"{part} was made with another schema than {first}. Restore it.")
         return Span(self.store.absolute(), self.dataset_id, self.budget, self.ledger_id, tuple(parts), start)
 
 
@@ -153,6 +156,11 @@ class Span:
     def unit(self) -> None:
         """No privacy unit: every row counts alone where rows come in periods."""
         return
+
+    @property
+    def schema(self) -> Schema | None:
+        """By what the rows were made of the columns of their source, the same in every period."""
+        return self.parts[0].schema
 
     @property
     def max_rows(self) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit
 from dpdist.storage.arrays import CHECKSUM_BYTES
 from dpdist.storage.store import Store
@@ -95,6 +96,11 @@ class Table(Sizes, Protocol):
     @property
     def unit(self) -> Unit | None:
         """Whose rows these are, and how many of each at most, or None where every row counts alone."""
+        ...
+
+    @property
+    def schema(self) -> Schema | None:
+        """By what the rows were made of the columns of their source; None: these were numbers."""
         ...
 
     @property

@@ -11,10 +11,12 @@ So sums over kept rows are as private for a whole unit as the sensitivity of M r
 rows is public, and the kept rows of one unit are exchanged for as many others.
 
 Two units must never be taken for one, or the rows of the one would decide which of the other are kept. So a unit is a
-whole number that is read exactly; whatever may have been rounded is refused.
+whole number that is read exactly; whatever may have been rounded is refused. Or it is a keyed digest of its name, 128
+bits of BLAKE2b: two of N units have the same with probability N² 2^-129 at most, less than 2^-69 for a billion. The key
+is drawn for each ingest and dies with its process, so nobody who chooses names knows which would agree.
 
 Memory: one bit per row of the source, and about 64 bytes for every 256th unit; the rest is in nameless temporary files
-of 16 bytes per row, which are gone when the process is. The numbers of units are stored nowhere else.
+of 16 bytes per row, 24 with digests, which are gone when the process is. Units are stored nowhere else.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +41,10 @@ _PIECE = 1 << 17
 """Rows of a part that are looked at together: 2 MiB."""
 
 Numbers = npt.NDArray[np.int64]
+Digests = npt.NDArray[np.bytes_]
+"""Of 16 bytes each."""
+UNIT_BYTES = 24
+"""Bytes that a temporary file takes of a row, at most."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,7 @@ def among(bits: bytes | memoryview, start: int, count: int) -> npt.NDArray[np.bo
     return found[start - 8 * first :][:count]
 
 
-def first_rows(units: Iterable[Numbers], rows: int, most: int, beside: Path) -> KeptRows:
+def first_rows(units: Iterable[Numbers | Digests], rows: int, most: int, beside: Path) -> KeptRows:
     """Find the first ``most`` rows of every unit, in order.
 
     The rows are first dealt out to files by a hash of their unit, so that each file's units fit into memory. Its key
@@ -150,7 +156,7 @@ def first_rows(units: Iterable[Numbers], rows: int, most: int, beside: Path) -> 
     Parameters
     ----------
     units
-        The unit of every row, in order, in pieces.
+        The unit of every row, in order, in pieces of one type: int64, or digests of 16 bytes.
     rows
         Their number.
     most
@@ -163,10 +169,13 @@ def first_rows(units: Iterable[Numbers], rows: int, most: int, beside: Path) -> 
     with ExitStack() as stack:
         files = [stack.enter_context(TemporaryFile(dir=beside)) for _ in range(1 << _BITS)]
         row = 0
+        kind: np.dtype[Any] = np.dtype(np.int64)
         for piece in units:
-            numbered = np.stack([np.arange(row, row + piece.size), piece], axis=1)
+            kind = piece.dtype
+            numbered = np.empty(piece.size, dtype=[("row", np.int64), ("unit", kind)])
+            numbered["row"], numbered["unit"] = np.arange(row, row + piece.size), piece
             row += piece.size
-            part = (piece.view(np.uint64) * key) >> np.uint64(64 - _BITS)
+            part = (piece.view(np.uint64)[:: kind.itemsize // 8] * key) >> np.uint64(64 - _BITS)
             order = np.argsort(part, kind="stable")
             ends = np.searchsorted(part[order], np.arange(len(files) + 1))
             for i, file in enumerate(files):
@@ -175,17 +184,19 @@ def first_rows(units: Iterable[Numbers], rows: int, most: int, beside: Path) -> 
             raise DataError("The source changed while it was read. Ingest it when it is complete.")
         for file in files:
             file.seek(0)
-            for found in _first(file, most):
+            for found in _first(file, most, kind):
                 kept.add(found)
     return kept
 
 
-def _first(file: IO[bytes], most: int) -> Iterator[Numbers]:
+def _first(file: IO[bytes], most: int, kind: np.dtype[Any]) -> Iterator[Numbers]:
     """Yield the numbers of the rows of one file that are kept."""
-    known = np.empty(0, dtype=np.int64)
+    known = np.empty(0, dtype=kind)
     before = np.empty(0, dtype=np.int64)
-    while content := file.read(16 * _PIECE):
-        rows, units = np.frombuffer(content, dtype=np.int64).reshape(-1, 2).T
+    record = np.dtype([("row", np.int64), ("unit", kind)])
+    while content := file.read(record.itemsize * _PIECE):
+        found = np.frombuffer(content, dtype=record)
+        rows, units = found["row"], found["unit"]
         order = np.argsort(units, kind="stable")
         unique, starts, counts = np.unique(units[order], return_index=True, return_counts=True)
         place = np.searchsorted(known, unique)

@@ -239,9 +239,9 @@ def test_a_source_that_changes_between_the_passes_is_refused(tmp_path: Path, mon
 def test_a_process_that_is_killed_leaves_no_units_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original, seen = units._first, []
 
-    def looked_at(file: Any, most: int) -> Any:
+    def looked_at(file: Any, most: int, kind: Any) -> Any:
         seen.append({path.name for path in tmp_path.rglob("*") if path.is_file() and "work" not in path.parts})
-        return original(file, most)
+        return original(file, most, kind)
 
     monkeypatch.setattr(units, "_first", looked_at)
     ingest(table(tmp_path, [7, 8, 7]), tmp_path / "rows.zarr", unit=Unit("person", 1))

@@ -41,6 +41,8 @@ _MEMORY = 1 << 30
 _SHARED = 64 << 20
 """Bytes of the memory through which pieces pass; larger ones go through the pipe."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_BEGIN = frozenset({"blocks", "part", "units"})
+"""Questions that begin to read rows."""
 _COPIES = 6
 """Of what is unpacked at once, as many may be in the memory: two chunks, each as it lies, unpacked and in order."""
 
@@ -162,6 +164,11 @@ class Apart(Source):
         found: tuple[str, ...] = self._ask("names")
         return found
 
+    @cached_property
+    def kinds(self) -> tuple[Any, ...] | None:
+        found: tuple[Any, ...] | None = self._ask("kinds")
+        return found
+
     def survey(self, keep: Places) -> Survey:
         found: Survey = self._ask("survey", keep)
         return found
@@ -183,6 +190,9 @@ class Apart(Source):
 
     def part(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
         return self._rows("part", keep, start, stop)
+
+    def units(self, key: bytes) -> Generator[Rows]:
+        return self._rows("units", key)
 
     def _rows(self, question: str, *arguments: Any) -> Generator[Rows]:
         blocks = self._ask(question, *arguments)
@@ -244,7 +254,7 @@ class _Room:
         place, new
             Of which source it is asked, and the source if it was not asked before.
         question, arguments
-            A name of what every source has, where ``blocks`` and ``part`` begin to read; or ``next`` and ``stop``, of
+            A name of what every source has, where those in :data:`_BEGIN` begin to read; or ``next`` and ``stop``, of
             the rows that are read.
         """
         if new is not None:
@@ -252,14 +262,14 @@ class _Room:
         source = self._sources[place]
         try:
             self._limit(0)
-            if question in {"blocks", "part", "next"}:
+            if question in _BEGIN or question == "next":
                 self._limit(_COPIES * source.unpacked)
             if question == "next":
                 return self._piece(next(self._blocks[place], None))
             value: Any = None
             if question == "stop":
                 self._blocks.pop(place).close()
-            elif question in {"blocks", "part"}:
+            elif question in _BEGIN:
                 self._blocks[place] = getattr(source, question)(*arguments)
             else:
                 value = getattr(source, question)

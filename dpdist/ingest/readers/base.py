@@ -29,6 +29,7 @@ from dpdist._util.text import listed
 from dpdist.errors import DataError, DpdistError, UsageError, quiet
 from dpdist.naming import parameter, step
 from dpdist.rows.dataset import DTYPES
+from dpdist.rows.schema import Schema
 
 T = TypeVar("T")
 progressed: Callable[[], object] = bool
@@ -110,6 +111,8 @@ class Choices:
         The number of alleles, 0, 1 or 2, to put where a genotype is missing; None: such a file is refused.
     header
         ``yes`` if the first line of text names the columns, ``no`` if it is a row; None: guessed where it is clear.
+    schema
+        What the columns mean, by which they are mapped to numbers; None: they are numbers.
 
     Raises
     ------
@@ -120,6 +123,7 @@ class Choices:
     variable: str | None = None
     missing: int | None = None
     header: str | None = None
+    schema: Schema | None = None
 
     def __post_init__(self) -> None:
         if self.header not in {None, "yes", "no"}:
@@ -133,6 +137,22 @@ class Choices:
     def made(self) -> list[str]:
         """Names of the options that were given."""
         return [name for name, value in vars(self).items() if value is not None]
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON values, by which the same choices are known again."""
+        said: dict[str, object] = {"variable": self.variable, "missing": self.missing, "header": self.header}
+        return said if self.schema is None else {**said, "schema": self.schema.to_json()}
+
+    @property
+    def packed(self) -> dict[str, object]:
+        """JSON values for whoever reads a part."""
+        return self.to_json() if self.schema is None else {**self.to_json(), "schema": self.schema.packed}
+
+    @classmethod
+    def unpacked(cls, packed: Mapping[str, Any]) -> Choices:
+        """Return the choices that were packed."""
+        schema = packed.get("schema")
+        return cls(**{**packed, "schema": None if schema is None else Schema.unpacked(schema)})
 
 
 class AskError(DataError):
@@ -192,7 +212,8 @@ def no_numbers(path: Location, bad: Mapping[str, str], others: Sequence[str]) ->
     """
     told = listed(f"{name!r} ({kind})" for name, kind in bad.items())
     ways = [only_columns(others, "leaves them out")] if len(others) > 1 else []
-    few = "" if ways else "Fewer than two columns hold numbers, and a table needs two."
+    few = "" if ways else "Fewer than two columns hold numbers, and a table needs two. "
+    few += f"To take them in, say what they mean in a schema: {step('schema', 'SOURCE', 'SCHEMA')} drafts one."
     return AskError(f"{path}: these columns hold no numbers: {told}.", ways, few)
 
 
@@ -321,6 +342,45 @@ class Source(ABC):
 
     def _uncut(self) -> DataError:
         return DataError(f"{self.path} is of a kind that is not cut by bytes.")
+
+    # --- columns as the file holds them: text, numbers and dates, for whoever maps them ------------------------------
+
+    @property
+    def kinds(self) -> tuple[Any, ...] | None:
+        """Arrow types of all columns; None: it is text, which tells none."""
+        return None
+
+    @property
+    def counted(self) -> int | None:
+        """The number of rows, as the file announces it; None: whoever reads them all knows."""
+        return None
+
+    def cells(self, keep: Places, part: tuple[int, int] | None = None) -> Generator[Any]:  # noqa: ARG002 - as above
+        """Yield columns as they are, in order, as Arrow batches.
+
+        Parameters
+        ----------
+        keep
+            Their places.
+        part
+            What :meth:`part` or :meth:`piece` takes, whichever it has; None: all rows.
+        """
+        raise DataError(f"{self.path} is of a kind without columns of different kinds.")
+
+    def row_in(self, part: tuple[int, int] | None, row: int) -> str:
+        """Return how a message names a row, by its number from the start of a part."""
+        return f"row {row + (0 if part is None else part[0])} (counting from 0)"
+
+    def require_rows(self, found: int) -> None:  # noqa: B027 - most readers count as they read
+        """Refuse the file if reading its cells gave another number of rows than it has."""
+
+    def cuts(self, keep: Places, row_bytes: int) -> Runs | None:  # noqa: ARG002 - for readers that can
+        """Return what :meth:`runs` does, for cells of which a row is mapped to so many bytes."""
+        return None
+
+    def units(self, key: bytes) -> Generator[Rows]:  # noqa: ARG002 - only a reader that knows a schema knows units
+        """Yield the privacy unit of every row: arrays of shape (r, 2), uint64, a keyed digest of what it is called."""
+        raise DataError(f"{self.path} is read without a schema, which would say whose row it is.")
 
     def state(self, start: int, stop: int) -> State:  # noqa: ARG002 - a file is one object
         """Return the state of the objects that these rows lie in.

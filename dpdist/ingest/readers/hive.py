@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
+import pyarrow as pa
 
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import CURE, Places, Rows, Runs, Source, Survey
@@ -54,6 +55,11 @@ class Partitioned(Source):
     @property
     def names(self) -> tuple[str, ...]:
         return (*self.inner.names, *(key for key, _ in self.keys))
+
+    @property
+    def kinds(self) -> tuple[Any, ...] | None:
+        found = self.inner.kinds
+        return None if found is None else (*found, *(pa.string() for _ in self.keys))
 
     def _split(self, keep: Places) -> tuple[Places, dict[int, np.generic]]:
         """Return the columns of the file, and the values of the keys by their places in ``keep``."""

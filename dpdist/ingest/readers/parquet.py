@@ -48,6 +48,7 @@ def _is_number(kind: Any) -> bool:
 class Parquet(Source):
     """A .parquet file; columns of other things than numbers are allowed where they are not kept."""
 
+    takes = ("schema",)
     fragile = True
 
     @cached_property
@@ -86,7 +87,7 @@ class Parquet(Source):
     def blocks(self, keep: Places) -> Generator[Rows]:
         groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
         if len(keep) <= _COLUMNS or max(group.total_byte_size for group in groups) <= _ROW_GROUP:
-            yield from each(self.path, self._batches(keep))
+            yield from each(self.path, self._numbers(keep))
             return
         # Arrow holds a page or two of every column it reads, about 2 MiB each: more than the table, if that is wide
         found = self.survey(keep)
@@ -97,7 +98,7 @@ class Parquet(Source):
             with plain.open("wb") as out:
                 for first in range(0, len(keep), _COLUMNS):
                     start = 0
-                    for block in each(self.path, self._batches(keep[first : first + _COLUMNS])):
+                    for block in each(self.path, self._numbers(keep[first : first + _COLUMNS])):
                         for place, column in enumerate(block.T, first):
                             out.seek((place * found.rows + start) * found.dtype.itemsize)
                             out.write(column.astype(found.dtype).data)
@@ -111,6 +112,9 @@ class Parquet(Source):
         return np.cumsum(counts, dtype=np.int64)
 
     def runs(self, keep: Places) -> Runs | None:
+        return self.cuts(keep, len(keep) * self.survey(keep).dtype.itemsize)
+
+    def cuts(self, keep: Places, row_bytes: int) -> Runs | None:
         groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
         largest = max(group.total_byte_size for group in groups)
         memory = min(largest, _PAGES * len(keep))  # a row group as a whole, or in pages
@@ -122,17 +126,45 @@ class Parquet(Source):
                 f"{step('ingest')}."
             )
         ends = np.unique(self._ends)
-        rows = max(1, PIECE // max(1, len(keep) * self.survey(keep).dtype.itemsize))  # small row groups go together
+        rows = max(1, PIECE // max(1, row_bytes))  # small row groups go together
         ends = ends[np.append(ends[:-1] // rows != ends[1:] // rows, True)]
         return Runs(ends[ends > 0], 2 * memory + 2 * PIECE)
 
     def part(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
-        begins = np.append(0, self._ends[:-1])
-        groups = np.flatnonzero((begins >= start) & (self._ends <= stop) & (begins < self._ends))
-        return each(self.path, self._batches(keep, groups.tolist(), start))
+        return each(self.path, self._numbers(keep, self._groups(start, stop), start))
 
-    def _batches(self, keep: Places, groups: list[int] | None = None, start: int = 0) -> Iterator[Rows]:
+    def _groups(self, start: int, stop: int) -> list[int]:
+        begins = np.append(0, self._ends[:-1])
+        groups: list[int] = np.flatnonzero((begins >= start) & (self._ends <= stop) & (begins < self._ends)).tolist()
+        return groups
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        return tuple(self._schema.types)
+
+    @property
+    def counted(self) -> int:
+        return int(self._metadata.num_rows)
+
+    def cells(self, keep: Places, part: tuple[int, int] | None = None) -> Generator[Any]:
+        fields = [self.names[place] for place in keep]  # in this order, which Arrow does not promise
+        found = self._batches(keep, None if part is None else self._groups(*part))
+        return each(self.path, (batch.select(fields) for batch in found))
+
+    def _numbers(self, keep: Places, groups: list[int] | None = None, start: int = 0) -> Iterator[Rows]:
         dtype = self.survey(keep).dtype
+        fields = [self.names[place] for place in keep]
+        for batch in self._batches(keep, groups):
+            for field in fields:
+                column = batch.column(field)
+                if column.null_count:
+                    row = start + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+                    where = f"{self.path}, row {row} (counting from 0), column {field!r}"
+                    raise DataError(f"{where}: the value is missing, and no schema says what becomes of it. {CURE}")
+            yield matrix(batch, fields, dtype)
+            start += batch.num_rows
+
+    def _batches(self, keep: Places, groups: list[int] | None = None) -> Iterator[Any]:
         fields = [self.names[place] for place in keep]
         most = max(1, PIECE // (16 * max(1, len(keep))))  # eight bytes as decoded, and as much again on the way
         # small buffers, no pre-buffering: else whole columns of a row group are in memory as they lie in the file;
@@ -140,12 +172,4 @@ class Parquet(Source):
         with self.path.open("rb") as raw, pq.ParquetFile(raw, buffer_size=1 << 14, pre_buffer=False) as file:
             if file.metadata.num_rows != self._metadata.num_rows:
                 raise changed(self.path)
-            for batch in file.iter_batches(most, row_groups=groups, columns=fields, use_threads=False):
-                for field in fields:
-                    column = batch.column(field)
-                    if column.null_count:
-                        row = start + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-                        where = f"{self.path}, row {row} (counting from 0), column {field!r}"
-                        raise DataError(f"{where}: the value is missing. {CURE}")
-                yield matrix(batch, fields, dtype)
-                start += batch.num_rows
+            yield from file.iter_batches(most, row_groups=groups, columns=fields, use_threads=False)

@@ -13,7 +13,7 @@ import io
 import math
 import re
 import struct
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from itertools import islice, pairwise
@@ -65,7 +65,7 @@ class Csv(Source):
     knows what is quoted, or finds the line to refuse.
     """
 
-    takes = ("header",)
+    takes = ("header", "schema")
 
     def _stream(self) -> Any:
         packed = self.path.suffix.lower() == ".gz"
@@ -114,7 +114,7 @@ class Csv(Source):
     def _head(self) -> tuple[int, tuple[str, ...]]:
         """Lines to pass over, and the column names."""
         number, cells = self._first
-        header = self.choices.header
+        header = "yes" if self._is_said else self.choices.header
         if header is None and not attempt(self.path, partial(self._is_header, cells)):
             raise AskError(
                 f"{self.path}: the first line may name the columns or be a row, and names are published.",
@@ -127,6 +127,14 @@ class Csv(Source):
         if header == "no":
             return 0, numbered(len(cells))
         return number, tuple(cell or f"c{place}" for place, cell in enumerate(cells))
+
+    @property
+    def _is_said(self) -> bool:
+        """Whether all names that a schema says are words in the first line: it is the header, then."""
+        schema, cells = self.choices.schema, self._first[1]
+        if self.choices.header is not None or schema is None:
+            return False
+        return all(_kind(each.name) == "text" and each.name in cells for each in schema.columns)
 
     def _is_header(self, cells: list[str]) -> bool:
         """Say whether the first line names columns, beyond doubt: words in all cells, and numbers below some of them.
@@ -151,7 +159,7 @@ class Csv(Source):
 
     @property
     def guess(self) -> str | None:
-        if self.choices.header is not None:
+        if self.choices.header is not None or self._is_said:
             return None
         return (
             f"{self.path}: the first line is taken for the names of the columns ({parameter('header', 'yes')}), not "
@@ -180,9 +188,12 @@ class Csv(Source):
         return sum(number > self._head[0] for number, _ in self._lines())
 
     def blocks(self, keep: Places) -> Generator[Rows]:
-        return self._finite(keep, self._batches(keep, self._stream, self._head[0]), 0, None)
+        return self._sound(keep, self._numbers(keep, self._stream, self._head[0]), 0, None, _is_finite)
 
-    def _finite(self, keep: Places, batches: Iterator[Rows], start: int, stop: int | None) -> Generator[Rows]:
+    def _sound(
+        self, keep: Places, batches: Iterator[Any], start: int, stop: int | None, accept: Callable[[Any], bool]
+    ) -> Generator[Any]:
+        """Pass pieces on up to the first that is not sound, and say which line is not; keep: columns of numbers."""
         while True:
             try:
                 block = next(batches, None)
@@ -190,30 +201,31 @@ class Csv(Source):
                 break
             if block is None:
                 return
-            if not np.isfinite(block).all():
+            if not accept(block):
                 break
             yield block
         raise attempt(self.path, lambda: self._mistake(keep, start, stop))  # not in the handler: Arrow quotes the cell
 
-    def _batches(self, keep: Places, stream: Callable[[], Any], skip: int) -> Iterator[Rows]:
-        fields = [str(place) for place in keep]
+    def _numbers(self, keep: Places, stream: Callable[[], Any], skip: int) -> Iterator[Rows]:
+        kinds = {str(place): pa.bool_() if place in self._flags else pa.float64() for place in keep}
+        for batch in self._batches(kinds, stream, skip):
+            columns = [each.cast(pa.uint8()) if each.type == pa.bool_() else each for each in batch.columns]
+            yield matrix(pa.RecordBatch.from_arrays(columns, batch.schema.names), list(kinds), np.float64)
+
+    def _batches(self, kinds: Mapping[str, Any], stream: Callable[[], Any], skip: int) -> Iterator[Any]:
         read = pacsv.ReadOptions(
             column_names=[str(place) for place in range(len(self.names))],
             skip_rows=skip,
             block_size=_LINE,
             use_threads=False,  # threads are no faster here, and read ahead one block per core
         )
-        kinds = {str(place): pa.bool_() if place in self._flags else pa.float64() for place in keep}
         convert = pacsv.ConvertOptions(
-            column_types=kinds, include_columns=fields,
+            column_types=kinds, include_columns=list(kinds),
             true_values=[word for word in _FLAGS if word.lower() == "true"],
             false_values=[word for word in _FLAGS if word.lower() == "false"],
         )  # fmt: skip
         with stream() as file, pacsv.open_csv(file, read_options=read, convert_options=convert) as reader:
-            for batch in reader:
-                if batch.num_rows:
-                    columns = [each.cast(pa.uint8()) if each.type == pa.bool_() else each for each in batch.columns]
-                    yield matrix(pa.RecordBatch.from_arrays(columns, batch.schema.names), fields, np.float64)
+            yield from (batch for batch in reader if batch.num_rows)
 
     @property
     def _size(self) -> int:
@@ -245,12 +257,31 @@ class Csv(Source):
         return _judged(self.piece(keep, start, stop))
 
     def piece(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
+        found = self._numbers(keep, *self._within(start, stop))
+        yield from self._sound(keep, found, start, stop, _is_finite)
+
+    def _within(self, start: int, stop: int) -> tuple[Callable[[], Any], int]:
+        """Return what opens a piece, and the lines to pass over in it."""
         # the line feed before a piece is an empty line, and keeps Arrow from taking what follows for a byte-order mark
         before = max(start - 1, 0)
         if start and read_range(self.path, before, 1) != b"\n":
             raise changed(self.path)
-        stream = partial(opened_range, self.path, before, stop)
-        yield from self._finite(keep, self._batches(keep, stream, 0 if start else self._head[0]), start, stop)
+        return partial(opened_range, self.path, before, stop), 0 if start else self._head[0]
+
+    def cells(self, keep: Places, part: tuple[int, int] | None = None) -> Generator[Any]:
+        opened = (self._stream, self._head[0]) if part is None else self._within(*part)
+        found = self._batches({str(place): pa.string() for place in keep}, *opened)
+        start, stop = (0, None) if part is None else part
+        yield from self._sound((), found, start, stop, lambda _: True)
+
+    def row_in(self, part: tuple[int, int] | None, row: int) -> str:
+        lines = (number for number, _ in self._lines(*(part or ())) if number > self._head[0])
+        return f"line {attempt(self.path, lambda: next(islice(lines, row, None)))}"
+
+    def require_rows(self, found: int) -> None:
+        # a quote left open would swallow whole lines unseen
+        if found != attempt(self.path, self._count):
+            raise attempt(self.path, lambda: self._mistake(()))
 
     def _mistake(self, keep: Places, start: int = 0, stop: int | None = None) -> DataError:
         """Find the columns that hold no numbers, or else the first line that is not a row of finite ones.
@@ -276,6 +307,10 @@ class Csv(Source):
         if number <= skip:
             return NoRowsError(f"{self.path} has a header and no rows. Remove it, or add rows.")
         return DataError(f"{self.path} cannot be read as comma-separated numbers, a row per line. Export it again.")
+
+
+def _is_finite(block: Rows) -> bool:
+    return bool(np.isfinite(block).all())
 
 
 def _judged(blocks: Iterator[Rows]) -> Survey:
@@ -312,7 +347,7 @@ def _fault(cell: str, *, flag: bool = False) -> str | None:
     """Say what is wrong with a cell, as Arrow reads it."""
     text = cell.strip(" \t")
     if cell in _MISSING:
-        return "the value is missing"
+        return "the value is missing, and no schema says what becomes of it"
     if flag:
         return None if cell in _FLAGS else "the cell is neither true nor false, and those before it are"
     if not _NUMBER.fullmatch(text):

@@ -1,0 +1,424 @@
+"""Columns as a source holds them -> rows of numbers, as a schema says: each row by itself, whatever is around it.
+
+The claim rests on that (:mod:`dpdist.rows.schema`). So nothing here is counted, compared or remembered over rows, and
+what a row becomes does not depend on the piece that it comes in. A value that cannot be used refuses the source; the
+refusal names row and column, and never the value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpdist._util.text import counted, listed
+from dpdist.errors import DataError, UsageError, quiet
+from dpdist.rows.columns import SECONDS, Column
+from dpdist.rows.schema import Schema
+from dpdist.rows.schema_mistakes import all_of
+
+Rows = npt.NDArray[np.float64]
+_Mask = npt.NDArray[np.bool_]
+_PIECE = 8 << 20
+MISSING_WORDS = pa.array([
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
+    "NULL", "NaN", "None", "n/a", "nan", "null",
+])  # fmt: skip
+"""Cells of text that hold no value, unless a category is called so."""
+_TRUE, _FALSE = pa.array(["true", "True", "TRUE", "1"]), pa.array(["false", "False", "FALSE", "0"])
+_US = 1_000_000
+_TOLD = 20
+"""Columns of which a message tells what is wrong."""
+
+
+class Fault(NamedTuple):
+    """A value that cannot be used: its row, from 0, in what was given, its column, and what is wrong, without it."""
+
+    row: int
+    column: str
+    said: str
+
+
+class UnfitError(Exception):
+    """Values that cannot be used.
+
+    Parameters
+    ----------
+    faults
+        The first of each column that has some.
+    """
+
+    def __init__(self, *faults: Fault) -> None:
+        super().__init__(*faults)
+        self.faults = sorted(faults, key=lambda fault: fault.row)
+
+    def after(self, rows: int) -> UnfitError:
+        """Return the same behind so many rows."""
+        return UnfitError(*(fault._replace(row=rows + fault.row) for fault in self.faults))
+
+    def told(self, source: str, where: Callable[[int], str], cure: str) -> DataError:
+        """Return the refusal of the source, where a row is named by its number."""
+        said = [f"{where(row)}, column {column!r}: {what}" for row, column, what in self.faults[:_TOLD]]
+        more = len(self.faults) - len(said)
+        rest = f"; and of {counted(more, 'other column')}" if more else ""
+        return DataError(
+            f"{source}, {'; '.join(said)}{rest}. Correct what the schema says, or {cure[0].lower()}{cure[1:]}"
+        )
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_numeric(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def takes(column: Column, kind: Any) -> bool:
+    """Say whether a column of a stored type, as Arrow calls it, can be of the kind that the schema says."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if _is_text(kind) or pa.types.is_null(kind) or column.kind == "ignored":
+        return True
+    if column.kind == "date":
+        return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+    if column.kind == "privacy unit":
+        return bool(pa.types.is_integer(kind))
+    return bool(_is_numeric(kind) or pa.types.is_boolean(kind))
+
+
+def require_types(schema: Schema, kinds: Mapping[str, Any]) -> None:
+    """Refuse a source whose stored types are not of the kinds that a schema says.
+
+    Parameters
+    ----------
+    schema
+        The schema.
+    kinds
+        Arrow types of the columns, by name.
+
+    Raises
+    ------
+    UsageError
+        It names every such column.
+    """
+    wrong = [
+        f"{schema.where(place)}: it is stored as {kinds[column.name]}, which cannot be of the kind {column.kind!r}"
+        for place, column in enumerate(schema.columns)
+        if column.name in kinds and not takes(column, kinds[column.name])
+    ]
+    if wrong:
+        raise UsageError(all_of("The schema", wrong, "does not fit the source"))
+
+
+def kind_of(stored: Any) -> str:
+    """Return the kind of column that a stored type suggests."""
+    stored = stored.value_type if pa.types.is_dictionary(stored) else stored
+    if pa.types.is_boolean(stored):
+        return "boolean"
+    if pa.types.is_integer(stored):
+        return "integer"
+    if _is_numeric(stored):
+        return "number"
+    if pa.types.is_date(stored) or pa.types.is_timestamp(stored):
+        return "date"
+    return "category" if _is_text(stored) else "ignored"
+
+
+def encoded(schema: Schema, columns: Mapping[str, Any], rows: int) -> Iterator[Rows]:
+    """Yield the rows of numbers, in pieces of about 8 MiB, C-ordered float64 of shape (r, d).
+
+    Parameters
+    ----------
+    schema
+        The schema.
+    columns
+        Arrow arrays by the names of the columns.
+    rows
+        How many rows they have.
+
+    Raises
+    ------
+    UnfitError
+        If a value cannot be used: the first of all.
+    """
+    step = max(1, _PIECE // (8 * len(schema.features)))
+    for start in range(0, rows, step):
+        piece = {name: column.slice(start, step) for name, column in columns.items()}
+        try:
+            yield _piece(schema, piece, min(step, rows - start))
+        except UnfitError as error:
+            wrong = error.after(start)
+        else:
+            continue
+        raise wrong
+
+
+def _piece(schema: Schema, columns: Mapping[str, Any], rows: int) -> Rows:
+    out = np.zeros((rows, len(schema.features)))
+    dropped = np.zeros(rows, dtype=np.bool_)
+    wrong: list[Fault] = []
+    place = 0
+    for column in schema.columns:
+        if not column.stored:
+            continue
+        try:
+            lacking = _fill(schema, column, columns[column.name], out[:, place : place + column.width])
+        except UnfitError as error:
+            wrong += error.faults
+        else:
+            if column.missing == "drop":
+                dropped |= lacking
+        place += column.width
+    if wrong:
+        raise UnfitError(*wrong)
+    out[dropped] = 0
+    return out
+
+
+def _fill(schema: Schema, column: Column, found: Any, out: Rows) -> _Mask:
+    """Write what a column gives, and return where it is missing."""
+    values, lacking = _READ[column.kind](column, _plain(column, found))
+    if lacking.any() and column.missing in {None, "refuse"}:
+        raise _unfit(lacking, column, "the value is missing, which the schema does not provide for (missing)")
+    low, high, shift, factor = schema.affine(column)
+    if column.one_hot:
+        values = np.where(lacking, schema.filled(column), values).astype(np.int64)
+        known = values >= 0
+        out[known, values[known]] = factor
+        width = len(column.categories) + (column.other == "column")
+    else:
+        values = np.where(lacking, schema.filled(column), values)
+        finite = np.isfinite(np.clip(values, low, high))
+        if not finite.all():
+            raise _unfit(~finite, column, "the value is not finite, and the schema says no range to clip it to")
+        out[:, 0] = (np.clip(values, low, high) - shift) * factor
+        width = 1
+    if column.indicated:
+        out[lacking, width] = column.weight or 1.0
+    return lacking
+
+
+def _plain(column: Column, found: Any) -> Any:
+    """Return a column without its dictionary, of a type that its kind can have."""
+    if pa.types.is_dictionary(found.type):
+        found = found.dictionary_decode()
+    if not takes(column, found.type):
+        raise UnfitError(Fault(0, column.name, f"from here on there is {found.type}, which is no {column.kind}"))
+    return found
+
+
+def _unfit(wrong: _Mask, column: Column, said: str) -> UnfitError:
+    return UnfitError(Fault(int(np.argmax(wrong)), column.name, said))
+
+
+def _text(found: Any) -> tuple[Any, Any]:
+    """Return text without spaces around it, and where no value is, as Arrow arrays."""
+    text = pc.utf8_trim_whitespace(found)
+    return text, pc.or_kleene(pc.is_null(text), pc.fill_null(pc.is_in(text, MISSING_WORDS), True))
+
+
+def _flags(found: Any) -> _Mask:
+    flags: _Mask = found.to_numpy(zero_copy_only=False)
+    return flags
+
+
+def _parsed(column: Column, text: Any, parse: Callable[[Any], Any], said: str) -> Any:
+    """Return text as numbers or times; UnfitError names the first that is none."""
+
+    def attempted(part: Any) -> Any:
+        with quiet(), suppress(pa.ArrowException):  # it quotes the cell
+            return parse(part)
+        return None
+
+    found = attempted(text)
+    if found is not None:
+        return found
+    low, high = 0, len(text) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if attempted(text.slice(low, middle + 1 - low)) is None else (middle + 1, high)
+    raise UnfitError(Fault(low, column.name, said))
+
+
+def _numbers(column: Column, found: Any) -> tuple[Rows, _Mask]:
+    if _is_text(found.type):
+        text, absent = _text(found)
+        text = pc.if_else(absent, pa.scalar(None, text.type), text)
+        found = _parsed(column, text, lambda part: pc.cast(part, pa.float64()), "the cell is not a number")
+    elif pa.types.is_boolean(found.type):
+        found = found.cast(pa.uint8())
+    values = pc.cast(found, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    lacking = np.isnan(values)  # nulls are NaN there
+    if column.kind == "integer":
+        whole = lacking | (values == np.trunc(values))
+        if not whole.all():
+            raise _unfit(~whole, column, "the value is not a whole number")
+    return values, lacking
+
+
+def _booleans(column: Column, found: Any) -> tuple[Rows, _Mask]:
+    if not _is_text(found.type):
+        values, lacking = _numbers(column, found)
+        sound = lacking | (values == 0) | (values == 1)
+    else:
+        text, absent = _text(found)
+        lacking, true = _flags(absent), _flags(pc.is_in(text, _TRUE))
+        values = true.astype(np.float64)
+        sound = lacking | true | _flags(pc.is_in(text, _FALSE))
+    if not sound.all():
+        raise _unfit(~sound, column, "the value is neither true nor false")
+    return values, lacking
+
+
+def _names(found: Any) -> Any:
+    """Return values as the text by which categories are listed: whole numbers without a point."""
+    if pa.types.is_null(found.type):
+        return found.cast(pa.string())
+    if pa.types.is_floating(found.type) or pa.types.is_decimal(found.type):
+        values = pc.cast(found, pa.float64(), safe=False)
+        wanted = [None if not math.isfinite(each) else f"{each:.0f}" if each.is_integer() else repr(each)
+                  for each in values.to_numpy(zero_copy_only=False).tolist()]  # fmt: skip
+        return pa.array(wanted, pa.string())
+    return found if _is_text(found.type) else found.cast(pa.string())
+
+
+def _categories(column: Column, found: Any) -> tuple[Rows, _Mask]:
+    text, absent = _text(_names(found))
+    places = pc.index_in(text, pa.array(column.categories, text.type))
+    lacking = _flags(pc.and_(absent, pc.is_null(places)))  # of a category that is called like nothing it is the name
+    values = pc.fill_null(places, -1).to_numpy(zero_copy_only=False).astype(np.float64)
+    unknown = (values < 0) & ~lacking
+    if unknown.any() and column.other in {None, "refuse"}:
+        said = "the value is none of the categories that the schema lists, nor does it provide for others (other)"
+        raise _unfit(unknown, column, said)
+    values[unknown] = len(column.categories)
+    return values, lacking | unknown if column.other == "missing" else lacking
+
+
+def _dates(column: Column, found: Any) -> tuple[Rows, _Mask]:
+    said = "the cell is not a date as the schema says that it is written (format)"
+    if pa.types.is_null(found.type):
+        found = found.cast(pa.string())
+    if _is_text(found.type):
+        text, absent = _text(found)
+        text = pc.if_else(absent, pa.scalar(None, text.type), text)
+        kind = pa.timestamp("us")
+        if column.format is None:
+            found = _parsed(column, text, lambda part: pc.cast(part, kind), said)
+        else:
+            found = _parsed(column, text, lambda part: pc.strptime(part, format=column.format, unit="us"), said)
+    elif pa.types.is_timestamp(found.type):
+        found = pc.cast(found, pa.timestamp("us", found.type.tz), safe=False)
+    else:
+        found = pc.cast(found, pa.timestamp("us"), safe=False)
+    instants = pc.cast(found, pa.int64())
+    lacking = _flags(pc.is_null(instants))
+    values = pc.fill_null(instants, 0).to_numpy(zero_copy_only=False).astype(np.float64)
+    first = column.number_of("1970-01-01")  # before any scale
+    return values / (_US * SECONDS[column.unit or "days"]) + first, lacking
+
+
+_READ: dict[str, Callable[[Column, Any], tuple[Rows, _Mask]]] = {
+    "number": _numbers, "integer": _numbers, "boolean": _booleans, "category": _categories, "date": _dates,
+}  # fmt: skip
+
+
+def units_of(schema: Schema, columns: Mapping[str, Any], key: bytes) -> npt.NDArray[np.uint64]:
+    """Return the privacy unit of every row: keyed digests of 128 bits, shape (r, 2).
+
+    Several columns say together whose row it is. Text counts as it is spelled, but for spaces around it.
+
+    Raises
+    ------
+    UnfitError
+        If a row does not say whose it is.
+    """
+    parts = []
+    for column in schema.columns:
+        if column.kind != "privacy unit":
+            continue
+        text, absent = _text(_names(_plain(column, columns[column.name])))
+        if (lacking := _flags(absent)).any():
+            raise _unfit(lacking, column, "the privacy unit is missing: whose row is it?")
+        length = pc.cast(pc.binary_length(text), pa.string())
+        parts += [length, pc.cast(text, pa.string())]
+    # with its length before each part, no two units are written alike
+    whole = pc.binary_join_element_wise(*parts, ":").dictionary_encode()
+    digests = b"".join(
+        blake2b(each.encode(), digest_size=16, key=key).digest() for each in whole.dictionary.to_pylist()
+    )
+    found = np.frombuffer(digests, dtype=np.uint64).reshape(-1, 2)
+    rows: npt.NDArray[np.uint64] = found[whole.indices.to_numpy(zero_copy_only=False)]
+    return rows
+
+
+# --- tables in memory -------------------------------------------------------------------------------------------------
+
+
+def columns_of(frame: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return columns of a pandas DataFrame as Arrow arrays, by name.
+
+    Raises
+    ------
+    UnfitError
+        If one holds values of several types.
+    """
+    found = {}
+    labels = list(map(str, frame.columns))
+    for name in names:
+        column = None
+        with quiet(), suppress(pa.ArrowException, TypeError, ValueError, OverflowError):  # they quote a cell
+            column = pa.Array.from_pandas(frame.iloc[:, labels.index(name)])
+        if column is None:
+            raise UnfitError(Fault(0, name, "from here on there are values of several types"))
+        found[name] = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return found
+
+
+def types_of(frame: Any) -> dict[str, Any]:
+    """Return the Arrow types of the columns of a pandas DataFrame, of text where only the values tell; none is read."""
+    return {str(name): _type_of(kind) for name, kind in zip(frame.columns, frame.dtypes, strict=True)}
+
+
+def _type_of(kind: Any) -> Any:
+    name = str(kind).lower()
+    if name.startswith("datetime64"):
+        return pa.timestamp("us")
+    for words, found in (("bool", pa.bool_()), ("int", pa.int64()), ("uint", pa.int64()), ("float", pa.float64())):
+        if name.startswith(words):
+            return found
+    if name.startswith(("complex", "timedelta", "period", "interval")):
+        return pa.duration("us")
+    return pa.string()
+
+
+def transformed(schema: Schema, frame: Any) -> Any:
+    """Return what :meth:`dpdist.Schema.transform` does."""
+    if not (hasattr(frame, "iloc") and hasattr(frame, "columns")):
+        raise UsageError(
+            f"A schema transforms a pandas DataFrame, whose columns have names, not a {type(frame).__name__}."
+        )
+    names = list(map(str, frame.columns))
+    if len(set(names)) < len(names):
+        twice = listed(sorted({name for name in names if names.count(name) > 1}))
+        raise UsageError(f"The DataFrame has several columns of one name: {twice}. Rename them.")
+    schema.places(names)
+    require_types(schema, types_of(frame))
+    wanted = [column.name for column in schema.columns if column.stored]
+    wrong = None
+    try:
+        blocks = list(encoded(schema, columns_of(frame, wanted), len(frame)))
+    except UnfitError as error:
+        wrong = error
+    if wrong is not None:
+        raise wrong.told("The DataFrame", lambda row: f"row {row} (counting from 0)", "Mend it there.")
+    rows = np.concatenate(blocks) if blocks else np.empty((0, len(schema.features)))
+    return type(frame)(rows, index=frame.index, columns=list(schema.features))

@@ -1,0 +1,264 @@
+"""What can be wrong in a schema: all of it is found at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from dpdist._util.text import counted, has_control, listed
+from dpdist.rows.columns import SECONDS, Column, instant
+
+FORMAT = "dpdist-schema/1"
+MOST_FEATURES = 1 << 20
+"""Columns of rows at most, as of any source."""
+KINDS = ("number", "integer", "boolean", "category", "date", "ignored", "privacy unit")
+MISSING = ("refuse", "fill", "drop", "indicator")
+OTHER = ("refuse", "column", "missing")
+ENCODINGS = ("one-hot", "ordinal")
+_RANGED = frozenset({"number", "integer", "date"})
+_TAKES = {
+    "number": {"range", "missing", "fill", "weight"},
+    "integer": {"range", "missing", "fill", "weight"},
+    "boolean": {"missing", "fill", "weight"},
+    "category": {"categories", "encoding", "other", "missing", "fill", "weight"},
+    "date": {"range", "unit", "origin", "format", "missing", "fill", "weight"},
+    "ignored": set[str](),
+    "privacy unit": set[str](),
+}
+_OWN = ("scale", "others", "max_rows")
+_LARGEST = 1e100
+"""Of the ends of ranges, of constants and weights: far from the ends of float64."""
+
+
+class Mistake(NamedTuple):
+    """What is wrong in a schema.
+
+    Attributes
+    ----------
+    column
+        Number of the column, from 0; None: it is about the schema as a whole.
+    key
+        Which of its keys, or None.
+    said
+        In words, without a full stop.
+    """
+
+    column: int | None
+    key: str | None
+    said: str
+
+
+class Parts(NamedTuple):
+    """What a schema says, right or wrong."""
+
+    columns: Sequence[Column]
+    scale: Any
+    others: Any
+    max_rows: Any
+    lines: Sequence[int]
+
+
+def all_of(where: str, wrong: Sequence[str], what: str = "cannot be used") -> str:
+    """Return a message of all that is wrong."""
+    if len(wrong) == 1:
+        return f"{where} {what}: {wrong[0]}."
+    return f"{where} {what}, for {len(wrong)} reasons. " + " ".join(
+        f"({at}) {said}." for at, said in enumerate(wrong, 1)
+    )
+
+
+def said_of(mistake: Mistake, columns: Sequence[Column]) -> str:
+    """Return a mistake as part of a sentence, with the column that it is in."""
+    return mistake.said if mistake.column is None else f"column {columns[mistake.column].name!r}: {mistake.said}"
+
+
+def parts_of(content: Mapping[str, Any]) -> tuple[list[Mistake], list[Column]]:
+    """Return the columns of parsed content, and what is wrong of its form: keys, and entries that are no columns."""
+    wrong = [
+        Mistake(None, key, f"there is no key {key!r}: its keys are {', '.join(_OWN)} and [[column]]")
+        for key in content
+        if key not in {*_OWN, "format", "columns", "column"}
+    ]
+    if content.get("format", FORMAT) != FORMAT:
+        wrong.append(Mistake(None, "format", f"its format is not {FORMAT}: another version of dpdist made it"))
+    entries = content.get("columns", content.get("column", []))
+    columns = []
+    keys = [each.name for each in fields(Column)]
+    for place, entry in enumerate(entries if isinstance(entries, list) else [entries]):
+        said: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {}
+        name = said.get("name")
+        wrong += [Mistake(place, None, f"it needs {needed!r}") for needed in ("name", "kind") if needed not in said]
+        wrong += [
+            Mistake(
+                place,
+                key,
+                f"{key} is about all columns: write it above the first of them"
+                if key in _OWN
+                else f"there is no key {key!r}: its keys are {', '.join(keys)}",
+            )
+            for key in said
+            if key not in keys
+        ]
+        kept = {key: value for key, value in said.items() if key in keys and key not in {"name", "kind"}}
+        columns.append(Column(name if isinstance(name, str) else "?", said.get("kind", "?"), **kept))
+        if name is not None and not isinstance(name, str):
+            wrong.append(Mistake(place, "name", "its name must be text in quotes"))
+    return wrong, columns
+
+
+def mistakes(schema: Parts) -> Iterator[Mistake]:
+    """Yield all that is wrong in a schema."""
+    if schema.scale not in ("none", "range"):
+        yield Mistake(None, "scale", f'scale must be "none" or "range", not {schema.scale!r}')
+    if schema.others not in ("refuse", "ignored"):
+        yield Mistake(None, "others", f'others must be "refuse" or "ignored", not {schema.others!r}')
+    broken = False
+    for place, column in enumerate(schema.columns):
+        for key, said in _mistakes_of(column, schema.scale):
+            broken = True
+            yield Mistake(place, key, said)
+    yield from _together(schema, broken=broken)
+
+
+def _together(schema: Parts, *, broken: bool) -> Iterator[Mistake]:
+    seen: dict[str, int] = {}
+    for place, column in enumerate(schema.columns):
+        if column.name in seen:
+            at = f"line {schema.lines[seen[column.name]]}" if schema.lines else f"column {seen[column.name] + 1}"
+            yield Mistake(place, "name", f"there is a column of this name before ({at})")
+        seen.setdefault(column.name, place)
+    most, units = schema.max_rows, any(column.kind == "privacy unit" for column in schema.columns)
+    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= 2**20):
+        yield Mistake(None, "max_rows", f"max_rows must be a whole number from 1 to {2**20}")
+    if units and most is None:
+        yield Mistake(None, None, "a privacy unit needs max_rows, the rows of each that are kept at most")
+    if most is not None and not units:
+        yield Mistake(None, "max_rows", "max_rows is for a privacy unit, and no column is one")
+    if broken:
+        return
+    width = sum(column.width for column in schema.columns)
+    if width > MOST_FEATURES:
+        yield Mistake(None, None, f"it makes {width} columns, and rows have at most {MOST_FEATURES}")
+    elif width < 2:
+        yield Mistake(None, None, f"it makes {counted(width, 'column')}, and a table needs two or more")
+    else:
+        names = [name for column in schema.columns for name in column.features]
+        if twice := sorted({name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()):
+            yield Mistake(None, None, f"several columns of the rows would be called {listed(twice)}")
+
+
+def _mistakes_of(column: Column, scale: str) -> Iterator[tuple[str | None, str]]:
+    if not isinstance(column.name, str) or not column.name or has_control(column.name):
+        yield "name", "its name must be text without control characters"
+    if column.kind not in KINDS:
+        yield "kind", f"kind must be one of {', '.join(KINDS)}, not {column.kind!r}"
+        return
+    given = column.given
+    found: list[tuple[str | None, str]] = [
+        (key, f"{key} is nothing that a column of the kind {column.kind!r} has")
+        for key in given
+        if key not in _TAKES[column.kind]
+    ]
+    found += _wrong_words({key: value for key, value in given.items() if key in _TAKES[column.kind]})
+    found += _wrong_range(column, scale) if column.kind in _RANGED else ()
+    found += _wrong_categories(column) if column.kind == "category" else ()
+    yield from found or _wrong_fill(column)
+
+
+def _wrong_words(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, words in (("missing", MISSING), ("other", OTHER), ("encoding", ENCODINGS), ("unit", tuple(SECONDS))):
+        if key in given and given[key] not in words:
+            yield key, f"{key} must be one of {', '.join(words)}, not {given[key]!r}"
+    weight = given.get("weight", 1.0)
+    if not isinstance(weight, float) or not 0 < weight <= _LARGEST:
+        yield "weight", f"weight must be a number above 0, not {weight!r}"
+    if "origin" in given and not _is_date(given["origin"]):
+        yield "origin", f"origin must be a date such as 2020-01-31, not {given['origin']!r}"
+    if "format" in given and (not isinstance(given["format"], str) or "%" not in given["format"]):
+        yield "format", 'format must say how a date is written, such as "%d.%m.%Y"'
+
+
+def _is_date(value: object) -> bool:
+    try:
+        return isinstance(value, str) and instant(value) is not None
+    except (ValueError, OverflowError):
+        return False
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) and abs(value) <= _LARGEST
+
+
+def _wrong_range(column: Column, scale: str) -> Iterator[tuple[str | None, str]]:
+    found, dated = column.range, column.kind == "date"
+    example = "[2000-01-01, 2030-12-31]" if dated else "[0, 120]"
+    if found is None:
+        if scale == "range":
+            yield None, f'scale = "range" needs its range, such as range = {example}, from public knowledge'
+        return
+    if found == ():
+        yield (
+            "range",
+            (
+                f"range is a blank to fill in from public knowledge, such as {example}, and never from the data"
+                + ("" if scale == "range" else "; or leave it out")
+            ),
+        )
+        return
+    sound = isinstance(found, tuple) and len(found) == 2 and all(map(_is_date if dated else _is_number, found))
+    if not sound:
+        yield "range", f"range must be {'two dates' if dated else 'two numbers'}, such as {example}"
+    elif (instant(found[0]) >= instant(found[1])) if dated else found[0] >= found[1]:
+        yield "range", f"range must have a width: it goes from {_shown(found[0])} to {_shown(found[1])}"
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _wrong_categories(column: Column) -> Iterator[tuple[str | None, str]]:
+    found = column.categories
+    if found is None or found == ():
+        yield (
+            "categories",
+            ('categories is a blank to fill in from public knowledge, such as ["yes", "no"], and never from the data'),
+        )
+        return
+    if not isinstance(found, tuple) or not all(isinstance(each, str) for each in found):
+        yield "categories", "categories must be a list of names in quotes, or of whole numbers"
+        return
+    if any(each != each.strip() or not each or has_control(each) for each in found):
+        yield "categories", "a category is no empty text, begins and ends with no space, and holds no control character"
+    if len(set(found)) < len(found):
+        yield (
+            "categories",
+            f"these are listed twice: {listed(sorted({each for each in found if found.count(each) > 1}))}",
+        )
+    if column.encoding == "ordinal" and column.other == "column":
+        yield "other", 'other = "column" is for one-hot columns; take "refuse" or "missing"'
+    if column.encoding == "ordinal" and len(found) < 2:
+        yield "categories", "places in a list need two categories or more"
+
+
+def _wrong_fill(column: Column) -> Iterator[tuple[str | None, str]]:
+    if column.fill is None:
+        if column.missing == "fill":
+            yield "missing", 'missing = "fill" needs fill, the public constant'
+        return
+    if column.missing not in {"fill", "indicator"}:
+        yield "fill", 'fill is for missing = "fill" or "indicator"'
+    sound = {
+        "boolean": isinstance(column.fill, bool),
+        "category": column.fill in (column.categories or ()),
+        "date": _is_date(column.fill),
+    }.get(column.kind, _is_number(column.fill))
+    if not sound:
+        words = {"boolean": "true or false", "category": "one of its categories", "date": "a date"}
+        yield "fill", f"fill must be {words.get(column.kind, 'a number')}"
+        return
+    ends = column.ends
+    if ends is not None and not column.one_hot and not ends[0] <= column.number_of(column.fill) <= ends[1]:
+        yield "fill", "fill must lie within the range"
+    if column.kind == "integer" and not float(column.fill).is_integer():
+        yield "fill", "fill must be a whole number"

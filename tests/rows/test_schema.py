@@ -1,0 +1,273 @@
+"""A schema: what it makes of a row, whatever the others are, and that all its mistakes are told at once."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpdist import Column, Schema, UsageError
+from dpdist.rows import encoding, schema_mistakes
+from dpdist.rows.encoding import UnfitError, encoded, units_of
+from dpdist.rows.schema_file import draft_of
+
+SPECIES = Column("species", "category", categories=["Adelie", "Gentoo"], other="column", missing="indicator")
+PENGUINS = Schema(
+    [
+        SPECIES,
+        Column("island", "ignored"),
+        Column("mass", "integer", range=(2000, 7000), weight=2, missing="fill", fill=4000),
+        Column("alive", "boolean", missing="drop"),
+        Column("size", "category", categories=["small", "NA", "large"], encoding="ordinal", other="missing",
+               missing="drop"),
+        Column("seen", "date", range=(date(2020, 1, 1), date(2020, 1, 11)), origin="2020-01-01", missing="fill",
+               fill="2020-01-01"),
+    ],
+    scale="range",
+)  # fmt: skip
+TEXT = ("Adelie", "Gentoo", "Chinstrap", "", " Adelie ")
+
+
+def rows_of(schema: Schema, columns: dict[str, Any]) -> Any:
+    arrays = {name: each if isinstance(each, pa.Array) else pa.array(each) for name, each in columns.items()}
+    return np.concatenate(list(encoded(schema, arrays, len(next(iter(arrays.values()))))))
+
+
+def one(kind: str, cells: list[Any], **more: Any) -> list[float]:
+    """Return what becomes of the cells of one column beside another."""
+    schema = Schema([Column("x", kind, **more), Column("y", "boolean")])
+    found: list[float] = rows_of(schema, {"x": cells, "y": [True] * len(cells)})[:, 0].tolist()
+    return found
+
+
+def test_each_kind_of_column_becomes_the_numbers_that_are_said() -> None:
+    assert PENGUINS.features == (
+        "species=Adelie", "species=Gentoo", "species=other", "species=missing", "mass", "alive", "size", "seen",
+    )  # fmt: skip
+    found = rows_of(
+        PENGUINS,
+        {
+            "species": ["Adelie", "Gentoo", "Chinstrap", "NA", " Adelie "],
+            "mass": ["2000", "9e9", "", " 4500 ", "1"],
+            "alive": ["true", "FALSE", "1", "0", ""],
+            "size": ["small", "NA", "large", "NA", "NA"],
+            "seen": ["2020-01-01", "2020-01-11", "2020-01-06 12:00:00", "", "2020-01-01"],
+        },
+    )
+    wanted: list[list[float]] = [
+        [1, 0, 0, 0, -2, 1, -1, -1],
+        [0, 1, 0, 0, 2, -1, 0, 1],  # beyond the range, and clipped
+        [0, 0, 1, 0, -0.4, 1, 1, 0.1],
+        [0, 0, 0, 1, 0, -1, 0, -1],
+        [0, 0, 0, 0, 0, 0, 0, 0],  # dropped: it counts, and adds nothing
+    ]
+    np.testing.assert_allclose(found, wanted, atol=1e-12)
+
+
+def test_stored_types_give_the_numbers_that_text_does() -> None:
+    assert one("number", ["1", "", "-2.5e0"], missing="fill", fill=9) == [1, 9, -2.5]
+    for cells in ([1.0, math.nan, -2.5], [1.0, None, -2.5]):
+        assert one("number", cells, missing="fill", fill=9) == [1, 9, -2.5]
+    assert one("number", pa.array([1, None], pa.int64()), missing="indicator") == [1, 0]
+    names: Any = ([3, 1], [3.0, 1.0], ["3", "1"], pa.array(["3", "1"]).dictionary_encode())
+    for each in names:
+        assert one("category", each, categories=[1, 2, 3], encoding="ordinal") == [2, 0]
+    assert one("boolean", [True, False, None], missing="fill", fill=True) == [1, 0, 1]
+    days = [date(1970, 1, 3), None]
+    assert one("date", days, missing="fill", fill="1970-01-02") == [2, 1]
+    assert one("date", pa.array(days).cast(pa.timestamp("ns", "UTC")), unit="hours", missing="fill",
+               fill="1970-01-02") == [48, 24]  # fmt: skip
+    assert one("date", ["03.01.1970"], format="%d.%m.%Y", origin="1970-01-02") == [1]
+    assert one("number", [math.inf, -math.inf], range=(-1, 3)) == [3, -1]
+
+
+def test_a_cell_that_is_not_what_is_said_is_named_by_row_and_column_and_never_quoted() -> None:
+    hidden = "9hidden"
+    for kind, cells, more in (
+        ("number", ["1", "2", hidden], {}), ("integer", ["1", "2", "1.5"], {}), ("boolean", ["1", "0", hidden], {}),
+        ("category", ["a", "a", hidden], {"categories": ["a"]}), ("date", ["2020-01-01", "2020-01-01", hidden], {}),
+        ("date", ["01/2020", "01/2020", hidden], {"format": "%m/%Y"}), ("number", [1.0, 2.0, math.inf], {}),
+        ("number", ["1", "2", ""], {}), ("category", ["a", "a", None], {"categories": ["a"]}),
+        ("number", [1, 2, None], {}),
+    ):  # fmt: skip
+        with pytest.raises(UnfitError) as caught:
+            one(kind, cells, **more)
+        (fault,) = caught.value.faults
+        assert (fault.row, fault.column) == (2, "x")
+        assert hidden not in fault.said
+
+
+cells = st.fixed_dictionaries({
+    "species": st.sampled_from(TEXT), "mass": st.sampled_from(["2000", "", "1e300", "-5", "3333"]),
+    "alive": st.sampled_from(["true", "false", ""]), "size": st.sampled_from(["small", "NA", "huge", ""]),
+    "seen": st.sampled_from(["2020-01-05", "", "1900-01-01"]),
+})  # fmt: skip
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(cells, min_size=1, max_size=12), cells, st.data())
+def test_neighbouring_tables_become_neighbouring_tables(table: list[Any], other: Any, data: st.DataObject) -> None:
+    """The theorem: of each row one row, the same whatever the others are, so n is what it was and one row differs."""
+
+    def made(rows: list[Any]) -> Any:
+        return rows_of(PENGUINS, {name: [row[name] for row in rows] for name in table[0]})
+
+    place = data.draw(st.integers(0, len(table) - 1))
+    before, after = made(table), made([*table[:place], other, *table[place + 1 :]])
+    fewer = made([*table[:place], *table[place + 1 :], other])[:-1]
+    assert len(before) == len(after) == len(table)
+    np.testing.assert_array_equal(np.delete(before, place, 0), np.delete(after, place, 0))
+    np.testing.assert_array_equal(np.delete(before, place, 0), fewer)
+    norm = PENGUINS.norm
+    assert norm is not None
+    assert (np.linalg.norm(before, axis=1) <= norm * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("step", [1, 3, 100])
+def test_a_row_is_the_same_in_whatever_piece_it_comes(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    columns = {"species": list(TEXT), "mass": ["1", "2", "3", "", "5000"], "alive": ["1", "", "0", "1", "1"],
+               "size": ["NA"] * 5, "seen": ["", "2020-01-02", "", "2020-01-09", ""]}  # fmt: skip
+    whole = rows_of(PENGUINS, columns)
+    monkeypatch.setattr(encoding, "_PIECE", 8 * len(PENGUINS.features) * step)
+    np.testing.assert_array_equal(rows_of(PENGUINS, columns), whole)
+
+
+def test_the_norm_is_reached_and_none_without_ranges() -> None:
+    schema = Schema(
+        [Column("a", "number", range=(-3, 4)), Column("b", "category", categories=["x"], missing="indicator")]
+    )
+    assert schema.norm == pytest.approx(math.sqrt(17))
+    assert Schema([Column("a", "number"), Column("b", "boolean")]).norm is None
+
+
+def test_units_of_several_columns_are_told_apart_whatever_they_are_called() -> None:
+    schema = Schema([Column("a", "boolean"), Column("b", "boolean"), Column("f", "privacy unit"),
+                     Column("i", "privacy unit")], max_rows=1)  # fmt: skip
+    assert schema.unit is not None
+    assert schema.unit.column == "f and i"
+    first, second = ["1", "11", "1:", "1", "a ", "a"], ["11", "1", "1", ":1", "b", "b"]
+    found = units_of(schema, {"f": pa.array(first), "i": pa.array(second)}, b"key")
+    assert found.shape == (6, 2)
+    assert len({tuple(each) for each in found.tolist()}) == 5  # the last two are spelled alike
+    assert found.tolist() != units_of(schema, {"f": pa.array(first), "i": pa.array(second)}, b"other").tolist()
+    with pytest.raises(UnfitError, match="whose row is it") as caught:
+        units_of(schema, {"f": pa.array(["1", "NA"]), "i": pa.array(["1", "2"])}, b"key")
+    assert [(fault.row, fault.column) for fault in caught.value.faults] == [(1, "f")]
+
+
+BROKEN = '''\
+scale = "log"
+[[column]]
+name = "a"
+kind = "number"
+range = [3, 3]
+weight = -1
+text = """
+[[column]]
+name = "b"
+"""
+[[column]]
+name = "a"
+kind = "integer"   # and so on
+range = []
+fill = 3
+
+[[column]]
+name = "c"
+kind = "category"
+categories = [
+  "x",
+  "x",
+]
+other = "maybe"
+[[column]]
+name = "d"
+kind = "date"
+missing = "fill"
+fill = "yesterday"
+[[column]]
+kind = "privacy unit"
+others = "ignored"
+'''
+
+
+def test_all_mistakes_of_a_file_are_told_at_once_with_their_lines(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(BROKEN)
+    with pytest.raises(UsageError) as caught:
+        Schema.read(tmp_path / "s.toml")
+    said = str(caught.value)
+    for words in (
+        'line 1: scale must be "none" or "range", not \'log\'',
+        "line 5, column 'a': range must have a width: it goes from 3 to 3",
+        "line 6, column 'a': weight must be a number above 0, not -1",
+        "line 7, column 'a': there is no key 'text'",
+        "line 12, column 'a': there is a column of this name before (line 2)",
+        "line 14, column 'a': range is a blank to fill in from public knowledge",
+        "line 20, column 'c': these are listed twice: x",
+        "line 24, column 'c': other must be one of refuse, column, missing",
+        "line 29, column 'd': fill must be a date",
+        "line 30, column '?': it needs 'name'",
+        "line 32, column '?': others is about all columns: write it above the first of them",
+        "a privacy unit needs max_rows",
+    ):
+        assert words in said
+    (tmp_path / "s.toml").write_text("[[column]\n")
+    with pytest.raises(UsageError, match=r"is not TOML: .*line 1"):
+        Schema.read(tmp_path / "s.toml")
+
+
+def test_rows_that_are_too_wide_or_named_twice_are_refused_with_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema_mistakes, "MOST_FEATURES", 5)
+    with pytest.raises(UsageError, match="it makes 6 columns, and rows have at most 5"):
+        Schema([Column("a", "category", categories=range(6))])
+    with pytest.raises(UsageError, match="it makes 1 column, and a table needs two or more"):
+        Schema([Column("a", "number")])
+    with pytest.raises(UsageError, match="several columns of the rows would be called a=1"):
+        Schema([Column("a", "category", categories=[1, 2]), Column("a=1", "number")])
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    assert Schema.from_json(PENGUINS.to_json()) == PENGUINS
+    assert Schema.unpacked(PENGUINS.packed) == PENGUINS == pickle.loads(pickle.dumps(PENGUINS))  # noqa: S301
+    (tmp_path / "s.toml").write_text(
+        'scale = "range"\ncolumn = [{name="a b", kind="number", range=[0, 1.5]}, {name="c", kind="date", range=['
+        "2020-01-01, 2020-06-01T12:00:00]}]"
+    )
+    read = Schema.read(tmp_path / "s.toml")
+    assert read == Schema(
+        [Column("a b", "number", range=(0, 1.5)), Column("c", "date", range=("2020-01-01", "2020-06-01 12:00:00"))],
+        "range",
+    )
+    with pytest.raises(UsageError, match=r"line 2, column 'a b': there is no such column.*not say what .*: 'a'"):
+        read.places(["a", "c"])
+
+
+def test_a_draft_is_read_once_its_blanks_are_filled_in(tmp_path: Path) -> None:
+    text = draft_of("a\nb.csv", ['x "y"', "größe", "z"], ["number", "category", "ignored"])
+    (tmp_path / "s.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"range is a blank.*categories is a blank"):
+        Schema.read(tmp_path / "s.toml")
+    text = text.replace("range = []", "range = [0, 1]").replace("categories = []", 'categories = ["a", "b"]')
+    (tmp_path / "s.toml").write_text(text, encoding="utf-8")
+    assert Schema.read(tmp_path / "s.toml").features == ('x "y"', "größe=a", "größe=b")
+
+
+def test_a_frame_is_transformed_as_scikit_learn_would() -> None:
+    pd = pytest.importorskip("pandas")
+    schema = Schema([Column("a", "number", range=(0, 2)), Column("b", "category", categories=["x", "y"])], "range")
+    frame = pd.DataFrame({"b": ["y", "x"], "a": [1, 5]}, index=[7, 8])
+    found = schema.fit(frame).transform(frame)
+    assert list(found.columns) == list(schema.get_feature_names_out()) == ["a", "b=x", "b=y"]
+    assert found.to_numpy().tolist() == [[0, 0, 1], [1, 1, 0]]
+    assert list(found.index) == [7, 8]
+    for wrong in (pd.DataFrame({"a": [1], "b": [3.5j]}), pd.DataFrame({"a": [1], "c": ["x"]})):
+        with pytest.raises(UsageError, match="does not fit the source"):
+            schema.transform(wrong)
