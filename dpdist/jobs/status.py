@@ -30,6 +30,8 @@ from dpdist.rows.periods import open_periods
 from dpdist.storage.atomic import require_folder
 from dpdist.storage.store import Store, store_at
 
+_UNFINISHED = {State.RESERVED, State.STAGED, State.COMMITTED}
+
 
 @dataclass(frozen=True)
 class Preview:
@@ -269,7 +271,9 @@ def status_of(job: Job) -> JobStatus:
         balance=ledger.balance() if ledger else None,
         releases={state: states[state] for state in State},
         attempts=sum(record.fence for record in records),
-        unfinished=tuple(record for record in records if record.state in {State.RESERVED, State.COMMITTED}),
+        unfinished=tuple(
+            record for record in records if record.state in {State.RESERVED, State.STAGED, State.COMMITTED}
+        ),
         periods_closed=len(closed),
         last_period=closed[-1] if closed else None,
         periods_waiting=tuple(new_periods(job, closed)),

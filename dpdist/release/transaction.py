@@ -23,7 +23,7 @@ from typing import IO, Generic, Protocol, TypeVar
 from dpdist.errors import RefusedError, ResumableError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State
+from dpdist.ledger.state import Part, State
 from dpdist.naming import step
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import Guarantee
@@ -146,7 +146,9 @@ class ReleaseTransaction(Generic[RequestT_co]):
         Ledger(self.ledger).abort(self.release_id)
 
 
-def commit_once(ledger: Ledger, release_id: str, drawn: Callable[[str], Iterable[bytes]]) -> None:
+def commit_once(
+    ledger: Ledger, release_id: str, drawn: Callable[[str], Iterable[bytes]], part: Part = Part.RELEASE
+) -> None:
     """Draw and commit what was reserved under an id, unless it was committed already; whoever else does the same.
 
     Parameters
@@ -156,6 +158,8 @@ def commit_once(ledger: Ledger, release_id: str, drawn: Callable[[str], Iterable
     drawn
         Draws fresh noise at every call and returns what is to be committed; it is given the head of the ledger's
         journal, after the attempt was recorded there.
+    part
+        Of a release in two draws: which one.
 
     Raises
     ------
@@ -165,14 +169,14 @@ def commit_once(ledger: Ledger, release_id: str, drawn: Callable[[str], Iterable
         If the ledger cannot be written, or others overtake this attempt again and again and die.
     """
     for _ in range(_ATTEMPTS):
-        fence = ledger.begin(release_id)
+        fence = ledger.begin(release_id, part)
         if fence is None:
             return
         begun = time.monotonic()
-        if ledger.commit(release_id, fence, drawn(ledger.head)):
+        if ledger.commit(release_id, fence, drawn(ledger.head), part):
             return
         took = time.monotonic() - begun
-        ledger.wait(release_id, fence, max(_WINNER_SECONDS, _WINNER_DRAWS * took))
+        ledger.wait(release_id, fence, max(_WINNER_SECONDS, _WINNER_DRAWS * took), part)
     raise ResumableError(
         f"{_ATTEMPTS} attempts to commit {release_id} were overtaken by others that died. Run the same command again."
     )
