@@ -240,13 +240,9 @@ class Space:
             raise ViolationError(f"a release was drawn before its stage: {list(view.records)}")
         if len({key.partition(".")[0] for key in view.records}) != len(view.records):
             raise ViolationError(f"one id is charged twice: {list(view.records)}")
-        staged = {command.release_id for command in self.commands if command.draws > 1}
+        self._check_follows(out)
         for name, content in out:
             release_id, digest = name.removesuffix(STAGE), sha256(content).hexdigest()
-            _, after, stage = content.partition(AFTER.encode())
-            follows = after and (f"{name}{STAGE}", stage) in out
-            if name in staged and not follows and not any(command.hasty for command in self.commands):
-                raise ViolationError(f"{name} does not follow from the stage that was given out: {sorted(out)}")
             if (release_id, digest) not in seen:
                 raise ViolationError(f"{release_id} was given out before the witness had seen it")
             record = view.records.get(release_id)
@@ -255,6 +251,15 @@ class Space:
                 raise ViolationError(f"the charge of {release_id} is lost in a ledger that is not behind its witness")
         for asked in {Command(command.release_id, draws=command.draws) for command in self.commands}:
             self._check_open(books, witness, asked)
+
+    def _check_follows(self, out: frozenset[tuple[str, bytes]]) -> None:
+        """Check that what has a stage follows from the one that was given out; no ledger can tell what is in a draw."""
+        staged = {command.release_id for command in self.commands if command.draws > 1}
+        for name, content in out:
+            _, after, stage = content.partition(AFTER.encode())
+            follows = after and (f"{name}{STAGE}", stage) in out
+            if name in staged and not follows and not any(command.hasty for command in self.commands):
+                raise ViolationError(f"{name} does not follow from the stage that was given out: {sorted(out)}")
 
     def _check_open(self, books: int, witness: int, asked: Command) -> None:
         """Check that whoever comes now, alone, is served or refused for a reason that holds."""

@@ -159,7 +159,7 @@ def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
                 return []
             unit = table.max_rows
             _require_small_delta(job, table.rows)
-        return [("the whole table", Charge(_proved(job.request.calibrated(columns, unit).guarantee)))]
+        return [("the whole table", Charge(_proved(job.request.proved(columns, unit))))]
     levels = levels_for(job.continual)
     request = replace(job.request, loss=share_of(job.request, columns, levels))
     guarantee = _proved(request.calibrated(columns).guarantee)

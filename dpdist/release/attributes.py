@@ -21,6 +21,27 @@ class _Guarantee(GuaranteeJson):
     proof: Text  # and no half of a character
 
 
+class Stage(Struct, frozen=True):
+    """The stage of a release: what was drawn first, and what the release took from it. Public.
+
+    Attributes
+    ----------
+    mechanism
+        Its name.
+    guarantee
+        What is proved of it alone; that of the release is of both together.
+    chosen
+        What the release took from it, by name, such as ``clip_norm``: a number, or one for each column.
+    answer
+        What was drawn.
+    """
+
+    mechanism: Text
+    guarantee: GuaranteeJson
+    chosen: dict[Text, float | tuple[float, ...]]
+    answer: dict[str, Any]
+
+
 class Attributes(Struct, frozen=True):
     """Attributes of one release.
 
@@ -28,7 +49,7 @@ class Attributes(Struct, frozen=True):
     ----------
     n
         Number of rows, where it is public.
-    releases, condition
+    releases, condition, stage
         Stored where there are any.
     """
 
@@ -47,6 +68,7 @@ class Attributes(Struct, frozen=True):
     unit: UnitAttributes | None
     releases: tuple[Text, ...] = ()
     condition: Text | None = None
+    stage: Stage | None = None
 
     @classmethod
     def of(cls, info: dict[str, Any]) -> Attributes:

@@ -8,6 +8,11 @@ of times, at once or one after the other, in one process or several, and the led
    out: it throws its draw away and waits for the winner.
 3. :meth:`ReleaseTransaction.committed` reads back what was committed and records that it was given out.
 
+Of a release in two draws, such as one that chooses its clip norm, the first is the *stage*. Step 2 runs twice, for the
+stage and for the release that follows from it, each with step 3 behind it. So whoever resumes reads the stage that was
+committed, and draws it no second time. Both parts are charged in step 1, by what they are together
+(:mod:`dpdist.privacy.staged`), and their parameters are part of the id: nothing is left to be chosen in between.
+
 :meth:`ReleaseTransaction.abort` refunds a charge for which nothing was drawn. What is released, a second moment
 (:mod:`dpdist.release.trusted`) or a histogram of norms (:mod:`dpdist.release.norm_histogram`), only says what is drawn.
 """
@@ -18,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Generic, Protocol, TypeVar
+from typing import IO, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from dpdist.errors import RefusedError, ResumableError
 from dpdist.ledger.address import LedgerAddress
@@ -66,6 +71,13 @@ class ReleaseTransaction(Generic[RequestT_co]):
     request: RequestT_co
     table: Table
     ledger: LedgerAddress
+    part: ClassVar[Part] = Part.RELEASE
+    """What this transaction commits: a release, or the stage of one."""
+
+    @property
+    def draws(self) -> Literal[1, 2]:
+        """How many draws the release takes."""
+        return 1
 
     @property
     def release_id(self) -> str:
@@ -123,11 +135,18 @@ class ReleaseTransaction(Generic[RequestT_co]):
             parameters=self.request.parameters(self.table),
             guarantee=guarantee,
             periods=self.table.seals,
+            draws=self.draws,
         )
+
+    def commit(self, drawn: Callable[[str], Iterable[bytes]]) -> None:
+        """Draw and commit this part, once, as :func:`commit_once`."""
+        commit_once(Ledger(self.ledger), self.release_id, drawn, self.part)
 
     @contextmanager
     def committed(self) -> Iterator[IO[bytes]]:
         """Give what was committed, checked, and record at the end of the block that it was given out; idempotent.
+
+        A stage counts as given out from its commitment on.
 
         Raises
         ------
@@ -137,12 +156,13 @@ class ReleaseTransaction(Generic[RequestT_co]):
             If they were committed to another copy of the ledger.
         """
         ledger = Ledger(self.ledger)
-        with ledger.opened(self.release_id) as content:
+        with ledger.opened(self.release_id, self.part) as content:
             yield content
-        ledger.published(self.release_id)
+        if self.part is Part.RELEASE:
+            ledger.published(self.release_id)
 
     def abort(self) -> None:
-        """Refund the charge, if nothing was committed."""
+        """Refund the charge, if nothing was committed, nor a stage."""
         Ledger(self.ledger).abort(self.release_id)
 
 
