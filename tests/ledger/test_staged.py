@@ -157,6 +157,24 @@ def test_what_is_adopted_beside_it_refunds_a_release_under_way_and_never_its_sta
     assert drawn(ledger, Part.RELEASE, b"release") == b"release"
 
 
+def test_two_stages_that_two_machines_gave_out_are_both_charged(
+    folder_ledger: Ledger, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved(folder_ledger)
+    twin = Ledger(copy_of(folder))
+    assert drawn(folder_ledger, Part.STAGE, b"ours") == b"ours"
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "elsewhere"))  # a machine with a witness of its own
+    assert drawn(twin, Part.STAGE, b"theirs") == b"theirs"
+    with pytest.raises(RefusedError, match="behind its witness"):
+        drawn(folder_ledger, Part.RELEASE, b"never drawn")
+    folder_ledger.adopt()
+    assert standing(folder_ledger) == (State.ADOPTED, 2)
+    folder_ledger.verify()
+    twin.adopt()
+    assert standing(twin) == (State.STAGED, 2)
+    assert drawn(twin, Part.RELEASE, b"release") == b"release"
+
+
 def test_a_stage_is_charged_to_the_periods_that_its_release_reads(place: LedgerAddress) -> None:
     made = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1"), periodic=True)
     for period in ("1", "2"):
