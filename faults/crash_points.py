@@ -120,6 +120,8 @@ def points() -> dict[str, Point]:
         "after the draft": Point(FolderStorage, "_write", after=True),
         "with the draft staged": Point(PostgresStorage, "stage", after=True),
         "with the draft sent": Point(PostgresTransaction, "keep", after=True),
+        "inside the staging": Point(Transaction, "append", after=True, which=_appends("staged")),
+        "after the stage": Point(trusted, "settled", after=True),
         "inside the commit": Point(Transaction, "append", after=True, which=_appends("committed")),
         "before the witness": Point(StateFile, "write", after=False, which=_tells),
         "after the witness": Point(StateFile, "write", after=True, which=_tells),
@@ -168,3 +170,14 @@ FAULTS = {
     "inside the record": Left("committed", 1, 1, published=True),
     "after publication": Left("published", 1, 1, published=True),
 }
+
+STAGED_FAULTS = {
+    "inside the staging": Left("reserved", 1, 1),
+    "before the witness": Left("staged", 2, 1),
+    "after the witness": Left("staged", 2, 1),
+    "after the stage": Left("staged", 2, 1),
+    "after the draw": Left("staged", 3, 1),
+    "inside the commit": Left("staged", 3, 2),
+    "after the rename": Left("committed", 3, 2, published=True),
+}
+"""Likewise of a release that chooses its clip norm first: what happens twice strikes in the stage."""

@@ -21,12 +21,12 @@ from __future__ import annotations
 import io
 import json
 import traceback
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from hashlib import sha256
 from types import FunctionType, SimpleNamespace
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 from unittest import mock
 
 from msgspec import convert, to_builtins
@@ -38,7 +38,7 @@ from dpdist.ledger import ledger as ledgers
 from dpdist.ledger.entries import Caps, CommittedRelease
 from dpdist.ledger.journal import Transaction
 from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State, View
+from dpdist.ledger.state import Part, State, View
 from dpdist.ledger.witness import Testimony
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release import transaction as releasing
@@ -61,10 +61,17 @@ class Books(NamedTuple):
 
 
 class Command(NamedTuple):
-    """Who runs what: a release of epsilon 1, on the ledger (0) or on its copy (1)."""
+    """Who runs what: a release of epsilon 1, on the ledger (0) or on its copy (1).
+
+    It is drawn at once or in two draws. Who fails finds its rows unusable after it has reserved, and asks for a refund;
+    who is hasty draws the release without its stage.
+    """
 
     release_id: str
     copy: int = 0
+    draws: Literal[1, 2] = 1
+    fails: bool = False
+    hasty: bool = False
 
 
 class Scene(NamedTuple):
@@ -167,10 +174,10 @@ class MemoryTransaction(Transaction):
         self.machine.filed |= self.machine.live
         return any(blob == name for blob, _ in self.machine.scene.books.blobs)
 
-    def sweep(self, release_id: str, keep: str | None) -> None:
+    def sweep(self, release_id: str, keep: Collection[str]) -> None:
         self.machine.filed |= self.machine.live  # how many operations there are depends on it
         books = self.machine.scene.books
-        left = frozenset(b for b in books.blobs if b[0].partition(".")[0] != release_id or b[0] == keep)
+        left = frozenset(b for b in books.blobs if b[0].partition(".")[0] != release_id or b[0] in keep)
         if left != books.blobs:
             self.machine.leaves(books=books._replace(blobs=left))
 
@@ -277,39 +284,72 @@ def _guarantee() -> Guarantee:
     return Guarantee(Neighbours.REPLACE_ONE, PrivacyLoss(MICRO), None, Arithmetic.IDEAL_REAL, "none")
 
 
-def _reserve(_: Machine, release_id: str) -> str:
+def _reserve(_: Machine, asked: Command) -> str:
     state = Ledger(PLACE).reserve(
-        release_id, dataset_id=DATASET, parameters={"mechanism": "none"}, guarantee=_guarantee()
-    )
-    return "commit" if state is State.RESERVED else "give"
+        asked.release_id, dataset_id=DATASET, parameters={"mechanism": "none"}, guarantee=_guarantee(),
+        draws=asked.draws,
+    )  # fmt: skip
+    if state not in {State.RESERVED, State.STAGED}:
+        return "give"
+    if asked.fails:
+        return "abort"
+    if asked.draws == 1 or asked.hasty:
+        return "commit"
+    return "stage" if state is State.RESERVED else "follow"
 
 
-def _commit(machine: Machine, release_id: str) -> str:
-    releasing.commit_once(Ledger(PLACE), release_id, lambda _: [f"draw {machine.attempt}".encode()])
+def _commit(machine: Machine, asked: Command) -> str:
+    releasing.commit_once(Ledger(PLACE), asked.release_id, lambda _: [f"draw {machine.attempt}".encode()])
     return "give"
 
 
-def _give(machine: Machine, release_id: str) -> str:
-    with Ledger(PLACE).opened(release_id) as file:
+def _stage(machine: Machine, asked: Command) -> str:
+    drawn = lambda _: [f"draw {machine.attempt}".encode()]  # noqa: E731
+    releasing.commit_once(Ledger(PLACE), asked.release_id, drawn, Part.STAGE)
+    return "follow"
+
+
+def _follow(machine: Machine, asked: Command) -> str:
+    """Read the stage, which is then known outside, and draw what follows from it."""
+    with Ledger(PLACE).opened(asked.release_id, Part.STAGE) as file:
+        stage = file.read()
+        machine.step()
+        if machine.live:
+            machine.given = (f"{asked.release_id}{STAGE}", stage)
+    drawn = lambda _: [f"draw {machine.attempt}{AFTER}".encode() + stage]  # noqa: E731
+    releasing.commit_once(Ledger(PLACE), asked.release_id, drawn)
+    return "give"
+
+
+def _abort(_: Machine, asked: Command) -> str:
+    Ledger(PLACE).abort(asked.release_id)
+    return "failed"
+
+
+def _give(machine: Machine, asked: Command) -> str:
+    with Ledger(PLACE).opened(asked.release_id) as file:
         content = file.read()
         machine.step()
-        machine.given = (release_id, content)
+        machine.given = (asked.release_id, content)
     return "record"
 
 
-def _record(_: Machine, release_id: str) -> str:
-    Ledger(PLACE).published(release_id)
+def _record(_: Machine, asked: Command) -> str:
+    Ledger(PLACE).published(asked.release_id)
     return "done"
 
 
-def _adopt(_: Machine, __: str) -> str:
+def _adopt(_: Machine, __: Command) -> str:
     Ledger(PLACE).adopt()
     return "reserve"
 
 
 PLACE: Any = "books"
-CALLS: dict[str, Callable[[Machine, str], str]] = {
-    "reserve": _reserve, "commit": _commit, "give": _give, "record": _record, "adopt": _adopt,
+STAGE, AFTER = "/stage", " after "
+"""What tells the stage of an id that was given out, and a draw from the stage that it follows from."""
+CALLS: dict[str, Callable[[Machine, Command], str]] = {
+    "reserve": _reserve, "commit": _commit, "stage": _stage, "follow": _follow, "abort": _abort, "give": _give,
+    "record": _record, "adopt": _adopt,
 }  # fmt: skip
 NAMES = list(CALLS)
 
@@ -384,7 +424,7 @@ def _run(
     machine = Machine(who, local.seen, scene, dies_at)
     with _below(machine):
         try:
-            name: str | None = CALLS[NAMES[local.call]](machine, command.release_id)
+            name: str | None = CALLS[NAMES[local.call]](machine, command)
         except (StopError, DeathError) as error:
             name, frames = None, (_frames(error), machine.attempt, machine.clock)
         except RefusedError as error:
@@ -412,7 +452,7 @@ def _values(variables: dict[str, Any]) -> Hashable:
     return tuple(sorted((name, repr(value)) for name, value in variables.items() if not isinstance(value, _SHARED)))
 
 
-_EXCHANGED = ("overtaken", "missing or altered", "not committed", "knows no release")
+_EXCHANGED = ("overtaken", "missing or altered", "not committed", "knows no release", "not to be drawn now")
 _SHARED = (Ledger, View, Transaction, Machine, MemoryStorage, MemoryWitness, FunctionType, io.BytesIO)
 _CODES = {call.__code__ for call in CALLS.values()}
 

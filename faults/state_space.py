@@ -21,9 +21,11 @@ from dpdist.ledger.journal import _digest, origin
 from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import MICRO
 from faults.state_machine import (
+    AFTER,
     DATASET,
     LEDGER_ID,
     NAMES,
+    STAGE,
     Books,
     Command,
     Local,
@@ -92,7 +94,8 @@ class Space:
         """Return the number of books; of the journal nothing counts but what it amounts to."""
         view = folded(books.journal)
         records = tuple(sorted((k, repr(v)) for k, v in view.records.items()))
-        key = records, repr(view.capped), view.witnessed, view.exhausted, view.exceeded, books.blobs, books.line
+        told = repr(view.capped), view.witnessed, view.exhausted, view.exceeded, view.format
+        key = records, *told, books.blobs, books.line
         known = self._ids.get(key)
         if known is None:
             known = self._ids[key] = len(self._things)
@@ -194,7 +197,7 @@ class Space:
     def _tidied(self, books: int, number: int) -> int:
         """Return books without the drafts of a dead process: nobody else knows their names, so they can only go."""
         found: Books = self._things[books]
-        kept = {record.blob for record in folded(found.journal).records.values()}
+        kept = {blob for record in folded(found.journal).records.values() for blob in record.blobs}
         left = frozenset(b for b in found.blobs if b[0] in kept or b[0].split(".")[2] != f"p{number}")
         return self._books(found._replace(blobs=left))
 
@@ -225,36 +228,48 @@ class Space:
 
     def _check_books(self, books: int, witness: int, given: int) -> None:
         view, heard, out = folded(self._things[books].journal), told(self._things[witness]), self._things[given]
-        seen = {} if heard is None else {(release.id, release.digest) for release in heard.releases}
+        seen = set() if heard is None else {(release.id, one) for release in heard.releases for one in release.drawn}
         ids = Counter(release_id for release_id, _ in out)
         if any(count > 1 for count in ids.values()):
             raise ViolationError(f"two draws of one id were given out: {sorted(out)}")
-        if len(ids) > self.budget:
+        if len({release_id.removesuffix(STAGE) for release_id in ids}) > self.budget:
             raise ViolationError(f"more was given out than the budget pays for: {sorted(out)}")
         if len(view.charged) > self.budget:
             raise ViolationError(f"more is charged than the budget: {list(view.records)}")
+        if any(r.draws > 1 and r.digest is not None and r.stage is None for r in view.records.values()):
+            raise ViolationError(f"a release was drawn before its stage: {list(view.records)}")
         if len({key.partition(".")[0] for key in view.records}) != len(view.records):
             raise ViolationError(f"one id is charged twice: {list(view.records)}")
-        for release_id, content in out:
-            digest = sha256(content).hexdigest()
+        self._check_follows(out)
+        for name, content in out:
+            release_id, digest = name.removesuffix(STAGE), sha256(content).hexdigest()
             if (release_id, digest) not in seen:
                 raise ViolationError(f"{release_id} was given out before the witness had seen it")
             record = view.records.get(release_id)
             behind = heard is not None and heard.unknown_to(view)
-            if not behind and (record is None or record.digest != digest):
+            if not behind and (record is None or record.state is State.ABORTED or digest not in record.drawn):
                 raise ViolationError(f"the charge of {release_id} is lost in a ledger that is not behind its witness")
-        for release_id in {command.release_id for command in self.commands}:
-            self._check_open(books, witness, release_id)
+        for asked in {Command(command.release_id, draws=command.draws) for command in self.commands}:
+            self._check_open(books, witness, asked)
 
-    def _check_open(self, books: int, witness: int, release_id: str) -> None:
+    def _check_follows(self, out: frozenset[tuple[str, bytes]]) -> None:
+        """Check that what has a stage follows from the one that was given out; no ledger can tell what is in a draw."""
+        staged = {command.release_id for command in self.commands if command.draws > 1}
+        for name, content in out:
+            _, after, stage = content.partition(AFTER.encode())
+            follows = after and (f"{name}{STAGE}", stage) in out
+            if name in staged and not follows and not any(command.hasty for command in self.commands):
+                raise ViolationError(f"{name} does not follow from the stage that was given out: {sorted(out)}")
+
+    def _check_open(self, books: int, witness: int, asked: Command) -> None:
         """Check that whoever comes now, alone, is served or refused for a reason that holds."""
-        key = books, witness, release_id
+        key, release_id = (books, witness, asked), asked.release_id
         if key in self._sound:
             return
         self._sound.add(key)
         scene, local = Scene(self._things[books], self._things[witness]), Local()
         for _ in range(40):
-            done = advanced("somebody", Command(release_id), local, scene)
+            done = advanced("somebody", asked, local, scene)
             scene, local = done.after, done.local
             if local.end:
                 break

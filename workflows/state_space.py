@@ -18,6 +18,8 @@ from faults.state_space import Space
 
 RESULTS = Path(__file__).parent / "results"
 X, Y, COPY_OF_X, COPY_OF_Y = Command("x"), Command("y"), Command("x", 1), Command("y", 1)
+STAGED, COPY_OF_STAGED = Command("x", draws=2), Command("x", 1, draws=2)
+FAILED, HASTY = STAGED._replace(fails=True), STAGED._replace(hasty=True)
 SPACES: dict[str, dict[str, Any]] = {
     "x twice": {"commands": [X, X], "deaths": 2},
     "x twice, backup": {"commands": [X, X], "deaths": 1, "restored": True},
@@ -29,6 +31,17 @@ SPACES: dict[str, dict[str, Any]] = {
     "x, y and a copy, backup": {"commands": [X, Y, COPY_OF_X], "deaths": 2, "copied": True, "restored": True},
     "x, y and a copy, backup, no death": {"commands": [X, Y, COPY_OF_X], "copied": True, "restored": True},
     "x, y and a copy, backup, a death": {"commands": [X, Y, COPY_OF_X], "deaths": 1, "copied": True, "restored": True},
+    "staged twice": {"commands": [STAGED, STAGED], "deaths": 1},
+    "staged and its copy, backup": {
+        "commands": [STAGED, COPY_OF_STAGED],
+        "deaths": 1,
+        "copied": True,
+        "restored": True,
+    },
+    "staged and y, backup": {"commands": [STAGED, Y], "deaths": 2, "restored": True, "budget": 2},
+    "staged, y and its copy": {"commands": [STAGED, Y, COPY_OF_STAGED], "deaths": 1, "copied": True, "budget": 2},
+    "staged and who fails": {"commands": [STAGED, FAILED], "deaths": 2, "restored": True},
+    "staged and who is hasty": {"commands": [STAGED, HASTY], "deaths": 1, "restored": True},
 }
 
 
@@ -39,7 +52,7 @@ def searched(name: str, limit: int) -> dict[str, Any]:
     space.explore(limit)
     return {
         "space": name,
-        "processes": [f"{each.release_id} on {'the copy' if each.copy else 'the ledger'}" for each in space.commands],
+        "processes": [_process(each) for each in space.commands],
         "deaths": space.deaths,
         "copied": space.copied,
         "restored": space.restored,
@@ -53,6 +66,13 @@ def searched(name: str, limit: int) -> dict[str, Any]:
         "violations": 0,
         "seconds": round(time.monotonic() - begun, 1),
     }
+
+
+def _process(asked: Command) -> str:
+    """Say what a process runs, and where."""
+    kind = " in two draws" if asked.draws > 1 else ""
+    kind += ", which fails," if asked.fails else ", hasty," if asked.hasty else ""
+    return f"{asked.release_id}{kind} on {'the copy' if asked.copy else 'the ledger'}"
 
 
 def table(found: list[dict[str, Any]]) -> str:

@@ -12,6 +12,7 @@ from dpdist.cli.words import answer, show
 from dpdist.errors import RefusedError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
 from dpdist.pipeline.budget import create_ledger, verify_ledger
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.storage.store import AnyStore
@@ -56,7 +57,8 @@ def ledger_show(ledger: LedgerAddress, as_json: bool) -> None:
     _told("guarantee", balance.promise)
     for record in opened.records:
         what = f"{record.parameters['mechanism']}, {record.guarantee.loss}, {record.guarantee.neighbours}"
-        _told(record.state, f"{record.release_id}  {what}")
+        part = "; its first draw is committed, the second is still to come" if record.state is State.STAGED else ""
+        _told(record.state, f"{record.release_id}  {what}{part}")
 
 
 def _refused(opened: Ledger) -> str | None:
@@ -138,6 +140,7 @@ def _ledger_json(opened: Ledger) -> dict[str, object]:
                 "guarantee": record.guarantee.to_json(),
                 "digest": record.digest,
                 **({"periods": list(record.periods)} if record.periods else {}),
+                **({"stage": None if record.stage is None else record.stage.digest} if record.draws > 1 else {}),
             }
             for record in opened.records
         ],

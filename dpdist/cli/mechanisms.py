@@ -25,7 +25,7 @@ from dpdist.mechanisms.base import IndependentEntries
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
 from dpdist.moment import cost
 from dpdist.pca.forecast import forecast_release
-from dpdist.release.parse import numbers_from, request_from
+from dpdist.release.parse import clip_from, numbers_from, request_from
 from dpdist.report import text
 from dpdist.report.figures import draw_forecast
 from dpdist.rows.dataset import DTYPES
@@ -63,7 +63,7 @@ _OF_A_CLUSTER = {
 @click.option("--n", "rows", type=int, required=True, help="Rows of the table, or a public guess.")
 @click.option("--epsilon", required=True, help="Epsilon of the release.")
 @click.option("--delta", help="Delta of the release. Leave it out for pure differential privacy.")
-@click.option("--clip", type=float, default=1.0, show_default=True, help="Public clip norm C.")
+@click.option("--clip", default="1.0", show_default=True, help="Public clip norm C; private: the release chooses it.")
 @click.option("--spectrum", help="Public guess of the variances of the components: 4,2,0.5. Never from the data.")
 @mechanism_option
 @click.option("--centre", type=click.Choice(["none", "private"]), default="none", show_default=True)
@@ -82,7 +82,7 @@ _OF_A_CLUSTER = {
 )  # fmt: skip
 @json_option
 def forecast_command(
-    columns: int, rows: int, epsilon: str, delta: str | None, clip: float, spectrum: str | None, mechanism: str | None,
+    columns: int, rows: int, epsilon: str, delta: str | None, clip: str, spectrum: str | None, mechanism: str | None,
     centre: str, neighbours: str, options: tuple[str, ...], arithmetic: str | None, plot: Path | None, cluster: bool,
     dtype: str, workers: tuple[int, ...], memory: float, bandwidth: str | None, as_json: bool,
 ) -> None:  # fmt: skip
@@ -97,16 +97,20 @@ def forecast_command(
     if unused and not cluster:
         raise UsageError(f"{', '.join(unused)} is about the cost on a cluster: add --cluster.")
     request = request_from(
-        epsilon=epsilon, delta=delta, clip=clip, mechanism=mechanism, neighbours=neighbours, centre=centre,
+        epsilon=epsilon, delta=delta, clip=clip_from(clip), mechanism=mechanism, neighbours=neighbours, centre=centre,
         grid_bits=16, period="", name=None, folder=Path(), options=options_of(options, arithmetic),
     )  # fmt: skip
     found = forecast_release(request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else ())
     if plot is not None:
         draw_forecast(found, plot)
     value, words = found.to_json(), text.forecast(found)
+    parts = request.parts(columns)
+    if parts is not None:
+        value["parts"] = {name: part.to_json() for name, part in (("norms", parts.stage), ("both", parts.guarantee))}
+        words += f"\n\n{text.parts(parts)}"
     if cluster:
-        independent = isinstance(request.calibrated(columns), IndependentEntries)
-        table, bound = cost.described(rows, columns, dtype), request.bound(columns)
+        independent = isinstance(request.sized.calibrated(columns), IndependentEntries)
+        table, bound = cost.described(rows, columns, dtype), request.sized.bound(columns)
         costs = cost.forecast(
             table, bound, workers, int(memory * 2**30), divisible=independent, bandwidth=bandwidth_of(bandwidth)
         )  # fmt: skip

@@ -39,7 +39,7 @@ from dpdist.pipeline.release import release_rows
 from dpdist.privacy.caution import in_words
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
-from dpdist.release.parse import columns_from, norms_request_from, request_from
+from dpdist.release.parse import clip_from, columns_from, norms_request_from, request_from
 from dpdist.release.request import Centring
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import AnyStore, store_at
@@ -135,8 +135,8 @@ def ingest(
 @click.option(
     "--clip",
     required=True,
-    type=float,
-    help="Public clip norm C. Choose it with dpdist bound, or from public knowledge; never from the data.",
+    help="Public clip norm C, from public knowledge or dpdist bound; never from the data. private: the release chooses "
+    "it first, from a private histogram of the norms, for a tenth of its mu² (or epsilon).",
 )
 @mechanism_option
 @neighbours_option
@@ -160,14 +160,14 @@ def ingest(
 @trusted_option
 @json_option
 def release_command(
-    rows: AnyStore, release: AnyStore, epsilon: str, delta: str | None, clip: float, mechanism: str | None,
+    rows: AnyStore, release: AnyStore, epsilon: str, delta: str | None, clip: str, mechanism: str | None,
     neighbours: str, centre: str, grid_bits: int, options: tuple[str, ...], arithmetic: str | None,
     for_reproduction: bool, accept_large_delta: bool, name: str | None, ledger: LedgerAddress | None, cluster: Cluster,
     trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Publish RELEASE, one private second moment of ROWS. The same command again publishes the same bytes, free."""
     request = request_from(
-        epsilon=epsilon, delta=delta, clip=clip, mechanism=mechanism, neighbours=neighbours, centre=centre,
+        epsilon=epsilon, delta=delta, clip=clip_from(clip), mechanism=mechanism, neighbours=neighbours, centre=centre,
         grid_bits=grid_bits, period="", name=name, folder=Path(), for_reproduction=for_reproduction,
         options=options_of(options, arithmetic), accept_large_delta=accept_large_delta,
     )  # fmt: skip

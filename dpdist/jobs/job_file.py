@@ -73,7 +73,7 @@ from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.naming import naming, step
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.parse import LARGEST_FILE, read_public_centre, request_from
+from dpdist.release.parse import LARGEST_FILE, clip_from, read_public_centre, request_from
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.schema import Schema
@@ -266,7 +266,8 @@ def _budget(rows: Rows) -> PrivacyLoss | None:
 
 
 def _request(release: Release, files: _Files) -> ReleaseRequest:
-    clip, before = float(Decimal(release.clip)), len(files.errors)
+    clip = clip_from(release.clip)
+    before = len(files.errors)
     request = files.make(
         lambda: request_from(
             epsilon=release.epsilon,
@@ -287,7 +288,7 @@ def _request(release: Release, files: _Files) -> ReleaseRequest:
         files.make(lambda: PrivacyLoss.parse(release.epsilon))
         files.make(lambda: PrivacyLoss.parse("1", release.delta or "0"))
         files.make(lambda: mechanism_named(release.mechanism) if release.mechanism else None)
-        files.make(lambda: RowBound(1, clip, 16))
+        files.make(lambda: clip == "private" or RowBound(1, clip, 16))
         files.make(lambda: RowBound(1, 1.0, release.grid_bits))
         if release.centre not in set(Centring):
             files.make(lambda: read_public_centre(files.folder / release.centre))
@@ -326,6 +327,11 @@ def _contradictions(sections: Sections) -> Iterator[str]:
     if rows.in_place:
         yield from _unfit_in_place(sections.rows)
     if rows.periods:
+        if release.clip == "private":
+            yield (
+                '[release] clip = "private" chooses it from the rows of one table, and with periods = true one clip '
+                "norm holds for all periods. Choose it from what is publicly known."
+            )
         yield from _unfit_for_periods(sections)
     elif release.continual is not None:
         yield "[release] continual needs periods = true in [rows]."

@@ -31,6 +31,12 @@ class Amount(str):
     __slots__ = ()
 
 
+class Clip(str):
+    """A number as it is written in the file, or ``private``."""
+
+    __slots__ = ()
+
+
 def _key(description: str, expected: str, **more: Any) -> Meta:
     """Say what a key is for, which editors show, and what it takes, which messages say."""
     return Meta(description=description, extra={"expected": expected}, **more)
@@ -99,10 +105,11 @@ class Release(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Annotated[str, _key("Folder or address of the release; with periods, folder of the releases.", _FILE)]
     epsilon: Annotated[Amount, _key("Privacy loss epsilon, in steps of a millionth.", _AMOUNT)]
     clip: Annotated[
-        int | Decimal,
+        Clip,
         _key(
-            "Public clip norm C. Take it from what is known without the data, or from a private choice of clip norm.",
-            "a number, such as 8.5",
+            "Public clip norm C. Take it from what is known without the data, or from a private choice of clip norm. "
+            "private: the release chooses it first, for a tenth of its mu² (or epsilon).",
+            'a number, such as 8.5, or "private"',
         ),
     ]
     delta: Annotated[
@@ -232,7 +239,7 @@ def _mistakes_in(section: str, values: Mapping[str, object]) -> Iterator[str]:
 
 def _mistakes(where: str, kind: Any, value: object) -> Iterator[str]:
     try:
-        msgspec.convert(value, kind, builtin_types=(Decimal,), dec_hook=_amount)
+        msgspec.convert(value, kind, builtin_types=(Decimal,), dec_hook=_typed)
     except msgspec.ValidationError:
         yield f"{where} must be {_expected(kind)}"
     else:
@@ -256,7 +263,9 @@ def _kinds(kind: Any) -> Iterator[Any]:
         yield kind
 
 
-def _amount(kind: type, value: object) -> Amount:
+def _typed(kind: type, value: object) -> Amount | Clip:
+    if kind is Clip and (value == "private" or (isinstance(value, (int, Decimal)) and not isinstance(value, bool))):
+        return Clip(value)
     if kind is Amount and isinstance(value, (int, Decimal, str)) and not isinstance(value, bool):
         return Amount(value)
     raise ValueError(kind)
@@ -264,19 +273,22 @@ def _amount(kind: type, value: object) -> Amount:
 
 def sections_of(content: Mapping[str, object]) -> Sections:
     """Return the sections of a parsed file in which there are no :func:`mistakes`."""
-    return msgspec.convert(content, Sections, builtin_types=(Decimal,), dec_hook=_amount)
+    return msgspec.convert(content, Sections, builtin_types=(Decimal,), dec_hook=_typed)
 
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of a job file."""
-    _, types = msgspec.json.schema_components([Sections], schema_hook=lambda _: {"type": ["number", "string"]})
-    clip = types["Release"]["properties"]["clip"]
-    clip["type"] = "number"  # Decimal would be text
-    del clip["anyOf"]
+    _, types = msgspec.json.schema_components([Sections], schema_hook=_schema_of)
     for kind in types.values():  # of a docstring editors show its first line
         kind["description"] = kind["description"].partition("\n")[0]
     whole = types.pop("Sections") | {"title": "dpdist job file", "$defs": types}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_without_null(whole)}
+
+
+def _schema_of(kind: type) -> dict[str, Any]:
+    if kind is Clip:
+        return {"anyOf": [{"type": "number"}, {"const": "private"}]}
+    return {"type": ["number", "string"]}
 
 
 def _without_null(value: Any) -> Any:
@@ -306,7 +318,7 @@ class JobFile:
             return f"{name} = {value or 'true'} in [{section}]"
         if value is None:
             return f"{name} in [{section}]"
-        bare = not {int, Decimal, Amount}.isdisjoint(_kinds(kind))
+        bare = not {int, Amount, Clip}.isdisjoint(_kinds(kind))
         return f"{name} = {value if bare else json.dumps(value)} in [{section}]"
 
     def step(self, name: str, operands: list[str], parameters: dict[str, str]) -> str:

@@ -30,6 +30,8 @@ from dpdist.rows.periods import open_periods
 from dpdist.storage.atomic import require_folder
 from dpdist.storage.store import Store, store_at
 
+_UNFINISHED = {State.RESERVED, State.STAGED, State.COMMITTED}
+
 
 @dataclass(frozen=True)
 class Preview:
@@ -158,7 +160,7 @@ def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
                 return []
             unit = table.max_rows
             _require_small_delta(job, table.rows)
-        return [("the whole table", Charge(_proved(job.request.calibrated(columns, unit).guarantee)))]
+        return [("the whole table", Charge(_proved(job.request.proved(columns, unit))))]
     levels = levels_for(job.continual)
     request = replace(job.request, loss=share_of(job.request, columns, levels))
     guarantee = _proved(request.calibrated(columns).guarantee)
@@ -270,7 +272,9 @@ def status_of(job: Job) -> JobStatus:
         balance=ledger.balance() if ledger else None,
         releases={state: states[state] for state in State},
         attempts=sum(record.fence for record in records),
-        unfinished=tuple(record for record in records if record.state in {State.RESERVED, State.COMMITTED}),
+        unfinished=tuple(
+            record for record in records if record.state in {State.RESERVED, State.STAGED, State.COMMITTED}
+        ),
         periods_closed=len(closed),
         last_period=closed[-1] if closed else None,
         periods_waiting=tuple(new_periods(job, closed)),

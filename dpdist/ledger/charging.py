@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from dpdist._util.text import listed
 from dpdist.errors import DataError, RefusedError
 from dpdist.ledger.balance import refusal
-from dpdist.ledger.entries import Capped, Event
+from dpdist.ledger.entries import Capped, Created, Event
 from dpdist.ledger.state import Record, State, View
 from dpdist.naming import parameter
 from dpdist.privacy.accounting import certified, prices
@@ -21,12 +23,12 @@ from dpdist.privacy.parallel import Charge
 
 def require_charged(known: Record, guarantee: Guarantee, place: str) -> None:
     """Refuse to draw what was reserved at a lower price, as another version may have done."""
-    if known.state is State.RESERVED and not any(
+    if known.state in {State.RESERVED, State.STAGED} and not any(
         price.holds(next(prices(guarantee))) for price in prices(known.guarantee)
     ):
         raise RefusedError(
             f"The release {known.release_id} was reserved in {place} by another version of dpdist, at "
-            f"{known.guarantee.loss}, and would now cost more. Nothing was drawn. Finish it with that version, or "
+            f"{known.guarantee.loss}, and would now cost more. Nothing more was drawn. Finish it with that version, or "
             f"choose another {parameter('id')}."
         )
 
@@ -77,6 +79,13 @@ def caps_to_fix(view: View, budget: PrivacyLoss, charge: Charge, place: str) -> 
     if view.accounts is not None:
         return []
     return [Capped(tuple(caps.to_json() for caps in accounts.caps))]
+
+
+def restated(view: View) -> tuple[Created, ...]:
+    """Return what has to be written before the first release of two draws: older versions refuse its format."""
+    if view.format == view.format_of_stages:
+        return ()
+    return (replace(view.created, format=view.format_of_stages),)
 
 
 def require_kept(view: View, budget: PrivacyLoss, place: str) -> None:

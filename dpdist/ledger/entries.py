@@ -6,7 +6,7 @@ written.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -19,7 +19,11 @@ Entry = dict[str, Any]
 
 
 class Created(Struct, frozen=True, tag_field="event", tag="created"):
-    """The first: which ledger this is, of which rows, with which budget."""
+    """The first: which ledger this is, of which rows, with which budget.
+
+    It is said again, with a higher format and all else equal, before the first entry that older versions would
+    misunderstand: they read the format, and refuse.
+    """
 
     format: str
     ledger_id: str
@@ -51,12 +55,13 @@ class Capped(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="ca
 
 
 class Reserved(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="reserved"):
-    """A release was charged, to some periods or to all rows."""
+    """A release was charged, to some periods or to all rows; with two draws, for both of them."""
 
     id: str
     parameters: dict[str, object]
     guarantee: GuaranteeJson
     periods: tuple[str, ...] = ()
+    draws: Literal[1, 2] = 1
 
 
 class Begun(Struct, frozen=True, tag_field="event", tag="begun"):
@@ -64,6 +69,14 @@ class Begun(Struct, frozen=True, tag_field="event", tag="begun"):
 
     id: str
     attempt: str | UnsetType = UNSET
+
+
+class Staged(Struct, frozen=True, tag_field="event", tag="staged"):
+    """The first of two draws became the stage of a release: the name of its bytes, and their SHA-256."""
+
+    id: str
+    blob: str
+    digest: str
 
 
 class Committed(Struct, frozen=True, tag_field="event", tag="committed"):
@@ -75,7 +88,7 @@ class Committed(Struct, frozen=True, tag_field="event", tag="committed"):
 
 
 class CommitWitnessed(Struct, frozen=True, tag_field="event", tag="witnessed"):
-    """The witness has seen the commitment."""
+    """The witness has seen the latest commitment, of a stage or of a release."""
 
     id: str
 
@@ -92,14 +105,28 @@ class Aborted(Struct, frozen=True, tag_field="event", tag="aborted"):
     id: str
 
 
-class CommittedRelease(Struct, frozen=True):
-    """What a witness keeps of a release that was committed."""
+class CommittedRelease(Struct, frozen=True, omit_defaults=True):
+    """What a witness keeps of a release that was committed, or of which a stage was.
+
+    Attributes
+    ----------
+    digest
+        SHA-256 of the committed bytes; None where only the stage was committed.
+    stage
+        That of the stage; None of a release of one draw.
+    """
 
     id: str
     parameters: dict[str, object]
     guarantee: GuaranteeJson
     periods: tuple[str, ...]
     digest: str | None
+    stage: str | None = None
+
+    @property
+    def drawn(self) -> frozenset[str]:
+        """The digests of all that was drawn for it."""
+        return frozenset(digest for digest in (self.digest, self.stage) if digest is not None)
 
 
 class Caps(Struct, frozen=True):
@@ -132,7 +159,9 @@ class Adopted(Struct, frozen=True, tag_field="event", tag="adopted"):
     capped: Caps | None
 
 
-Event = Created | Closed | Capped | Reserved | Begun | Committed | CommitWitnessed | Published | Aborted | Adopted
+Event = (
+    Created | Closed | Capped | Reserved | Begun | Staged | Committed | CommitWitnessed | Published | Aborted | Adopted
+)
 
 
 def event_of(entry: Entry) -> Event:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import IO, BinaryIO, Protocol
 
@@ -88,8 +88,8 @@ class Transaction(ABC):
         """Make a staged draft stay when this transaction ends well; False if it was swept meanwhile."""
 
     @abstractmethod
-    def sweep(self, release_id: str, keep: str | None) -> None:
-        """Delete the drafts of an id but one; the journal is held, so none can be committed meanwhile."""
+    def sweep(self, release_id: str, keep: Collection[str]) -> None:
+        """Delete the drafts of an id but those to keep; the journal is held, so none can be committed meanwhile."""
 
     @abstractmethod
     def _rows(self, first: int) -> Sequence[tuple[int, str, str]]:

@@ -3,6 +3,7 @@
 ::
 
     (none) --reserve--> RESERVED --commit(fence)--> COMMITTED --publish--> PUBLISHED
+    (none) --reserve--> RESERVED --commit(fence)--> STAGED --commit(fence)--> COMMITTED --publish--> PUBLISHED
                         begin(): fence += 1, dead attempts' drafts deleted
                         abort(): refund, only while nothing was committed --> ABORTED
                         adopt(): committed to another copy of this ledger --> ADOPTED
@@ -12,6 +13,15 @@ noise becomes *the* noise in the one transaction that commits it. A draw that wa
 folder of the ledger, is never published, and is deleted before the next draw. So a crash can cost budget, never
 privacy, and the same id always yields the same bytes. For ledgers that were copied or restored, a witness outside of
 them (:mod:`dpdist.ledger.witness`) ensures the same: committed bytes are given out when the witness has seen them.
+
+**Two draws.** A release may be drawn in two parts under one id: a stage, such as a histogram, and then the release,
+which follows from what the stage published. One charge pays for both, from the reservation on, so nothing is left to
+be charged when the stage is known. Each part is drawn and committed as above, once: before the stage is committed it is
+drawn; afterwards its committed bytes are read, and only the release is still to come. They are read when the witness
+has seen them, as those of a release. From its commitment on the stage counts as published: nothing of the id is
+refunded any more. (By the theorem of :mod:`dpdist.privacy.profile` the part that was not drawn could be refunded, since
+the sums count what was drawn. It is not: the id would have a second price, which a copy of the ledger could not know.)
+The parameters of both parts are fixed with the id, so nobody chooses anything after seeing the stage.
 
 Charges stay below caps that are fixed with the first charge, in the same transaction, and never change. Then all
 releases together keep the budget, even if each is chosen from the answers before it (theorem:
@@ -33,18 +43,29 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from dpdist._util.ids import random_token
 from dpdist._util.text import canonical, counted, listed
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, address_given
 from dpdist.ledger.balance import Balance
-from dpdist.ledger.charging import caps_to_fix, closed_as_read, require_apart, require_charged, require_kept
-from dpdist.ledger.entries import Aborted, Begun, Capped, Closed, Committed, Created, Published, Reserved, entry_of
+from dpdist.ledger.charging import caps_to_fix, closed_as_read, require_apart, require_charged, require_kept, restated
+from dpdist.ledger.entries import (
+    Aborted,
+    Begun,
+    Capped,
+    Closed,
+    Committed,
+    Created,
+    Published,
+    Reserved,
+    Staged,
+    entry_of,
+)
 from dpdist.ledger.journal import Storage, digest_of_file
 from dpdist.ledger.sqlite import FolderStorage
-from dpdist.ledger.state import FORMAT, PERIODIC, Record, State, View
+from dpdist.ledger.state import FORMAT, PERIODIC, Draw, Part, Record, State, View
 from dpdist.ledger.witness import FolderWitness, Witness
 from dpdist.ledger.witnessed import Witnessed
 from dpdist.naming import parameter, step
@@ -266,6 +287,7 @@ class Ledger(Witnessed):
         parameters: Mapping[str, object],
         guarantee: Guarantee,
         periods: Mapping[str, str] | None = None,
+        draws: Literal[1, 2] = 1,
     ) -> State:
         """Charge a release, once: the same id with the same parameters is charged no second time.
 
@@ -275,6 +297,8 @@ class Ledger(Witnessed):
             What is released, and what it promises.
         periods
             The periods it reads, each with the digest of the content it will read; none: it may read every row.
+        draws
+            2 where a stage is drawn first; then the guarantee is that of both together.
 
         Returns
         -------
@@ -302,7 +326,8 @@ class Ledger(Witnessed):
                 )
             charge = Charge(guarantee, closed_as_read(view, periods or {}, place))
             known = view.records.get(release_id)
-            if known is not None and (known.parameters != asked or known.periods != charge.periods):
+            same = known is None or (known.parameters, known.periods, known.draws) == (asked, charge.periods, draws)
+            if known is not None and not same:
                 raise RefusedError(
                     f"The release id {release_id} stands for other parameters in {self._storage}: "
                     f"{_differences(known.parameters, asked) or 'periods'} differ. Choose another "
@@ -313,26 +338,30 @@ class Ledger(Witnessed):
                 return known.state
             require_apart(view, charge.periods, place)
             caps = caps_to_fix(view, self._budget_of(view), charge, place)
-            reserved = Reserved(release_id, asked, guarantee.to_json(), charge.periods)
-            self._append(view, transaction, *caps, reserved)
+            reserved = Reserved(release_id, asked, guarantee.to_json(), charge.periods, draws)
+            self._append(view, transaction, *(restated(view) if draws > 1 else ()), *caps, reserved)
         return State.RESERVED
 
-    def begin(self, release_id: str) -> int | None:
-        """Start an attempt: fence out every earlier one and delete their drafts.
+    def begin(self, release_id: str, part: Part = Part.RELEASE) -> int | None:
+        """Start an attempt at a part: fence out every earlier one and delete their drafts.
 
         Returns
         -------
         int or None
-            The fence to commit with, or None when the release is committed already.
+            The fence to commit with, or None when this part is committed already.
 
         Raises
         ------
         RefusedError
             If the release is not reserved (it was aborted or adopted), or the ledger is behind its witness.
+        DpdistError
+            If the release follows from a stage that is not committed, or that the witness has not seen.
         """
         with self._current(release_id) as (view, transaction):
             record = self._known(view, release_id)
             if record.state in {State.COMMITTED, State.PUBLISHED}:
+                return None
+            if part is Part.STAGE and record.state is State.STAGED:
                 return None
             if record.state is State.ADOPTED:
                 raise self._adopted(record)
@@ -340,13 +369,15 @@ class Ledger(Witnessed):
                 raise RefusedError(
                     f"The release {release_id} was aborted and refunded while this run was at work. Run it again."
                 )
-            transaction.sweep(release_id, keep=None)
+            if record.due is not part:
+                raise DpdistError(f"The release {release_id} is {record.state}: its {part} is not to be drawn now.")
+            transaction.sweep(release_id, keep=record.blobs)
             # the token makes this head unlike that of the same attempt in a ledger that was restored and used again
             self._append(view, transaction, Begun(release_id, random_token()))
             return record.fence + 1
 
-    def commit(self, release_id: str, fence: int, content: Iterable[bytes]) -> bool:
-        """Make this draw the release, unless a later attempt began or another one committed.
+    def commit(self, release_id: str, fence: int, content: Iterable[bytes], part: Part = Part.RELEASE) -> bool:
+        """Make this draw the release, or its stage, unless a later attempt began or another one committed.
 
         The content is written to the place of the ledger first, piece by piece, as it is drawn: it need not fit in
         memory. One transaction then records its name and digest, and the witness sees it. If the process dies before
@@ -373,9 +404,10 @@ class Ledger(Witnessed):
                 with self._locked() as (view, transaction):
                     self._require_current(witness, view)
                     record = self._known(view, release_id)
-                    live = record.state is State.RESERVED and record.fence == fence
+                    live = record.due is part and record.fence == fence
                     if live and transaction.keep(name):
-                        self._append(view, transaction, Committed(release_id, name, digest))
+                        kind = Staged if part is Part.STAGE else Committed
+                        self._append(view, transaction, kind(release_id, name, digest))
                         committed = True
                 if committed:
                     self._tell(witness, release_id)
@@ -384,8 +416,8 @@ class Ledger(Witnessed):
                 self._storage.discard(name)
         return committed
 
-    def wait(self, release_id: str, fence: int, seconds: float) -> bool:
-        """Wait until the attempt that fenced this one out has committed or was aborted.
+    def wait(self, release_id: str, fence: int, seconds: float, part: Part = Part.RELEASE) -> bool:
+        """Wait until the attempt that fenced this one out has committed its part or was aborted.
 
         Returns
         -------
@@ -395,7 +427,7 @@ class Ledger(Witnessed):
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             record = self.record(release_id)
-            if record is None or record.state is not State.RESERVED:
+            if record is None or record.due is not part:
                 return True
             if record.fence > fence + 1:
                 fence = record.fence - 1  # yet another attempt is alive: give it the full time
@@ -404,8 +436,8 @@ class Ledger(Witnessed):
         return False
 
     @contextmanager
-    def opened(self, release_id: str) -> Iterator[BinaryIO]:
-        """Open the committed bytes for reading, checked against their digest, when the witness has seen them.
+    def opened(self, release_id: str, part: Part = Part.RELEASE) -> Iterator[BinaryIO]:
+        """Open the committed bytes of a part for reading, checked against their digest, when the witness has seen them.
 
         Raises
         ------
@@ -415,22 +447,24 @@ class Ledger(Witnessed):
             If the ledger is behind its witness, and these bytes were never given out.
         """
         record = self._known(self._snapshot(), release_id)
-        if record.state is State.COMMITTED and not record.witnessed:
+        latest = State.STAGED if part is Part.STAGE else State.COMMITTED
+        if record.state is latest and not record.witnessed:
             with self._witness.held(self.ledger_id) as witness:
                 self._tell(witness, release_id)
             record = self._known(self._snapshot(), release_id)
-        with self._content(record) as file:
+        with self._content(record, part) as file:
             yield file
 
     @contextmanager
-    def _content(self, record: Record) -> Iterator[BinaryIO]:
+    def _content(self, record: Record, part: Part) -> Iterator[BinaryIO]:
         release_id = record.release_id
         if record.state is State.ADOPTED:
             raise self._adopted(record)
-        if record.blob is None:
+        draw = record.stage if part is Part.STAGE else Draw(record.blob, str(record.digest))
+        if draw is None or draw.blob is None:
             raise DpdistError(f"The release {release_id} is {record.state}, not committed.")
-        with self._storage.blob(record.blob) as file:
-            if digest_of_file(file) != record.digest:
+        with self._storage.blob(draw.blob) as file:
+            if digest_of_file(file) != draw.digest:
                 raise DataError(
                     f"The committed bytes of {release_id} in {self._storage} are missing or altered. Restore the "
                     "ledger from a copy; the noise cannot be drawn again."
@@ -442,22 +476,22 @@ class Ledger(Witnessed):
         """Record that the committed bytes were published; idempotent."""
         with self._locked() as (view, transaction):
             record = self._known(view, release_id)
-            transaction.sweep(release_id, keep=record.blob)
+            transaction.sweep(release_id, keep=record.blobs)
             if record.state is State.COMMITTED:
                 self._append(view, transaction, Published(release_id))
 
     def abort(self, release_id: str) -> bool:
-        """Refund a reservation whose noise was not committed; any attempt still alive is fenced out.
+        """Refund a reservation of which nothing was committed; any attempt still alive is fenced out.
 
         Returns
         -------
         bool
-            Whether the release is aborted now; False once it was committed.
+            Whether the release is aborted now; False once it, or its stage, was committed.
         """
         with self._locked() as (view, transaction):
             record = self._known(view, release_id)
             if record.state is State.RESERVED:
-                transaction.sweep(release_id, keep=None)
+                transaction.sweep(release_id, keep=())
                 self._append(view, transaction, Aborted(release_id))
                 return True
             return record.state is State.ABORTED
@@ -483,9 +517,10 @@ class Ledger(Witnessed):
         view = self._snapshot()
         require_kept(view, self._budget_of(view), str(self._storage))
         for record in view.records.values():
-            if record.blob is not None:
-                with self._content(record):
-                    pass  # what is altered cannot be opened
+            for part, known in ((Part.STAGE, record.stage is not None), (Part.RELEASE, record.blob is not None)):
+                if known and record.state is not State.ADOPTED:
+                    with self._content(record, part):
+                        pass  # what is altered cannot be opened
 
     def remembers(self, release_id: str, head: str) -> bool:
         """Say whether a release was committed here, and the journal once ended in this head, which it tells.

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from ipaddress import ip_address
@@ -150,7 +150,7 @@ class PostgresTransaction(Transaction):
                 self._connection.execute(insert(_BLOBS), row)
         return True
 
-    def sweep(self, release_id: str, keep: str | None) -> None:
+    def sweep(self, release_id: str, keep: Collection[str]) -> None:
         """Do nothing: an attempt that was not committed has left nothing."""
 
     def _rows(self, first: int) -> Sequence[tuple[int, str, str]]:

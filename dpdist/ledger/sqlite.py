@@ -11,7 +11,7 @@ import io
 import os
 import sqlite3
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -50,10 +50,10 @@ class FolderTransaction(Transaction):
         """Say whether the file is still there: an attempt that died before its own transaction ended may sweep it."""
         return (self._blobs / name).exists()
 
-    def sweep(self, release_id: str, keep: str | None) -> None:
-        """Delete the files of an id but one."""
+    def sweep(self, release_id: str, keep: Collection[str]) -> None:
+        """Delete the files of an id but those to keep."""
         for path in self._blobs.glob(f"{release_id}.*"):
-            if path.name != keep:
+            if path.name not in keep:
                 path.unlink(missing_ok=True)
 
     def _rows(self, first: int) -> Sequence[tuple[int, str, str]]:

@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from msgspec.structs import replace as replaced
+
 from dpdist.errors import DataError
 from dpdist.ledger.entries import (
     Aborted,
@@ -21,6 +23,7 @@ from dpdist.ledger.entries import (
     Entry,
     Published,
     Reserved,
+    Staged,
     event_of,
 )
 from dpdist.ledger.journal import origin
@@ -31,7 +34,16 @@ from dpdist.privacy.parallel import Charge, PeriodFilters
 FORMAT = "dpdist-ledger/2"
 PERIODIC = "dpdist-ledger-periods/2"
 """Format of the ledger of a table whose rows come in periods; only such a ledger composes in parallel."""
-_FORMATS = {FORMAT: False, PERIODIC: True, "dpdist-ledger/1": False, "dpdist-ledger-periods/1": True}
+STAGES = {FORMAT: "dpdist-ledger/3", PERIODIC: "dpdist-ledger-periods/3"}
+"""Formats of ledgers that hold a release of two draws; a ledger takes one when the first of these is charged."""
+_FORMATS = {
+    "dpdist-ledger/1": False,
+    FORMAT: False,
+    STAGES[FORMAT]: False,
+    "dpdist-ledger-periods/1": True,
+    PERIODIC: True,
+    STAGES[PERIODIC]: True,
+}
 """Whether rows come in periods, by format. Ledgers of version 1 were begun without caps."""
 
 
@@ -39,11 +51,28 @@ class State(enum.StrEnum):
     """Where a release stands."""
 
     RESERVED = "reserved"
+    STAGED = "staged"
+    """Of two draws the first is committed, and the second still to come."""
     COMMITTED = "committed"
     PUBLISHED = "published"
     ABORTED = "aborted"
     ADOPTED = "adopted"
     """Committed to another copy of this ledger: charged, and never drawn here."""
+
+
+class Part(enum.StrEnum):
+    """What is drawn of a release: all of it or, of two draws, the first or the second."""
+
+    STAGE = "stage"
+    RELEASE = "release"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A draw that was committed: the name of its bytes, None where another copy has them, and their SHA-256."""
+
+    blob: str | None
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -61,7 +90,11 @@ class Record:
     periods
         The periods it reads; none: the whole table.
     witnessed
-        Whether the witness had seen its commitment, so that its bytes may have been given out.
+        Whether the witness had seen its latest commitment, so that these bytes may have been given out.
+    draws
+        1, or 2 where a stage is drawn first, and the release follows from what that published.
+    stage
+        The first of two draws, once it is committed.
     """
 
     release_id: str
@@ -73,6 +106,45 @@ class Record:
     digest: str | None = None
     periods: tuple[str, ...] = ()
     witnessed: bool = False
+    draws: int = 1
+    stage: Draw | None = None
+
+    @property
+    def due(self) -> Part | None:
+        """What is to be drawn next; None where nothing is.
+
+        The release is not due before the witness has seen the stage that it follows from.
+        """
+        if self.state is State.RESERVED:
+            return Part.STAGE if self.draws > 1 else Part.RELEASE
+        return Part.RELEASE if self.state is State.STAGED and self.witnessed else None
+
+    @property
+    def drawn(self) -> frozenset[str]:
+        """The digests of all that was committed."""
+        stage = None if self.stage is None else self.stage.digest
+        return frozenset(digest for digest in (self.digest, stage) if digest is not None)
+
+    @property
+    def latest(self) -> str | None:
+        """The digest of what was committed last; None before anything was."""
+        return self.digest if self.digest is not None or self.stage is None else self.stage.digest
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """The names of all committed bytes that are here."""
+        stage = None if self.stage is None else self.stage.blob
+        return tuple(name for name in (self.blob, stage) if name is not None)
+
+    @property
+    def seen(self) -> bool:
+        """Whether anything that was drawn for it may have been given out, be it the stage alone."""
+        after_stage = self.state in {State.COMMITTED, State.PUBLISHED}
+        return self.given_out or (self.stage is not None and (after_stage or self._stage_seen))
+
+    @property
+    def _stage_seen(self) -> bool:
+        return self.state is State.STAGED and self.witnessed
 
     @property
     def given_out(self) -> bool:
@@ -81,7 +153,10 @@ class Record:
 
     def testimony(self) -> CommittedRelease:
         """Return what a witness keeps of it; the inverse of :meth:`adopted`."""
-        return CommittedRelease(self.release_id, self.parameters, self.guarantee.to_json(), self.periods, self.digest)
+        stage = None if self.stage is None else self.stage.digest
+        return CommittedRelease(
+            self.release_id, self.parameters, self.guarantee.to_json(), self.periods, self.digest, stage
+        )
 
     @classmethod
     def adopted(cls, release: CommittedRelease, fence: int) -> Record:
@@ -94,7 +169,21 @@ class Record:
             fence,
             digest=release.digest,
             periods=release.periods,
+            draws=1 if release.stage is None else 2,
+            stage=None if release.stage is None else Draw(None, release.stage),
         )
+
+    def elsewhere(self, release_id: str) -> Record:
+        """Return it as one that another copy committed, under another id."""
+        stage = None if self.stage is None else Draw(None, self.stage.digest)
+        return replace(self, release_id=release_id, state=State.ADOPTED, blob=None, stage=stage)
+
+    def voided(self) -> Record:
+        """Return it without what was under way and never given out; what was given out stays charged."""
+        lost = replace(self, fence=self.fence + 1, blob=None, digest=None, witnessed=False)
+        if self.stage is None or not self.seen:
+            return replace(lost, state=State.ABORTED, stage=None)
+        return replace(lost, state=State.STAGED, witnessed=True)
 
 
 @dataclass
@@ -122,6 +211,7 @@ class View:
 
     after: int = 0
     head: str = field(default_factory=origin)
+    format: str = ""
     ledger_id: str = ""
     dataset_id: str = ""
     budget: PrivacyLoss | None = None
@@ -158,7 +248,7 @@ class View:
                 self._reserve(event)
             case Adopted():
                 self._adopt(event)
-            case Begun() | Committed() | CommitWitnessed() | Published() | Aborted():
+            case Begun() | Staged() | Committed() | CommitWitnessed() | Published() | Aborted():
                 self._move(event)
             case _:
                 assert_never(event)
@@ -168,20 +258,40 @@ class View:
             raise DataError(
                 f"This ledger has format {event.format!r}; this version reads {', '.join(map(repr, _FORMATS))}."
             )
-        self.periods = {} if _FORMATS[event.format] else None
-        self.begun_with_caps = event.format in {FORMAT, PERIODIC}
-        self.ledger_id = event.ledger_id
-        self.dataset_id = event.dataset_id
-        self.budget = event.budget
+        if self.budget is None:
+            self.periods = {} if _FORMATS[event.format] else None
+            self.begun_with_caps = not event.format.endswith("/1")
+            self.ledger_id = event.ledger_id
+            self.dataset_id = event.dataset_id
+            self.budget = event.budget
+        elif event != replaced(self.created, format=self.format_of_stages):
+            raise DataError("The journal begins twice, and not alike.")
+        self.format = event.format
 
-    def _move(self, event: Begun | Committed | CommitWitnessed | Published | Aborted) -> None:
+    @property
+    def created(self) -> Created:
+        """What the ledger was created as."""
+        return Created(
+            format=self.format, ledger_id=self.ledger_id, dataset_id=self.dataset_id, **self._budget().to_json()
+        )
+
+    @property
+    def format_of_stages(self) -> str:
+        """The format in which it may hold releases of two draws."""
+        return STAGES[FORMAT if self.periods is None else PERIODIC]
+
+    def _move(self, event: Begun | Staged | Committed | CommitWitnessed | Published | Aborted) -> None:
         """Take in what became of a release."""
         record = self.records[event.id]
         match event:
             case Begun():
                 record = replace(record, fence=record.fence + 1)
+            case Staged():
+                # the fence moves on, so that the attempt which drew the stage cannot commit it as the release too
+                stage = Draw(event.blob, event.digest)
+                record = replace(record, state=State.STAGED, fence=record.fence + 1, stage=stage)
             case Committed():
-                record = replace(record, state=State.COMMITTED, blob=event.blob, digest=event.digest)
+                record = replace(record, state=State.COMMITTED, blob=event.blob, digest=event.digest, witnessed=False)
             case CommitWitnessed():
                 self.witnessed = True
                 record = replace(record, witnessed=True)
@@ -200,7 +310,9 @@ class View:
         if event.periods and not self._periods().keys() >= set(event.periods):
             raise DataError(f"The release {event.id} is charged to a period that was never closed.")
         guarantee = Guarantee.from_json(event.guarantee)
-        record = Record(event.id, event.parameters, guarantee, State.RESERVED, fence, periods=event.periods)
+        record = Record(
+            event.id, event.parameters, guarantee, State.RESERVED, fence, periods=event.periods, draws=event.draws
+        )
         self.records[event.id] = record
         if self.accounts is not None:
             self._book(self.accounts, record)
@@ -227,17 +339,14 @@ class View:
         self.witnessed = True
         self.exhausted |= event.head is None
         for release_id in event.void:
-            known = self.records[release_id]
-            self.records[release_id] = replace(
-                known, state=State.ABORTED, fence=known.fence + 1, blob=None, digest=None, witnessed=False
-            )
+            self.records[release_id] = self.records[release_id].voided()
         if event.periods:
             self.periods = dict(sorted({**self._periods(), **event.periods}.items()))
         for release in event.releases:
             here = self.records.pop(release.id, None)  # it goes to the end
-            if here is not None and here.digest is not None:  # both draws are out: both stay charged
-                second = f"{here.release_id}.{here.digest[:16]}"
-                self.records[second] = replace(here, release_id=second, state=State.ADOPTED, blob=None)
+            if here is not None and here.drawn - release.drawn:  # draws of both are out: both stay charged
+                second = f"{here.release_id}.{max(here.drawn - release.drawn)[:16]}"
+                self.records[second] = here.elsewhere(second)
             self.records[release.id] = Record.adopted(release, here.fence + 1 if here else 0)
         self._cap_as_adopted(event.capped)
 
@@ -249,7 +358,7 @@ class View:
         """
         here = self.capped
         if capped is not None and here is not None and capped != here:
-            self.exhausted |= any(record.given_out for record in self.records.values())
+            self.exhausted |= any(record.seen for record in self.records.values())
         fixed = capped or here
         if fixed is not None:
             self._cap(fixed)

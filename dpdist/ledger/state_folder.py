@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from dpdist._util.text import canonical
+from dpdist._util.text import canonical, listed
 from dpdist.errors import DataError, DpdistError, ResumableError, UsageError
 from dpdist.ledger.journal import WAIT_SECONDS
 from dpdist.storage.atomic import put_in_place, sync
@@ -77,6 +77,8 @@ class StateFile(Generic[Content]):
         The type of its content.
     lost
         What to do if it is damaged and there is no copy, a sentence.
+    later
+        A later format, and which content is written in it; both are read. None: there is none.
     """
 
     def __init__(
@@ -86,12 +88,14 @@ class StateFile(Generic[Content]):
         format: str,  # noqa: A002 - the key of the content
         kind: type[Content],
         lost: str,
+        later: tuple[str, Callable[[Content], bool]] | None = None,
     ) -> None:
         self.path = path
         self._what = what
         self._format = format
         self._kind = kind
         self._lost = lost
+        self._later = later
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -151,11 +155,12 @@ class StateFile(Generic[Content]):
         try:
             value = json.loads(body)
             stored = msgspec.convert(value, _Format).format
-            content = msgspec.convert(value, self._kind) if stored == self._format else None
+            formats = [self._format, *([self._later[0]] if self._later else [])]
+            content = msgspec.convert(value, self._kind) if stored in formats else None
         except (ValueError, RecursionError):
             raise self._damaged() from None
         if content is None:
-            raise DataError(f"{self.path} has format {stored!r}, and this version reads {self._format!r}.")
+            raise DataError(f"{self.path} has format {stored!r}, and this version reads {listed(map(repr, formats))}.")
         return content
 
     def _damaged(self) -> DataError:
@@ -174,7 +179,9 @@ class StateFile(Generic[Content]):
         ResumableError
             If the disk is full.
         """
-        body = canonical({"format": self._format, **msgspec.to_builtins(content)}).encode()
+        later = self._later is not None and self._later[1](content)
+        stored = self._later[0] if self._later is not None and later else self._format
+        body = canonical({"format": stored, **msgspec.to_builtins(content)}).encode()
         aside = self.path.with_suffix(".partial")  # one name: whoever writes holds the lock
         try:
             aside.unlink(missing_ok=True)

@@ -2,18 +2,21 @@
 
 A ledger that was copied, or restored from a backup, is sound by itself: no rule inside it can tell that another copy
 has gone on. So each ledger identity has one private file under the user's state directory. It holds every release that
-was committed: id, parameters, charge, periods, and the digest of the committed bytes.
+was committed: id, parameters, charge, periods, and the digest of the committed bytes; of a release in two draws, those
+of both, from the commitment of each on.
 
 **The rule.** (1) A ledger that does not know everything its witness has seen may neither charge nor draw nor commit.
 (2) Committed bytes are given out only after the witness has seen them. The order is: the journal commits, the witness
 is replaced, the journal notes ``witnessed``, the bytes are given out. The witness is locked from before the journal is
 read until after the witness is replaced.
 
-**Theorem.** Of all copies of a ledger that share a witness, at most one draw of each release id is ever given out.
+**Theorem.** Of all copies of a ledger that share a witness, at most one draw of each release id is ever given out;
+where a release is drawn in two parts, at most one draw of each part, and the second follows from that very first.
 
 *Proof.* The witness only grows: it is replaced under its lock, by what a ledger knows that knows all of it. A ledger
-knows one digest for each id, its own or an adopted one, so the witness never holds two for one id that was given out
-under it. What is given out is in the witness, by (2). ∎
+knows one digest for each part of each id, its own or an adopted one, so the witness never holds two for one part that
+was given out under it. What is given out is in the witness, by (2). The second part is drawn by a ledger that is not
+behind, so its stage is the one in the witness. ∎
 
 **Crashes.** Before the journal commits, nothing has happened. After it, and before the witness is replaced, the draw is
 in the journal only. The same ledger finds it there and goes on. If a copy commits first, the copy's draw counts, and
@@ -39,6 +42,8 @@ from dpdist.ledger.state_folder import StateFile, state_home
 from dpdist.naming import step
 
 FORMAT = "dpdist-witness/1"
+STAGES = "dpdist-witness/2"
+"""Format of one that has seen a stage: a version that would forget the stage refuses it."""
 
 
 def _lost() -> str:
@@ -53,7 +58,7 @@ class Testimony(Struct, frozen=True):
     head
         Digest of the journal's last entry when it was seen.
     releases
-        Every release that was committed, with its charge.
+        Every release that was committed, or of which a stage was, with its charge.
     periods
         The closed periods with their digests; None where rows do not come in periods.
     capped
@@ -71,14 +76,14 @@ class Testimony(Struct, frozen=True):
     @classmethod
     def of(cls, view: View) -> Testimony:
         """Return what a ledger has to tell."""
-        releases = tuple(record.testimony() for record in view.records.values() if record.digest is not None)
+        releases = tuple(record.testimony() for record in view.records.values() if record.drawn)
         periods = None if view.periods is None else dict(view.periods)
         return cls(view.head, releases, periods, view.capped, view.exhausted)
 
     def unknown_to(self, view: View) -> list[CommittedRelease]:
         """Return the releases that a ledger does not know of, in the order of commitment."""
-        known = {_draw(record.release_id, record.digest) for record in view.records.values()}
-        return [release for release in self.releases if _draw(release.id, release.digest) not in known]
+        known = {draw for record in view.records.values() for draw in _draws(record.release_id, record.drawn)}
+        return [release for release in self.releases if not _draws(release.id, release.drawn) <= known]
 
     def exhausts(self, view: View) -> bool:
         """Say whether the whole budget was charged elsewhere, and not to this ledger yet."""
@@ -86,14 +91,18 @@ class Testimony(Struct, frozen=True):
 
     def tells(self, view: View) -> bool:
         """Say whether every release that the ledger committed was seen, and that it is exhausted if it is."""
-        seen = {_draw(release.id, release.digest) for release in self.releases}
-        known = all(r.digest is None or _draw(r.release_id, r.digest) in seen for r in view.records.values())
+        seen = {draw for release in self.releases for draw in _draws(release.id, release.drawn)}
+        known = all(_draws(r.release_id, r.drawn) <= seen for r in view.records.values())
         return known and (self.exhausted or not view.exhausted)
 
 
-def _draw(release_id: str, digest: str | None) -> tuple[str, str | None]:
-    """Return what tells one draw from another, also where two draws under one id are both known."""
-    return release_id.partition(".")[0], digest
+def _draws(release_id: str, drawn: frozenset[str]) -> set[tuple[str, str]]:
+    """Return what tells draws from others, also where two draws under one id are both known."""
+    return {(release_id.partition(".")[0], digest) for digest in drawn}
+
+
+def _of_stages(testimony: Testimony) -> bool:
+    return any(release.stage is not None for release in testimony.releases)
 
 
 class Held(Protocol):
@@ -138,7 +147,8 @@ class FolderWitness:
     def _file(self, ledger_id: str) -> StateFile[Testimony]:
         if not re.fullmatch(r"[0-9a-f]{32}", ledger_id):
             raise DataError("The ledger has no proper identity: it is damaged. Restore it from a copy.")
-        return StateFile(state_home() / "witness" / f"{ledger_id}.json", "witness", FORMAT, Testimony, _lost())
+        path = state_home() / "witness" / f"{ledger_id}.json"
+        return StateFile(path, "witness", FORMAT, Testimony, _lost(), later=(STAGES, _of_stages))
 
     def place(self, ledger_id: str) -> str:
         """Return the file."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from dpdist._util.text import counted, listed
 from dpdist.errors import NoWitnessWarning, RefusedError
+from dpdist.ledger.charging import restated
 from dpdist.ledger.entries import Adopted, CommitWitnessed
 from dpdist.ledger.journal import Storage, Transaction
 from dpdist.ledger.state import State, View
@@ -55,7 +56,7 @@ class Witnessed(FoldedLedger):
         """Refuse a ledger that is behind its witness; else let the witness see what is new to it."""
         seen = witness.read()
         self._require_knows(seen, view)
-        if seen is None and any(record.digest is not None for record in view.records.values()):
+        if seen is None and any(record.drawn for record in view.records.values()):
             warnings.warn(
                 f"The ledger {self._storage} never had a witness, so a copy of it that was used before now cannot be "
                 f"seen. From now on {self._witness.place(view.ledger_id)} is its witness: keep it.",
@@ -121,7 +122,7 @@ class Witnessed(FoldedLedger):
         with self._locked() as (view, transaction):
             self._require_current(witness, view)
             record = self._known(view, release_id)
-            if record.state is State.COMMITTED and not record.witnessed:
+            if record.state in {State.STAGED, State.COMMITTED} and not record.witnessed:
                 self._append(view, transaction, CommitWitnessed(release_id))
 
     def missing(self) -> list[str]:
@@ -144,7 +145,8 @@ class Witnessed(FoldedLedger):
     def adopt(self) -> list[str]:
         """Charge what was committed to other copies of this ledger, so that it may be used again; idempotent.
 
-        What was under way here and never given out is refunded: another copy may have drawn it. If the witness is
+        What was under way here and never given out is refunded: another copy may have drawn it. A stage that was given
+        out stays charged, with the release that follows from it. If the witness is
         lost, nobody can tell what was committed elsewhere. Then the whole budget is charged to this copy. The new
         witness says so, and every other copy is charged as well before it is used again.
 
@@ -160,16 +162,16 @@ class Witnessed(FoldedLedger):
                 missing = [] if seen is None else seen.unknown_to(view)
                 exhausts = lost and not view.exhausted if seen is None else seen.exhausts(view)
                 if missing or exhausts:
-                    witnessed = set() if seen is None else {release.digest for release in seen.releases}
+                    witnessed = set() if seen is None else {one for release in seen.releases for one in release.drawn}
                     void = [
                         record.release_id
                         for record in view.records.values()
-                        if record.state in {State.RESERVED, State.COMMITTED}
-                        and not record.given_out
-                        and record.digest not in witnessed
+                        if record.state in {State.RESERVED, State.STAGED, State.COMMITTED}
+                        and not record.witnessed
+                        and record.latest not in witnessed
                     ]
                     for release_id in void:
-                        transaction.sweep(release_id, keep=None)
+                        transaction.sweep(release_id, keep=view.records[release_id].voided().blobs)
                     adopted = Adopted(
                         head=None if seen is None or seen.exhausted else seen.head,  # None: of nothing certain
                         void=tuple(void),
@@ -177,7 +179,8 @@ class Witnessed(FoldedLedger):
                         periods={} if seen is None else seen.periods or {},
                         capped=None if seen is None else seen.capped,
                     )
-                    self._append(view, transaction, adopted)
+                    stages = any(release.stage is not None for release in missing)
+                    self._append(view, transaction, *(restated(view) if stages else ()), adopted)
             with self._locked() as (view, _):
                 # looked at anew: should the books have been exchanged meanwhile, the witness must forget nothing
                 if lost and view.exhausted:

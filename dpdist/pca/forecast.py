@@ -90,7 +90,7 @@ class Forecast:
     @property
     def largest(self) -> float:
         """C²: rows hold no more."""
-        return self.request.clip_norm**2
+        return self.request.bound(self.columns).clip_norm ** 2
 
     @property
     def cautions(self) -> tuple[str, ...]:
@@ -131,7 +131,8 @@ def forecast_release(request: ReleaseRequest, columns: int, rows: int, spectrum:
     Parameters
     ----------
     request : ReleaseRequest
-        The release; its clip norm bounds what rows can hold.
+        The release; its clip norm bounds what rows can hold. Where it chooses that itself, the forecast is of the
+        moment that follows, at its part of the loss, in units of the clip norm: C = 1.
     columns : int
         Columns d of the table.
     rows : int
@@ -169,9 +170,12 @@ def forecast_release(request: ReleaseRequest, columns: int, rows: int, spectrum:
     >>> dpdist.forecast_release(request, columns=784, rows=60000, spectrum=[5e5, 2e5, 5e4, 1e4])
     Forecast(gaussian, d=784, n=60000, 3 of 4 components seen)
     """
+    parts = request.parts(columns)
+    if parts is not None:
+        request = parts.moment
     if rows < 1:
         raise UsageError("A forecast needs at least one row.", parameter="n")
-    largest = request.clip_norm**2
+    largest = request.bound(columns).clip_norm ** 2
     if len(spectrum) > columns or any(v <= 0 for v in spectrum) or sum(spectrum) > largest * (1 + 1e-9):
         raise UsageError(
             f"The guessed spectrum has too many numbers, one that is not positive, or too large a sum. Give at most "

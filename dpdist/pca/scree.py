@@ -178,7 +178,7 @@ def require_edge(request: ReleaseRequest, columns: int) -> None:
         If none is known.
     """
     subspace = request.mechanism_info.output is Output.COMPONENTS
-    if subspace or law_of(request.calibrated(columns).noise, columns) is None:
+    if subspace or law_of(request.sized.calibrated(columns).noise, columns) is None:
         raise UsageError(_no_edge(request.mechanism))
 
 

@@ -13,17 +13,16 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from dpdist._util.text import exactly
-from dpdist.errors import DataError, RefusedError
+from dpdist.errors import RefusedError
 from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import LedgerAddressGiven, absolute
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.quantile import QuantileFound, quantile_of, require_quantile
-from dpdist.moment.norm_histogram import HistogramTask, partition_histogram
-from dpdist.moment.pieces import BOUND_SECONDS, seconds_of, units_of
-from dpdist.moment.total import add_partials
+from dpdist.moment.pieces import BOUND_SECONDS, seconds_of
 from dpdist.naming import parameter
 from dpdist.pipeline.budget import ledger_place
+from dpdist.pipeline.norms import draw_norms
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import MICRO
 from dpdist.release import norm_histogram, worth
@@ -33,7 +32,6 @@ from dpdist.release.worth import Worth
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.periods import is_periodic
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.work import Work
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import AnyStore, Store, store_at
 
@@ -269,7 +267,7 @@ def choose_clip_norm(
     quantile = quantile if isinstance(quantile, Fraction) else quantile_from(str(quantile))
     require_quantile(quantile)
     table, where = _table_at(store_at(rows)), chosen(cluster)
-    bound = request.bound(table.columns)
+    request.bound(table.columns)  # refuses public vectors of another length
     account = absolute(ledger_place(table, ledger))
     transaction = NormsTransaction(request, table, account)
     if not where.trusted_worker:
@@ -278,8 +276,7 @@ def choose_clip_norm(
             transaction.reserve()  # refuses a ledger that is not of these rows
             return _choice(transaction, norm_histogram.published(transaction), quantile, fresh=False)
         _foretell(transaction, quantile, state, left, say)
-    row_seconds = BOUND_SECONDS * table.columns
-    seconds = seconds_of(table, row_seconds=row_seconds, entries=0)
+    seconds = seconds_of(table, row_seconds=BOUND_SECONDS * table.columns, entries=0)
     with where.computing(seconds, trusted_worker=where.trusted_worker) as engine:
         engine.require_visible(table.probe, ROOT)
         if where.trusted_worker:
@@ -288,18 +285,7 @@ def choose_clip_norm(
                 _foretell(transaction, quantile, state, left, say)
         fresh = engine.trusted(transaction.reserve) is State.RESERVED
         if fresh:
-            task = HistogramTask(table, bound, request.grid.edges, range(table.chunks))
-            threads = engine.threads
-            units = units_of(
-                table, row_seconds=row_seconds, entries=len(task.edges) + 1,
-                workers=threads * len(engine.workers),
-            )  # fmt: skip
-            work = Work("count", partition_histogram, task, units, add_partials, threads)
-            try:
-                engine.reduce(work, norm_histogram.finalise, transaction, label="Counting norms")
-            except DataError:
-                engine.trusted(transaction.abort)
-                raise
+            draw_norms(engine, transaction)
         return _choice(transaction, engine.trusted(norm_histogram.published, transaction), quantile, fresh=fresh)
 
 

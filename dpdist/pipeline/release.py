@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ import numpy as np
 from dpdist._util.notebook import table
 from dpdist._util.paths import AnyPath
 from dpdist._util.progress import steps
+from dpdist._util.text import exactly
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import LedgerAddressGiven, absolute
@@ -30,7 +31,9 @@ from dpdist.moment.total import Partial, add_partials, complete, moment_task, pa
 from dpdist.naming import parameter
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline.budget import ledger_place
+from dpdist.pipeline.norms import draw_norms, require_choice
 from dpdist.privacy import caution
+from dpdist.privacy.guarantee import Guarantee
 from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.reproduction import admit, require_undeclared
@@ -90,9 +93,23 @@ class Outcome:
             )
         return (
             f"{self.path}: {found.release_id} ({how}). {found.mechanism}, "
-            f"{found.guarantee_words()}, {found.guarantee.arithmetic}. This file is public."
+            f"{found.guarantee_words()}, {found.guarantee.arithmetic}.{_stage_words(found)} This file is public."
             f"{caution.in_words(found.cautions)} {shortened(found).warning()}".rstrip()
         )
+
+
+def _stage_words(found: Release) -> str:
+    """Say what a release chose first, and what part of the loss that was; a sentence after a space, or nothing."""
+    if found.stage is None or found.guarantee is None:
+        return ""
+    alone = Guarantee.from_json(found.stage.guarantee)
+    if alone.mu_squared is not None and found.guarantee.mu_squared is not None:
+        part = f"{float(alone.mu_squared / found.guarantee.mu_squared):.1%} of its mu²"
+    else:
+        part = f"epsilon {alone.loss.epsilon:g} of it"
+    numbers = {name: value for name, value in found.stage.chosen.items() if isinstance(value, float)}
+    chosen = ", ".join(f"{name.replace('_', ' ')} {exactly(value)}" for name, value in numbers.items())
+    return f" Chosen first, privately, by {found.stage.mechanism} ({part}): {chosen}."
 
 
 def release_rows(
@@ -107,6 +124,10 @@ def release_rows(
 
     The budget is reserved before any row is read. If a chunk turns out to be unusable, the reservation is
     refunded, because no noise was drawn; if anything dies, it is kept and the same call resumes.
+
+    A request with ``clip_norm="private"`` is released in two draws under one id: a histogram of the norms, which
+    chooses the clip norm, and then the moment. Both are charged beforehand, and ``release.stage`` tells the choice.
+    Once the histogram is drawn nothing is refunded.
 
     Parameters
     ----------
@@ -173,30 +194,37 @@ def release_table(
 ) -> Outcome:
     """Publish one private second moment of an opened table, or of some of its periods, as :func:`release_rows`."""
     where = chosen(cluster)
-    calibrated = request.calibrated(table.columns, table.max_rows)  # refuses what makes no sense, before anything else
-    require_summable(table, request.bound(table.columns))
+    guarantee = request.guarantee(table)  # refuses what makes no sense, before anything else
     store = store_at(target)
     account = absolute(ledger_place(table, ledger))
     transaction = trusted.MomentTransaction(request, table, account, store.absolute())
+    sized = transaction.sized()
+    require_summable(table, sized.request.bound(table.columns))
     if request.by_products and where.trusted_worker:
         raise UsageError(
             f"Products are multiplied round by round from this process: leave {parameter('trusted', 'worker')} out."
         )
     if request.for_reproduction:
         return _reproduced(transaction, where, ledger)
-    if calibrated.guarantee is not None:
-        caution.warn(calibrated.guarantee.loss, request.neighbours, table.rows)
+    if guarantee is not None:
+        caution.warn(guarantee.loss, request.neighbours, table.rows)
     committed = {State.COMMITTED, State.PUBLISHED, State.ADOPTED}
     if not where.trusted_worker and transaction.state() in committed:
         transaction.reserve()  # refuses when the id stands for other parameters
         trusted.publish(transaction)
         return Outcome(open_release(store), store.address(), fresh=False)
-    with where.computing(_seconds(transaction), trusted_worker=where.trusted_worker) as cluster_engine:
+    if transaction.draws > 1:
+        require_choice(transaction)
+    with where.computing(_seconds(sized), trusted_worker=where.trusted_worker) as cluster_engine:
         cluster_engine.require_visible(table.probe, ROOT)
-        layout = _layout(cluster_engine, transaction, where)  # refuses what has no room before anything is charged
+        layout = _layout(cluster_engine, sized, where)  # refuses what has no room before anything is charged
         state = cluster_engine.trusted(transaction.reserve)
-        fresh = state is State.RESERVED
-        if fresh:
+        fresh = state in {State.RESERVED, State.STAGED}
+        if fresh and transaction.draws > 1:
+            if state is State.RESERVED:
+                draw_norms(cluster_engine, transaction.norms())
+            _compute(cluster_engine, cluster_engine.trusted(trusted.settled, transaction), where, layout)
+        elif fresh:
             _compute(cluster_engine, transaction, where, layout)
         cluster_engine.trusted(trusted.publish, transaction)
     return Outcome(open_release(store), store.address(), fresh)
@@ -252,10 +280,14 @@ def _layout(cluster_engine: Engine | Here, transaction: trusted.MomentTransactio
 def _compute(
     cluster_engine: Engine | Here, transaction: trusted.MomentTransaction, where: Cluster, layout: Layout | None
 ) -> None:
-    """Sum the rows on the workers and conclude the release at the trusted node."""
+    """Sum the rows on the workers and conclude the release at the trusted node.
+
+    Rows are bounded as the release says, whose clip norm may have been chosen since they were laid out.
+    """
     if layout is None:
         trusted.conclude(transaction, MomentProducts(_product(cluster_engine, transaction)))
         return
+    layout = replace(layout, bound=transaction.request.bound(transaction.table.columns))
     try:
         if len(layout.bands) > 1:
             moment = MomentBands(partial(_bands, cluster_engine, transaction.table, layout))

@@ -470,6 +470,19 @@ def _root(above: Callable[[float], bool], high: float) -> float:
     return low
 
 
+def largest_gaussian(mu_squared: Fraction, loss: PrivacyLoss) -> PrivacyLoss | None:
+    """Return the largest loss of a Gaussian release of at most this mu², at the delta of a loss; None where none is.
+
+    Examples
+    --------
+    >>> whole = PrivacyLoss.parse("1", "1e-6")
+    >>> str(largest_gaussian(Fraction(1, 180), whole))
+    'epsilon 0.294113, delta 1e-06'
+    """
+    micro = _gaussian_micro(mu_squared, loss)
+    return PrivacyLoss(micro, loss.delta_atto) if micro else None
+
+
 @lru_cache(maxsize=1024)
 def _gaussian_micro(mu_squared: Fraction, budget: PrivacyLoss) -> int:
     """Return the largest epsilon, in millionths, of a Gaussian release at the budget's delta whose mu² is left."""

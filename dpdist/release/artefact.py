@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import to_builtins
 
 from dpdist._util.notebook import short, table
 from dpdist._util.text import exactly
@@ -30,7 +31,7 @@ from dpdist.mechanisms.registry import mechanism_named
 from dpdist.naming import step
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
-from dpdist.release.attributes import Attributes
+from dpdist.release.attributes import Attributes, Stage
 from dpdist.release.coverage import Coverage
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.schema import Schema
@@ -82,6 +83,8 @@ class Heading:
         What a person stated of the ledger's past, on which the guarantee rests; None: it rests on nothing.
     schema
         By what the rows were made of the columns of their source; None: these were numbers.
+    stage
+        What was drawn before it, and what it took from that; None: nothing was.
     """
 
     release_id: str
@@ -99,6 +102,7 @@ class Heading:
     unit: Unit | None = None
     condition: str | None = None
     schema: Schema | None = None
+    stage: Stage | None = None
 
     @property
     def private_as_claimed(self) -> bool:
@@ -152,6 +156,7 @@ class Heading:
             "unit": None if self.unit is None else self.unit.to_json(),
             **({} if self.condition is None else {"condition": self.condition}),
             **({} if self.schema is None else {"schema": self.schema.to_json()}),
+            **({} if self.stage is None else {"stage": to_builtins(self.stage)}),
             "library": f"dpdist {__version__}",
         }
 
@@ -207,6 +212,9 @@ class Release(Heading):
         What a person stated of the ledger's past, on which the guarantee rests; None: it rests on nothing.
     schema : Schema or None
         By what the rows were made of the columns of their source; None: these were numbers.
+    stage : Stage or None
+        What was drawn before it under the same id, and what it took from that (``mechanism``, ``guarantee``, ``chosen``
+        and ``answer``); None: nothing was. The guarantee of the release is of both together.
     answer : ndarray or Array
         The released integers, (w, w) int64, w = d or d + 1, one unit is ``bound.unit**2``; or the released subspace,
         (k, d) float64, orthonormal rows. What is large is an array on the disk, of which parts can be read.
@@ -324,6 +332,8 @@ def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:
     answer, d, width = release.answer, release.bound.columns, release.bound.width
     if len(release.names) != d:
         return False
+    if release.stage is not None and release.stage.chosen.get("clip_norm") not in {None, release.bound.clip_norm}:
+        return False
     if (frame := release.subspace) is not None:
         k = frame.shape[0]
         return frame.shape == (k, d) and 1 <= k <= d and bool(np.allclose(frame @ frame.T, np.eye(k)))
@@ -423,6 +433,7 @@ def open_release(path: AnyStore) -> Release:
             unit=None if said.unit is None else Unit(said.unit.column, said.unit.max_rows),
             condition=said.condition,
             schema=None if said.schema is None else Schema.from_json(said.schema),
+            stage=said.stage,
         )
         sound = _is_sound(release, arrays) and said.status == release.status
     except ResumableError:  # its store did not answer

@@ -21,6 +21,27 @@ class _Guarantee(GuaranteeJson):
     proof: Text  # and no half of a character
 
 
+class Stage(Struct, frozen=True):
+    """The stage of a release: what was drawn first, and what the release took from it. Public.
+
+    Attributes
+    ----------
+    mechanism
+        Its name.
+    guarantee
+        What is proved of it alone; that of the release is of both together.
+    chosen
+        What the release took from it, by name, such as ``clip_norm``: a number, or one for each column.
+    answer
+        What was drawn.
+    """
+
+    mechanism: Text
+    guarantee: GuaranteeJson
+    chosen: dict[Text, float | tuple[float, ...]]
+    answer: dict[str, Any]
+
+
 class Attributes(Struct, frozen=True):
     """Attributes of one release.
 
@@ -28,7 +49,7 @@ class Attributes(Struct, frozen=True):
     ----------
     n
         Number of rows, where it is public.
-    releases, condition, schema
+    releases, condition, schema, stage
         Stored where there are any.
     """
 
@@ -48,6 +69,7 @@ class Attributes(Struct, frozen=True):
     releases: tuple[Text, ...] = ()
     condition: Text | None = None
     schema: dict[str, Any] | None = None
+    stage: Stage | None = None
 
     @classmethod
     def of(cls, info: dict[str, Any]) -> Attributes:

@@ -15,23 +15,23 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from fractions import Fraction
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dpdist._util.text import canonical
 from dpdist._version import __version__
 from dpdist.errors import DataError
-from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State
+from dpdist.ledger.state import Part, State
 from dpdist.mechanisms.counts import CountNoise, DiscreteLaplace, RoundedNormal, noise_from_json
-from dpdist.mechanisms.quantile import NAME, CalibratedHistogram, Counts, calibrated
+from dpdist.mechanisms.quantile import NAME, CalibratedHistogram, Counts, calibrated, quantile_of
 from dpdist.moment.norm_histogram import NormGrid
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
-from dpdist.release.transaction import ReleaseTransaction, commit_once
+from dpdist.release.transaction import ReleaseTransaction
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.table import Table
 
@@ -130,6 +130,25 @@ class NormsTransaction(ReleaseTransaction[NormsRequest]):
 
 
 @dataclass(frozen=True)
+class NormsStage(NormsTransaction):
+    """The same as the stage of another release, under whose id it is charged and committed.
+
+    Attributes
+    ----------
+    of
+        That id.
+    """
+
+    of: str
+    part: ClassVar[Part] = Part.STAGE
+
+    @property
+    def release_id(self) -> str:
+        """The id of the release."""
+        return self.of
+
+
+@dataclass(frozen=True)
 class NormHistogram:
     """A released histogram of norms. Public.
 
@@ -163,6 +182,19 @@ class NormHistogram:
     def cautions(self) -> tuple[str, ...]:
         """As of a :class:`dpdist.release.artefact.Release`."""
         return cautions(self.guarantee.loss, self.guarantee.neighbours, self.rows)
+
+    def clip_norm(self) -> tuple[float, Fraction]:
+        """Return a clip norm, always, and the quantile that it stands for: what a release takes that asks nobody.
+
+        It is the 0.95-quantile of the norms, or the largest smaller one, in hundredths, that surely lies on the grid.
+        Where not even the median does, it is what is estimated of the median, or the last norm of the grid. Free.
+        """
+        for hundredths in range(95, 49, -1):
+            quantile = Fraction(hundredths, 100)
+            found = quantile_of(self.counts, self.noise, quantile, rows=self.rows)
+            if found.edge is not None and found.up_to_edge is not None:
+                break
+        return self.edges[-1 if found.edge is None else found.edge], quantile
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
@@ -236,9 +268,7 @@ def finalise(transaction: NormsTransaction, total: Partial[np.int64] | None = No
         If the ledger cannot be written, or others overtake this attempt again and again and die.
     """
     exact: Counts = complete(transaction.table, total).values
-    commit_once(
-        Ledger(transaction.ledger), transaction.release_id, lambda head: _drawn(transaction, exact, ledger_head=head)
-    )
+    transaction.commit(lambda head: _drawn(transaction, exact, ledger_head=head))
 
 
 def _drawn(transaction: NormsTransaction, exact: Counts, ledger_head: str) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,7 +33,7 @@ def request_from(
     *,
     epsilon: str,
     delta: str | None,
-    clip: float,
+    clip: float | Literal["private"],
     mechanism: str | None,
     neighbours: str,
     centre: str,
@@ -77,8 +77,25 @@ def request_from(
         accept_large_delta=accept_large_delta,
         **shift,
     )
-    request.bound(len(next((v for v in shift.values() if v), (0.0, 0.0))))  # range of clip norm and grid bits
+    columns = len(next((v for v in shift.values() if v), (0.0, 0.0)))
+    request.sized.bound(columns)  # range of clip norm and grid bits
     return request
+
+
+def clip_from(text: str) -> float | Literal["private"]:
+    """Read a clip norm, or that it is to be chosen privately.
+
+    Raises
+    ------
+    UsageError
+        If it is neither.
+    """
+    if text == "private":
+        return "private"
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{parameter('clip')} takes a number or private, not {text!r}.") from None
 
 
 def norms_request_from(

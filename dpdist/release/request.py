@@ -10,19 +10,51 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from types import MappingProxyType
+from typing import Literal
 
 from dpdist._util.text import canonical, has_control
 from dpdist.errors import RefusedError, UsageError
+from dpdist.mechanisms import quantile
 from dpdist.mechanisms.base import Calibrated, is_private_as_claimed
 from dpdist.mechanisms.info import MechanismInfo
 from dpdist.mechanisms.registry import calibrated, mechanism_named
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.moment.norm_histogram import NormGrid
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
+from dpdist.privacy.staged import divided, together
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.table import Table
+
+CLIP_SHARE = Fraction(1, 10)
+"""What a private choice of the clip norm takes of a release: of mu², or of epsilon where there is no mu."""
+CLIP_GRID = NormGrid()
+"""The norms that it chooses from."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A release that chooses its clip norm, in its two parts.
+
+    Attributes
+    ----------
+    norms
+        Loss of the histogram of norms.
+    stage
+        What is proved of it.
+    moment
+        The release that follows, with a clip norm of 1.
+    guarantee
+        What is proved of both together.
+    """
+
+    norms: PrivacyLoss
+    stage: Guarantee
+    moment: ReleaseRequest
+    guarantee: Guarantee
 
 
 class Centring(enum.StrEnum):
@@ -79,9 +111,11 @@ class ReleaseRequest:
         delta is allowed, ``two-sided-wishart`` where none is.
     loss : PrivacyLoss
         The (epsilon, delta) it may cost.
-    clip_norm : float
+    clip_norm : float or "private"
         Public clip norm C > 0, in units of the shifted and scaled rows: longer rows are shortened to it. Never computed
-        from the rows, unless by :func:`dpdist.choose_clip_norm`.
+        from the rows, unless by :func:`dpdist.choose_clip_norm`. ``"private"``: the release chooses it first, from a
+        private histogram of the norms, which takes a tenth of mu² (of epsilon, where the mechanism has no mu). It is
+        the 0.95-quantile of the norms, or the largest smaller one that the noise of the histogram lets through.
     neighbours : Neighbours or str, default Neighbours.REPLACE_ONE
         The neighbouring relation.
     centring : Centring or str, default Centring.NONE
@@ -125,7 +159,7 @@ class ReleaseRequest:
 
     mechanism: str
     loss: PrivacyLoss
-    clip_norm: float
+    clip_norm: float | Literal["private"]
     neighbours: Neighbours = Neighbours.REPLACE_ONE
     centring: Centring = Centring.NONE
     centre: tuple[float, ...] | None = None
@@ -141,7 +175,10 @@ class ReleaseRequest:
         # what a caller may write as a word or a whole number is compared, and hashed into the id, as what it stands for
         object.__setattr__(self, "neighbours", neighbours_of(self.neighbours))
         object.__setattr__(self, "centring", _centring_of(self.centring))
-        object.__setattr__(self, "clip_norm", float(self.clip_norm))
+        if self.clip_norm != "private":
+            object.__setattr__(self, "clip_norm", float(self.clip_norm))
+        elif self.for_reproduction:
+            raise UsageError("A release for reproduction has no guarantee to choose a clip norm by: name one.")
         info = self.mechanism_info
         info.require_delta_use(self.loss)
         info.filled(self.options)  # refuses what it does not know
@@ -173,7 +210,14 @@ class ReleaseRequest:
         """Return how rows of so many columns are bounded; private centring appends the constant ``2^(b-1)``.
 
         The constant C/2 is within 3 % of the best choice for means of norm at least C/4.
+
+        Raises
+        ------
+        UsageError
+            If the release chooses its clip norm itself: no row can be bounded before that.
         """
+        if self.clip_norm == "private":
+            raise UsageError("The clip norm is not chosen yet: the release itself does that, privately.")
         return RowBound(
             columns=columns,
             clip_norm=self.clip_norm,
@@ -182,6 +226,34 @@ class ReleaseRequest:
             scale=self.scale,
             constant=2 ** (self.grid_bits - 1) if self.centring is Centring.PRIVATE else 0,
         )
+
+    @property
+    def sized(self) -> ReleaseRequest:
+        """It, with a clip norm of 1 if that is not chosen yet: no width and no noise in grid steps depends on it."""
+        return replace(self, clip_norm=1.0) if self.clip_norm == "private" else self
+
+    def parts(self, columns: int, max_rows: int = 1) -> Parts | None:
+        """Return the parts of a release that chooses its clip norm, of a table of so many columns; None of others.
+
+        The histogram of norms takes a tenth of mu², and has Gaussian noise. Where the mechanism has no mu it takes a
+        tenth of epsilon, and has discrete Laplace noise.
+
+        Raises
+        ------
+        UsageError, RefusedError
+            As of :meth:`calibrated`; or if the loss is too small to be divided.
+        """
+        if self.clip_norm != "private":
+            return None
+        whole = _proved(self.sized.calibrated(columns, max_rows))
+
+        def stage(loss: PrivacyLoss) -> Guarantee:
+            return quantile.calibrated(loss, self.neighbours, max_rows).guarantee
+
+        norms, rest = divided(self.loss, CLIP_SHARE, stage, gaussian=whole.mu_squared is not None)
+        moment = replace(self.sized, loss=rest)
+        both = together(stage(norms), _proved(moment.calibrated(columns, max_rows)), self.loss)
+        return Parts(norms, stage(norms), moment, both)
 
     def calibrated(self, columns: int, max_rows: int = 1) -> Calibrated:
         """Return the mechanism calibrated for a table of so many columns.
@@ -232,7 +304,12 @@ class ReleaseRequest:
 
     def guarantee(self, table: Table) -> Guarantee | None:
         """Return what is proved of a release of a table; None where nothing is."""
-        return self.calibrated(table.columns, table.max_rows).guarantee
+        return self.proved(table.columns, table.max_rows)
+
+    def proved(self, columns: int, max_rows: int = 1) -> Guarantee | None:
+        """Return what is proved of a release of so many columns, of all its parts together; None where nothing is."""
+        parts = self.parts(columns, max_rows)
+        return self.calibrated(columns, max_rows).guarantee if parts is None else parts.guarantee
 
     def parameters(self, table: Table) -> dict[str, object]:
         """Return everything the release depends on besides the rows, as JSON values."""
@@ -244,12 +321,18 @@ class ReleaseRequest:
             "delta_atto": self.loss.delta_atto,
             "neighbours": self.neighbours.value,
             "centring": self.centring.value,
-            "bound": self.bound(table.columns).to_json(),
+            "bound": self._bound_json(table.columns),
             "period": self.period,
             "options": self.mechanism_info.filled(self.options),
             **({"for_reproduction": True} if self.for_reproduction else {}),
             **({} if table.unit is None else {"unit": table.unit.to_json()}),
         }
+
+    def _bound_json(self, columns: int) -> dict[str, object]:
+        if self.clip_norm != "private":
+            return dict(self.bound(columns).to_json())
+        rule = {"mechanism": quantile.NAME, "grid": CLIP_GRID.to_json(), "share": str(CLIP_SHARE)}
+        return {**self.sized.bound(columns).to_json(), "clip_norm": rule}
 
     def release_id(self, table: Table) -> str:
         """Return the chosen id, or the one that follows from the parameters."""
@@ -257,3 +340,9 @@ class ReleaseRequest:
             return self.name
         digest = hashlib.sha256(canonical(self.parameters(table)).encode()).hexdigest()
         return f"r-{digest[:32]}"
+
+
+def _proved(calibrated: Calibrated) -> Guarantee:
+    if calibrated.guarantee is None:
+        raise AssertionError("what is charged is proved")
+    return calibrated.guarantee

@@ -8,6 +8,11 @@ of times, at once or one after the other, in one process or several, and the led
    out: it throws its draw away and waits for the winner.
 3. :meth:`ReleaseTransaction.committed` reads back what was committed and records that it was given out.
 
+Of a release in two draws, such as one that chooses its clip norm, the first is the *stage*. Step 2 runs twice, for the
+stage and for the release that follows from it, each with step 3 behind it. So whoever resumes reads the stage that was
+committed, and draws it no second time. Both parts are charged in step 1, by what they are together
+(:mod:`dpdist.privacy.staged`), and their parameters are part of the id: nothing is left to be chosen in between.
+
 :meth:`ReleaseTransaction.abort` refunds a charge for which nothing was drawn. What is released, a second moment
 (:mod:`dpdist.release.trusted`) or a histogram of norms (:mod:`dpdist.release.norm_histogram`), only says what is drawn.
 """
@@ -18,12 +23,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Generic, Protocol, TypeVar
+from typing import IO, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from dpdist.errors import RefusedError, ResumableError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State
+from dpdist.ledger.state import Part, State
 from dpdist.naming import step
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import Guarantee
@@ -66,6 +71,13 @@ class ReleaseTransaction(Generic[RequestT_co]):
     request: RequestT_co
     table: Table
     ledger: LedgerAddress
+    part: ClassVar[Part] = Part.RELEASE
+    """What this transaction commits: a release, or the stage of one."""
+
+    @property
+    def draws(self) -> Literal[1, 2]:
+        """How many draws the release takes."""
+        return 1
 
     @property
     def release_id(self) -> str:
@@ -123,11 +135,18 @@ class ReleaseTransaction(Generic[RequestT_co]):
             parameters=self.request.parameters(self.table),
             guarantee=guarantee,
             periods=self.table.seals,
+            draws=self.draws,
         )
+
+    def commit(self, drawn: Callable[[str], Iterable[bytes]]) -> None:
+        """Draw and commit this part, once, as :func:`commit_once`."""
+        commit_once(Ledger(self.ledger), self.release_id, drawn, self.part)
 
     @contextmanager
     def committed(self) -> Iterator[IO[bytes]]:
         """Give what was committed, checked, and record at the end of the block that it was given out; idempotent.
+
+        A stage counts as given out from its commitment on.
 
         Raises
         ------
@@ -137,16 +156,19 @@ class ReleaseTransaction(Generic[RequestT_co]):
             If they were committed to another copy of the ledger.
         """
         ledger = Ledger(self.ledger)
-        with ledger.opened(self.release_id) as content:
+        with ledger.opened(self.release_id, self.part) as content:
             yield content
-        ledger.published(self.release_id)
+        if self.part is Part.RELEASE:
+            ledger.published(self.release_id)
 
     def abort(self) -> None:
-        """Refund the charge, if nothing was committed."""
+        """Refund the charge, if nothing was committed, nor a stage."""
         Ledger(self.ledger).abort(self.release_id)
 
 
-def commit_once(ledger: Ledger, release_id: str, drawn: Callable[[str], Iterable[bytes]]) -> None:
+def commit_once(
+    ledger: Ledger, release_id: str, drawn: Callable[[str], Iterable[bytes]], part: Part = Part.RELEASE
+) -> None:
     """Draw and commit what was reserved under an id, unless it was committed already; whoever else does the same.
 
     Parameters
@@ -156,6 +178,8 @@ def commit_once(ledger: Ledger, release_id: str, drawn: Callable[[str], Iterable
     drawn
         Draws fresh noise at every call and returns what is to be committed; it is given the head of the ledger's
         journal, after the attempt was recorded there.
+    part
+        Of a release in two draws: which one.
 
     Raises
     ------
@@ -165,14 +189,14 @@ def commit_once(ledger: Ledger, release_id: str, drawn: Callable[[str], Iterable
         If the ledger cannot be written, or others overtake this attempt again and again and die.
     """
     for _ in range(_ATTEMPTS):
-        fence = ledger.begin(release_id)
+        fence = ledger.begin(release_id, part)
         if fence is None:
             return
         begun = time.monotonic()
-        if ledger.commit(release_id, fence, drawn(ledger.head)):
+        if ledger.commit(release_id, fence, drawn(ledger.head), part):
             return
         took = time.monotonic() - begun
-        ledger.wait(release_id, fence, max(_WINNER_SECONDS, _WINNER_DRAWS * took))
+        ledger.wait(release_id, fence, max(_WINNER_SECONDS, _WINNER_DRAWS * took), part)
     raise ResumableError(
         f"{_ATTEMPTS} attempts to commit {release_id} were overtaken by others that died. Run the same command again."
     )

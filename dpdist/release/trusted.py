@@ -7,13 +7,17 @@ total itself at last, in this process's; none is a result that Dask knows of. Wh
 for its sum. What leaves is only what was read back from the ledger after the commit. A crash leaves no core dump: the
 engine forbids them before it connects, and again in every task, because sums are in this process's memory before this
 module is called.
+
+A release that chooses its clip norm has a stage, the histogram of norms (:mod:`dpdist.release.norm_histogram`). What
+follows from it is read from the committed bytes alone (:func:`settled`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from tempfile import TemporaryFile
+from typing import Literal
 
 import numpy as np
 
@@ -23,18 +27,20 @@ from dpdist.errors import RefusedError, UsageError
 from dpdist.ledger.journal import written
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
+from dpdist.mechanisms import quantile
 from dpdist.mechanisms.base import BandedMoment, Calibrated, IndependentEntries, Matrix, released
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete
 from dpdist.naming import step
 from dpdist.noise.entropy import SYSTEM
-from dpdist.privacy.guarantee import Neighbours
-from dpdist.release import archive, drawing
+from dpdist.privacy.guarantee import Guarantee, Neighbours
+from dpdist.release import archive, drawing, norm_histogram
 from dpdist.release.artefact import Heading, Release, open_release
+from dpdist.release.attributes import Stage
 from dpdist.release.coverage import Coverage
 from dpdist.release.reproduction import admit
-from dpdist.release.request import ReleaseRequest
-from dpdist.release.transaction import ReleaseTransaction, commit_once
+from dpdist.release.request import CLIP_GRID, Parts, ReleaseRequest
+from dpdist.release.transaction import ReleaseTransaction
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit
 from dpdist.runtime.pool import Pool
@@ -48,6 +54,37 @@ class MomentTransaction(ReleaseTransaction[ReleaseRequest]):
     """The release of a second moment, and where it is published."""
 
     target: Store
+    stage: Stage | None = None
+    """Where a stage was drawn before it: what the release tells of that."""
+    proved: Guarantee | None = None
+    """Likewise: what is proved of both together."""
+
+    @property
+    def draws(self) -> Literal[1, 2]:
+        """Two where the clip norm is to be chosen first."""
+        return 2 if self.request.clip_norm == "private" else 1
+
+    def parts(self) -> Parts:
+        """Return the parts of a release that chooses its clip norm."""
+        found = self.request.parts(self.table.columns, self.table.max_rows)
+        if found is None:
+            raise AssertionError("it has no stage")
+        return found
+
+    def norms(self) -> norm_histogram.NormsStage:
+        """Return the stage that chooses the clip norm.
+
+        With private centring the rows are clipped about zero, before their mean is known; so are their norms.
+        """
+        asked = self.request
+        request = norm_histogram.NormsRequest(
+            self.parts().norms, CLIP_GRID, asked.neighbours, asked.centre, asked.scale, asked.accept_large_delta
+        )
+        return norm_histogram.NormsStage(request, self.table, self.ledger, self.release_id)
+
+    def sized(self) -> MomentTransaction:
+        """Return it with a clip norm of 1 where it is not chosen yet: widths and costs do not depend on it."""
+        return self if self.draws == 1 else replace(self, request=self.parts().moment)
 
     def reserve(self) -> State:
         """Charge the release, as any, once its place is known to be free or its own.
@@ -68,6 +105,25 @@ class MomentTransaction(ReleaseTransaction[ReleaseRequest]):
         if stands:
             require_remembered(ledger, self.target)
         return self.charge(ledger)
+
+
+def settled(transaction: MomentTransaction) -> MomentTransaction:
+    """Read the stage that was committed, and return the release that follows from it, under the same id.
+
+    Its parameters are those that were charged, and the clip norm that the committed histogram tells. Whoever repeats
+    this gets the same: it is post-processing of these bytes.
+    """
+    parts = transaction.parts()
+    found = norm_histogram.published(transaction.norms())
+    clip_norm, share = found.clip_norm()
+    stage = Stage(
+        mechanism=quantile.NAME,
+        guarantee=found.guarantee.to_json(),
+        chosen={"clip_norm": clip_norm, "quantile": float(share)},
+        answer={"edges": list(found.edges), "counts": list(found.counts), "noise": found.noise.to_json()},
+    )
+    request = replace(parts.moment, clip_norm=clip_norm, name=transaction.release_id)
+    return replace(transaction, request=request, stage=stage, proved=parts.guarantee)
 
 
 def require_remembered(ledger: Ledger, target: AnyStore) -> None:
@@ -156,10 +212,8 @@ def conclude(
     ledger = Ledger(transaction.ledger)
     condition = ledger.condition
     with _drawers(transaction, beside) as pool:
-        commit_once(
-            ledger,
-            transaction.release_id,
-            lambda head: _drawn(transaction, moment, pool, progress, ledger_head=head, condition=condition),
+        transaction.commit(
+            lambda head: _drawn(transaction, moment, pool, progress, ledger_head=head, condition=condition)
         )
 
 
@@ -195,6 +249,8 @@ def _drawn(
         condition=condition,
         schema=table.schema,
     )
+    if transaction.proved is not None:
+        heading = replace(heading, claim=transaction.proved.loss, guarantee=transaction.proved, stage=transaction.stage)
     return archive.archived(heading, _noisy(calibrated, heading.bound.width, moment, pool, progress))
 
 

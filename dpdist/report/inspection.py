@@ -111,6 +111,7 @@ def _release_lines(facts: ReleaseFacts) -> _Lines:
         ("proved", f"{loss} under {release.neighbours}{of}"),
         *(("caution", said) for said in release.cautions),
         ("clip norm", exactly(bound.clip_norm) + (", mean released as well" if bound.constant else "")),
+        *([("chosen by", f"{release.stage.mechanism}, privately, before it")] if release.stage is not None else []),
         *([("shifted by", "a public centre, scaled by a public scale, or one of the two")] if moved else []),
         ("rows", "not published" if release.rows is None else str(release.rows)),
         ("columns", f"{len(release.names)}: {_names(release.names)}"),

@@ -17,6 +17,7 @@ from dpdist.pca.forecast import GOOD, Forecast
 from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.pca.scree import Scree
 from dpdist.privacy.caution import in_words
+from dpdist.release.request import Parts
 
 _FIELDS = ("output", "law", "sensitivity", "claimed", "proved", "arithmetic", "cost", "reference")
 _GAP = "  "
@@ -118,6 +119,19 @@ def forecast(found: Forecast) -> str:
         lines += ["", wrapped(in_words(found.cautions).strip())]
     lines += ["", *_aligned([("mechanism", "seen above"), *((n, f"{v:.4g}") for n, v in found.alternatives)])]
     return "\n".join(lines)
+
+
+def parts(found: Parts) -> str:
+    """Say what both parts of a release cost that chooses its clip norm."""
+    stage, both = found.stage, found.guarantee
+    if stage.mu_squared is not None and both.mu_squared is not None:
+        law = f"mu² {float(stage.mu_squared):.3g} of {float(both.mu_squared):.3g}"
+    else:
+        law = f"epsilon {stage.loss.epsilon:g} of {both.loss.epsilon:g}"
+    return wrapped(
+        f"The release first chooses its clip norm, by a private histogram of the norms: {law}. The figures are of the "
+        f"moment that follows, at {found.moment.loss}, in units of the clip norm. Both together cost {both.loss}."
+    )
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

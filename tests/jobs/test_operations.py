@@ -121,7 +121,7 @@ def test_status_tells_what_is_closed_waiting_and_unfinished(folder: Path) -> Non
     ledger.reserve("dead", dataset_id=ledger.dataset_id, parameters={}, guarantee=record.guarantee, periods=seals)
     ledger.begin("dead")
     found = status.status_of(read)
-    assert found.releases == {"reserved": 1, "committed": 0, "published": 1, "aborted": 0, "adopted": 0}
+    assert found.releases == {"reserved": 1, "staged": 0, "committed": 0, "published": 1, "aborted": 0, "adopted": 0}
     assert [(r.release_id, r.state, r.fence) for r in found.unfinished] == [("dead", State.RESERVED, 1)]
     assert (found.periods_closed, found.last_period, found.periods_waiting) == (1, "d1", ("d2",))
     words = status_words(found)

@@ -14,12 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ledgers import DATASET, DiedError, begun, behind, committed, dies, epsilon_spent, gaussian, pure, reserve
+from support.ledgers import (
+    DATASET,
+    DiedError,
+    begun,
+    committed,
+    copy_of,
+    dies,
+    epsilon_spent,
+    gaussian,
+    pure,
+    reserve,
+)
 from support.releases import content_of
 
 from dpdist.errors import DataError, NoWitnessWarning, RefusedError, ResumableError, UsageError
 from dpdist.ledger import state_folder, witness
-from dpdist.ledger.address import Address, LedgerAddress
+from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.journal import Transaction
 from dpdist.ledger.ledger import Ledger
@@ -33,17 +44,6 @@ pytestmark = pytest.mark.usefixtures("typed")
 
 SEAL = "5" * 64
 pytestmark = pytest.mark.usefixtures("state")
-
-
-def copy_of(place: LedgerAddress, name: str = "copy") -> LedgerAddress:
-    """Copy a ledger as ``cp -r`` or ``pg_dump`` would."""
-    if isinstance(place, Path):
-        return Path(shutil.copytree(place, place.with_name(name)))
-    with behind(place) as execute:
-        names = (name, place.ledger)
-        execute("INSERT INTO journal SELECT ?, sequence, entry, digest FROM journal WHERE ledger = ?", names)
-        execute("INSERT INTO blobs SELECT ?, name, part, content FROM blobs WHERE ledger = ?", names)
-    return Address(place.text.replace("ledger=books", f"ledger={name}"))
 
 
 def file_of(ledger: Ledger) -> Path:

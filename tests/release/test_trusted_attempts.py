@@ -14,7 +14,7 @@ from support.trusted_scene import books, committed_bytes, ledger_of, moment_of, 
 from dpdist.errors import DpdistError, RefusedError
 from dpdist.ledger import ledger as ledgers
 from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State
+from dpdist.ledger.state import Part, State
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import transaction as releasing
 from dpdist.release import trusted
@@ -33,12 +33,12 @@ class Overtaking:
         self.commit = Ledger.commit
         wait = Ledger.wait
 
-        def overtaken(ledger: Ledger, release_id: str, fence: int, content: Iterable[bytes]) -> bool:
+        def overtaken(ledger: Ledger, release_id: str, fence: int, content: Iterable[bytes], part: Part) -> bool:
             if len(self.fences) < times:
                 began = Ledger(folder).begin(release_id)
                 assert began is not None
                 self.fences.append(began)
-            return self.commit(ledger, release_id, fence, content)
+            return self.commit(ledger, release_id, fence, content, part)
 
         def watched(ledger: Ledger, *arguments: Any) -> bool:
             self.waiting.set()
@@ -215,7 +215,7 @@ def test_who_is_overtaken_while_it_draws_slowly_waits_for_longer_than_such_a_dra
         clock.sleep(1000.0)
         return False
 
-    def watched(_ledger: Ledger, _release_id: str, _fence: int, seconds: float) -> bool:
+    def watched(_ledger: Ledger, _release_id: str, _fence: int, seconds: float, _: Part) -> bool:
         waited.append(seconds)
         return False
 

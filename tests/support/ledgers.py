@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -72,6 +73,17 @@ def blobs(place: LedgerAddress) -> set[str]:
         return {path.name for path in (place / "blobs").iterdir()}
     with behind(place) as execute:
         return {name for (name,) in execute("SELECT DISTINCT name FROM blobs").fetchall()}
+
+
+def copy_of(place: LedgerAddress, name: str = "copy") -> LedgerAddress:
+    """Copy a ledger as ``cp -r`` or ``pg_dump`` would."""
+    if isinstance(place, Path):
+        return Path(shutil.copytree(place, place.with_name(name)))
+    with behind(place) as execute:
+        names = (name, place.ledger)
+        execute("INSERT INTO journal SELECT ?, sequence, entry, digest FROM journal WHERE ledger = ?", names)
+        execute("INSERT INTO blobs SELECT ?, name, part, content FROM blobs WHERE ledger = ?", names)
+    return Address(place.text.replace("ledger=books", f"ledger={name}"))
 
 
 @contextmanager

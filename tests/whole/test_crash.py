@@ -27,7 +27,7 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.rows.dataset import created
 from faults import crash_driver
-from faults.crash_points import FAULTS, Left
+from faults.crash_points import FAULTS, STAGED_FAULTS, Left
 from faults.forks import forking
 from faults.nightly import events
 from faults.waiting import PATIENCE, until
@@ -99,16 +99,16 @@ def place(tmp_path: Path) -> Place:
     return made
 
 
-def require_one_release(place: Place) -> Release:
+def require_one_release(place: Place, cost: PrivacyLoss = COST) -> Release:
     """Check that exactly one release exists, is charged, committed and published, once; return it."""
     ledger, record = place.ledger, place.record
     ledger.verify()
     assert record is not None
     assert record.state is State.PUBLISHED
-    assert losses(ledger) == [COST]
+    assert losses(ledger) == [cost]
     events = place.events()
     assert (events["reserved"], events["committed"], events["published"], events["aborted"]) == (1, 1, 1, 0)
-    assert place.blobs == [record.blob]
+    assert place.blobs == sorted(record.blobs)
     assert [path.name for path in place.target.parent.iterdir()] == [place.target.name]
     release = open_release(place.target)
     assert release.release_id == record.release_id
@@ -201,6 +201,50 @@ def test_a_release_killed_at_any_moment_is_finished_by_the_same_command(run: Run
     require_one_release(place)
     assert place.published() == first
     assert place.ledger.head == head
+
+
+PRIVATE_CLIP = PrivacyLoss.parse("3")
+
+
+def clipping(place: Place) -> list[str]:
+    """Return the command line of a release that chooses its clip norm."""
+    return ["release", str(place.rows), str(place.target), "--epsilon", "3", "--clip", "private"]
+
+
+@pytest.mark.parametrize("point", STAGED_FAULTS)
+def test_a_release_that_chooses_its_clip_norm_killed_at_any_moment_keeps_its_stage(
+    run: Run, place: Place, point: str
+) -> None:
+    assert run(place, clipping(place), "kill", point) == -signal.SIGKILL
+    assert place.marker.exists()
+    assert what_is_left(place) == STAGED_FAULTS[point]
+    assert place.record is not None
+    stage, digest = place.record.stage, place.record.digest
+    assert losses(place.ledger) == [PRIVATE_CLIP]
+
+    assert run(place, clipping(place)) == 0
+    release = require_one_release(place, PRIVATE_CLIP)
+    assert place.record.stage is not None
+    assert stage in {None, place.record.stage}
+    assert digest in {None, place.record.digest}
+    assert release.stage is not None
+    assert release.bound.clip_norm == release.stage.chosen["clip_norm"]
+    assert place.events()["staged"] == 1
+    first, head = place.published(), place.ledger.head
+    assert run(place, clipping(place)) == 0
+    assert (place.published(), place.ledger.head) == (first, head)
+
+
+def test_two_runs_at_once_that_choose_the_clip_norm_end_with_one_stage_and_one_release(place: Place) -> None:
+    place.marker.mkdir()
+    point = "after the counts are drawn"  # of both runs; one of these draws counts
+    with (
+        started(place, clipping(place), "meet-2", point, "inline") as one,
+        started(place, clipping(place), "meet-2", point, "inline") as two,
+    ):
+        assert [one.wait(PATIENCE), two.wait(PATIENCE)] == [0, 0], (place.folder / "words").read_text()
+    require_one_release(place, PRIVATE_CLIP)
+    assert place.events()["staged"] == 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Some nights of the simulated year of nights, in a process of its own: nothing of it may go wrong otherwise than told."""
+"""Some nights of the simulated year, in a process of its own: nothing of it may go wrong otherwise than told."""
 
 from __future__ import annotations
 

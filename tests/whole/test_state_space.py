@@ -12,14 +12,17 @@ from typing import Any
 import pytest
 
 from dpdist.ledger import witness
+from dpdist.ledger.entries import Aborted
 from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import Record, State, View
+from dpdist.ledger.state import Part, Record, State, View
 from dpdist.privacy.parallel import PeriodFilters
 from faults.state_machine import Command
 from faults.state_space import Space, ViolationError
 
 X, Y = Command("x"), Command("y")
 COPY_OF_X = Command("x", 1)
+STAGED = Command("x", draws=2)
+COPY_OF_STAGED, FAILED, HASTY = STAGED._replace(copy=1), STAGED._replace(fails=True), STAGED._replace(hasty=True)
 SPACES = {
     "one release run twice at once, two deaths": (Space([X, X], deaths=2), 20_000),
     "two releases for one budget, a death, a restored backup": (Space([X, Y], deaths=1, restored=True), 5_000),
@@ -28,6 +31,10 @@ SPACES = {
         90_000,
     ),
     "three processes on a copied ledger, a death": (Space([X, Y, COPY_OF_X], deaths=1, copied=True), 50_000),
+    "a release in two draws, a death": (Space([STAGED], deaths=1), 100),
+    "one in two draws on a copied ledger": (Space([STAGED, COPY_OF_STAGED], copied=True), 4_000),
+    "one in two draws, and who asks for a refund": (Space([STAGED, FAILED]), 300),
+    "one in two draws, by who would draw it without its stage": (Space([HASTY], deaths=1), 20),
 }
 
 
@@ -36,7 +43,8 @@ def test_no_interleaving_breaks_an_invariant(space: Space, least: int) -> None:
     space.explore()
     assert space.complete
     assert space.states > least
-    assert {"done"} <= space.outcomes <= {"done", "adopted", "over budget", "behind", "gave up"}
+    assert {"done"} <= space.outcomes or all(command.hasty for command in space.commands)
+    assert space.outcomes <= {"done", "adopted", "over budget", "behind", "gave up", "failed"}
 
 
 # --- twins that must fail ---------------------------------------------------------------------------------------------
@@ -47,10 +55,10 @@ def _without_fencing(patch: pytest.MonkeyPatch) -> None:
     fences: list[int] = []
     commit, known = Ledger.commit, Ledger._known
 
-    def commits(self: Ledger, release_id: str, fence: int, content: Any) -> bool:
+    def commits(self: Ledger, release_id: str, fence: int, content: Any, part: Part) -> bool:
         fences[:] = [fence]
         try:
-            return commit(self, release_id, fence, content)
+            return commit(self, release_id, fence, content, part)
         finally:
             fences.clear()
 
@@ -60,6 +68,56 @@ def _without_fencing(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Ledger, "commit", commits)
     patch.setattr(Ledger, "_known", knows)
+
+
+def _draws_see(patch: pytest.MonkeyPatch, change: Callable[[Part, Record], Record]) -> None:
+    """Let an attempt at a part see another record than there is."""
+    asked: list[Part] = []
+    known = Ledger._known
+
+    def of(call: Callable[..., Any], at: int) -> Callable[..., Any]:
+        def called(*arguments: Any) -> Any:
+            asked[:] = arguments[at:] or [Part.RELEASE]
+            try:
+                return call(*arguments)
+            finally:
+                asked.clear()
+
+        return called
+
+    def knows(self: Ledger, view: View, release_id: str) -> Record:
+        record = known(self, view, release_id)
+        return change(asked[0], record) if asked else record
+
+    patch.setattr(Ledger, "begin", of(Ledger.begin, 2))
+    patch.setattr(Ledger, "commit", of(Ledger.commit, 4))
+    patch.setattr(Ledger, "_known", knows)
+
+
+def _stage_drawn_twice(patch: pytest.MonkeyPatch) -> None:
+    """Let a stage be drawn again when it is committed; nor is the witness asked, which knows the first."""
+
+    def change(part: Part, record: Record) -> Record:
+        again = part is Part.STAGE and record.state is State.STAGED
+        return replace(record, state=State.RESERVED) if again else record
+
+    _draws_see(patch, change)
+    patch.setattr(Ledger, "_require_knows", lambda *_: None)
+
+
+def _release_before_its_stage(patch: pytest.MonkeyPatch) -> None:
+    _draws_see(patch, lambda part, record: replace(record, draws=1) if part is Part.RELEASE else record)
+
+
+def _stage_refunded(patch: pytest.MonkeyPatch) -> None:
+    """Refund what was committed as the stage."""
+
+    def aborts(self: Ledger, release_id: str) -> bool:
+        with self._locked() as (view, transaction):
+            self._append(view, transaction, Aborted(release_id))
+        return True
+
+    patch.setattr(Ledger, "abort", aborts)
 
 
 def _without_witness(patch: pytest.MonkeyPatch) -> None:
@@ -79,6 +137,9 @@ TWINS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Space, str]] = {
     "the witness": (_without_witness, Space([X, COPY_OF_X], copied=True), "before the witness"),
     "telling the witness": (_witness_never_told, Space([X]), "before the witness"),
     "the cap": (_without_caps, Space([X, Y]), "more is charged"),
+    "drawing the stage once": (_stage_drawn_twice, Space([STAGED, STAGED]), "two draws|before the witness|does not f"),
+    "charging the stage for good": (_stage_refunded, Space([STAGED, FAILED]), "the charge of x is lost"),
+    "the stage first": (_release_before_its_stage, Space([HASTY]), "before its stage"),
 }
 
 

@@ -1,0 +1,116 @@
+"""A stage and the release that follows from it, under one id: what both together are, and how a loss is divided.
+
+**Mechanism.** First a stage S of the rows is drawn, such as a histogram, and published: its answer is a. Then a release
+R_a of the same rows is drawn. Which function of the rows it is, such as the moment of rows clipped to a norm, may
+follow from a; what it costs may not. The parameters of both are fixed before the first is drawn.
+
+**Theorem (adaptive composition).** Let neighbours be as for both. (a) If S is mu_1-GDP, and R_a is mu_2-GDP for every
+a, then (S, R_S) is mu-GDP with ``mu² = mu_1² + mu_2²``, and nothing is lost. (b) If S is (epsilon_1, delta_1)-private,
+and R_a is (epsilon_2, delta_2)-private for every a, then (S, R_S) is
+(epsilon_1 + epsilon_2, delta_1 + delta_2)-private.
+
+*Proof.* Both are steps of the interaction of :mod:`dpdist.privacy.profile`. The second is chosen from the first answer,
+by the analyst there, by a fixed rule here. Its caps are (0, mu_1² + mu_2², 0) in (a), where H is the profile of one
+Gaussian release with that mu (Dong, Roth & Su 2022, corollary 3.3), and
+(epsilon_1 + epsilon_2, 0, delta_1 + delta_2) in (b). ∎
+
+The bound of mu_2 holds for every a because a mechanism is calibrated in grid steps: the clip norm says how long a step
+is, and the integers of a row have the same largest norm whatever it is.
+
+**Of pure parts** the likelihood ratio of each lies within ``e^-epsilon_i .. e^epsilon_i``: a range of 2 epsilon_i. So
+beside Gaussian releases both together cost ``mu(epsilon_1)² + mu(epsilon_2)²`` and not the larger
+``mu(epsilon_1 + epsilon_2)²``: the guarantee lists these ranges.
+
+**Drawn once.** The theorem is of one draw of S and one of R_S. A second draw of either would be a third step, which
+nobody paid for. So the ledger commits the stage before anybody reads it, even this process, gives out the committed
+bytes for ever, and lets nobody draw the release before that. Which bytes count is argued in ``ledger/ledger.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+from dpdist.errors import UsageError
+from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma, largest_gaussian
+from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, PrivacyLoss
+
+
+def divided(
+    loss: PrivacyLoss, share: Fraction, stage: Callable[[PrivacyLoss], Guarantee], *, gaussian: bool
+) -> tuple[PrivacyLoss, PrivacyLoss]:
+    """Return the losses of a stage and of the release after it, which together keep to a loss.
+
+    Parameters
+    ----------
+    loss
+        Of both together.
+    share
+        The stage's part: of mu² where the release is Gaussian, of epsilon where it is not; then the stage is pure.
+    stage
+        What is proved of a stage at a loss: rounded to integers it costs a little less, and the release gets the rest.
+    gaussian
+        Whether the release has a mu.
+
+    Raises
+    ------
+    UsageError
+        If a part would be less than a millionth of epsilon.
+    """
+    if gaussian:
+        whole = 1 / Fraction(gaussian_sigma(loss)) ** 2
+        first = largest_gaussian(share * whole, loss)
+        spent = None if first is None else stage(first).mu_squared
+        rest = None if spent is None else largest_gaussian(whole - spent, loss)
+        if first is None or rest is None:
+            raise _too_small(loss)
+        return first, rest
+    micro = int(share * loss.epsilon_micro)
+    if not 0 < micro < loss.epsilon_micro:
+        raise _too_small(loss)
+    return PrivacyLoss(micro), PrivacyLoss(loss.epsilon_micro - micro, loss.delta_atto)
+
+
+def _too_small(loss: PrivacyLoss) -> UsageError:
+    return UsageError(f"{loss} cannot be divided between a stage and the release after it: ask for more of it.")
+
+
+def together(stage: Guarantee, release: Guarantee, loss: PrivacyLoss) -> Guarantee:
+    """Return what a stage and the release that follows from it are together (theorem: see the module).
+
+    Parameters
+    ----------
+    stage, release
+        What is proved of each; of the release whatever the stage answers.
+    loss
+        What was asked for of both: what is stated.
+    """
+    parts = (stage, release)
+    squares = [part.mu_squared for part in parts if part.mu_squared is not None]
+    square: Fraction | None = None
+    ranges: tuple[Fraction, ...] = ()
+    if len(squares) == len(parts):
+        square = sum(squares, Fraction(0))
+        kept = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), square) <= loss.delta
+    else:
+        kept = PrivacyLoss(
+            sum(part.loss.epsilon_micro for part in parts), sum(part.loss.delta_atto for part in parts)
+        ).within(loss)
+        if not loss.delta_atto:
+            ranges = _ranges(stage) + _ranges(release)
+    if not kept or stage.neighbours is not release.neighbours:
+        raise AssertionError("a loss that was divided is kept by both parts together")
+    exact = all(part.arithmetic is Arithmetic.INTEGER_EXACT for part in parts)
+    return Guarantee(
+        neighbours=release.neighbours,
+        loss=loss,
+        mu_squared=square,
+        arithmetic=Arithmetic.INTEGER_EXACT if exact else Arithmetic.IDEAL_REAL,
+        proof=__name__,
+        bounded_ranges=ranges,
+    )
+
+
+def _ranges(guarantee: Guarantee) -> tuple[Fraction, ...]:
+    """Return the ranges of the privacy loss of a pure part: its own, or all from -epsilon to epsilon."""
+    return guarantee.bounded_ranges or (Fraction(2 * guarantee.loss.epsilon_micro, MICRO),)

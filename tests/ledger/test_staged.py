@@ -1,0 +1,248 @@
+"""Releases in two draws under one id: the stage is drawn once, stays charged, and the release follows from it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.folders import STORED
+from support.ledgers import DATASET, DiedError, blobs, copy_of, dies, losses, pure, reserve
+
+from dpdist.errors import DataError, DpdistError, RefusedError
+from dpdist.ledger import state, witness
+from dpdist.ledger.address import LedgerAddress
+from dpdist.ledger.entries import entry_of
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import Part, State
+from dpdist.ledger.state_folder import StateFile, state_home
+from dpdist.privacy.guarantee import PrivacyLoss
+
+pytestmark = pytest.mark.usefixtures("state")
+
+
+def reserved(ledger: Ledger, release_id: str = "a", **more: Any) -> State:
+    return ledger.reserve(
+        release_id, dataset_id=DATASET, parameters={"mechanism": "none"}, guarantee=pure(), draws=2, **more
+    )
+
+
+def drawn(ledger: Ledger, part: Part, content: bytes, release_id: str = "a") -> bytes:
+    """Draw a part, unless it was drawn, and read what is committed of it."""
+    fence = ledger.begin(release_id, part)
+    if fence is not None:
+        assert ledger.commit(release_id, fence, [content], part)
+    with ledger.opened(release_id, part) as file:
+        return file.read()
+
+
+def standing(ledger: Ledger, release_id: str = "a") -> tuple[State, int]:
+    record = ledger.record(release_id)
+    assert record is not None
+    return record.state, len(losses(ledger))
+
+
+def test_both_draws_are_charged_once_and_each_is_drawn_once(ledger: Ledger, place: LedgerAddress) -> None:
+    assert reserved(ledger) is State.RESERVED
+    assert drawn(ledger, Part.STAGE, b"stage") == b"stage"
+    assert standing(Ledger(place)) == (State.STAGED, 1)
+    assert reserved(Ledger(place)) is State.STAGED
+    assert drawn(Ledger(place), Part.STAGE, b"never drawn") == b"stage"
+    assert drawn(Ledger(place), Part.RELEASE, b"release") == b"release"
+    ledger.published("a")
+    assert standing(ledger) == (State.PUBLISHED, 1)
+    assert drawn(ledger, Part.STAGE, b"never drawn") == b"stage"  # kept beside the release
+    assert len(blobs(place)) == 2
+    ledger.verify()
+
+
+def test_the_release_is_not_drawn_before_the_witness_has_seen_its_stage(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved(ledger)
+    first = ledger.begin("a", Part.STAGE)
+    assert first is not None
+    with pytest.raises(DpdistError, match="not to be drawn now"):
+        ledger.begin("a")
+    assert not ledger.commit("a", first, [b"no stage"])
+    with monkeypatch.context() as patch:
+        patch.setattr(StateFile, "write", dies)
+        with pytest.raises(DiedError):
+            ledger.commit("a", first, [b"stage"], Part.STAGE)
+    assert standing(ledger) == (State.STAGED, 1)
+    with pytest.raises(DpdistError, match="not to be drawn now"):
+        ledger.begin("a")
+    # the attempt that drew the stage can commit neither another one nor the release
+    assert not ledger.commit("a", first, [b"second"], Part.STAGE)
+    assert drawn(ledger, Part.STAGE, b"never drawn") == b"stage"
+    assert not ledger.commit("a", first, [b"second"])
+    assert not ledger.commit("a", first + 1, [b"second"], Part.STAGE)
+    assert drawn(ledger, Part.RELEASE, b"release") == b"release"
+
+
+def test_nothing_is_refunded_once_the_stage_is_committed(ledger: Ledger, place: LedgerAddress) -> None:
+    reserved(ledger)
+    assert ledger.abort("a")
+    assert losses(ledger) == []
+    assert reserved(ledger) is State.RESERVED
+    drawn(ledger, Part.STAGE, b"stage")
+    assert not ledger.abort("a")
+    ledger.begin("a")  # sweeps drafts, and keeps the stage
+    assert standing(ledger) == (State.STAGED, 1)
+    assert drawn(Ledger(place), Part.STAGE, b"never drawn") == b"stage"
+
+
+def test_of_two_copies_one_stage_is_given_out_and_the_other_copy_adopts_it(
+    ledger: Ledger, place: LedgerAddress
+) -> None:
+    reserved(ledger)
+    twin = Ledger(copy_of(place))
+    ours = ledger.begin("a", Part.STAGE)
+    assert drawn(twin, Part.STAGE, b"theirs") == b"theirs"
+    assert ours is not None
+    with pytest.raises(RefusedError, match="behind its witness"):
+        ledger.commit("a", ours, [b"ours"], Part.STAGE)
+    assert ledger.adopt() == ["a"]
+    assert standing(ledger) == (State.ADOPTED, 1)
+    for part in Part:
+        with pytest.raises(RefusedError, match="another copy"):
+            drawn(ledger, part, b"ours")
+    # the copy goes on, and so the first ledger lacks the release that followed
+    assert drawn(twin, Part.RELEASE, b"release") == b"release"
+    assert ledger.adopt() == ["a"]
+    assert standing(ledger) == (State.ADOPTED, 1)
+    assert losses(ledger) == losses(twin)
+    ledger.verify()
+
+
+def test_a_release_that_another_copy_drew_from_the_same_stage_is_adopted_and_charged_once(
+    ledger: Ledger, place: LedgerAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved(ledger)
+    drawn(ledger, Part.STAGE, b"stage")
+    twin = Ledger(copy_of(place))
+    fence = ledger.begin("a")
+    assert fence is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(StateFile, "write", dies)
+        with pytest.raises(DiedError):
+            ledger.commit("a", fence, [b"never given out"])
+    assert drawn(twin, Part.STAGE, b"never drawn") == b"stage"
+    assert drawn(twin, Part.RELEASE, b"theirs") == b"theirs"
+    with pytest.raises(RefusedError, match="behind its witness"):
+        drawn(ledger, Part.RELEASE, b"never drawn")
+    assert ledger.adopt() == ["a"]
+    assert standing(ledger) == (State.ADOPTED, 1)
+    ledger.verify()
+
+
+def test_what_is_adopted_beside_it_refunds_a_release_under_way_and_never_its_stage(
+    ledger: Ledger, place: LedgerAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved(ledger)
+    drawn(ledger, Part.STAGE, b"stage")
+    twin = Ledger(copy_of(place))
+    fence = ledger.begin("a")
+    assert fence is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(StateFile, "write", dies)
+        with pytest.raises(DiedError):
+            ledger.commit("a", fence, [b"never given out"])
+    reserve(twin, "b")
+    drawn(twin, Part.RELEASE, b"other", "b")
+    assert ledger.adopt() == ["b"]
+    assert standing(ledger) == (State.STAGED, 2)
+    assert drawn(ledger, Part.STAGE, b"never drawn") == b"stage"
+    assert drawn(ledger, Part.RELEASE, b"release") == b"release"
+
+
+def test_two_stages_that_two_machines_gave_out_are_both_charged(
+    folder_ledger: Ledger, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved(folder_ledger)
+    twin = Ledger(copy_of(folder))
+    assert drawn(folder_ledger, Part.STAGE, b"ours") == b"ours"
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "elsewhere"))  # a machine with a witness of its own
+    assert drawn(twin, Part.STAGE, b"theirs") == b"theirs"
+    with pytest.raises(RefusedError, match="behind its witness"):
+        drawn(folder_ledger, Part.RELEASE, b"never drawn")
+    folder_ledger.adopt()
+    assert standing(folder_ledger) == (State.ADOPTED, 2)
+    folder_ledger.verify()
+    twin.adopt()
+    assert standing(twin) == (State.STAGED, 2)
+    assert drawn(twin, Part.RELEASE, b"release") == b"release"
+
+
+def test_a_stage_is_charged_to_the_periods_that_its_release_reads(place: LedgerAddress) -> None:
+    made = Ledger.create(place, dataset_id=DATASET, budget=PrivacyLoss.parse("1"), periodic=True)
+    for period in ("1", "2"):
+        made.close_period(period, period * 64)
+    reserved(made, "a", periods={"1": "1" * 64})
+    drawn(made, Part.STAGE, b"stage")
+    assert reserved(made, "b", periods={"2": "2" * 64}) is State.RESERVED
+    with pytest.raises(RefusedError, match="budget of"):
+        reserved(made, "c", periods={"1": "1" * 64})
+    assert drawn(made, Part.RELEASE, b"release") == b"release"
+    made.verify()
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+def _older(patch: pytest.MonkeyPatch) -> None:
+    """Be a version that knows of no stages."""
+    known = {name: periodic for name, periodic in state._FORMATS.items() if not name.endswith("/3")}
+    patch.setattr(state, "_FORMATS", known)
+
+
+def test_an_older_version_refuses_a_ledger_from_its_first_release_in_two_draws_on(
+    ledger: Ledger, place: LedgerAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve(ledger, "b")
+    with monkeypatch.context() as patch:
+        _older(patch)
+        assert Ledger(place).budget == PrivacyLoss.parse("3")
+    reserved(ledger)
+    reserved(ledger, "c")
+    with monkeypatch.context() as patch:
+        _older(patch)
+        with pytest.raises(DataError, match="This ledger has format 'dpdist-ledger/3'; this version reads"):
+            Ledger(place).records  # noqa: B018 - it is read
+    assert Ledger(place).budget == PrivacyLoss.parse("3")
+    assert len(Ledger(place).records) == 3
+
+
+def test_an_older_version_refuses_a_witness_that_has_seen_a_stage(ledger: Ledger) -> None:
+    path = Path(witness.FolderWitness().place(ledger.ledger_id))
+    older: StateFile[witness.Testimony] = StateFile(path, "witness", "dpdist-witness/1", witness.Testimony, "")
+    reserve(ledger, "b")
+    drawn(ledger, Part.RELEASE, b"release", "b")
+    assert older.read() is not None
+    reserved(ledger)
+    drawn(ledger, Part.STAGE, b"stage")
+    with pytest.raises(DataError, match="has format 'dpdist-witness/2'"):
+        older.read()
+
+
+def test_a_journal_that_begins_twice_and_not_alike_is_refused(folder_ledger: Ledger) -> None:
+    with folder_ledger._locked() as (view, transaction):
+        larger = {"epsilon_micro": 9_000_000, "format": "dpdist-ledger/3"}
+        transaction.append({**entry_of(view.created), **larger}, view.after, view.head)
+    with pytest.raises(DataError, match="begins twice"):
+        folder_ledger.verify()
+
+
+def test_a_stored_ledger_with_a_stage_is_finished_from_that_very_stage(tmp_path: Path) -> None:
+    # written by dpdist at the commit that brought stages; never written again
+    place = tmp_path / "staged"
+    shutil.copytree(STORED / "ledgers-3" / "staged", place)
+    shutil.copytree(STORED / "ledgers-3" / "witness", state_home() / "witness")
+    ledger = Ledger(place)
+    assert standing(ledger) == (State.STAGED, 1)
+    assert reserved(ledger) is State.STAGED
+    assert drawn(ledger, Part.STAGE, b"never drawn") == b"the stage"
+    assert drawn(ledger, Part.RELEASE, b"release") == b"release"
+    ledger.published("a")
+    ledger.verify()

@@ -1,0 +1,266 @@
+"""A release that chooses its clip norm: two draws under one id, one price, and nothing to choose in between."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from support.ledgers import losses
+
+from dpdist.cli import cli
+from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.ingest.opening import open_rows
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import Part, State
+from dpdist.mechanisms.counts import DiscreteLaplace, RoundedNormal
+from dpdist.mechanisms.quantile import calibrated
+from dpdist.moment import total
+from dpdist.pipeline import budget, release
+from dpdist.pipeline.release import release_rows
+from dpdist.privacy import staged
+from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma, prices
+from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.profile import mu_of_pure
+from dpdist.release.artefact import open_release
+from dpdist.release.norm_histogram import NormHistogram
+from dpdist.release.request import CLIP_GRID, CLIP_SHARE, ReleaseRequest
+from dpdist.rows.dataset import created
+from dpdist.rows.units import Unit
+
+pytestmark = pytest.mark.usefixtures("state")
+WHOLE = PrivacyLoss.parse("1", "1e-6")
+GAUSSIAN = ReleaseRequest("gaussian", WHOLE, "private")
+PURE = ReleaseRequest("two-sided-wishart", PrivacyLoss.parse("1"), "private")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.zarr"
+    values = np.random.default_rng(1).normal(size=(5000, 3)) * (1, 2, 4)
+    with created(path, rows=5000, dtype="float64", names=("a", "b", "c"), budget=PrivacyLoss.parse("2", "1e-6")) as to:
+        to.append(values)
+    budget.create_ledger(budget.default_ledger(path), path)
+    return path
+
+
+def ledger_of(rows: Path) -> Ledger:
+    return Ledger(budget.default_ledger(rows))
+
+
+def stage_of(rows: Path) -> bytes:
+    (record,) = ledger_of(rows).records
+    with ledger_of(rows).opened(record.release_id, Part.STAGE) as file:
+        return file.read()
+
+
+# --- what both parts cost ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_rows", [1, 7])
+@pytest.mark.parametrize("neighbours", Neighbours)
+@pytest.mark.parametrize("loss", [("0.1", "1e-9"), ("1", "1e-6"), ("4", "1e-6")])
+def test_the_squares_of_both_gaussian_parts_are_those_of_the_whole(
+    loss: tuple[str, str], neighbours: Neighbours, max_rows: int
+) -> None:
+    request = replace(GAUSSIAN, loss=PrivacyLoss.parse(*loss), neighbours=neighbours)
+    parts = request.parts(5, max_rows)
+    assert parts is not None
+    first, second = parts.stage.mu_squared, parts.moment.calibrated(5, max_rows).guarantee
+    assert first is not None
+    assert second is not None
+    assert second.mu_squared is not None
+    both = parts.guarantee
+    assert both.mu_squared == first + second.mu_squared
+    epsilon = Fraction(request.loss.epsilon_micro, 10**6)
+    assert gaussian_delta(epsilon, both.mu_squared) <= request.loss.delta  # and so the whole is kept
+    whole = 1 / Fraction(gaussian_sigma(request.loss)) ** 2
+    assert first <= CLIP_SHARE * whole
+    assert both.mu_squared >= 0.9999 * whole  # what rounding to integers left over went to the moment
+    assert (both.loss, both.neighbours, both.arithmetic) == (request.loss, neighbours, Arithmetic.INTEGER_EXACT)
+    stage = calibrated(parts.norms, neighbours, max_rows)
+    assert isinstance(stage.noise, RoundedNormal)
+    sensitivity = (2 if neighbours is Neighbours.REPLACE_ONE else 1) * max_rows**2
+    assert first == Fraction(sensitivity, stage.noise.sigma**2)
+
+
+def test_the_epsilons_of_both_pure_parts_add_up_to_the_whole() -> None:
+    parts = PURE.parts(5)
+    assert parts is not None
+    assert isinstance(calibrated(parts.norms, Neighbours.REPLACE_ONE).noise, DiscreteLaplace)
+    assert (parts.norms, parts.moment.loss) == (PrivacyLoss.parse("0.1"), PrivacyLoss.parse("0.9"))
+    assert parts.guarantee.loss == PURE.loss
+    # beside Gaussian releases each part is charged for itself
+    dearer = mu_of_pure(Fraction(1))
+    assert list(prices(parts.guarantee))[-1].mu_squared == mu_of_pure(Fraction(1, 10)) + mu_of_pure(Fraction(9, 10))
+    assert list(prices(parts.guarantee))[-1].mu_squared < dearer
+
+
+def part(loss: PrivacyLoss, square: int | None = None) -> Guarantee:
+    squared = None if square is None else Fraction(1, square)
+    return Guarantee(Neighbours.REPLACE_ONE, loss, squared, Arithmetic.IDEAL_REAL, "none")
+
+
+def test_of_a_mechanism_without_mu_both_parts_add_up_and_the_stage_takes_no_delta() -> None:
+    first, second = staged.divided(WHOLE, CLIP_SHARE, part, gaussian=False)
+    assert (first, second) == (PrivacyLoss.parse("0.1"), PrivacyLoss.parse("0.9", "1e-6"))
+    both = staged.together(part(first), part(second), WHOLE)
+    assert (both.loss, both.mu_squared, both.bounded_ranges) == (WHOLE, None, ())
+    assert both.arithmetic is Arithmetic.IDEAL_REAL
+
+
+def test_parts_that_cost_more_than_the_whole_are_not_stated() -> None:
+    with pytest.raises(AssertionError):
+        staged.together(part(PrivacyLoss.parse("0.2")), part(PrivacyLoss.parse("0.9")), PURE.loss)
+    with pytest.raises(AssertionError):
+        staged.together(part(WHOLE, 100), part(WHOLE, 100), PrivacyLoss.parse("0.1", "1e-6"))
+    other = replace(part(PrivacyLoss.parse("0.1")), neighbours=Neighbours.ADD_REMOVE)
+    with pytest.raises(AssertionError):
+        staged.together(part(PrivacyLoss.parse("0.1")), other, PURE.loss)
+    for loss in (PrivacyLoss(1), PrivacyLoss(1, 10**12)):
+        with pytest.raises(UsageError, match="cannot be divided"):
+            staged.divided(loss, CLIP_SHARE, lambda asked: part(asked, 100), gaussian=loss.delta_atto > 0)
+
+
+# --- the release ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("request_", [GAUSSIAN, PURE, replace(GAUSSIAN, neighbours=Neighbours.ADD_REMOVE)])
+def test_it_is_one_release_at_the_price_of_both_and_tells_its_stage(
+    rows: Path, tmp_path: Path, request_: ReleaseRequest
+) -> None:
+    target = tmp_path / "release.zarr"
+    made = release_rows(rows, target, request_)
+    found, parts = made.release, request_.parts(3)
+    assert parts is not None
+    assert made.fresh
+    assert found.stage is not None
+    (record,) = ledger_of(rows).records
+    assert (record.state, losses(ledger_of(rows))) == (State.PUBLISHED, [request_.loss])
+    assert found.guarantee == record.guarantee == parts.guarantee
+    assert found.claim == request_.loss
+    assert found.private_as_claimed
+    assert found.guarantee.proof == "dpdist.privacy.staged"
+    assert Guarantee.from_json(found.stage.guarantee) == parts.stage
+    assert found.noise == parts.moment.calibrated(3).noise
+
+    histogram = NormHistogram.from_json(json.loads(stage_of(rows)))
+    assert found.stage.answer["counts"] == list(histogram.counts)
+    assert tuple(found.stage.answer["edges"]) == histogram.edges == CLIP_GRID.edges
+    assert found.stage.chosen["clip_norm"] == found.bound.clip_norm == histogram.clip_norm()[0]
+    norms = np.linalg.norm(np.random.default_rng(1).normal(size=(5000, 3)) * (1, 2, 4), axis=1)
+    assert np.quantile(norms, 0.5) < found.bound.clip_norm < 4 * np.quantile(norms, 0.99)
+    # the rows were bounded by the norm that was chosen, and by no other
+    assert math.isclose(
+        np.trace(found.second_moment), np.sum(np.minimum(norms, found.bound.clip_norm) ** 2), rel_tol=0.2
+    )
+
+    elsewhere = tmp_path / "altered.zarr"
+    shutil.copytree(target, elsewhere)
+    head_of = json.loads((elsewhere / "zarr.json").read_text())
+    head_of["attributes"]["dpdist"]["stage"]["chosen"]["clip_norm"] *= 2
+    (elsewhere / "zarr.json").write_text(json.dumps(head_of))
+    with pytest.raises(DataError, match="was damaged"):
+        open_release(elsewhere)
+
+    head = ledger_of(rows).head
+    again = release_rows(rows, tmp_path / "elsewhere.zarr", request_)
+    assert not again.fresh
+    assert again.release.attributes() == found.attributes()
+    assert ledger_of(rows).head == head
+    assert "Chosen first, privately, by norm-histogram" in again.words()
+
+
+def test_rows_that_fail_are_refunded_before_the_stage_is_drawn_and_never_afterwards(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unusable(*_: object) -> None:
+        raise DataError("a chunk is damaged")
+
+    target = tmp_path / "release.zarr"
+    with monkeypatch.context() as patch:
+        patch.setattr(total, "hash_of", unusable)
+        patch.setattr("dpdist.moment.norm_histogram.hash_of", unusable)
+        with pytest.raises(DataError):
+            release_rows(rows, target, GAUSSIAN)
+    assert losses(ledger_of(rows)) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(release, "partition_moment", unusable)
+        with pytest.raises(DataError):
+            release_rows(rows, target, GAUSSIAN)
+    (record,) = ledger_of(rows).records
+    assert (record.state, losses(ledger_of(rows))) == (State.STAGED, [WHOLE])
+    stage = stage_of(rows)
+    made = release_rows(rows, target, GAUSSIAN)
+    assert made.release.stage is not None
+    assert stage_of(rows) == stage
+    assert losses(ledger_of(rows)) == [WHOLE]
+
+
+def test_another_clip_norm_is_another_release_and_the_id_stands_for_one(rows: Path, tmp_path: Path) -> None:
+    named = replace(GAUSSIAN, name="census")
+    table = open_rows(rows)
+    assert GAUSSIAN.release_id(table) != replace(GAUSSIAN, clip_norm=8).release_id(table)
+    release_rows(rows, tmp_path / "release.zarr", named)
+    with pytest.raises(RefusedError, match="stands for other parameters"):
+        release_rows(rows, tmp_path / "other.zarr", replace(named, clip_norm=8))
+
+
+def test_nothing_is_spent_where_no_clip_norm_could_be_chosen(rows: Path, tmp_path: Path) -> None:
+    target = tmp_path / "release.zarr"
+    with pytest.raises(RefusedError, match=r"moves ranks by up to \d+ rows; the table has 5000"):
+        release_rows(rows, target, replace(GAUSSIAN, loss=PrivacyLoss.parse("0.01", "1e-6")))
+    with pytest.raises(RefusedError, match="budget of"):
+        release_rows(rows, target, replace(GAUSSIAN, loss=PrivacyLoss.parse("2.1", "1e-6")))
+    with pytest.raises(UsageError, match="reproduction"):
+        ReleaseRequest("sn", PrivacyLoss.parse("1"), "private", for_reproduction=True)
+    assert ledger_of(rows).records == []
+    with pytest.raises(UsageError, match="not chosen yet"):
+        GAUSSIAN.bound(3)
+
+
+def test_it_is_calibrated_for_all_rows_of_a_unit(tmp_path: Path) -> None:
+    path, unit = tmp_path / "units.zarr", Unit("who", 2)
+    values = np.random.default_rng(1).normal(size=(5000, 3))
+    with created(path, rows=5000, dtype="float64", names=("a", "b", "c"), budget=WHOLE, unit=unit) as to:
+        to.append(values)
+    budget.create_ledger(budget.default_ledger(path), path)
+    found = release_rows(path, tmp_path / "release.zarr", GAUSSIAN).release
+    assert found.stage is not None
+    assert found.stage.answer["noise"]["sigma"] > 1.9 * _sigma(1)
+    assert found.unit == unit
+
+
+def _sigma(max_rows: int) -> int:
+    parts = GAUSSIAN.parts(3, max_rows)
+    assert parts is not None
+    noise = calibrated(parts.norms, Neighbours.REPLACE_ONE, max_rows).noise
+    assert isinstance(noise, RoundedNormal)
+    return noise.sigma
+
+
+def test_command_and_job_file_ask_for_the_same_release(rows: Path, tmp_path: Path) -> None:
+    command = ["release", str(rows), str(tmp_path / "release.zarr"), "--epsilon", "1", "--delta", "1e-6"]
+    asked = CliRunner().invoke(cli, [*command, "--clip", "private", "--json"])
+    assert asked.exit_code == 0, asked.output
+    assert json.loads(asked.stdout)["stage"]["chosen"]["clip_norm"] > 0
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f'[rows]\npath = "{rows}"\n[release]\npath = "{tmp_path / "job.zarr"}"\nepsilon = 1\ndelta = 1e-6\n'
+        'clip = "private"\n'
+    )
+    planned = CliRunner().invoke(cli, ["run", str(job), "--dry-run", "--json"])
+    assert planned.exit_code == 0, planned.output
+    assert CliRunner().invoke(cli, ["run", str(job)]).exit_code == 0
+    assert open_release(tmp_path / "job.zarr").attributes() == open_release(tmp_path / "release.zarr").attributes()
+    assert losses(ledger_of(rows)) == [WHOLE]
+    told = CliRunner().invoke(cli, ["forecast", "--d", "3", "--n", "5000", *command[3:], "--clip", "private"])
+    assert "mu² 0.00554 of 0.056" in told.output
+    wrong = CliRunner().invoke(cli, [*command, "--clip", "much"])
+    assert "takes a number or private, not 'much'" in str(wrong.exception)
