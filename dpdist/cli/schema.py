@@ -34,7 +34,10 @@ def schema_command(source: SourceLocation, draft: Path | None, header: str | Non
         return
     _write(draft, text)
     columns, blanks = text.count("\n[[column]]"), text.count(" = []  # fill in")
-    following = f"dpdist ingest {shlex.quote(str(source))} ROWS --schema {shlex.quote(str(draft))}"
+    following = (
+        f"dpdist ingest {shlex.quote(str(source))} ROWS --schema {shlex.quote(str(draft))} "
+        "--budget-epsilon E --budget-delta D"
+    )
     answer(
         as_json,
         {"schema": str(draft), "columns": columns, "blanks": blanks, "next": following},

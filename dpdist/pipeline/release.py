@@ -107,9 +107,10 @@ def _stage_words(found: Release) -> str:
         part = f"{float(alone.mu_squared / found.guarantee.mu_squared):.1%} of its mu²"
     else:
         part = f"epsilon {alone.loss.epsilon:g} of it"
-    numbers = {name: value for name, value in found.stage.chosen.items() if isinstance(value, float)}
-    chosen = ", ".join(f"{name.replace('_', ' ')} {exactly(value)}" for name, value in numbers.items())
-    return f" Chosen first, privately, by {found.stage.mechanism} ({part}): {chosen}."
+    share = found.stage.chosen.get("quantile")
+    where = "which no row exceeds by the schema" if share is None else f"about the {share:g}-quantile of the norms"
+    clip = exactly(found.bound.clip_norm)
+    return f" Chosen first, privately, by {found.stage.mechanism} ({part}): clip norm {clip}, {where}."
 
 
 def release_rows(

@@ -23,6 +23,7 @@ import numpy as np
 
 from dpdist._util.ids import random_token
 from dpdist._util.progress import Steps
+from dpdist._util.text import rounded_up
 from dpdist.errors import RefusedError, UsageError
 from dpdist.ledger.journal import written
 from dpdist.ledger.ledger import Ledger
@@ -116,14 +117,27 @@ def settled(transaction: MomentTransaction) -> MomentTransaction:
     parts = transaction.parts()
     found = norm_histogram.published(transaction.norms())
     clip_norm, share = found.clip_norm()
+    chosen = {"clip_norm": clip_norm, "quantile": float(share)}
+    known = _norm_by_schema(transaction)
+    if known is not None and known <= clip_norm:  # public: no row is longer, and a larger norm would only add noise
+        clip_norm = known
+        chosen = {"clip_norm": clip_norm}
     stage = Stage(
         mechanism=quantile.NAME,
         guarantee=found.guarantee.to_json(),
-        chosen={"clip_norm": clip_norm, "quantile": float(share)},
+        chosen=chosen,
         answer={"edges": list(found.edges), "counts": list(found.counts), "noise": found.noise.to_json()},
     )
     request = replace(parts.moment, clip_norm=clip_norm, name=transaction.release_id)
     return replace(transaction, request=request, stage=stage, proved=parts.guarantee)
+
+
+def _norm_by_schema(transaction: MomentTransaction) -> float | None:
+    """Return the norm that no row exceeds by the schema of the table, where rows are taken as they are."""
+    schema, asked = transaction.table.schema, transaction.request
+    if schema is None or schema.norm is None or asked.centre is not None or asked.scale is not None:
+        return None
+    return float(rounded_up(schema.norm))
 
 
 def require_remembered(ledger: Ledger, target: AnyStore) -> None:

@@ -187,7 +187,9 @@ def _fill(schema: Schema, column: Column, found: Any, out: Rows) -> _Mask:
     """Write what a column gives, and return where it is missing."""
     values, lacking = _READ[column.kind](column, _plain(column, found))
     if lacking.any() and column.missing in {None, "refuse"}:
-        raise _unfit(lacking, column, "the value is missing, which the schema does not provide for (missing)")
+        raise _unfit(
+            lacking, column, 'the value is missing: say what becomes of it (missing = "fill", "indicator" or "drop")'
+        )
     low, high, shift, factor = schema.affine(column)
     if column.one_hot:
         values = np.where(lacking, schema.filled(column), values).astype(np.int64)
@@ -274,7 +276,7 @@ def _booleans(column: Column, found: Any) -> tuple[Rows, _Mask]:
         values = true.astype(np.float64)
         sound = lacking | true | _flags(pc.is_in(text, _FALSE))
     if not sound.all():
-        raise _unfit(~sound, column, "the value is neither true nor false")
+        raise _unfit(~sound, column, "the value is neither true nor false, 1 nor 0: make the column a category")
     return values, lacking
 
 
@@ -304,7 +306,11 @@ def _categories(column: Column, found: Any) -> tuple[Rows, _Mask]:
 
 
 def _dates(column: Column, found: Any) -> tuple[Rows, _Mask]:
-    said = "the cell is not a date as the schema says that it is written (format)"
+    said = "the cell is not a date of the form " + (
+        '2026-01-31, or 2026-01-31 12:00:00; a column that writes it otherwise says how, such as format = "%d.%m.%Y"'
+        if column.format is None
+        else column.format
+    )
     if pa.types.is_null(found.type):
         found = found.cast(pa.string())
     if _is_text(found.type):

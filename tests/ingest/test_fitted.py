@@ -174,7 +174,7 @@ def test_what_cannot_be_used_is_told_by_line_and_nothing_is_left(
         ("a,1,2020-01-01,x,1.5", "line 4, column 'count': the value is not a whole number"),
         (
             ",1,20-01-01,x,",
-            "the cell is not a date as the schema says that it is written (format); line 4, column 'count': the",
+            "says how, such as format = \"%d.%m.%Y\"; line 4, column 'count': the",
         ),
         ("a,1,2020-01-01,x", "line 4 has 4 cells, not 5"),
         ('a,1,2020-01-01,"x,1', "line 4: a quote is not closed"),

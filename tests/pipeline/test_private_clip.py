@@ -23,6 +23,7 @@ from dpdist.mechanisms.counts import DiscreteLaplace, RoundedNormal
 from dpdist.mechanisms.quantile import calibrated
 from dpdist.moment import total
 from dpdist.pipeline import budget, release
+from dpdist.pipeline.budget import ingest_rows
 from dpdist.pipeline.release import release_rows
 from dpdist.privacy import staged
 from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma, prices
@@ -31,7 +32,9 @@ from dpdist.privacy.profile import mu_of_pure
 from dpdist.release.artefact import open_release
 from dpdist.release.norm_histogram import NormHistogram
 from dpdist.release.request import CLIP_GRID, CLIP_SHARE, ReleaseRequest
+from dpdist.rows.columns import Column
 from dpdist.rows.dataset import created
+from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit
 
 pytestmark = pytest.mark.usefixtures("state")
@@ -129,6 +132,19 @@ def test_parts_that_cost_more_than_the_whole_are_not_stated() -> None:
 
 
 # --- the release ------------------------------------------------------------------------------------------------------
+
+
+def test_no_norm_is_taken_that_no_row_can_have_by_the_schema(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n" + "1,1\n" * 5000)
+    columns = [Column(name, "number", range=(0, 1)) for name in "ab"]
+    budget = PrivacyLoss.parse("4", "1e-6")
+    ingest_rows(tmp_path / "t.csv", tmp_path / "t.zarr", budget=budget, schema=Schema(columns, scale="range"))
+    made = release_rows(tmp_path / "t.zarr", tmp_path / "t.release.zarr", GAUSSIAN)
+    assert made.release.bound.clip_norm == 1.415  # sqrt 2, where the grid has 2
+    assert "clip norm 1.415, which no row exceeds by the schema" in made.words()
+    stage = made.release.stage
+    assert stage is not None
+    assert stage.chosen == {"clip_norm": 1.415}
 
 
 @pytest.mark.parametrize("request_", [GAUSSIAN, PURE, replace(GAUSSIAN, neighbours=Neighbours.ADD_REMOVE)])
