@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpdist._util.text import counted, listed
+from dpdist._util.text import counted, listed, repeated
 from dpdist.errors import DataError, UsageError, quiet
 from dpdist.rows.columns import SECONDS, Column
 from dpdist.rows.schema import Schema
@@ -283,7 +283,7 @@ def _names(found: Any) -> Any:
     if pa.types.is_null(found.type):
         return found.cast(pa.string())
     if pa.types.is_floating(found.type) or pa.types.is_decimal(found.type):
-        values = pc.cast(found, pa.float64(), safe=False)
+        values = pc.add(pc.cast(found, pa.float64(), safe=False), 0.0)  # -0 is 0
         wanted = [None if not math.isfinite(each) else f"{each:.0f}" if each.is_integer() else repr(each)
                   for each in values.to_numpy(zero_copy_only=False).tolist()]  # fmt: skip
         return pa.array(wanted, pa.string())
@@ -407,9 +407,8 @@ def transformed(schema: Schema, frame: Any) -> Any:
             f"A schema transforms a pandas DataFrame, whose columns have names, not a {type(frame).__name__}."
         )
     names = list(map(str, frame.columns))
-    if len(set(names)) < len(names):
-        twice = listed(sorted({name for name in names if names.count(name) > 1}))
-        raise UsageError(f"The DataFrame has several columns of one name: {twice}. Rename them.")
+    if twice := repeated(names):
+        raise UsageError(f"The DataFrame has several columns of one name: {listed(twice)}. Rename them.")
     schema.places(names)
     require_types(schema, types_of(frame))
     wanted = [column.name for column in schema.columns if column.stored]

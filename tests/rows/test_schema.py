@@ -89,6 +89,19 @@ def test_stored_types_give_the_numbers_that_text_does() -> None:
     assert one("number", [math.inf, -math.inf], range=(-1, 3)) == [3, -1]
 
 
+def test_categories_that_are_whole_numbers_are_these_and_no_others() -> None:
+    most = 2**53 + 1  # no float is it
+    schema = Schema([Column("x", "category", categories=[most, 0], other="column")])
+    assert schema.columns[0].categories == ("9007199254740993", "0")
+    assert Schema.from_json(schema.to_json()) == schema
+    rows = np.concatenate(list(encoded(schema, {"x": pa.array([most, most - 1, 0])}, 3)))
+    assert rows.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
+    rows = np.concatenate(list(encoded(schema, {"x": pa.array([-0.0, 1.5])}, 2)))
+    assert rows.tolist() == [[0, 1, 0], [0, 0, 1]]
+    with pytest.raises(UsageError, match="names in quotes, or of whole numbers"):
+        Schema([Column("x", "category", categories=[16**9999, 0])])
+
+
 def test_a_cell_that_is_not_what_is_said_is_named_by_row_and_column_and_never_quoted() -> None:
     hidden = "9hidden"
     for kind, cells, more in (
@@ -219,6 +232,15 @@ def test_all_mistakes_of_a_file_are_told_at_once_with_their_lines(tmp_path: Path
         "a privacy unit needs max_rows",
     ):
         assert words in said
+    (tmp_path / "s.toml").write_text(
+        '[[column]]\nname = "a"\nkind = "date"\nformat = "%Y\\u001b[2J"\n'
+        '[[column]]\nname = "b"\nkind = "date"\norigin = "2020-01-01\\u001b10:00"\n'
+    )
+    with pytest.raises(UsageError, match=r"(?s)line 4, .*holds a control character.*line 8, .*holds a control char"):
+        Schema.read(tmp_path / "s.toml")
+    (tmp_path / "s.toml").write_text('columns = []\n[[column]]\nname = "a"\nkind = "number"\n')
+    with pytest.raises(UsageError, match="columns and column are one and the same: write one of them"):
+        Schema.read(tmp_path / "s.toml")
     (tmp_path / "s.toml").write_text("[[column]\n")
     with pytest.raises(UsageError, match=r"is not TOML: .*line 1"):
         Schema.read(tmp_path / "s.toml")
