@@ -212,7 +212,13 @@ def _plain(column: Column, found: Any) -> Any:
         found = found.dictionary_decode()
     if not takes(column, found.type):
         raise UnfitError(Fault(0, column.name, f"from here on there is {found.type}, which is no {column.kind}"))
-    return found
+    return _parsed(column, found, _valid, "the cell is not UTF-8 text") if _is_text(found.type) else found
+
+
+def _valid(text: Any) -> Any:
+    """Return text that is UTF-8, which Parquet files need not hold; ArrowInvalid: it is not."""
+    text.validate(full=True)
+    return text
 
 
 def _unfit(wrong: _Mask, column: Column, said: str) -> UnfitError:
@@ -347,7 +353,7 @@ def units_of(schema: Schema, columns: Mapping[str, Any], key: bytes) -> npt.NDAr
             continue
         text, absent = _text(_names(_plain(column, columns[column.name])))
         if (lacking := _flags(absent)).any():
-            raise _unfit(lacking, column, "the privacy unit is missing: whose row is it?")
+            raise _unfit(lacking, column, "the privacy unit is missing: it is not said whose row it is")
         length = pc.cast(pc.binary_length(text), pa.string())
         parts += [length, pc.cast(text, pa.string())]
     # with its length before each part, no two units are written alike

@@ -89,6 +89,21 @@ def test_stored_types_give_the_numbers_that_text_does() -> None:
     assert one("number", [math.inf, -math.inf], range=(-1, 3)) == [3, -1]
 
 
+@pytest.mark.parametrize("kind", ["number", "category", "date", "privacy unit"])
+def test_bytes_that_are_not_text_are_named_by_their_row(kind: str) -> None:
+    offsets = pa.py_buffer(np.array([0, 1, 2, 5], np.int32).tobytes())
+    found = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"12h\xffh")])
+    found = pa.concat_arrays([pa.array(["1"]), found.slice(2)])
+    more = {"categories": ["1"]} if kind == "category" else {}
+    schema = Schema([Column("x", kind, **more), Column("y", "number"), Column("z", "number")],
+                    max_rows=1 if kind == "privacy unit" else None)  # fmt: skip
+    columns = {"x": found, "y": pa.array([1, 2]), "z": pa.array([1, 2])}
+    with pytest.raises(UnfitError) as caught:
+        units_of(schema, columns, b"key") if kind == "privacy unit" else list(encoded(schema, columns, 2))
+    assert caught.value.faults[0][:2] == (1, "x")
+    assert caught.value.faults[0].said == "the cell is not UTF-8 text"
+
+
 def test_categories_that_are_whole_numbers_are_these_and_no_others() -> None:
     most = 2**53 + 1  # no float is it
     schema = Schema([Column("x", "category", categories=[most, 0], other="column")])
@@ -171,7 +186,7 @@ def test_units_of_several_columns_are_told_apart_whatever_they_are_called() -> N
     assert found.shape == (6, 2)
     assert len({tuple(each) for each in found.tolist()}) == 5  # the last two are spelled alike
     assert found.tolist() != units_of(schema, {"f": pa.array(first), "i": pa.array(second)}, b"other").tolist()
-    with pytest.raises(UnfitError, match="whose row is it") as caught:
+    with pytest.raises(UnfitError, match="whose row it is") as caught:
         units_of(schema, {"f": pa.array(["1", "NA"]), "i": pa.array(["1", "2"])}, b"key")
     assert [(fault.row, fault.column) for fault in caught.value.faults] == [(1, "f")]
 
