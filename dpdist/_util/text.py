@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import textwrap
+from collections import Counter
 from collections.abc import Iterable
 from decimal import ROUND_CEILING, Decimal
 
@@ -116,6 +117,17 @@ def listed(names: Iterable[str]) -> str:
     """
     names = list(names)
     return ", ".join(names[:_SHOWN]) + (f", ... ({len(names)} in all)" if len(names) > _SHOWN else "")
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Return the names that stand there more than once, each once, sorted.
+
+    Examples
+    --------
+    >>> repeated(["b", "a", "c", "b", "a", "a"])
+    ['a', 'b']
+    """
+    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 def canonical(value: object) -> str:

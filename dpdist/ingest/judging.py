@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpdist._util.text import has_control, listed
+from dpdist._util.text import has_control, listed, repeated
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.looking import Found, require_names, survey_of
 from dpdist.ingest.readers.base import AskError, Places, only_columns
@@ -137,9 +137,8 @@ def require_publishable(where: object, names: tuple[str, ...]) -> None:
                 f"{where}: the name of column {place + 1} (counting from 1) holds a control character. Names are "
                 "published, and shown on terminals: rename the column."
             )
-    if len(set(names)) < len(names):
-        twice = listed(sorted({name for name in names if names.count(name) > 1}))
-        raise DataError(f"{where} has several columns of one name: {twice}. Rename them.")
+    if twice := repeated(names):
+        raise DataError(f"{where} has several columns of one name: {listed(twice)}. Rename them.")
 
 
 def kept_places(names: tuple[str, ...], columns: Sequence[str] | None, unit: Unit | None) -> tuple[int, ...]:

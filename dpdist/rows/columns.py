@@ -15,6 +15,8 @@ SECONDS = {
 """Seconds in a unit of a date; a year is 365.2425 days."""
 STORED = frozenset({"number", "integer", "boolean", "category", "date"})
 """Kinds of which rows have numbers."""
+_MOST_NAMED = 10**100
+"""Whole numbers from here on name no category: Python refuses to write thousands of digits."""
 
 
 @dataclass(frozen=True)
@@ -79,16 +81,13 @@ class Column:
     weight: Any = None
 
     def __post_init__(self) -> None:
-        for key in ("range", "categories"):
+        for key, stored in (("range", _plain), ("categories", _named)):
             value = getattr(self, key)
             if isinstance(value, Sequence) and not isinstance(value, str):
-                object.__setattr__(self, key, tuple(map(_plain, value)))
-        for key in ("origin", "fill", "weight"):
+                object.__setattr__(self, key, tuple(map(stored, value)))
+        for key in ("origin", "weight"):
             object.__setattr__(self, key, _plain(getattr(self, key)))
-        if isinstance(self.categories, tuple):
-            object.__setattr__(self, "categories", tuple(map(_named, self.categories)))
-        if self.kind == "category":
-            object.__setattr__(self, "fill", _named(self.fill))
+        object.__setattr__(self, "fill", _named(self.fill) if self.kind == "category" else _plain(self.fill))
 
     def __repr__(self) -> str:
         more = "".join(f", {key}={value!r}" for key, value in self.given.items())
@@ -183,8 +182,10 @@ def _plain(value: Any) -> Any:
 
 
 def _named(value: Any) -> Any:
-    """Return a category as text; whole numbers are names too."""
-    return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else value
+    """Return a category as text; whole numbers are names too, with every digit."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value) if abs(value) < _MOST_NAMED else value
+    return f"{value + 0.0:.0f}" if isinstance(value, float) and value.is_integer() else _plain(value)
 
 
 def instant(text: str) -> datetime:

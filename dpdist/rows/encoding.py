@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpdist._util.text import counted, listed
+from dpdist._util.text import counted, listed, repeated
 from dpdist.errors import DataError, UsageError, quiet
 from dpdist.rows.columns import SECONDS, Column
 from dpdist.rows.schema import Schema
@@ -214,7 +214,13 @@ def _plain(column: Column, found: Any) -> Any:
         found = found.dictionary_decode()
     if not takes(column, found.type):
         raise UnfitError(Fault(0, column.name, f"from here on there is {found.type}, which is no {column.kind}"))
-    return found
+    return _parsed(column, found, _valid, "the cell is not UTF-8 text") if _is_text(found.type) else found
+
+
+def _valid(text: Any) -> Any:
+    """Return text that is UTF-8, which Parquet files need not hold; ArrowInvalid: it is not."""
+    text.validate(full=True)
+    return text
 
 
 def _unfit(wrong: _Mask, column: Column, said: str) -> UnfitError:
@@ -285,7 +291,7 @@ def _names(found: Any) -> Any:
     if pa.types.is_null(found.type):
         return found.cast(pa.string())
     if pa.types.is_floating(found.type) or pa.types.is_decimal(found.type):
-        values = pc.cast(found, pa.float64(), safe=False)
+        values = pc.add(pc.cast(found, pa.float64(), safe=False), 0.0)  # -0 is 0
         wanted = [None if not math.isfinite(each) else f"{each:.0f}" if each.is_integer() else repr(each)
                   for each in values.to_numpy(zero_copy_only=False).tolist()]  # fmt: skip
         return pa.array(wanted, pa.string())
@@ -353,7 +359,7 @@ def units_of(schema: Schema, columns: Mapping[str, Any], key: bytes) -> npt.NDAr
             continue
         text, absent = _text(_names(_plain(column, columns[column.name])))
         if (lacking := _flags(absent)).any():
-            raise _unfit(lacking, column, "the privacy unit is missing: whose row is it?")
+            raise _unfit(lacking, column, "the privacy unit is missing: it is not said whose row it is")
         length = pc.cast(pc.binary_length(text), pa.string())
         parts += [length, pc.cast(text, pa.string())]
     # with its length before each part, no two units are written alike
@@ -413,9 +419,8 @@ def transformed(schema: Schema, frame: Any) -> Any:
             f"A schema transforms a pandas DataFrame, whose columns have names, not a {type(frame).__name__}."
         )
     names = list(map(str, frame.columns))
-    if len(set(names)) < len(names):
-        twice = listed(sorted({name for name in names if names.count(name) > 1}))
-        raise UsageError(f"The DataFrame has several columns of one name: {twice}. Rename them.")
+    if twice := repeated(names):
+        raise UsageError(f"The DataFrame has several columns of one name: {listed(twice)}. Rename them.")
     schema.places(names)
     require_types(schema, types_of(frame))
     wanted = [column.name for column in schema.columns if column.stored]

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from dpdist._util.text import listed
+from dpdist._util.text import listed, repeated
 from dpdist.errors import UsageError
 from dpdist.rows.columns import Column
 from dpdist.rows.schema_mistakes import FORMAT, Parts, all_of, mistakes, parts_of, said_of
@@ -264,8 +264,8 @@ class Schema:
             If the source has other columns than the schema says; each is named.
         """
         have = {name: place for place, name in enumerate(names)}
-        twice = {name for name in names if names.count(name) > 1} if len(have) < len(names) else set()
-        wrong = [f"several columns are called {listed(sorted(map(repr, twice)))}"] if twice else []
+        twice = repeated(names) if len(have) < len(names) else []
+        wrong = [f"several columns are called {listed(map(repr, twice))}"] if twice else []
         wrong += [
             f"{self.where(at)}: there is no such column"
             for at, each in enumerate(self.columns)

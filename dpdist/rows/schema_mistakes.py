@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from dpdist._util.text import counted, has_control, listed
+from dpdist._util.text import counted, has_control, listed, repeated
 from dpdist.rows.columns import SECONDS, Column, instant
 
 FORMAT = "dpdist-schema/1"
@@ -80,6 +80,8 @@ def parts_of(content: Mapping[str, Any]) -> tuple[list[Mistake], list[Column]]:
         for key in content
         if key not in {*_OWN, "format", "columns", "column"}
     ]
+    if "column" in content and "columns" in content:
+        wrong.append(Mistake(None, "columns", "columns and column are one and the same: write one of them"))
     if content.get("format", FORMAT) != FORMAT:
         wrong.append(Mistake(None, "format", f"its format is not {FORMAT}: another version of dpdist made it"))
     entries = content.get("columns", content.get("column", []))
@@ -144,7 +146,7 @@ def _together(schema: Parts, *, broken: bool) -> Iterator[Mistake]:
         yield Mistake(None, None, f"it makes {counted(width, 'column')}, and a table needs two or more")
     else:
         names = [name for column in schema.columns for name in column.features]
-        if twice := sorted({name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()):
+        if twice := repeated(names):
             yield Mistake(None, None, f"several columns of the rows would be called {listed(twice)}")
 
 
@@ -160,10 +162,19 @@ def _mistakes_of(column: Column, scale: str) -> Iterator[tuple[str | None, str]]
         for key in given
         if key not in _TAKES[column.kind]
     ]
+    found += [
+        (key, f"{key} holds a control character")
+        for key in ("range", "unit", "origin", "format", "fill")
+        if any(isinstance(each, str) and has_control(each) for each in _each(given.get(key)))
+    ]
     found += _wrong_words({key: value for key, value in given.items() if key in _TAKES[column.kind]})
     found += _wrong_range(column, scale) if column.kind in _RANGED else ()
     found += _wrong_categories(column) if column.kind == "category" else ()
     yield from found or _wrong_fill(column)
+
+
+def _each(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _wrong_words(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -230,10 +241,10 @@ def _wrong_categories(column: Column) -> Iterator[tuple[str | None, str]]:
         return
     if any(each != each.strip() or not each or has_control(each) for each in found):
         yield "categories", "a category is no empty text, begins and ends with no space, and holds no control character"
-    if len(set(found)) < len(found):
+    if repeated(found):
         yield (
             "categories",
-            f"these are listed twice: {listed(sorted({each for each in found if found.count(each) > 1}))}",
+            f"these are listed twice: {listed(repeated(found))}",
         )
     if column.encoding == "ordinal" and column.other == "column":
         yield "other", 'other = "column" is for one-hot columns; take "refuse" or "missing"'

@@ -17,6 +17,8 @@ from dpdist.ingest.sources import Choices
 from dpdist.ingest.table import ingest
 from dpdist.jobs.job_file import read_job
 from dpdist.release.parse import columns_from
+from dpdist.rows.columns import Column
+from dpdist.rows.schema import Schema
 
 pytestmark = pytest.mark.usefixtures("typed")
 
@@ -39,6 +41,18 @@ def test_a_first_line_that_may_be_a_row_is_asked_for_and_not_repeated(tmp_path: 
     message = refused(path, "may name the columns or be a row", never=("4711", "2019", "Ann", "172", "Jones"))
     for word in ("yes", "no"):
         assert f"dpdist ingest {path} {tmp_path / 'rows.zarr'} --header {word} (" in message
+
+
+@pytest.mark.parametrize("text", ["secretword,Ann\nJones,5\n", "secretword,Ann\n"])
+def test_a_first_line_without_any_name_of_the_schema_is_asked_for_and_not_repeated(tmp_path: Path, text: str) -> None:
+    path, schema = tmp_path / "t.csv", Schema([Column("who", "ignored"), Column("a", "number"), Column("b", "number")])
+    path.write_text(text)
+    with pytest.raises(DataError, match="may name the columns or be a row") as caught:
+        ingest(path, tmp_path / "rows.zarr", choices=Choices(schema=schema))
+    assert "secretword" not in str(caught.value)
+    path.write_text("who,a,c\n1,2,3\n")  # one name of it is enough: no cell is called so by chance
+    with pytest.raises(UsageError, match=r"column 'b': there is no such column.*The source has: who, a, c"):
+        ingest(path, tmp_path / "rows.zarr", choices=Choices(schema=schema))
 
 
 def test_the_commands_that_are_told_do_what_they_say(

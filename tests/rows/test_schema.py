@@ -89,6 +89,34 @@ def test_stored_types_give_the_numbers_that_text_does() -> None:
     assert one("number", [math.inf, -math.inf], range=(-1, 3)) == [3, -1]
 
 
+@pytest.mark.parametrize("kind", ["number", "category", "date", "privacy unit"])
+def test_bytes_that_are_not_text_are_named_by_their_row(kind: str) -> None:
+    offsets = pa.py_buffer(np.array([0, 1, 2, 5], np.int32).tobytes())
+    found = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"12h\xffh")])
+    found = pa.concat_arrays([pa.array(["1"]), found.slice(2)])
+    more = {"categories": ["1"]} if kind == "category" else {}
+    schema = Schema([Column("x", kind, **more), Column("y", "number"), Column("z", "number")],
+                    max_rows=1 if kind == "privacy unit" else None)  # fmt: skip
+    columns = {"x": found, "y": pa.array([1, 2]), "z": pa.array([1, 2])}
+    with pytest.raises(UnfitError) as caught:
+        units_of(schema, columns, b"key") if kind == "privacy unit" else list(encoded(schema, columns, 2))
+    assert caught.value.faults[0][:2] == (1, "x")
+    assert caught.value.faults[0].said == "the cell is not UTF-8 text"
+
+
+def test_categories_that_are_whole_numbers_are_these_and_no_others() -> None:
+    most = 2**53 + 1  # no float is it
+    schema = Schema([Column("x", "category", categories=[most, 0], other="column")])
+    assert schema.columns[0].categories == ("9007199254740993", "0")
+    assert Schema.from_json(schema.to_json()) == schema
+    rows = np.concatenate(list(encoded(schema, {"x": pa.array([most, most - 1, 0])}, 3)))
+    assert rows.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
+    rows = np.concatenate(list(encoded(schema, {"x": pa.array([-0.0, 1.5])}, 2)))
+    assert rows.tolist() == [[0, 1, 0], [0, 0, 1]]
+    with pytest.raises(UsageError, match="names in quotes, or of whole numbers"):
+        Schema([Column("x", "category", categories=[16**9999, 0])])
+
+
 def test_a_cell_that_is_not_what_is_said_is_named_by_row_and_column_and_never_quoted() -> None:
     hidden = "9hidden"
     for kind, cells, more in (
@@ -158,7 +186,7 @@ def test_units_of_several_columns_are_told_apart_whatever_they_are_called() -> N
     assert found.shape == (6, 2)
     assert len({tuple(each) for each in found.tolist()}) == 5  # the last two are spelled alike
     assert found.tolist() != units_of(schema, {"f": pa.array(first), "i": pa.array(second)}, b"other").tolist()
-    with pytest.raises(UnfitError, match="whose row is it") as caught:
+    with pytest.raises(UnfitError, match="whose row it is") as caught:
         units_of(schema, {"f": pa.array(["1", "NA"]), "i": pa.array(["1", "2"])}, b"key")
     assert [(fault.row, fault.column) for fault in caught.value.faults] == [(1, "f")]
 
@@ -219,6 +247,15 @@ def test_all_mistakes_of_a_file_are_told_at_once_with_their_lines(tmp_path: Path
         "a privacy unit needs max_rows",
     ):
         assert words in said
+    (tmp_path / "s.toml").write_text(
+        '[[column]]\nname = "a"\nkind = "date"\nformat = "%Y\\u001b[2J"\n'
+        '[[column]]\nname = "b"\nkind = "date"\norigin = "2020-01-01\\u001b10:00"\n'
+    )
+    with pytest.raises(UsageError, match=r"(?s)line 4, .*holds a control character.*line 8, .*holds a control char"):
+        Schema.read(tmp_path / "s.toml")
+    (tmp_path / "s.toml").write_text('columns = []\n[[column]]\nname = "a"\nkind = "number"\n')
+    with pytest.raises(UsageError, match="columns and column are one and the same: write one of them"):
+        Schema.read(tmp_path / "s.toml")
     (tmp_path / "s.toml").write_text("[[column]\n")
     with pytest.raises(UsageError, match=r"is not TOML: .*line 1"):
         Schema.read(tmp_path / "s.toml")

@@ -115,7 +115,7 @@ class Csv(Source):
         """Lines to pass over, and the column names."""
         number, cells = self._first
         header = "yes" if self._is_said else self.choices.header
-        if header is None and not attempt(self.path, partial(self._is_header, cells)):
+        if header is None and not (self._is_known(cells) and attempt(self.path, partial(self._is_header, cells))):
             raise AskError(
                 f"{self.path}: the first line may name the columns or be a row, and names are published.",
                 [
@@ -135,6 +135,11 @@ class Csv(Source):
         if self.choices.header is not None or schema is None:
             return False
         return all(_kind(each.name) == "text" and each.name in cells for each in schema.columns)
+
+    def _is_known(self, cells: list[str]) -> bool:
+        """Whether a name of the schema, if there is one, stands among cells: else they may be a row of words."""
+        schema = self.choices.schema
+        return schema is None or any(each.name in cells for each in schema.columns)
 
     def _is_header(self, cells: list[str]) -> bool:
         """Say whether the first line names columns, beyond doubt: words in all cells, and numbers below some of them.
