@@ -117,7 +117,7 @@ def settled(transaction: MomentTransaction) -> MomentTransaction:
     parts = transaction.parts()
     found = norm_histogram.published(transaction.norms())
     clip_norm, share = found.clip_norm()
-    chosen = {"clip_norm": clip_norm, "quantile": float(share)}
+    chosen: dict[str, float | tuple[float, ...]] = {"clip_norm": clip_norm, "quantile": float(share)}
     known = _norm_by_schema(transaction)
     if known is not None and known <= clip_norm:  # public: no row is longer, and a larger norm would only add noise
         clip_norm = known

@@ -94,7 +94,7 @@ def test_bytes_that_are_not_text_are_named_by_their_row(kind: str) -> None:
     offsets = pa.py_buffer(np.array([0, 1, 2, 5], np.int32).tobytes())
     found = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"12h\xffh")])
     found = pa.concat_arrays([pa.array(["1"]), found.slice(2)])
-    more = {"categories": ["1"]} if kind == "category" else {}
+    more: dict[str, Any] = {"categories": ["1"]} if kind == "category" else {}
     schema = Schema([Column("x", kind, **more), Column("y", "number"), Column("z", "number")],
                     max_rows=1 if kind == "privacy unit" else None)  # fmt: skip
     columns = {"x": found, "y": pa.array([1, 2]), "z": pa.array([1, 2])}
