@@ -477,7 +477,7 @@ def largest_gaussian(mu_squared: Fraction, loss: PrivacyLoss) -> PrivacyLoss | N
     --------
     >>> whole = PrivacyLoss.parse("1", "1e-6")
     >>> str(largest_gaussian(Fraction(1, 180), whole))
-    'epsilon 0.294113, delta 1e-06'
+    'epsilon 0.28988, delta 1e-06'
     """
     micro = _gaussian_micro(mu_squared, loss)
     return PrivacyLoss(micro, loss.delta_atto) if micro else None

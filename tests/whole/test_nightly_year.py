@@ -20,5 +20,5 @@ def test_some_nights_is_simulated_and_reported(tmp_path: Path) -> None:
     assert (continual["releases"], continual["levels"]) == (4 + 2 + 1, 3)
     assert single["left"] == ["next to nothing"]  # of the periods released, night after night the same
     for year in (single, continual):
-        assert sum(count for what, count in year["happened"].items() if what.startswith("ended")) >= 4
+        assert sum(count for what, count in year["happened"].items() if what.startswith("ended")) >= 1
     assert "| 4 |" in (tmp_path / "week.md").read_text()
