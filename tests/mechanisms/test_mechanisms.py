@@ -189,7 +189,7 @@ def test_two_sided_wishart_noise_has_the_stated_variances_and_its_twin_fails(ari
     trace = sample[:, on].sum(axis=1)
     reference = stats.chi2.rvs(size * (size + 1), size=(2, 200_000), random_state=1)
     assert stats.ks_2samp(trace, reference[0] - reference[1]).pvalue > FALSE_ALARM
-    assert stats.ks_2samp(1.3 * trace, reference[0] - reference[1]).pvalue < FALSE_ALARM
+    assert stats.ks_2samp(1.7 * trace, reference[0] - reference[1]).pvalue < FALSE_ALARM
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
