@@ -119,7 +119,7 @@ class PrivacyLeakWarning(UserWarning):
 
     See Also
     --------
-    PrivatePCA, PrivateCovariance : Give it, of a clip norm or a mean that was taken from X.
+    PrivatePCA, PrivateCovariance, PrivateRidge : Give it, of a clip norm or a mean that was taken from X.
 
     Examples
     --------
@@ -137,7 +137,7 @@ class WeakGuaranteeWarning(UserWarning):
 
     See Also
     --------
-    release_rows, choose_clip_norm, PrivatePCA, PrivateCovariance : Give it.
+    release_rows, choose_clip_norm, PrivatePCA, PrivateCovariance, PrivateRidge : Give it.
 
     Examples
     --------
@@ -153,7 +153,7 @@ class ShortenedRowsWarning(UserWarning):
 
     See Also
     --------
-    PrivatePCA, PrivateCovariance : Give it.
+    PrivatePCA, PrivateCovariance, PrivateRidge : Give it.
     choose_clip_norm : Chooses a clip norm that most rows are within.
 
     Examples
@@ -182,11 +182,11 @@ class NoWitnessWarning(UserWarning):
 
 
 class DrownedWarning(UserWarning):
-    """Components were taken that do not stand above the noise of their release: they may point anywhere.
+    """What was taken of a release may be noise: components below its edge, coefficients that may explain nothing.
 
     See Also
     --------
-    PrivatePCA : Gives it.
+    PrivatePCA, PrivateRidge, PrivateCovariance : Give it.
     forecast_release : Says beforehand which components will stand above the noise.
 
     Examples

@@ -38,6 +38,11 @@ _ALWAYS = (
 _WORK = "with the cluster at work"
 _TURNS = ("after the beginning", "after the draw", "after the commit")
 """Where the release stands on the other side of a decision."""
+_CHOOSING = (
+    "after the reservation", "after the counts are drawn", "inside the staging", "after the stage", "after the draw",
+    "inside the commit", "after the rename",
+)  # fmt: skip
+"""Of a release in two draws."""
 
 
 def trusted_points(books: str) -> list[str]:
@@ -60,7 +65,7 @@ class Fault:
     trusted, books
         The trusted node (``driver`` or ``worker``) and the ledger (``folder`` or ``postgres``).
     needs
-        What it takes besides: ``network``, ``disk`` or ``server``, or nothing.
+        What it takes besides: ``network``, ``disk`` or ``server``, a release that chooses its ``scale``, or nothing.
     inject
         The fault; what it needs is handed over by name.
     """
@@ -84,7 +89,7 @@ def all_faults() -> list[Fault]:
     for books, node in product(BOOKS, NODES):
         made = partial(Fault, trusted=node, books=books)
         found += [*_trusted_node(made, books, node), *_workers(made), *_scheduler(made, node), *_network(made, node)]
-        found += [*_data(made), *_ledger(made, books)]
+        found += [*_data(made), *_ledger(made, books), *_choice(made, node)]
     return sorted(found, key=lambda fault: (fault.needs == "network", fault.kind, fault.where))
 
 
@@ -102,11 +107,18 @@ def _trusted_node(made: Callable[..., Fault], books: str, node: str) -> Iterator
         for point in (_WORK, "after the reservation", *_TURNS, "after publication"):
             yield made("batch job requeued", point, inject=partial(requeued, point=point))
         return
+    yield made("trusted process killed", "before reading", inject=partial(trusted_killed, point="before reading"))
     for point in ("after the reservation", *_TURNS, "after publication"):
         yield made("driver killed", point, inject=partial(driver_killed, point=point))
     for point in ("before the attempt", "after the draw", "after the commit"):
         inject = partial(trusted_killed, point=point, replaced=False)
         yield made("trusted process killed and not replaced", point, inject=inject)
+
+
+def _choice(made: Callable[..., Fault], node: str) -> Iterator[Fault]:
+    for point in _CHOOSING if node == "driver" else ("before reading", *_CHOOSING):
+        inject = partial(trusted_killed, point=point)
+        yield made("trusted process killed that chooses a scale", point, inject=inject, needs="scale")
 
 
 def _at_once() -> Iterator[Fault]:
@@ -173,6 +185,8 @@ def _servers() -> Iterator[Fault]:
 
 _QUICK = (
     ("trusted process killed", "inside the commit", "worker", "postgres"),
+    ("trusted process killed that chooses a scale", "inside the staging", "worker", "folder"),
+    ("trusted process killed that chooses a scale", "after the stage", "driver", "postgres"),
     ("trusted process killed and not replaced", "after the draw", "worker", "folder"),
     ("trusted process stopped while another runs", "with the draft staged", "driver", "postgres"),
     ("driver killed", "after the draw", "worker", "folder"),

@@ -2,7 +2,7 @@
 
 The five invariants of every fault:
 
-1. at most one noisy matrix of an id can ever be observed;
+1. at most one noisy matrix of an id can ever be observed, and one stage where it chooses something first;
 2. the ledger charges it exactly once, and never less than what was observed;
 3. it is the exact sum plus one draw: no row lost or counted twice (:func:`sentinel.law_broken`);
 4. no un-noised value is in a file, a log, a message, or the memory of scheduler and client;
@@ -78,6 +78,9 @@ class Scene:
     namespace: str | None = None
     """Of the driver."""
     search_memory: bool = True
+    choice: tuple[str, ...] = ()
+    """What the release is told to choose first, in a draw of its own."""
+    stages: set[str] = field(default_factory=set)
     _children: list[Child] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
     _watcher: threading.Thread | None = None
@@ -132,7 +135,7 @@ class Scene:
         network = ("--insecure",) if self.namespace else ()
         command = [
             "release", str(self.rows), str(self.target), *LOSS, "--clip", str(sentinel.CLIP),
-            "--grid-bits", str(sentinel.BITS),
+            "--grid-bits", str(sentinel.BITS), *self.choice,
             "--ledger", str(self.ledger), *where, *network,
         ]  # fmt: skip
         words = self.folder / f"driver-{len(self._children)}.words"
@@ -226,6 +229,8 @@ class Scene:
         self._look_at_the_target()
         ledger = self.books
         for record in ledger.records:
+            if record.stage is not None:
+                self.stages.add(str(record.stage))
             if record.blob is not None:
                 with ledger.opened(record.release_id) as content, tarfile.open(fileobj=content) as archive:
                     found = archive.extractfile("lattice/c/0/0")
@@ -305,10 +310,12 @@ class Scene:
         if len(records) != 1 or balance.charged != 1 or balance.left != once:
             raise ViolationError(f"I2: {len(records)} releases, {balance}; after one there is left {once}")
         charges = events["reserved"] - events["aborted"], events["committed"], events["published"]
-        if charges != (1, 1, 1):
+        if charges != (1, 1, 1) or (events["staged"], len(self.stages)) != (bool(self.choice),) * 2:
             raise ViolationError(f"I2: {dict(events)}")
         release = open_release(self.target)
-        broken = sentinel.law_broken(release.lattice, sentinel.exact_moment(self.table), release.noise)
+        centre, scale = release.bound.input_units
+        exact = sentinel.exact_moment((self.table - centre) / scale)
+        broken = sentinel.law_broken(release.lattice, exact, release.noise)
         if broken:
             raise ViolationError(f"I3: {broken}")
         litter = [path.name for path in self.target.parent.iterdir() if path != self.target]

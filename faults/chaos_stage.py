@@ -100,6 +100,7 @@ class Stage:
             cluster = self._network() if fault.needs == "network" else self.near
             place, given = self._props(fault, folder, stack)
             scene = Scene(folder, place, fault.trusted, self.forks, cluster, search_memory=search_memory)
+            scene.choice = ("--scale", "private") if fault.needs == "scale" else ()
             scene.namespace = cluster.namespace("driver")
             stack.callback(scene.close)
             cluster.mend()

@@ -89,10 +89,10 @@ def points() -> dict[str, Point]:
     from dpdist.ledger.postgresql import PostgresStorage, PostgresTransaction
     from dpdist.ledger.sqlite import FolderStorage
     from dpdist.ledger.state_folder import StateFile
-    from dpdist.mechanisms.quantile import CalibratedHistogram
+    from dpdist.mechanisms.counts import CalibratedHistogram
     from dpdist.moment import total
     from dpdist.pipeline import release
-    from dpdist.release import archive, drawing, trusted
+    from dpdist.release import archive, drawing, stages, trusted
     from dpdist.rows.chunks import ChunkReader
     from dpdist.runtime import passes
     from dpdist.storage import atomic
@@ -121,7 +121,7 @@ def points() -> dict[str, Point]:
         "with the draft staged": Point(PostgresStorage, "stage", after=True),
         "with the draft sent": Point(PostgresTransaction, "keep", after=True),
         "inside the staging": Point(Transaction, "append", after=True, which=_appends("staged")),
-        "after the stage": Point(trusted, "settled", after=True),
+        "after the stage": Point(stages, "settled", after=True),
         "inside the commit": Point(Transaction, "append", after=True, which=_appends("committed")),
         "before the witness": Point(StateFile, "write", after=False, which=_tells),
         "after the witness": Point(StateFile, "write", after=True, which=_tells),
@@ -180,4 +180,7 @@ STAGED_FAULTS = {
     "inside the commit": Left("staged", 3, 2),
     "after the rename": Left("committed", 3, 2, published=True),
 }
-"""Likewise of a release that chooses its clip norm first: what happens twice strikes in the stage."""
+"""Likewise of a release that chooses its clip norm or scale first: what happens twice strikes in the stage."""
+
+CHOICE_FAULTS = {**FAULTS, **STAGED_FAULTS, "after the counts are drawn": Left("reserved", 1)}
+"""Likewise of a release that chooses something first, where each point strikes in whichever part comes to it."""

@@ -19,11 +19,13 @@ import pytest
 from distributed import LocalCluster
 from hypothesis import settings
 from support.cli_scene import BUDGET, CHUNKS, COLUMNS, LOSS, ROWS, Call, Said
+from support.dithering import KEY
 
 from dpdist import cli
 from dpdist.estimators import fit
 from dpdist.ledger.in_memory import Register
 from dpdist.mechanisms.gaussian import CalibratedGaussian
+from dpdist.moment import keys
 from dpdist.naming import COMMAND_LINE, naming
 from dpdist.pipeline import budget
 from dpdist.rows import dataset
@@ -46,6 +48,12 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     chosen = tmp_path / "deep" / "state"
     monkeypatch.setenv("DPDIST_STATE_HOME", str(chosen))
     return chosen
+
+
+@pytest.fixture
+def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dither all rows by one key, so that the same draws make the same release."""
+    monkeypatch.setattr(keys, "drawn", lambda: KEY.key)
 
 
 @pytest.fixture
@@ -140,3 +148,9 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Register:
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the noise away, so that what it would be added to is seen."""
     monkeypatch.setattr(CalibratedGaussian, "draw_band", lambda _self, band, _: np.zeros(band.entries, np.int64))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with whole runs: a file of theirs may take minutes, and two processes shall end at the same time."""
+    items.sort(key=lambda item: "whole" not in item.path.parts)

@@ -83,6 +83,17 @@ def exactly(value: float) -> str:
     return repr(float(value)).removesuffix(".0")
 
 
+def rounded_norm(value: float) -> str:
+    """Return a norm that rows were shortened to, to six digits: it follows from the clip norm and the grid.
+
+    Examples
+    --------
+    >>> rounded_norm(23124.712948799133), rounded_norm(100.0), rounded_norm(9.98e-5)
+    ('23124.7', '100', '0.0000998')
+    """
+    return f"{Decimal(f'{value:.6g}'):f}"
+
+
 def rounded_up(value: float) -> str:
     """Return a positive number with four digits that is not less.
 

@@ -97,7 +97,9 @@ def ingest_collection(
             with computing(where) if found.lazy else nullcontext() as engine:
                 task = _Blocks(found, keep, aside.absolute(), engine, progress or where.progress)
                 shape = task.write(compress=compress)
-            return head_of(shape, tuple(found.names[place] for place in keep), budget, origin=origin, schema=schema)
+            unit = None if schema is None else schema.unit
+            names = tuple(found.names[place] for place in keep)
+            return head_of(shape, names, budget, unit=unit, origin=origin, schema=schema)
 
         complete(aside, build)
     return open_ingested(target)

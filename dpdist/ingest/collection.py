@@ -14,12 +14,15 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from dpdist._util.ids import random_token
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.base import PIECE, STORED, UNNAMED, Places, Rows, numbered, require_columns
 from dpdist.naming import parameter
 from dpdist.rows.schema import Schema
+from dpdist.rows.units import first_of_each
 
 CURE = "Mend it in the collection and ingest again."
 
@@ -108,7 +111,8 @@ class Collection:
         Raises
         ------
         UsageError
-            If it is no DataFrame, or has other columns, or if columns are named besides, or it has a privacy unit.
+            If it is no DataFrame, or has other columns, or if columns are named besides, or if it is of Dask and the
+            schema has a privacy unit.
         """
         if not self.framed:
             raise UsageError(f"{self} has no columns of different kinds, which a schema is for.", parameter="schema")
@@ -117,10 +121,10 @@ class Collection:
                 'The schema says which columns are kept: leave the others out there, with kind = "ignored".',
                 parameter="columns",
             )
-        if schema.unit is not None:
+        if schema.unit is not None and self.lazy:
             raise UsageError(
-                f"The schema has a privacy unit, of which rows are kept by their order, and {self} is written in any. "
-                "Write it to .parquet and ingest that.",
+                f"The schema has a privacy unit, of which rows are kept by their order, and the partitions of {self} "
+                "are computed in any. Write it to .parquet and ingest that.",
                 parameter="schema",
             )
         from dpdist.rows.encoding import require_types, types_of  # noqa: PLC0415 - Arrow
@@ -157,16 +161,19 @@ class Collection:
     def layout(self, keep: Places) -> Layout:
         """Return what is announced of every block."""
         if self.schema is not None:
-            wanted = [column.name for column in self.schema.columns if column.stored]
-            return Layout(self.names, keep, len(self.names), wanted, self.schema)
+            return Layout(self.names, keep, len(self.names), self._read(self.schema), self.schema)
         labels = [str(self.data.columns[place]) for place in keep] if self.framed else None
         return Layout([self.names[place] for place in keep], keep, len(self.names), labels)
+
+    @staticmethod
+    def _read(schema: Schema) -> list[str]:
+        return [column.name for column in schema.columns if column.stored or column.kind == "privacy unit"]
 
     def blocks(self, keep: Places) -> list[Any]:
         """Return the blocks: what Dask makes each of, or the one that is in memory."""
         if self.schema is not None:
             labels = {str(label): label for label in self.data.columns}
-            data = self.data[[labels[column.name] for column in self.schema.columns if column.stored]]
+            data = self.data[[labels[name] for name in self._read(self.schema)]]
         else:
             data = self.data[[self.data.columns[place] for place in keep]] if self.framed else self.data
         if not self.lazy:
@@ -274,9 +281,10 @@ def pieces_of(block: Any, where: str, layout: Layout) -> Iterator[Rows]:
         raise DataError(f"{where} is a masked array, and a masked entry is no number: fill it by a public rule.")
     step = max(1, PIECE // (8 * len(names)))
     block = block.tocsr() if hasattr(block, "tocsr") else block  # others cannot be cut
+    kept = None if layout.schema is None else _kept(block, where, layout.schema)
     for start in range(0, block.shape[0], step):
         if layout.schema is not None:
-            yield from _mapped(block.iloc[start : start + step], f"{where}, row", start, layout.schema)
+            yield from _mapped(block.iloc[start : start + step], where, start, layout.schema, kept)
         elif framed:
             yield _of_frame(block.iloc[start : start + step], f"{where}, row", start, names)
         else:
@@ -288,16 +296,37 @@ def pieces_of(block: Any, where: str, layout: Layout) -> Iterator[Rows]:
             yield np.ascontiguousarray(found[:, list(layout.keep)], dtype=kind)
 
 
-def _mapped(frame: Any, where: str, start: int, schema: Schema) -> Iterator[Rows]:
-    from dpdist.rows.encoding import UnfitError, columns_of, encoded  # noqa: PLC0415 - Arrow
+def _kept(block: Any, where: str, schema: Schema) -> npt.NDArray[np.bool_] | None:
+    """Say which rows of a DataFrame are kept: the first ones of each privacy unit; None: all."""
+    if schema.unit is None:
+        return None
+    from dpdist.rows.encoding import UnfitError, columns_of, units_of  # noqa: PLC0415 - Arrow
 
     try:
-        yield from encoded(schema, columns_of(frame, list(map(str, frame.columns))), len(frame))
+        digests = units_of(schema, columns_of(block, schema.unit_columns), random_token().encode("ascii"))
+    except UnfitError as error:
+        wrong = error
+    else:
+        return first_of_each(np.ascontiguousarray(digests).view("S16")[:, 0], schema.unit.max_rows)
+    raise wrong.told(where, lambda row: f"row {row} (counting from 0)", CURE)
+
+
+def _mapped(frame: Any, where: str, start: int, schema: Schema, kept: npt.NDArray[np.bool_] | None) -> Iterator[Rows]:
+    """Yield the rows of a piece of a DataFrame; those that are not kept are examined too, as those of files are."""
+    from dpdist.rows.encoding import UnfitError, columns_of, encoded  # noqa: PLC0415 - Arrow
+
+    row = start
+    try:
+        for rows in encoded(schema, columns_of(frame, list(map(str, frame.columns))), len(frame)):
+            found = rows if kept is None else rows[kept[row : row + len(rows)]]
+            row += len(rows)
+            if len(found):
+                yield found
     except UnfitError as error:
         wrong = error
     else:
         return
-    raise wrong.after(start).told(where.removesuffix(", row"), lambda row: f"row {row} (counting from 0)", CURE)
+    raise wrong.after(start).told(where, lambda row: f"row {row} (counting from 0)", CURE)
 
 
 def _of_frame(frame: Any, where: str, start: int, names: Sequence[str]) -> Rows:

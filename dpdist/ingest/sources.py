@@ -23,7 +23,7 @@ from dpdist.ingest.readers.netcdf import NetCdf
 from dpdist.ingest.readers.npy import Npy, Npz
 from dpdist.ingest.readers.parquet import Parquet
 from dpdist.ingest.readers.plink import COMPANIONS, Plink
-from dpdist.ingest.readers.text import Csv
+from dpdist.ingest.readers.text import Csv, header_asked
 from dpdist.ingest.readers.vcf import Vcf
 from dpdist.ingest.readers.zarr_store import MARKS, Store, is_anndata
 from dpdist.ingest.remote import Fetched, Remote, location_of
@@ -67,6 +67,13 @@ KINDS: dict[str, type[Source]] = {
     ".vcf": Vcf,
     ".vcf.gz": Vcf,
 }
+_CURES = {
+    (".feather", ".arrow", ".ipc"): "as .parquet; in Python: pyarrow.parquet.write_table(pyarrow.feather.read_table("
+    "FILE), NEW)",
+    (".tsv", ".tab"): r"as .csv; in Python: pandas.read_csv(FILE, sep='\t').to_csv(NEW, index=False)",
+    (".xlsx", ".xls", ".ods"): "as .csv; in Python: pandas.read_excel(FILE).to_csv(NEW, index=False)",
+}
+"""How a file of another kind is written as one that can be read."""
 
 
 def located(place: SourceLocation) -> list[tuple[SourceLocation, Keys]]:
@@ -177,20 +184,24 @@ def opened_sources(place: SourceLocation, beside: Path, choices: Choices = Choic
 def columns_at(place: SourceLocation, beside: Path, header: str | None) -> tuple[tuple[str, ...], list[Any] | None]:
     """Return the names of the columns of a source that a schema is for, and their Arrow types where these are stored.
 
-    No row is looked at, but for whether the first line of text can be one.
+    Whether the first line of text is one of them is never guessed from the lines below it.
 
     Raises
     ------
     UsageError
         If it is of a kind that holds numbers only.
+    AskError
+        If it is text, and `header` does not say what its first line is.
     DataError
         If there is nothing, or something that is of no supported kind.
     """
     if not any("schema" in _kind(each).takes for each, _ in located(place)):
         raise UsageError(f"{place} holds no columns of different kinds, which a schema is for.", parameter="schema")
     with opened_sources(place, beside, Choices(header=header)) as sources:
-        kinds = sources[0].kinds
-        return sources[0].names, None if kinds is None else [*kinds]
+        names, kinds = sources[0].names, sources[0].kinds
+        if sources[0].guess is not None:
+            raise header_asked(sources[0].path)
+        return names, None if kinds is None else [*kinds]
 
 
 def _kind(place: SourceLocation) -> type[Source]:
@@ -201,7 +212,8 @@ def _kind(place: SourceLocation) -> type[Source]:
         for suffix, kind in KINDS.items():
             if kind is not Store and place.name.lower().endswith(suffix):
                 return kind
-        raise DataError(f"{place} is of a kind that cannot be read. Supported are {', '.join(KINDS)}.")
+        cures = [f" Save it {cure}." for suffixes, cure in _CURES.items() if place.name.lower().endswith(suffixes)]
+        raise DataError(f"{place} is of a kind that cannot be read. Supported are {', '.join(KINDS)}.{''.join(cures)}")
     if isinstance(place, Remote):
         raise DataError(f"{place} is not there, or the store does not give it. Check the address and your credentials.")
     raise DataError(f"{place} is not a file, or does not exist. Pass a file, or a folder of nothing but files.")

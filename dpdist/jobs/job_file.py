@@ -27,7 +27,8 @@
     mechanism = "gaussian"
     neighbours = "replace-one"
     centre = "none"              # none, private, or a file
-    grid_bits = 16
+    grid_bits = 12               # default: so many that rounding is below 5 % of the noise
+    rows_at_most = 10000000      # public; grid bits follow from it where n is private, and with periods
     options = {components = 10}  # of mechanisms that have some
     period = "2026-W47"
     id = "week-47"
@@ -74,7 +75,7 @@ from dpdist.mechanisms.registry import mechanism_named
 from dpdist.naming import naming, step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.parse import LARGEST_FILE, clip_from, read_public_centre, request_from
-from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.release.request import Centring, ReleaseRequest, share_from
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit, unit_from
@@ -108,6 +109,7 @@ class Job:
     periodic: bool = False
     in_place: bool = False
     continual: int = 1
+    correlation: bool = False
     choices: Choices = field(default_factory=Choices)
 
 
@@ -236,6 +238,7 @@ def _job(
         periodic=rows.periods,
         in_place=rows.in_place,
         continual=release.continual or 1,
+        correlation=pca is not None and pca.correlation,
         choices=make(lambda: Choices(rows.variable, rows.missing, rows.header, _schema(rows, files))),
     )
 
@@ -276,7 +279,10 @@ def _request(release: Release, files: _Files) -> ReleaseRequest:
             mechanism=release.mechanism,
             neighbours=release.neighbours,
             centre=release.centre,
+            scale=release.scale,
+            scale_share=release.scale_share,
             grid_bits=release.grid_bits,
+            rows_at_most=release.rows_at_most,
             period=release.period or "",
             name=release.id,
             folder=files.folder,
@@ -288,8 +294,10 @@ def _request(release: Release, files: _Files) -> ReleaseRequest:
         files.make(lambda: PrivacyLoss.parse(release.epsilon))
         files.make(lambda: PrivacyLoss.parse("1", release.delta or "0"))
         files.make(lambda: mechanism_named(release.mechanism) if release.mechanism else None)
-        files.make(lambda: clip == "private" or RowBound(1, clip, 16))
-        files.make(lambda: RowBound(1, 1.0, release.grid_bits))
+        files.make(lambda: isinstance(clip, str) or RowBound(1, clip, 16))
+        files.make(lambda: share_from(release.scale_share or "0.1"))
+        if (bits := release.grid_bits) is not None:
+            files.make(lambda: RowBound(1, 1.0, bits))
         if release.centre not in set(Centring):
             files.make(lambda: read_public_centre(files.folder / release.centre))
     return request
@@ -317,8 +325,7 @@ def _require_none(path: Path, errors: Sequence[DpdistError]) -> None:
 def _contradictions(sections: Sections) -> Iterator[str]:
     """Yield what makes no sense together, a sentence each."""
     rows, release = sections.rows, sections.release
-    if sections.project is not None and sections.pca is None:
-        yield "[project] needs [pca]."
+    yield from _unfit_components(sections)
     for key in ("budget_delta", "budget_pure", "budget_delta_reserve"):
         if getattr(rows, key) is not None and rows.budget_epsilon is None:
             yield f"[rows] {key} needs budget_epsilon."
@@ -327,14 +334,22 @@ def _contradictions(sections: Sections) -> Iterator[str]:
     if rows.in_place:
         yield from _unfit_in_place(sections.rows)
     if rows.periods:
-        if release.clip == "private":
-            yield (
-                '[release] clip = "private" chooses it from the rows of one table, and with periods = true one clip '
-                "norm holds for all periods. Choose it from what is publicly known."
-            )
+        for key, what in (("clip", "clip norm"), ("scale", "scale")):
+            if getattr(release, key) == "private":
+                yield (
+                    f'[release] {key} = "private" chooses it from the rows of one table, and with periods = true one '
+                    f"{what} holds for all periods. Choose it from what is publicly known."
+                )
         yield from _unfit_for_periods(sections)
     elif release.continual is not None:
         yield "[release] continual needs periods = true in [rows]."
+
+
+def _unfit_components(sections: Sections) -> Iterator[str]:
+    if sections.project is not None and sections.pca is None:
+        yield "[project] needs [pca]."
+    if sections.pca is not None and sections.pca.correlation and sections.pca.components == "auto":
+        yield "[pca] correlation needs a number of components."
 
 
 def _unfit_for_schema(rows: Rows) -> Iterator[str]:

@@ -40,6 +40,7 @@ from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.release import Outcome
 from dpdist.privacy import accounting, caution
 from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, write_sum
 from dpdist.release.continual import Node, ended, levels_for, total_of
@@ -100,9 +101,16 @@ class Series:
 
     @cached_property
     def request(self) -> ReleaseRequest:
-        """What is asked for each node: an equal share of the loss for each level."""
+        """What is asked for each node: an equal share of the loss for each level.
+
+        Releases that are added up are rounded alike, on one grid: so all of them are rounded as the first one was.
+        """
         whole = self.job.request
-        return replace(whole, loss=share_of(whole, len(self.columns), self.levels))
+        asked = replace(whole, loss=share_of(whole, len(self.columns), self.levels))
+        leaf = Node(0, 1)
+        first, target = self.span(leaf), self.path_of(list(self.ledger.periods), leaf)
+        named = replace(asked, period=first.label)
+        return replace(trusted.charged_request(named, first, self.ledger, store_at(target)), period=asked.period)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -333,7 +341,7 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
     if series.models is not None:
         model = series.models / f"{periods[-1]}.zarr"
         try:
-            found, _, _ = fit_components(total, model, job.components, cluster=job.cluster)
+            found, _, _ = fit_components(total, model, job.components, correlation=job.correlation, cluster=job.cluster)
             say(f"{model}: {counted(len(found.components.components), 'component')}.")
         except DrownedError:  # more periods may lift some above it: the release of this one is no failure
             say("No component stands above the noise of this total, so no model was written.")

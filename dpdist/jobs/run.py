@@ -18,11 +18,11 @@ from dpdist.pca.scree import require_edge
 from dpdist.pipeline import budget, register, release
 from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.release import Outcome
-from dpdist.pipeline.scores import project_rows
+from dpdist.pipeline.scores import project_rows, scores_words
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.units import Unit
 from dpdist.storage.atomic import make_once
-from dpdist.storage.store import AnyStore, Store, store_at
+from dpdist.storage.store import Store, store_at
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,6 @@ class JobOutcome:
             "model": None if self.model is None else str(self.model),
             "scores": None if self.scores is None else str(self.scores),
         }
-
-
-def scores_words(scores: AnyStore, *, fresh: bool) -> str:
-    """Say that scores are there, and what they are."""
-    how = "written" if fresh else "written before, and left alone"
-    return f"{scores}: {how}. PRIVATE: scores are private rows in fewer dimensions; do not publish them."
 
 
 def require_same_rows(job: Job, table: RowsTable) -> None:
@@ -143,7 +137,9 @@ def run(
     outcome = release.release_rows(job.rows, job.release, job.request, ledger=job.ledger, cluster=job.cluster)
     say(outcome.words())
     if job.model is not None:
-        model, _, _ = fit_components(job.release, job.model, job.components, cluster=job.cluster)
+        model, _, _ = fit_components(
+            job.release, job.model, job.components, correlation=job.correlation, cluster=job.cluster
+        )
         say(f"{job.model}: {counted(len(model.components.components), 'component')}.")
     if job.scores is not None and job.model is not None:
         _, fresh = project_rows(job.rows, job.model, job.scores, cluster=job.cluster)

@@ -20,7 +20,7 @@ from dpdist._util.text import has_control
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.naming import COMMAND_LINE
 from dpdist.privacy.guarantee import Neighbours
-from dpdist.release.request import Centring
+from dpdist.release.request import ROWS_AT_MOST, Centring, Word
 
 SCHEMA = Path(__file__).with_name("job.schema.json")
 
@@ -32,7 +32,7 @@ class Amount(str):
 
 
 class Clip(str):
-    """A number as it is written in the file, or ``private``."""
+    """A number as it is written in the file, ``private`` or ``auto``."""
 
     __slots__ = ()
 
@@ -108,8 +108,9 @@ class Release(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Clip,
         _key(
             "Public clip norm C. Take it from what is known without the data, or from a private choice of clip norm. "
-            "private: the release chooses it first, for a tenth of its mu² (or epsilon).",
-            'a number, such as 8.5, or "private"',
+            "private: the release chooses it first, for a tenth of its mu² (or epsilon). auto: 1.5 sqrt(d), with a "
+            "scale.",
+            'a number, such as 8.5, "private" or "auto"',
         ),
     ]
     delta: Annotated[
@@ -125,7 +126,30 @@ class Release(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     centre: Annotated[
         str, _key("none, private, or a file with a public centre and scale per column.", '"none", "private" or a path')
     ] = Centring.NONE.value
-    grid_bits: Annotated[int, _key("The clip norm is 2^B grid steps.", _WHOLE)] = 16
+    scale: Annotated[
+        Literal["none", "private"],
+        _key(
+            "private: the release chooses a scale of each column first, and a centre unless a public one is named. A "
+            "public scale stands in the file of centre.",
+            '"none" or "private"',
+        ),
+    ] = "none"
+    scale_share: Annotated[
+        Amount | None,
+        _key("What a private choice of the scale takes of the release's mu² (or epsilon).", "a number, such as 0.1"),
+    ] = None
+    grid_bits: Annotated[
+        int | None,
+        _key("The clip norm is 2^B grid steps [default: so many that rounding is below 5 % of the noise].", _WHOLE),
+    ] = None
+    rows_at_most: Annotated[
+        Annotated[int, Meta(ge=1, le=2**63 - 1)],
+        _key(
+            "Public: rows of the table at most, where their number is private or they come in periods. Grid bits "
+            "follow from it.",
+            "a number of rows, at least 1",
+        ),
+    ] = ROWS_AT_MOST
     options: Annotated[
         dict[str, Any] | None,
         _key("Parameters of the mechanism, by their names.", "a table, such as {components = 10}"),
@@ -161,6 +185,9 @@ class Pca(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             'a whole number of at least 1, or "auto": those that stand above the noise',
         ),
     ]
+    correlation: Annotated[
+        bool, _key("Whether they are those of the correlation matrix, of columns standardised by the release.", _FLAG)
+    ] = False
 
 
 class Project(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -264,7 +291,9 @@ def _kinds(kind: Any) -> Iterator[Any]:
 
 
 def _typed(kind: type, value: object) -> Amount | Clip:
-    if kind is Clip and (value == "private" or (isinstance(value, (int, Decimal)) and not isinstance(value, bool))):
+    if kind is Clip and (
+        value in get_args(Word) or (isinstance(value, (int, Decimal)) and not isinstance(value, bool))
+    ):
         return Clip(value)
     if kind is Amount and isinstance(value, (int, Decimal, str)) and not isinstance(value, bool):
         return Amount(value)
@@ -287,7 +316,7 @@ def schema() -> dict[str, Any]:
 
 def _schema_of(kind: type) -> dict[str, Any]:
     if kind is Clip:
-        return {"anyOf": [{"type": "number"}, {"const": "private"}]}
+        return {"anyOf": [{"type": "number"}, {"enum": list(get_args(Word))}]}
     return {"type": ["number", "string"]}
 
 

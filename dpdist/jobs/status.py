@@ -26,6 +26,10 @@ from dpdist.privacy.accounting import Left, caps_for
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
 from dpdist.release.continual import ended, levels_for
+from dpdist.release.request import Parts
+from dpdist.release.trusted import charged_request, stands_at
+from dpdist.release.worth import choice_refused
+from dpdist.rows.dataset import RowsTable
 from dpdist.rows.periods import open_periods
 from dpdist.storage.atomic import require_folder
 from dpdist.storage.store import Store, store_at
@@ -51,6 +55,10 @@ class Preview:
         What would be left of the whole table; None where nothing can be charged.
     fits
         Whether the run would be paid for.
+    parts
+        Where a release would choose something first: what its parts cost; else None.
+    refused
+        Why it would be refused all the same, where it could choose no clip norm; else None.
     """
 
     releases: tuple[tuple[str, Charge], ...]
@@ -59,6 +67,8 @@ class Preview:
     charged: int
     left: Left | None
     fits: bool
+    parts: Parts | None = None
+    refused: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -69,6 +79,8 @@ class Preview:
             "charged": self.charged,
             "left": None if self.left is None else self.left.to_json(),
             "fits": self.fits,
+            **({} if self.parts is None else {"parts": self.parts.to_json()}),
+            **({} if self.refused is None else {"refused": self.refused}),
         }
 
 
@@ -138,27 +150,45 @@ def new_periods(job: Job, closed: list[str]) -> list[str]:
     return [period for period in entries if period not in closed and (not closed or period > closed[-1])]
 
 
-def _columns(job: Job) -> int:
+def _release_id(job: Job, ledger: Ledger | None) -> str:
+    """Return the id of the release of rows that are there, as it was charged."""
+    table = open_rows(job.rows)
+    return charged_request(job.request, table, ledger, store_at(job.release)).release_id(table)
+
+
+def _table(job: Job) -> RowsTable | None:
+    """Return the one table that a job releases; None for periods, and before there is one."""
+    return None if job.periodic or not store_at(job.rows).exists() else open_rows(job.rows)
+
+
+def _columns(job: Job, table: RowsTable | None) -> int:
     """Return the number of columns, as far as it is known; what a release costs does not depend on it."""
-    if not job.periodic and store_at(job.rows).exists():
-        return open_rows(job.rows).columns
+    if table is not None:
+        return table.columns
     features = None if job.choices.schema is None else job.choices.schema.features
-    vector = job.request.centre or job.request.scale or job.columns or features
+    scale = None if job.request.scale == "private" else job.request.scale
+    vector = job.request.centre or scale or job.columns or features
     return len(vector) if vector else 2
+
+
+def _max_rows(job: Job, table: RowsTable | None) -> int:
+    """Return how many rows one privacy unit may own."""
+    if table is not None:
+        return table.max_rows
+    return job.unit.max_rows if job.unit else 1
 
 
 def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
     """Return what the next run would charge: of which period or run of periods, and what for."""
-    columns, unit = _columns(job), job.unit.max_rows if job.unit else 1
+    table = _table(job)
+    columns, unit = _columns(job, table), _max_rows(job, table)
     if not job.periodic:
-        if store_at(job.rows).exists():
-            table = open_rows(job.rows)
+        if table is not None:
             require_same_rows(job, table)
             require_components(job, table)
-            known = ledger.record(job.request.release_id(table)) if ledger else None
+            known = ledger.record(_release_id(job, ledger)) if ledger else None
             if known is not None and known.state is not State.ABORTED:
                 return []
-            unit = table.max_rows
             _require_small_delta(job, table.rows)
         return [("the whole table", Charge(_proved(job.request.proved(columns, unit))))]
     levels = levels_for(job.continual)
@@ -196,8 +226,9 @@ def require_places(job: Job) -> None:
         for folder in filter(None, (job.release, job.model)):
             require_folder(local(str(folder)))
         return
-    release_id = job.request.release_id(open_rows(job.rows)) if store_at(job.rows).exists() else None
-    for path, what in ((job.release, "release"), (job.model, "model"), (job.scores, "scores")):
+    release_id = _release_id(job, None) if store_at(job.rows).exists() else None
+    stands_at(store_at(job.release), release_id)
+    for path, what in ((job.model, "model"), (job.scores, "scores")):
         if path is not None and (release_id is None or not made_from(path, what, release_id=release_id)):
             store_at(path).require_new(what)
 
@@ -239,12 +270,18 @@ def preview(job: Job) -> Preview:
         fits = all(filters.book(f"planned {number}", charge) for number, (_, charge) in enumerate(plan))
         left = filters.left()
     charged = ledger.balance().charged if ledger else 0
-    return Preview(tuple(plan), tuple(fresh), budget, charged, left, budget is not None and fits)
+    parts = refused = None
+    if plan:
+        table = _table(job)
+        parts = job.request.parts(_columns(job, table), _max_rows(job, table))
+        if table is not None:  # before, the number of its rows is not known
+            refused = choice_refused(job.request, table.columns, table.rows, table.max_rows)
+    return Preview(tuple(plan), tuple(fresh), budget, charged, left, budget is not None and fits, parts, refused)
 
 
 def _charges(job: Job, ledger: Ledger) -> bool:
     """Say whether a run would do more than publish again what was given out, so that it would ask the witness."""
-    record = None if job.periodic else ledger.record(job.request.release_id(open_rows(job.rows)))
+    record = None if job.periodic else ledger.record(_release_id(job, ledger))
     return record is None or not record.given_out
 
 

@@ -182,6 +182,12 @@ class Fingerprints:
         """How much memory they take."""
         return sum(each.keys.nbytes + each.counts.nbytes for each in (self.exact, *self.alike))
 
+    def same_rows(self, other: Fingerprints) -> bool:
+        """Say whether two passes seem to have read the same rows, in any order: as many, with the same exact keys."""
+        one, two = self.exact, other.exact
+        same = np.array_equal(one.keys, two.keys) and np.array_equal(one.counts, two.counts)
+        return same and one.items == two.items
+
     def share_rows(self, other: Fingerprints) -> bool:
         """Say whether two tables are seen to share rows."""
         if np.intersect1d(self.exact.keys, other.exact.keys, assume_unique=True).size:

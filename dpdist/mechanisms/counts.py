@@ -20,9 +20,18 @@ whatever is drawn, and ``sum_j c_j Z_j`` is normal of variance ``|c|_2²``. So w
 The variance of ``rnd(s Z)`` is ``s² + 1/12 + sum_k (-1)^k exp(-2 pi² k² s²) (4 s² + 1/(pi² k²))`` (Sheppard's
 correction with its remainder, by Poisson summation); for s >= 1 the sum is below ``2e-8`` and is left out.
 
+**Calibration.** Let neighbours change the counts by at most ``Delta_2`` in the l2 and ``Delta_1`` in the l1 norm. (a)
+Gaussian: with s the least integer at which the Gaussian profile keeps (epsilon, delta), noisy counts are mu-GDP with
+``mu² = Delta_2² / s²``, a fraction of integers, and (epsilon, delta)-private. The counts h are integers, and rounding
+commutes with adding an integer: ``h + rnd(s Z) = rnd(h + s Z)`` is post-processing of the Gaussian mechanism (Dong,
+Roth & Su 2022; its profile: Balle & Wang 2018, theorem 8). (b) Laplace: with ``t = ceil(Delta_1 / epsilon)`` they are
+epsilon-private: the probabilities of any noisy counts under two neighbours differ by a factor of at most
+``exp(|h - h'|_1 / t) <= exp(Delta_1 / t)``. ∎
+
 References
 ----------
-Canonne, Kamath & Steinke 2020 (discrete Laplace); Sheppard 1898 (moments of rounded normals).
+Canonne, Kamath & Steinke 2020 (discrete Laplace); Sheppard 1898 (moments of rounded normals); Dong, Roth & Su 2022;
+Balle & Wang 2018.
 """
 
 from __future__ import annotations
@@ -30,12 +39,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
 
 from dpdist.errors import DataError
 from dpdist.noise.entropy import Entropy
 from dpdist.noise.lattice import discrete_laplace, rounded_normal
 from dpdist.noise.reals import Integers
+from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
+from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
+
+Counts = npt.NDArray[np.int64]
 
 Terms = Sequence[tuple[int, float]]
 """How many draws have which weight."""
@@ -58,6 +75,11 @@ class DiscreteLaplace:
     def variance(self) -> float:
         """That of one draw."""
         return 0.5 / math.sinh(0.5 / self.scale) ** 2
+
+    def exceeded(self, beta: float) -> int:
+        """Return what one draw exceeds with probability at most beta, below one half."""
+        whole = math.exp(-1 / self.scale)  # P(X > a) = whole^(a + 1) / (1 + whole)
+        return math.ceil(-math.log(beta * (1 + whole)) * self.scale * _UP) - 1
 
     def bound(self, terms: Terms, beta: float) -> float:
         """Return what the weighted sum exceeds with probability at most beta (proof: see the module)."""
@@ -103,6 +125,12 @@ class RoundedNormal:
         """That of one draw."""
         return self.sigma**2 + 1 / 12
 
+    def exceeded(self, beta: float) -> int:
+        """Return what one draw exceeds with probability at most beta, below one half."""
+        from scipy.special import ndtri  # noqa: PLC0415 - SciPy takes its time, and few need it
+
+        return math.ceil(self.sigma * -float(ndtri(beta)) * _UP - 0.5)  # P(rnd(s Z) > a) = P(s Z > a + 1/2)
+
     def bound(self, terms: Terms, beta: float) -> float:
         """Return what the weighted sum exceeds with probability at most beta (proof: see the module)."""
         from scipy.special import ndtri  # noqa: PLC0415 - SciPy takes its time, and few need it
@@ -132,3 +160,44 @@ def noise_from_json(value: dict[str, Any]) -> CountNoise:
     if value["law"] == RoundedNormal.law:
         return RoundedNormal(value["sigma"])
     raise DataError(f"The noise of the counts has the law {value['law']!r}, which this version does not know.")
+
+
+@dataclass(frozen=True)
+class CalibratedHistogram:
+    """Noise of one integer scale on every count (see the module for laws and proofs)."""
+
+    noise: CountNoise
+    guarantee: Guarantee
+
+    def answer(self, counts: Counts, entropy: Entropy) -> Counts:
+        """Return the counts plus one draw."""
+        return counts + self.noise.draw(counts.size, entropy)
+
+
+def calibrated_histogram(
+    loss: PrivacyLoss, neighbours: Neighbours, *, squared: int, absolute: int, proof: str
+) -> CalibratedHistogram:
+    """Return the least integer scale that keeps a loss: of Gaussian noise with a delta, of discrete Laplace without.
+
+    Parameters
+    ----------
+    loss, neighbours
+        What is to be kept, under which relation.
+    squared, absolute
+        ``Delta_2²`` and ``Delta_1``.
+    proof
+        The module where these are proved.
+    """
+    noise: CountNoise
+    if loss.delta_atto:
+        # sqrt(Delta_2² sigma²), rounded up in integers
+        noise = RoundedNormal(math.isqrt(math.ceil(squared * Fraction(gaussian_sigma(loss)) ** 2) - 1) + 1)
+        mu_squared = Fraction(squared, noise.sigma**2)
+        kept = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared) <= loss.delta
+    else:
+        noise = DiscreteLaplace(-(-absolute * MICRO // loss.epsilon_micro))
+        mu_squared = None
+        kept = absolute * MICRO <= loss.epsilon_micro * noise.scale
+    if not kept:
+        raise AssertionError("a scale rounded up keeps the loss")
+    return CalibratedHistogram(noise, Guarantee(neighbours, loss, mu_squared, Arithmetic.INTEGER_EXACT, proof))

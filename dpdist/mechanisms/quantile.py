@@ -15,12 +15,9 @@ one row).
 All four are attained: by M rows of one bin, exchanged for M rows of one other. No rounding of a norm matters: whichever
 bin it leads to, it is one bin.
 
-**Theorem.** (a) Gaussian: with s the least integer at which the Gaussian profile keeps (epsilon, delta), the release is
-mu-GDP with ``mu² = Delta_2² / s²``, a fraction of integers, and (epsilon, delta)-private. The counts h are integers,
-and rounding commutes with adding an integer: ``h + rnd(s Z) = rnd(h + s Z)`` is post-processing of the Gaussian
-mechanism (Dong, Roth & Su 2022; its profile: Balle & Wang 2018, theorem 8). (b) Laplace: with
-``t = ceil(Delta_1 / epsilon)`` the release is epsilon-private: the probabilities of any noisy counts under two
-neighbours differ by a factor of at most ``exp(|h - h'|_1 / t) <= exp(Delta_1 / t)``. ∎
+**Theorem.** With these sensitivities the noise is calibrated, and the release private, as
+:mod:`dpdist.mechanisms.counts` proves: mu-GDP and (epsilon, delta)-private with Gaussian noise, epsilon-private with
+discrete Laplace noise. ∎
 
 **Quantile.** For edge i let ``U_i = (rows above it) - (1 - q) n``. The q-quantile of the norms, on the grid, is the
 first edge with ``U_i <= 0``. With k bins above the edge, U_i is estimated by the noisy counts, those above the edge
@@ -58,9 +55,8 @@ for, of 10^5 rows and more, all these errors are far below the width of the grid
 
 References
 ----------
-Dwork, McSherry, Nissim & Smith 2006 (histograms); Balle & Wang 2018 (analytic Gaussian mechanism); Dong, Roth & Su 2022
-(Gaussian differential privacy); Canonne, Kamath & Steinke 2020 (discrete Laplace); McKenna & Sheldon 2020
-(permute-and-flip); Chan, Shi & Song 2011 (trees); Smith 2011 (quantiles by the exponential mechanism).
+Dwork, McSherry, Nissim & Smith 2006 (histograms); McKenna & Sheldon 2020 (permute-and-flip); Chan, Shi & Song 2011
+(trees); Smith 2011 (quantiles by the exponential mechanism).
 """
 
 from __future__ import annotations
@@ -71,31 +67,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
-
 from dpdist.errors import UsageError
-from dpdist.mechanisms.counts import CountNoise, DiscreteLaplace, RoundedNormal, Terms
-from dpdist.noise.entropy import Entropy
-from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
-from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.mechanisms.counts import CalibratedHistogram, CountNoise, Terms, calibrated_histogram
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 
 NAME = "norm-histogram"
 CONFIDENCE = 0.95
 """Of what is said of a quantile: of all bounds, at all edges and on both sides, together."""
-Counts = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class CalibratedHistogram:
-    """Noise of one integer scale on every count (see the module for laws and proofs)."""
-
-    noise: CountNoise
-    guarantee: Guarantee
-
-    def answer(self, counts: Counts, entropy: Entropy) -> Counts:
-        """Return the counts plus one draw."""
-        return counts + self.noise.draw(counts.size, entropy)
 
 
 def calibrated(loss: PrivacyLoss, neighbours: Neighbours, max_rows: int = 1) -> CalibratedHistogram:
@@ -111,22 +89,9 @@ def calibrated(loss: PrivacyLoss, neighbours: Neighbours, max_rows: int = 1) -> 
     RoundedNormal(sigma=52)
     """
     exchanged = 2 if neighbours is Neighbours.REPLACE_ONE else 1
-    noise: CountNoise
-    if loss.delta_atto:
-        sensitivity_squared = exchanged * max_rows**2
-        # sqrt(Delta_2² sigma²), rounded up in integers
-        noise = RoundedNormal(math.isqrt(math.ceil(sensitivity_squared * Fraction(gaussian_sigma(loss)) ** 2) - 1) + 1)
-        mu_squared = Fraction(sensitivity_squared, noise.sigma**2)
-        kept = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared) <= loss.delta
-    else:
-        sensitivity = exchanged * max_rows
-        noise = DiscreteLaplace(-(-sensitivity * MICRO // loss.epsilon_micro))
-        mu_squared = None
-        kept = sensitivity * MICRO <= loss.epsilon_micro * noise.scale
-    if not kept:
-        raise AssertionError("a scale rounded up keeps the loss")
-    guarantee = Guarantee(neighbours, loss, mu_squared, Arithmetic.INTEGER_EXACT, "dpdist.mechanisms.quantile")
-    return CalibratedHistogram(noise, guarantee)
+    return calibrated_histogram(
+        loss, neighbours, squared=exchanged * max_rows**2, absolute=exchanged * max_rows, proof=__name__
+    )
 
 
 @dataclass(frozen=True)

@@ -16,20 +16,27 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg.blas import dsyrk
 
+from dpdist.rows.bounding import RowBound
+from dpdist.rows.dither import Dithering, Dithers
 from dpdist.triangle import Band, Triangle, packed
+
+if TYPE_CHECKING:
+    from dpdist.rows.dither_kernel import Packing
 
 Block = npt.NDArray[np.float64]
 _LARGEST_16, _LARGEST_32 = 2**15 - 1, 2**31 - 1
-_AT_ONCE = 512
-"""Rows that are multiplied at once as integers, at most: the panels of a tile then stay in a core's own caches."""
-_FEWEST = 64
-"""With fewer rows at once, as from 13 grid bits on, adding to int64 takes more than integers save."""
+_PAIRS = 256
+"""Pairs of rows that are multiplied together: the panels of a tile then stay in a core's own caches."""
+_PANEL_BYTES = 256 << 10
+"""Of narrow rows there are more, up to a quarter of a second-level cache: every call takes its time."""
+_FEWEST = 31
+"""With fewer rows in 32 bits at once, as from 14 grid bits on, adding to int64 takes more than integers save."""
 _NARROWEST = 24
 """With fewer columns, most of a tile is empty, and BLAS is as fast."""
 
@@ -57,8 +64,8 @@ def available() -> tuple[Arithmetic, ...]:
 
 
 def integer_rows(norm_bound: int) -> int:
-    """Return how many rows of a squared norm of at most S 16-bit integers multiply exactly at once: 0 if none."""
-    return min(_AT_ONCE, _LARGEST_32 // norm_bound) if norm_bound <= _LARGEST_16**2 else 0
+    """Return of how many rows of a squared norm of at most S 32 bits hold the sum: 0 if 16 bits do not hold a row."""
+    return _LARGEST_32 // norm_bound if norm_bound <= _LARGEST_16**2 else 0
 
 
 def fastest(columns: int, norm_bound: int) -> Arithmetic:
@@ -102,6 +109,15 @@ class GramSum:
             If there are more rows than float64 adds exactly, ``floor(2^53 / S)``, and float64 is what multiplies.
         """
         self._sum.add(block)
+
+    def add_dithered(self, rows: npt.NDArray[np.generic], bound: RowBound, dithers: Dithers) -> None:
+        """Add the product of rows that are rounded without bias: they come as they are stored.
+
+        Only 16-bit integers are made of rows in one pass; whoever has other arithmetic bounds them first.
+        """
+        if not isinstance(self._sum, _Integers):
+            raise TypeError("float64 multiplies bounded rows")
+        self._sum.add_dithered(rows, bound, dithers)
 
     def total(self) -> Triangle:
         """Return the packed sum of everything added, int64."""
@@ -156,35 +172,64 @@ class _Integers:
     """Multiplies 16-bit integers; a block may have any number of rows, and is multiplied when there are enough."""
 
     def __init__(self, band: Band, exact_rows: int, arithmetic: Arithmetic) -> None:
-        from dpdist.moment import kernel  # noqa: PLC0415 - numba takes time to import
+        from dpdist._util.machine_code import aligned_zeros  # noqa: PLC0415 - numba takes time to import
+        from dpdist.moment import kernel  # noqa: PLC0415
 
-        if exact_rows < 1:
-            raise ValueError("16-bit integers do not hold a row, or 32-bit ones its product")
+        if exact_rows < 2:  # 32 bits hold the sum of two rows wherever 16 bits hold one
+            raise ValueError("16-bit integers do not hold a row")
         self._band = band
-        self._exact_rows = exact_rows
         self._multiply = kernel.multiply_with(arithmetic.value)
         self._pack = kernel.pack()
-        width = -(-band.width // kernel.WIDTH) * kernel.WIDTH
+        panels = -(-band.width // kernel.PANEL)
+        most = max(_PAIRS, _PANEL_BYTES // (4 * kernel.PANEL * panels))
+        self._exact_pairs = min(exact_rows // 2, most)
+        self._pairs = most // self._exact_pairs * self._exact_pairs
         # one pair more than is used: panels a power of two apart would share the lines of the caches
-        self._panels = np.zeros((width // kernel.PANEL, (exact_rows + 1) // 2 + 1, kernel.PANEL), dtype=np.int32)
-        self._filled = 0
-        self._sums = np.zeros((-(-band.height // kernel.HEIGHT) * kernel.HEIGHT, width), dtype=np.int64)
+        self._panels = aligned_zeros((panels, self._pairs + 1, kernel.PANEL), np.int32)
+        self._packing: Packing | None = None
+        self._packed_by: RowBound | None = None
+        self._halves = 0  # of pairs that are taken: a row's is that of its number where it is dithered by pairs
+        height = -(-band.height // kernel.HEIGHT) * kernel.HEIGHT
+        self._sums = aligned_zeros((height, panels * kernel.PANEL), np.int64)
 
     def add(self, block: Block) -> None:
         start = 0
         while start < block.shape[0]:
-            some = block[start : start + self._exact_rows - self._filled]
-            self._pack(some, self._band.start, self._filled, self._panels)
+            some = block[start : start + self._room()]
+            self._pack(some, self._band.start, self._halves, self._panels)
             start += some.shape[0]
-            self._filled += some.shape[0]
-            if self._filled == self._exact_rows:
-                self._flush()
+            self._fill(some.shape[0])
+
+    def add_dithered(self, rows: npt.NDArray[np.generic], bound: RowBound, dithers: Dithers) -> None:
+        if self._packing is None or self._packed_by != bound:
+            from dpdist.rows.dither_kernel import Packing  # noqa: PLC0415 - numba takes time to import
+
+            rule = Dithering(bound.columns, bound.grid_bits)
+            self._packing, self._packed_by = Packing(rule, bound.affine, self._band.start, bound.constant), bound
+        start = 0
+        while start < rows.shape[0]:
+            odd = (dithers.first_row + start) % 2
+            join = odd == 1 and self._halves % 2 == 1
+            if self._halves % 2 != odd:  # half a pair stays empty
+                self._fill(1)
+            some = rows[start : start + self._room()]
+            self._packing.pack(some, dithers.behind(start), self._panels, self._halves // 2, join=join)
+            start += some.shape[0]
+            self._fill(some.shape[0])
+
+    def _room(self) -> int:
+        """Return how many rows fit, at least one."""
+        return 2 * self._pairs - self._halves
+
+    def _fill(self, halves: int) -> None:
+        self._halves += halves
+        if self._halves == 2 * self._pairs:
+            self._flush()
 
     def _flush(self) -> None:
-        if not self._filled:
-            return
-        self._multiply(self._panels, (self._filled + 1) // 2, self._sums)
-        self._filled = 0
+        if self._halves:
+            self._multiply(self._panels, (self._halves + 1) // 2, self._exact_pairs, self._sums)
+            self._halves = 0
 
     def total(self) -> Triangle:
         self._flush()

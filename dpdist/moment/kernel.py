@@ -26,12 +26,12 @@ from dpdist._util.machine_code import compiled
 
 Panels = npt.NDArray[np.int32]
 """(panels, pairs of rows, 16): the 16-bit integers of two rows in one of 32 bits, that of the first row below."""
-Multiply = Callable[[Panels, int, npt.NDArray[np.int64]], None]
-"""Adds ``A^T A`` of so many pairs of rows to 64-bit integers: at least the entries (i, j) with i <= j."""
+Multiply = Callable[[Panels, int, int, npt.NDArray[np.int64]], None]
+"""Adds ``A^T A`` of so many pairs of rows, so many at once in 32 bits, to 64-bit integers: entries (i, j), i <= j."""
 PANEL = 16
 """Columns of a panel: 64 bytes, a line of the cache."""
-HEIGHT, WIDTH = 8, 48
-"""Rows and columns of what is added to are multiples of these."""
+HEIGHT = 8
+"""What is added to has a multiple of so many rows, and as many columns as the panels."""
 _16, _LOW = np.int32(16), np.int32(0xFFFF)  # of 32 bits themselves, or numba would compute in 64
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
@@ -134,28 +134,54 @@ def _plus(build: Any, *terms: Any) -> Any:
     return reduce(build.add, terms)
 
 
-_VNNI = _Tile("avx512vnni", 16, 8, 48).callable()
+_VNNI_48 = _Tile("avx512vnni", 16, 8, 48).callable()
+_VNNI_32 = _Tile("avx512vnni", 16, 8, 32).callable()
+_VNNI_16 = _Tile("avx512vnni", 16, 8, 16).callable()
+_VNNI_TALL = _Tile("avx512vnni", 16, 16, 16).callable()
 _AVX2 = _Tile("avx2", 8, 4, 16).callable()
 
 
-def _multiply_vnni(panels: Any, pairs: int, sums: Any) -> None:
+def _multiply_vnni(panels: Any, pairs: int, at_once: int, sums: Any) -> None:
     panel, line = 4 * PANEL * panels.shape[1], 8 * sums.shape[1]
     factors, place = panels.ctypes.data, sums.ctypes.data
-    for column in range(0, sums.shape[1], 48):
+    height, width = sums.shape
+    for column in range(0, width, 48):
         right = factors + column // PANEL * panel
-        for row in range(0, min(sums.shape[0], column + 48), 8):
+        row = 0
+        while row < min(height, column + 48):
+            # below the diagonal nothing is needed: of its block only the panels from that of the row on
+            skipped = max(0, row - column) // PANEL
+            vectors = min(3, (width - column) // PANEL) - skipped
+            if vectors < 1:
+                break
+            tall = vectors == 1 and row + PANEL <= min(height, column)
             left = factors + row // PANEL * panel + row % PANEL * 4
-            _VNNI(left, right, pairs, panel, place + row * line + column * 8, line)
+            at = place + row * line + (column + PANEL * skipped) * 8
+            for first in range(0, pairs, at_once):
+                some, here = min(at_once, pairs - first), 4 * PANEL * first
+                one, other = left + here, right + skipped * panel + here
+                if vectors == 3:
+                    _VNNI_48(one, other, some, panel, at, line)
+                elif vectors == 2:
+                    _VNNI_32(one, other, some, panel, at, line)
+                elif tall:
+                    _VNNI_TALL(one, other, some, panel, at, line)
+                else:
+                    _VNNI_16(one, other, some, panel, at, line)
+            row += PANEL if tall else 8
 
 
-def _multiply_avx2(panels: Any, pairs: int, sums: Any) -> None:
+def _multiply_avx2(panels: Any, pairs: int, at_once: int, sums: Any) -> None:
     panel, line = 4 * PANEL * panels.shape[1], 8 * sums.shape[1]
     factors, place = panels.ctypes.data, sums.ctypes.data
     for column in range(0, sums.shape[1], 16):
         right = factors + column // PANEL * panel
         for row in range(0, min(sums.shape[0], column + 16), 4):
             left = factors + row // PANEL * panel + row % PANEL * 4
-            _AVX2(left, right, pairs, panel, place + row * line + column * 8, line)
+            at = place + row * line + column * 8
+            for first in range(0, pairs, at_once):
+                here = 4 * PANEL * first
+                _AVX2(left + here, right + here, min(at_once, pairs - first), panel, at, line)
 
 
 _MULTIPLY = {"avx512vnni": _multiply_vnni, "avx2": _multiply_avx2}
@@ -164,7 +190,8 @@ _MULTIPLY = {"avx512vnni": _multiply_vnni, "avx2": _multiply_avx2}
 @cache
 def multiply_with(feature: str) -> Multiply:
     """Return the product by the instructions of a feature that this processor has, ``avx512vnni`` or ``avx2``."""
-    found: Multiply = compiled(_MULTIPLY[feature], "void(int32[:, :, ::1], int64, int64[:, ::1])", nogil=True)
+    signature = "void(int32[:, :, ::1], int64, int64, int64[:, ::1])"
+    found: Multiply = compiled(_MULTIPLY[feature], signature, nogil=True)
     return found
 
 

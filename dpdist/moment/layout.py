@@ -240,7 +240,7 @@ def _worker_bytes(table: Sizes, bound: RowBound, band: Band, threads: int, *, se
     # the product is added in place where it is a whole triangle; then the total, and one more while it is packed
     at_work = 8 * ((2 if several else 1) * band.height * band.width + 2 * band.entries)
     waiting = 8 * band.entries * _SUMS
-    piece = min(piece_rows(bound), table.chunk_rows)
+    piece = min(piece_rows(bound.width), table.chunk_rows)
     reading = table.buffer_bytes(piece)
     reading += 8 * bound.width * (max(block_rows(table.rows, bound), _PANELS) + _BOUNDING * piece)
     return PROCESS_BYTES + threads * (at_work + reading) + waiting

@@ -12,62 +12,55 @@ norm too small (d columns; 2e-5 for d = 100), so a row that close to an edge may
 
 Privacy needs none of this accuracy. Whatever rounding does, a row falls into one bin, so that one row more adds one to
 one count: that is all :mod:`dpdist.mechanisms.quantile` asks for.
-
-The histogram is summed over partitions as a moment is: exact, and complete or refused.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import UsageError
-from dpdist.moment.total import Partial, hash_of, piece_rows
+from dpdist.moment.histogram import Counts
+from dpdist.moment.pieces import BOUND_SECONDS
 from dpdist.naming import parameter
 from dpdist.rows.bounding import RowBound
-from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.table import Table
 
 
 @dataclass(frozen=True)
-class HistogramTask:
-    """One partition of one table, and the grid it is counted over: what a worker needs to know, all of it public."""
+class NormCounting:
+    """Counts the norms of rows over a grid.
 
-    table: Table
+    Parameters
+    ----------
+    bound
+        Its centre and scale.
+    edges
+        Of the grid, rising.
+    """
+
     bound: RowBound
     edges: tuple[float, ...]
-    chunks: range
+    value_seconds: ClassVar[float] = BOUND_SECONDS
 
-    def cut(self, chunks: range) -> HistogramTask:
-        """Return the same of other chunks."""
-        return replace(self, chunks=chunks)
+    @property
+    def columns(self) -> int:
+        """Of the table."""
+        return self.bound.columns
 
+    @property
+    def bins(self) -> int:
+        """One up to each edge, and one beyond the last."""
+        return len(self.edges) + 1
 
-def partition_histogram(task: HistogramTask) -> Partial[np.int64]:
-    """Count the norms of one partition; the values of the sum are (edges + 1,) int64.
-
-    Raises
-    ------
-    DataError
-        If a chunk is missing, short or altered.
-    """
-    most = piece_rows(task.bound)
-    reader = ChunkReader(task.table, most)
-    buffer = np.empty((most, task.bound.columns))
-    values = np.zeros(len(task.edges) + 1, dtype=np.int64)
-    rows = fingerprint = 0
-    for index in task.chunks:
-        for piece in reader.read(index):
-            values += counted(norms_of(piece, task.bound, buffer), task.edges)
-            rows += piece.shape[0]
-        fingerprint += hash_of(index, reader.checksum)
-    return Partial(values, rows, ((task.chunks.start, task.chunks.stop),), fingerprint=fingerprint)
+    def count(self, rows: npt.NDArray[np.generic], counts: Counts) -> None:
+        """Add rows to the counts, (bins,)."""
+        counts += counted(norms_of(rows, self.bound, np.empty((rows.shape[0], self.columns))), self.edges)
 
 
-Counts = npt.NDArray[np.int64]
 _MOST = 1024
 """Edges of a grid: noise grows with their number, and more than a handful to an octave choose no better."""
 

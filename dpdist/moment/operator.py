@@ -105,10 +105,16 @@ class MomentBands(_Elsewhere):
         ------
         DataError
             If a later pass over the table read other rows than the first one did.
+        DpdistError
+            If it rounded them by another key: no row would be in the moment with the integers that were verified.
         """
         first: int | None = None
+        key: str | None = None
         for partial in self.sums():
             first = partial.fingerprint if first is None else first
+            key = partial.key if key is None else key
+            if partial.key != key:
+                raise DpdistError("The bands of one moment were rounded by different keys; the release was stopped.")
             if partial.fingerprint != first:
                 raise DataError(
                     "The rows changed while they were summed, so the release was stopped and nothing of it kept. Leave "
@@ -192,6 +198,10 @@ class ProductTask:
         """Return the same of other chunks."""
         return ProductTask(self.partition.cut(chunks), self.vectors)
 
+    def keyed(self, secret: bytes) -> ProductTask:
+        """Return the same with the secret key by which its rows are dithered."""
+        return ProductTask(self.partition.keyed(secret), self.vectors)
+
 
 def partition_product(task: ProductTask) -> Partial[np.int64]:
     """Return the digits of ``sum z (z^T V)`` over one partition, exactly: d k each where the moment has d² entries.
@@ -211,4 +221,4 @@ def partition_product(task: ProductTask) -> Partial[np.int64]:
     for block in blocks:
         for place, digit in enumerate(digits.cut(block @ vectors)):
             total[place] += (block.T @ digit).astype(np.int64)
-    return Partial(total, blocks.rows, blocks.covered)
+    return Partial(total, blocks.rows, blocks.covered, key=blocks.key)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -22,8 +22,9 @@ import numpy.typing as npt
 
 from dpdist.errors import DataError, DpdistError
 from dpdist.moment.gram import Arithmetic, GramSum
-from dpdist.rows.bounding import COMPILED_VALUES, RowBound
-from dpdist.rows.chunks import ChunkReader
+from dpdist.rows.bounding import COMPILED_VALUES, DITHERED, RowBound
+from dpdist.rows.chunks import ChunkReader, Rows
+from dpdist.rows.dither import BUNCH, DitherKey, Dithers
 from dpdist.rows.table import Sizes, Table
 from dpdist.triangle import Band
 
@@ -53,6 +54,8 @@ class Partial(Generic[Value]):
         The rows of the triangle that ``values`` holds; None in a pass that only multiplies or counts.
     fingerprint
         Sum over the chunks of a hash of index and checksum: two passes that read the same have the same. Private.
+    key
+        Fingerprint of the key by which rows were dithered; empty if they were not.
     """
 
     values: npt.NDArray[Value]
@@ -60,6 +63,7 @@ class Partial(Generic[Value]):
     covered: tuple[tuple[int, int], ...]
     band: Band | None = None
     fingerprint: int = 0
+    key: str = field(default="", repr=False)
 
     def __sizeof__(self) -> int:
         # the scheduler asks for it: it adds sums where most of their bytes are, and watches the memory of workers
@@ -68,16 +72,26 @@ class Partial(Generic[Value]):
 
 @dataclass(frozen=True)
 class MomentTask:
-    """Some chunks of one table, and the band they are summed for: what a worker needs to know, all of it public."""
+    """Some chunks of one table, and the band they are summed for: what a worker needs to know, all of it public.
+
+    But for the key by which rows are dithered: it is added where they are summed (:mod:`dpdist.moment.keys`).
+    """
 
     table: Table
     bound: RowBound
     chunks: range
     band: Band
+    key: DitherKey | None = None
 
     def cut(self, chunks: range) -> MomentTask:
         """Return the same of other chunks."""
         return replace(self, chunks=chunks)
+
+    def keyed(self, secret: bytes) -> MomentTask:
+        """Return the same with the secret key by which its rows are dithered."""
+        if self.key is not None or self.bound.rule != DITHERED:
+            raise AssertionError("a key is for rows that are dithered, by no other one")
+        return replace(self, key=DitherKey(secret))
 
 
 def require_summable(table: Sizes, bound: RowBound) -> None:
@@ -100,6 +114,8 @@ def require_summable(table: Sizes, bound: RowBound) -> None:
 def moment_task(table: Table, bound: RowBound, band: Band | None = None) -> MomentTask:
     """Return the sum of all chunks of a table, for a band or the whole moment; it is computed in parts.
 
+    Rows that are dithered cannot be summed before it is given a key (:meth:`MomentTask.keyed`).
+
     Raises
     ------
     DataError
@@ -120,25 +136,39 @@ def partition_moment(task: MomentTask) -> Partial[np.int64]:
     sums = GramSum(task.band, task.bound.norm_bound, None if _worth_compiling(task.table) else Arithmetic.FLOAT64)
     most = block_rows(task.table.rows, task.bound)
     if sums.arithmetic is not Arithmetic.FLOAT64:
-        most = min(most, piece_rows(task.bound))  # integers are gathered anyway: bounded rows need not leave the cache
+        most = min(
+            most, piece_rows(task.bound.width)
+        )  # integers are gathered anyway: bounded rows need not leave the cache
     blocks = BoundedBlocks(task, most)
-    for block in blocks:
-        sums.add(block)
-    return Partial(sums.total(), blocks.rows, blocks.covered, task.band, blocks.fingerprint)
+    if task.key is not None and sums.arithmetic is not Arithmetic.FLOAT64:
+        for rows, dithers in blocks.pieces(stored_rows(task.table)):
+            if dithers is not None:
+                sums.add_dithered(rows, task.bound, dithers)
+    else:
+        for block in blocks:
+            sums.add(block)
+    return Partial(sums.total(), blocks.rows, blocks.covered, task.band, blocks.fingerprint, blocks.key)
 
 
 def _worth_compiling(table: Table) -> bool:
     return table.rows * table.columns >= COMPILED_VALUES
 
 
-def piece_rows(bound: RowBound) -> int:
-    """Return the most rows that are read, checked and bounded at once."""
-    return max(1, _PIECE_BYTES // (8 * bound.width))
+def piece_rows(width: int) -> int:
+    """Return the most rows of so many entries that are read, checked and bounded, or counted, at once."""
+    return max(1, _PIECE_BYTES // (8 * width))
+
+
+def stored_rows(table: Table) -> int:
+    """Return the most rows that are read and checked at once where integers are made of them as they are stored."""
+    part, _ = table.located(0)  # every table has a chunk, and the parts of one are of one type or nearly
+    rows = _PIECE_BYTES // (table.columns * np.dtype(part.dtype).itemsize)
+    return max(1, rows - rows % BUNCH if rows > BUNCH else rows)  # words of a bunch are made together
 
 
 def block_rows(rows: int, bound: RowBound) -> int:
     """Return the most rows whose Gram matrix is added at once: no more than float64 adds exactly, or than there are."""
-    return min(max(_BLOCK_ROWS, piece_rows(bound)), bound.exact_rows, rows)
+    return min(max(_BLOCK_ROWS, piece_rows(bound.width)), bound.exact_rows, rows)
 
 
 class BoundedBlocks:
@@ -158,6 +188,8 @@ class BoundedBlocks:
     ----------
     rows, fingerprint
         As of a :class:`Partial`; complete after the iteration.
+    key
+        As of a :class:`Partial`.
     """
 
     def __init__(self, task: MomentTask, most: int) -> None:
@@ -165,33 +197,52 @@ class BoundedBlocks:
         self._most = most
         self.rows = 0
         self.fingerprint = 0
+        self.key = "" if task.key is None else task.key.fingerprint
 
     @property
     def covered(self) -> tuple[tuple[int, int], ...]:
         """The chunks, as of a :class:`Partial`."""
         return ((self._task.chunks.start, self._task.chunks.stop),)
 
-    def __iter__(self) -> Iterator[npt.NDArray[np.float64]]:
-        table, bound = self._task.table, self._task.bound
-        buffer = np.empty((self._most, bound.width))
-        reader = ChunkReader(table, piece_rows(bound))
-        compiled = _worth_compiling(table)
-        filled = 0
+    def pieces(self, most: int) -> Iterator[tuple[Rows, Dithers | None]]:
+        """Yield the rows as they are stored, at most so many, and their dithers; each is valid until the next."""
+        reader = ChunkReader(self._task.table, most)
         for index in self._task.chunks:
+            dithers = self._dithers(index)
             for piece in reader.read(index):
-                start = 0
-                while start < piece.shape[0]:
-                    some = piece[start : start + buffer.shape[0] - filled]
-                    bound.apply(some, buffer[filled:], compiled=compiled)
-                    start += some.shape[0]
-                    filled += some.shape[0]
-                    if filled == buffer.shape[0]:
-                        yield buffer
-                        filled = 0
+                yield piece, dithers
+                if dithers is not None:
+                    dithers = dithers.behind(piece.shape[0])
                 self.rows += piece.shape[0]
             self.fingerprint += hash_of(index, reader.checksum)
+
+    def __iter__(self) -> Iterator[npt.NDArray[np.float64]]:
+        bound = self._task.bound
+        buffer = np.empty((self._most, bound.width))
+        compiled = _worth_compiling(self._task.table)
+        filled = 0
+        for piece, dithers in self.pieces(piece_rows(bound.width)):
+            start = 0
+            while start < piece.shape[0]:
+                some = piece[start : start + buffer.shape[0] - filled]
+                bound.apply(
+                    some, buffer[filled:], None if dithers is None else dithers.behind(start), compiled=compiled
+                )
+                start += some.shape[0]
+                filled += some.shape[0]
+                if filled == buffer.shape[0]:
+                    yield buffer
+                    filled = 0
         if filled:
             yield buffer[:filled]
+
+    def _dithers(self, index: int) -> Dithers | None:
+        """Return the dithers from the first row of a chunk on: by its number in its own part of the table."""
+        if self._task.key is None:
+            return None
+        part, place = self._task.table.located(index)
+        key = self._task.key if part.period is None else self._task.key.of_period(part.period)
+        return Dithers(key, part.first_row(place))
 
 
 def hash_of(index: int, checksum: int) -> int:
@@ -205,14 +256,17 @@ def add_partials(total: Partial[Value], part: Partial[Value]) -> Partial[Value]:
     Raises
     ------
     DpdistError
-        If both cover the same chunk, which would count twice, or they are of different bands. Nothing is added then.
+        If both cover the same chunk, which would count twice, or they are of different bands or keys. Nothing is added
+        then.
     """
     if part.band != total.band:
         raise DpdistError("Sums of different rows of the moment met; the release was stopped before any noise.")
+    if part.key != total.key:
+        raise DpdistError("Sums of rows that were rounded by different keys met; nothing was drawn.")
     covered = _union([*total.covered, *part.covered])
     values = total.values if total.values.flags.writeable else total.values.copy()  # as it came from another process
     values += part.values
-    return Partial(values, total.rows + part.rows, covered, total.band, total.fingerprint + part.fingerprint)
+    return Partial(values, total.rows + part.rows, covered, total.band, total.fingerprint + part.fingerprint, total.key)
 
 
 def _union(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -22,7 +22,7 @@ from dpdist.mechanisms.quantile import QuantileFound, quantile_of, require_quant
 from dpdist.moment.pieces import BOUND_SECONDS, seconds_of
 from dpdist.naming import parameter
 from dpdist.pipeline.budget import ledger_place
-from dpdist.pipeline.norms import draw_norms
+from dpdist.pipeline.histograms import draw_histogram
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import MICRO
 from dpdist.release import norm_histogram, worth
@@ -285,7 +285,7 @@ def choose_clip_norm(
                 _foretell(transaction, quantile, state, left, say)
         fresh = engine.trusted(transaction.reserve) is State.RESERVED
         if fresh:
-            draw_norms(engine, transaction)
+            draw_histogram(engine, transaction, "Counting norms")
         return _choice(transaction, engine.trusted(norm_histogram.published, transaction), quantile, fresh=fresh)
 
 

@@ -8,11 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from dpdist._util.text import listed
-from dpdist.errors import DataError
+from dpdist.errors import DataError, UsageError
 from dpdist.moment.operator import Matrix
+from dpdist.naming import parameter
 from dpdist.pca import eigen
 from dpdist.pca import model as models
 from dpdist.pca.components import Components, components
+from dpdist.pca.correlation import Correlation
+from dpdist.pca.correlation import correlation as correlation_of
 from dpdist.pca.scree import above_noise
 from dpdist.release.artefact import Release, open_release
 from dpdist.runtime.cluster import Cluster, chosen
@@ -46,7 +49,12 @@ class FittedModel(NamedTuple):
 
 
 def fit_components(
-    release: AnyStore, model: AnyStore, components: int | None = None, *, cluster: Cluster | None = None
+    release: AnyStore,
+    model: AnyStore,
+    components: int | None = None,
+    *,
+    correlation: bool = False,
+    cluster: Cluster | None = None,
 ) -> FittedModel:
     """Write a model.zarr with the top principal components of a release: free post-processing.
 
@@ -62,6 +70,10 @@ def fit_components(
         The folder to write, or its address.
     components : int, default None
         How many, from 1 to the number of columns. None: those that stand above the noise, at confidence 0.95.
+    correlation : bool, default False
+        Whether to take the components of the correlation matrix: of columns that are standardised by what was released,
+        without those that do not stand above the noise. It needs a number of components, and a release with its mean
+        or of rows that were shifted by a centre.
     cluster : Cluster, default None
         Where to multiply a release that is too large for memory. None: in this process.
 
@@ -106,17 +118,28 @@ def fit_components(
     """
     release, target = store_at(release), store_at(model)
     opened = open_release(release)
-    made = {"format": models.FORMAT, "release_id": opened.release_id}
+    made = {"format": models.FORMAT, "release_id": opened.release_id, "correlation": correlation or None}
     if not made_from(target, "model", **made, **({} if components is None else {"k": components})):
         target.require_new("model")  # before there is any work
     elif components is not None:
         return FittedModel(models.open_model(target), opened, fresh=False)
-    taken = _components_of(opened, release, components, cluster)
-    found = models.Model(opened.release_id, opened.names, taken, opened.schema)
+    standardised = _correlation(opened, components) if correlation else None
+    taken = standardised.components if standardised else _components_of(opened, release, components, cluster)
+    found = models.Model(opened.release_id, opened.names, taken, opened.schema, correlation)
     there = partial(made_from, target, "model", **made, k=len(taken.components))
-    if make_once(there, partial(models.save, found, opened, target)):
+    if make_once(there, partial(models.save, found, opened, target, standardised)):
         return FittedModel(found, opened, fresh=True)
     return FittedModel(models.open_model(target), opened, fresh=False)
+
+
+def _correlation(opened: Release, count: int | None) -> Correlation:
+    if count is None:
+        raise UsageError(
+            f"{parameter('correlation')} needs a number of components: which of them stand above the noise is said of "
+            "the second moment alone.",
+            parameter="components",
+        )
+    return correlation_of(opened, count)
 
 
 def components_of(

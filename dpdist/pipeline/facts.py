@@ -213,6 +213,8 @@ class ModelFacts(Facts):
         Whether there are eigenvalues.
     schema : Schema or None
         By what rows are made of the columns of a source.
+    correlation : bool
+        Whether they are components of the correlation matrix.
     """
 
     kind: ClassVar[str] = "model"
@@ -223,6 +225,7 @@ class ModelFacts(Facts):
     columns: tuple[str, ...]
     eigenvalues: bool
     schema: Schema | None = None
+    correlation: bool = False
 
     def _own_json(self) -> dict[str, object]:
         return {
@@ -232,6 +235,7 @@ class ModelFacts(Facts):
             "k": self.k,
             "columns": list(self.columns),
             "eigenvalues": self.eigenvalues,
+            **({"correlation": True} if self.correlation else {}),
             **_schema_json(self.schema),
         }
 

@@ -286,6 +286,7 @@ def _model(store: Store) -> ModelFacts:
         columns=opened.names,
         eigenvalues=opened.components.eigenvalues is not None,
         schema=opened.schema,
+        correlation=opened.correlation,
     )
 
 

@@ -43,7 +43,7 @@ def register_rows(
 
     The workers read the rows once. What every part of the source holds is written down, and each later read is held
     against that: a source that changed is an error, and never another table. The table takes all columns, and the
-    types that an ingest would, so a release of it has the same bits.
+    types that an ingest would, so the same draws make the same release of it.
 
     Rows that were registered before from the same source are left alone, and so is their ledger. The same files
     registered elsewhere by the same user are a copy: they keep their identity, and share the one ledger.

@@ -24,20 +24,23 @@ from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import LedgerAddressGiven, absolute
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
+from dpdist.moment.keys import Secret, secret_of_attempt
 from dpdist.moment.layout import Layout, layout_of
 from dpdist.moment.operator import Digits, Matrix, MomentBands, MomentProducts, ProductTask, partition_product
 from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, seconds_of, units_of
 from dpdist.moment.total import Partial, add_partials, complete, moment_task, partition_moment, require_summable
 from dpdist.naming import parameter
+from dpdist.pca.rounding import warning as rounding_warning
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline.budget import ledger_place
-from dpdist.pipeline.norms import draw_norms, require_choice
+from dpdist.pipeline.histograms import draw_stage, require_choice
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import Guarantee
-from dpdist.release import trusted
+from dpdist.release import stages, trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.reproduction import admit, require_undeclared
 from dpdist.release.request import ReleaseRequest
+from dpdist.release.scaling import blindly_scaled_words
 from dpdist.rows.table import Table
 from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.runtime.work import Work
@@ -93,13 +96,13 @@ class Outcome:
             )
         return (
             f"{self.path}: {found.release_id} ({how}). {found.mechanism}, "
-            f"{found.guarantee_words()}, {found.guarantee.arithmetic}.{_stage_words(found)} This file is public."
-            f"{caution.in_words(found.cautions)} {shortened(found).warning()}".rstrip()
+            f"{found.guarantee_words()}, {found.guarantee.arithmetic}.{stage_words(found)} This file is public."
+            f"{caution.in_words(found.cautions)} {shortened(found).warning()}{rounding_warning(found)}".rstrip()
         )
 
 
-def _stage_words(found: Release) -> str:
-    """Say what a release chose first, and what part of the loss that was; a sentence after a space, or nothing."""
+def stage_words(found: Release) -> str:
+    """Say what a release chose first, and what part of the loss that was; sentences after a space, or nothing."""
     if found.stage is None or found.guarantee is None:
         return ""
     alone = Guarantee.from_json(found.stage.guarantee)
@@ -107,10 +110,14 @@ def _stage_words(found: Release) -> str:
         part = f"{float(alone.mu_squared / found.guarantee.mu_squared):.1%} of its mu²"
     else:
         part = f"epsilon {alone.loss.epsilon:g} of it"
+    said = f" Chosen first, privately, by {found.stage.mechanism} ({part}): "
+    if "scale" in found.stage.chosen:
+        what = "centre and scale" if "centre" in found.stage.chosen else "the scale"
+        clip = f", clip norm {exactly(found.bound.clip_norm)}" if "clip_norm" in found.stage.chosen else ""
+        return f"{said}{what} of each column{clip}. {blindly_scaled_words(found)}".rstrip()
     share = found.stage.chosen.get("quantile")
     where = "which no row exceeds by the schema" if share is None else f"about the {share:g}-quantile of the norms"
-    clip = exactly(found.bound.clip_norm)
-    return f" Chosen first, privately, by {found.stage.mechanism} ({part}): clip norm {clip}, {where}."
+    return f"{said}clip norm {exactly(found.bound.clip_norm)}, {where}."
 
 
 def release_rows(
@@ -128,7 +135,9 @@ def release_rows(
 
     A request with ``clip_norm="private"`` is released in two draws under one id: a histogram of the norms, which
     chooses the clip norm, and then the moment. Both are charged beforehand, and ``release.stage`` tells the choice.
-    Once the histogram is drawn nothing is refunded.
+    Once the histogram is drawn nothing is refunded. One with ``scale="private"`` likewise chooses centre and scale of
+    each column, by histograms of all columns; ``release.bound`` has them, and ``release.blindly_scaled`` names columns
+    of which these saw too little.
 
     Parameters
     ----------
@@ -195,10 +204,11 @@ def release_table(
 ) -> Outcome:
     """Publish one private second moment of an opened table, or of some of its periods, as :func:`release_rows`."""
     where = chosen(cluster)
-    guarantee = request.guarantee(table)  # refuses what makes no sense, before anything else
     store = store_at(target)
-    account = absolute(ledger_place(table, ledger))
-    transaction = trusted.MomentTransaction(request, table, account, store.absolute())
+    asked = request, table, absolute(ledger_place(table, ledger)), store.absolute()
+    elsewhere = where.trusted_worker and not request.for_reproduction
+    transaction = trusted.MomentTransaction(*asked) if elsewhere else trusted.as_charged(*asked)
+    guarantee = transaction.request.guarantee(table)  # refuses what makes no sense, before anything else
     sized = transaction.sized()
     require_summable(table, sized.request.bound(table.columns))
     if request.by_products and where.trusted_worker:
@@ -218,13 +228,16 @@ def release_table(
         require_choice(transaction)
     with where.computing(_seconds(sized), trusted_worker=where.trusted_worker) as cluster_engine:
         cluster_engine.require_visible(table.probe, ROOT)
+        if elsewhere:
+            transaction = cluster_engine.trusted(trusted.as_charged, *asked)
+            sized = transaction.sized()
         layout = _layout(cluster_engine, sized, where)  # refuses what has no room before anything is charged
         state = cluster_engine.trusted(transaction.reserve)
         fresh = state in {State.RESERVED, State.STAGED}
         if fresh and transaction.draws > 1:
             if state is State.RESERVED:
-                draw_norms(cluster_engine, transaction.norms())
-            _compute(cluster_engine, cluster_engine.trusted(trusted.settled, transaction), where, layout)
+                draw_stage(cluster_engine, transaction)
+            _compute(cluster_engine, cluster_engine.trusted(stages.settled, transaction), where, layout)
         elif fresh:
             _compute(cluster_engine, transaction, where, layout)
         cluster_engine.trusted(trusted.publish, transaction)
@@ -281,23 +294,25 @@ def _layout(cluster_engine: Engine | Here, transaction: trusted.MomentTransactio
 def _compute(
     cluster_engine: Engine | Here, transaction: trusted.MomentTransaction, where: Cluster, layout: Layout | None
 ) -> None:
-    """Sum the rows on the workers and conclude the release at the trusted node.
+    """Sum the rows on the workers and conclude the release at the trusted node; each attempt dithers rows anew.
 
     Rows are bounded as the release says, whose clip norm may have been chosen since they were laid out.
     """
+    bound = transaction.request.bound(transaction.table.columns)
+    secret = secret_of_attempt(bound, trusted_worker=where.trusted_worker)
     if layout is None:
-        trusted.conclude(transaction, MomentProducts(_product(cluster_engine, transaction)))
+        trusted.conclude(transaction, MomentProducts(_product(cluster_engine, transaction, secret)))
         return
-    layout = replace(layout, bound=transaction.request.bound(transaction.table.columns))
+    layout = replace(layout, bound=bound)
     try:
         if len(layout.bands) > 1:
-            moment = MomentBands(partial(_bands, cluster_engine, transaction.table, layout))
+            moment = MomentBands(partial(_bands, cluster_engine, transaction.table, layout, secret))
             trusted.conclude(transaction, moment, beside=layout.beside)
             return
         finalise: Callable[..., None] = partial(trusted.finalise, beside=layout.beside)
         if not where.trusted_worker:
             finalise = partial(finalise, progress=steps(where.progress, "Drawing noise"))
-        (work,) = _works(transaction.table, layout)
+        (work,) = _works(transaction.table, layout, secret)
         cluster_engine.reduce(work, finalise, transaction, label="Summing rows")
     except DataError:
         if not transaction.request.for_reproduction:
@@ -305,37 +320,44 @@ def _compute(
         raise
 
 
-def _bands(cluster_engine: Engine | Here, table: Table, layout: Layout) -> Iterator[Partial[np.int64]]:
+def _bands(
+    cluster_engine: Engine | Here, table: Table, layout: Layout, secret: Secret | None
+) -> Iterator[Partial[np.int64]]:
     """Sum the bands of the moment on the workers, and bring them here one after the other."""
-    sums = cluster_engine.reduce_each(_works(table, layout), "Summing rows in bands", under_way=layout.under_way)
+    works = _works(table, layout, secret)
+    sums = cluster_engine.reduce_each(works, "Summing rows in bands", under_way=layout.under_way)
     with closing(sums):
         for total in sums:
             yield complete(table, total)
             del total
 
 
-def _works(table: Table, layout: Layout) -> list[Work]:
+def _works(table: Table, layout: Layout, secret: Secret | None) -> list[Work]:
     """Return the pass of each band."""
     return [
-        Work("sum", partition_moment, task, units, add_partials, layout.threads)
+        Work("sum", partition_moment, task, units, add_partials, layout.threads, secret=secret)
         for task, units in zip(layout.tasks(table), layout.units, strict=True)
     ]
 
 
-def _product(cluster_engine: Engine | Here, transaction: trusted.MomentTransaction) -> Callable[[Matrix], Matrix]:
+def _product(
+    cluster_engine: Engine | Here, transaction: trusted.MomentTransaction, secret: Secret | None
+) -> Callable[[Matrix], Matrix]:
     """Return the function that multiplies the moment on the workers; what they are sent is already noisy.
 
     Noise of a first round may be out when a later one fails, so a failure refunds nothing: the same command resumes.
     """
     table, bound = transaction.table, transaction.request.bound(transaction.table.columns)
-    task, digits, threads = moment_task(table, bound), Digits.of(table, bound), cluster_engine.threads
+    task, digits = moment_task(table, bound), Digits.of(table, bound)
+    threads = cluster_engine.threads
 
     def product(vectors: Matrix) -> Matrix:
         entries = digits.count * vectors.size
         row_seconds = BOUND_SECONDS * table.columns + MULTIPLY_SECONDS * (vectors.size + entries)
         workers = threads * len(cluster_engine.workers)
         units = units_of(table, row_seconds=row_seconds, entries=entries, workers=workers)
-        work = Work("multiply", partition_product, ProductTask(task, vectors), units, add_partials, threads)
+        values = ProductTask(task, vectors)
+        work = Work("multiply", partition_product, values, units, add_partials, threads, secret=secret)
         return digits.joined(cluster_engine.reduce(work, partial(complete, table), label="Multiplying rows").values)
 
     return product

@@ -28,16 +28,15 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
     r"""Draft a schema of a source from the names of its columns and the types that it stores.
 
     No value is looked at, for what is written would depend on private rows and be published: ranges and categories are
-    blanks, to be filled in from public knowledge. Text stores no types: each of its columns is drafted as a number. (To
-    find out whether the first line of text names the columns, ``ingest`` looks whether the lines below hold numbers,
-    and so does this. If that is in doubt it asks, and drafts nothing.)
+    blanks, to be filled in from public knowledge. Text stores no types: each of its columns is drafted as a number. Nor
+    does it say whether its first line names the columns or is a row, whose cells would be published: `header` does.
 
     Parameters
     ----------
     source : str, path-like or DataFrame
         A .csv, .csv.gz or .parquet file, a folder of these, or the address of one; or a DataFrame of pandas or Dask.
     header : {"yes", "no"}, default None
-        Whether the first line of a .csv names the columns or is a row. None: refused where that is in doubt.
+        Whether the first line of a .csv names the columns or is a row; a .csv needs it.
 
     Returns
     -------
@@ -63,7 +62,7 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
     >>> here = tempfile.TemporaryDirectory()
     >>> with open(f"{here.name}/table.csv", "w") as file:
     ...     _ = file.write("age,mass\n41,70.5\n")
-    >>> draft = dpdist.draft_schema(f"{here.name}/table.csv")
+    >>> draft = dpdist.draft_schema(f"{here.name}/table.csv", header="yes")
     >>> print(draft[draft.index("[[column]]") :])
     [[column]]
     name = "age"
@@ -103,5 +102,5 @@ def _asked(place: SourceLocation, question: Callable[[], T]) -> T:
         return question()
     except AskError as error:
         steps = [f"{step('schema', place, **{name: value})} ({meaning})" for name, value, meaning in error.ways]
-        said = f"{error} Choose: {', or '.join(steps)}. The ingest needs the same."
+        said = f"{error} Choose: {', or '.join(steps)}. The ingest takes the same."
     raise DataError(said)

@@ -33,6 +33,12 @@ class ProjectedRows(NamedTuple):
     fresh: bool
 
 
+def scores_words(scores: AnyStore, *, fresh: bool) -> str:
+    """Say that scores are there, and what they are."""
+    how = "written" if fresh else "written before, and left alone"
+    return f"{scores}: {how}. PRIVATE: scores are private rows in fewer dimensions; do not publish them."
+
+
 def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: Cluster | None = None) -> ProjectedRows:
     """Write a scores.zarr: the rows, projected on the components of a model. They are private.
 

@@ -8,6 +8,7 @@ is an exact fraction of integers for the same reason.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -79,6 +80,12 @@ class Arithmetic(enum.StrEnum):
     """The proof holds for the machine's own integers, low-order bits included."""
     IDEAL_REAL = "ideal-real"
     """The proof is about real numbers; the machine approximates them."""
+
+    @classmethod
+    def of_all(cls, parts: Iterable[Guarantee]) -> Arithmetic:
+        """Return what holds of several releases together: the proof is about integers if each one's is."""
+        exact = all(part.arithmetic is cls.INTEGER_EXACT for part in parts)
+        return cls.INTEGER_EXACT if exact else cls.IDEAL_REAL
 
 
 def _counted(number: Number, unit: int, name: str, counted_in: str) -> int:

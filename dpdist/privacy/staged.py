@@ -1,8 +1,8 @@
 """A stage and the release that follows from it, under one id: what both together are, and how a loss is divided.
 
 **Mechanism.** First a stage S of the rows is drawn, such as a histogram, and published: its answer is a. Then a release
-R_a of the same rows is drawn. Which function of the rows it is, such as the moment of rows clipped to a norm, may
-follow from a; what it costs may not. The parameters of both are fixed before the first is drawn.
+R_a of the same rows is drawn. Which function of the rows it is, such as the moment of rows that are shifted, scaled and
+clipped to a norm, may follow from a; what it costs may not. The parameters of both are fixed before the first is drawn.
 
 **Theorem (adaptive composition).** Let neighbours be as for both. (a) If S is mu_1-GDP, and R_a is mu_2-GDP for every
 a, then (S, R_S) is mu-GDP with ``mu² = mu_1² + mu_2²``, and nothing is lost. (b) If S is (epsilon_1, delta_1)-private,
@@ -14,8 +14,9 @@ by the analyst there, by a fixed rule here. Its caps are (0, mu_1² + mu_2², 0)
 Gaussian release with that mu (Dong, Roth & Su 2022, corollary 3.3), and
 (epsilon_1 + epsilon_2, 0, delta_1 + delta_2) in (b). ∎
 
-The bound of mu_2 holds for every a because a mechanism is calibrated in grid steps: the clip norm says how long a step
-is, and the integers of a row have the same largest norm whatever it is.
+The bound of mu_2 holds for every a because a mechanism is calibrated in grid steps. Once a is fixed, so are centre,
+scale and clip norm, and each row is mapped by itself. The clip norm says how long a step is, and the integers of a row
+have the same largest norm whatever centre, scale and clip norm are (:mod:`dpdist.rows.bounding`).
 
 **Of pure parts** the likelihood ratio of each lies within ``e^-epsilon_i .. e^epsilon_i``: a range of 2 epsilon_i. So
 beside Gaussian releases both together cost ``mu(epsilon_1)² + mu(epsilon_2)²`` and not the larger
@@ -100,12 +101,11 @@ def together(stage: Guarantee, release: Guarantee, loss: PrivacyLoss) -> Guarant
             ranges = _ranges(stage) + _ranges(release)
     if not kept or stage.neighbours is not release.neighbours:
         raise AssertionError("a loss that was divided is kept by both parts together")
-    exact = all(part.arithmetic is Arithmetic.INTEGER_EXACT for part in parts)
     return Guarantee(
         neighbours=release.neighbours,
         loss=loss,
         mu_squared=square,
-        arithmetic=Arithmetic.INTEGER_EXACT if exact else Arithmetic.IDEAL_REAL,
+        arithmetic=Arithmetic.of_all(parts),
         proof=__name__,
         bounded_ranges=ranges,
     )

@@ -48,7 +48,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -197,6 +197,12 @@ def _pair_bound(epsilon: float, kappa: float, theta: float, mu: tuple[float, flo
     return float(w_g @ _given_g_and_q(epsilon, kappa, theta, mu, g, root) @ w_q) * (1 + 1e-9) + FLOOR
 
 
+@cache
+def _quadrature(nodes: int) -> tuple[_Floats, _Floats]:
+    """Return nodes and weights of Gauss-Legendre on [-1, 1]: a dense eigenproblem, as much work as all the rest."""
+    return np.polynomial.legendre.leggauss(nodes)
+
+
 def _pair(first_is_one: bool, other: float) -> tuple[float, float]:
     return (1.0, other) if first_is_one else (other, 1.0)
 
@@ -271,12 +277,12 @@ def replace_one_delta_at(epsilon: float, kappa: float, theta: float, mu: tuple[f
     from scipy import special  # noqa: PLC0415 - SciPy takes its time, and few need it
 
     shape = kappa + 0.5
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES_G)
+    nodes, weights = _quadrature(_NODES_G)
     low = max(-9.0, _lowest(shape))
     g = _quantile(shape, low + (nodes + 1) * (9.5 - low) / 2)
     slope = (g / shape) ** (2 / 3) * math.sqrt(shape)  # of the quantile in its z-score
     w_g = weights * (9.5 - low) / 2 * slope * np.exp(special.xlogy(shape - 1, g) - g - special.gammaln(shape))
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES_Q)
+    nodes, weights = _quadrature(_NODES_Q)
     root = (nodes + 1) * 3.4  # half-normal; beyond 6.8 there is 1e-21
     w_q = weights * 3.4 * 2 / math.sqrt(math.pi) * np.exp(-(root**2))
     return float(w_g @ _given_g_and_q(epsilon, kappa, theta, mu, g, root) @ w_q) * (1 + QUADRATURE_ERROR)

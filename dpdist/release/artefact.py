@@ -5,9 +5,13 @@ released integers; with private centring they carry one more row and column). Wi
 (d,). A mechanism that releases a subspace has one array instead, ``components`` (k x d float64, orthonormal rows).
 Attributes ``dpdist``: what was claimed and guaranteed, how rows were bounded, the law and scale of the noise, and the
 head of the ledger's hash chain before it was drawn, by which a ledger that forgot it is found out. The number of rows
-stands there only under replace-one. ``extents`` tell of which rows of which table it is, by public names: periods, and
-a digest of a random identity. A sum of releases is written the same way, and lists them. There is no seed, no hash of
-the data, no count of clipped rows, no time.
+stands there only under replace-one; else the public number that it is at most, if rows were rounded without bias.
+``extents`` tell of which rows of which table it is, by public names: periods, and a digest of a random identity. A sum
+of releases is written the same way, and lists them. There is no seed, no hash of the data, no count of clipped rows, no
+time.
+
+Rounding without bias adds n/4 squared steps to each entry of the diagonal (:mod:`dpdist.rows.dither`). They are in both
+stored matrices. :attr:`Release.second_moment` subtracts them, where n is public or released.
 
 Matrices are stored in square tiles, and a large one is read tile by tile. How a release is written stands in
 :mod:`dpdist.release.archive`.
@@ -25,6 +29,7 @@ from dpdist._util.notebook import short, table
 from dpdist._util.text import exactly
 from dpdist._version import __version__
 from dpdist.errors import DataError, ResumableError, UsageError, quiet
+from dpdist.mechanisms.columns import BEYOND
 from dpdist.mechanisms.info import Output
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.registry import mechanism_named
@@ -33,7 +38,7 @@ from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.attributes import Attributes, Stage
 from dpdist.release.coverage import Coverage
-from dpdist.rows.bounding import RowBound
+from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit
 from dpdist.storage.arrays import Array, complete_arrays, require_format
@@ -70,6 +75,8 @@ class Heading:
         What is known of the noise, in lattice units.
     rows
         n under replace-one, None under add-remove.
+    rows_at_most
+        Where n is private, what it is at most, as whoever asked for the release says in public; None where nobody does.
     ledger_head
         Where the journal of its ledger ended after it was reserved and before the noise was drawn: 64 hexadecimal
         digits; None in a release made for reproduction, which no ledger knows, and in a sum of releases.
@@ -96,6 +103,7 @@ class Heading:
     bound: RowBound
     noise: Noise
     rows: int | None
+    rows_at_most: int | None = None
     ledger_head: str | None = None
     extents: tuple[Coverage, ...] = ()
     releases: tuple[str, ...] = ()
@@ -118,6 +126,20 @@ class Heading:
     def cautions(self) -> tuple[str, ...]:
         """What should be known of a guarantee that promises little, a sentence or two each; none of most."""
         return () if self.guarantee is None else cautions(self.guarantee.loss, self.neighbours, self.rows)
+
+    @property
+    def blindly_scaled(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Columns of which a private choice of the scale saw no variance, and those that it saw beyond its grid.
+
+        The latter are known by their scale. So a sum of releases has them too, and a release by such a scale as a
+        public one.
+        """
+        scale = self.bound.scale or (1.0,) * len(self.names)
+        beyond = {name for name, found in zip(self.names, scale, strict=True) if found == BEYOND}
+        bins = () if self.stage is None else self.stage.chosen.get("bins", ())
+        counts = dict(zip(self.names, () if isinstance(bins, float) else bins, strict=False))
+        unseen = tuple(name for name, count in counts.items() if count < 2 and name not in beyond)
+        return unseen, tuple(name for name in self.names if name in beyond)
 
     @property
     def corner(self) -> int | None:
@@ -150,6 +172,7 @@ class Heading:
             "noise": self.noise.to_json(),
             "columns": list(self.names),
             "n": self.rows,
+            **({} if self.rows_at_most is None else {"rows_at_most": self.rows_at_most}),
             "ledger_head": self.ledger_head,
             "extents": [extent.to_json() for extent in self.extents],
             **({"releases": list(self.releases)} if self.releases else {}),
@@ -170,7 +193,8 @@ class Release(Heading):
     Attributes
     ----------
     second_moment : ndarray
-        ``sum x x^T`` plus noise, (d, d) float64, symmetric, in squared units of the bounded rows. Made when asked for.
+        ``sum x x^T`` plus noise, (d, d) float64, symmetric, in squared units of the bounded rows; without what rounding
+        adds to its diagonal, ``rounding_diagonal``. Made when asked for.
     row_sum : ndarray or None
         ``sum x`` plus noise, (d,) float64, in units of the bounded rows; None without private centring.
     row_count : float or None
@@ -199,6 +223,8 @@ class Release(Heading):
         What is known of the noise, in lattice units: one is ``bound.unit**2``.
     rows : int or None
         n under replace-one, None under add-remove.
+    rows_at_most : int or None
+        Where n is private, a public number that it is at most; None where there is none.
     ledger_head : str or None
         Where the journal of its ledger ended before the noise was drawn: 64 hexadecimal digits. None in a release made
         for reproduction or in memory, and in a sum of releases.
@@ -285,6 +311,16 @@ class Release(Heading):
         return np.asarray(self.answer[rows, columns], dtype=np.int64)
 
     @property
+    def rounding_diagonal(self) -> float:
+        """What rounding adds to each entry of the diagonal, ``n/4`` steps², in squared units of the bounded rows.
+
+        It is subtracted from the second moment; 0 where n is neither public nor released, or rows were truncated.
+        """
+        if self.bound.rule != DITHERED or self.row_count is None:
+            return 0.0
+        return self.row_count / 4 * self.bound.unit**2
+
+    @property
     def second_moment(self) -> Matrix:
         """``sum x x^T`` plus noise, (d, d) float64, in squared units of the bounded rows; all of it, in memory."""
         return self.moment_rows(0, self.bound.columns)
@@ -294,6 +330,8 @@ class Release(Heading):
         d = self.bound.columns
         rows: Matrix = self._integers(slice(start, min(stop, d)), slice(d)).astype(np.float64)
         rows *= self.bound.unit**2
+        places = np.arange(len(rows))
+        rows[places, start + places] -= self.rounding_diagonal
         return rows
 
     @property
@@ -305,7 +343,7 @@ class Release(Heading):
             found.append(np.diagonal(self._integers(place, place)))
         diagonal: Matrix = np.concatenate(found).astype(np.float64)
         diagonal *= self.bound.unit**2
-        return diagonal
+        return diagonal - self.rounding_diagonal
 
     @property
     def row_sum(self) -> Matrix | None:
@@ -332,7 +370,7 @@ def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:
     answer, d, width = release.answer, release.bound.columns, release.bound.width
     if len(release.names) != d:
         return False
-    if release.stage is not None and release.stage.chosen.get("clip_norm") not in {None, release.bound.clip_norm}:
+    if release.stage is not None and not _follows(release.stage, release.bound):
         return False
     if (frame := release.subspace) is not None:
         k = frame.shape[0]
@@ -345,6 +383,16 @@ def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:
     return all(
         _tile_is_sound(answer, moment, (slice(rows.start, rows.stop), slice(columns.start, columns.stop)), release)
         for rows, columns in Band.whole(width).tiles()
+    )
+
+
+def _follows(stage: Stage, bound: RowBound) -> bool:
+    """Say whether rows were bounded by what was chosen, and there is something chosen for each column."""
+    chosen, lengths = stage.chosen, {bound.columns}
+    taken = {"clip_norm": bound.clip_norm, "centre": bound.centre, "scale": bound.scale}
+    return all(chosen.get(name, value) == value for name, value in taken.items()) and all(
+        {len(value)} == lengths if isinstance(value, tuple) else name in {"clip_norm", "quantile"}
+        for name, value in chosen.items()
     )
 
 
@@ -426,6 +474,7 @@ def open_release(path: AnyStore) -> Release:
             bound=bound,
             noise=Noise.from_json(said.noise),
             rows=said.n,
+            rows_at_most=said.rows_at_most,
             answer=stored if stored.nbytes > _IN_MEMORY else np.asarray(stored[...]),
             ledger_head=said.ledger_head,
             extents=said.extents,

@@ -49,7 +49,7 @@ class Attributes(Struct, frozen=True):
     ----------
     n
         Number of rows, where it is public.
-    releases, condition, schema, stage
+    releases, condition, rows_at_most, schema, stage
         Stored where there are any.
     """
 
@@ -68,6 +68,7 @@ class Attributes(Struct, frozen=True):
     unit: UnitAttributes | None
     releases: tuple[Text, ...] = ()
     condition: Text | None = None
+    rows_at_most: Annotated[int, Meta(ge=1)] | None = None
     schema: dict[str, Any] | None = None
     stage: Stage | None = None
 

@@ -89,6 +89,7 @@ def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
         bound=first.bound,
         noise=reduce(add, (release.noise for release in releases)),
         rows=sum(rows) if len(rows) == len(releases) else None,
+        rows_at_most=_rows_at_most(releases),
         answer=total,
         extents=extents,
         releases=ids,
@@ -96,6 +97,17 @@ def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
         schema=first.schema,
         condition="; ".join(sorted({r.condition for r in releases if r.condition})) or None,
     )
+
+
+def _rows_at_most(releases: Sequence[Release]) -> int | None:
+    """Return what n of the sum is at most, by what was said of each table; None where nothing was said of one."""
+    said: dict[object, int] = {}
+    for release in releases:
+        if release.rows_at_most is None:
+            return None
+        table = frozenset(extent.dataset for extent in release.extents) or release.release_id
+        said[table] = max(said.get(table, 0), release.rows_at_most)
+    return min(sum(said.values()), 2**63 - 1)
 
 
 def _apart(releases: Sequence[Release], *, disjoint: bool) -> bool:
@@ -183,12 +195,11 @@ def _joint(
     first: Guarantee, guarantees: Iterable[Guarantee], loss: PrivacyLoss, square: Fraction | None, *, alike: bool
 ) -> Guarantee:
     every = list(guarantees)
-    exact = all(g.arithmetic is Arithmetic.INTEGER_EXACT for g in every)
     return Guarantee(
         neighbours=first.neighbours,
         loss=loss,
         mu_squared=square,
-        arithmetic=Arithmetic.INTEGER_EXACT if exact else Arithmetic.IDEAL_REAL,
+        arithmetic=Arithmetic.of_all(every),
         proof=_PROOF,
         bounded_ranges=first.bounded_ranges if alike and len({g.bounded_ranges for g in every}) == 1 else (),
     )

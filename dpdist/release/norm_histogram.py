@@ -1,9 +1,7 @@
 """A private histogram of the rows' norms, by which a clip norm is chosen: requested, charged, drawn and committed once.
 
-It goes through the same transaction as a release of a moment (:mod:`dpdist.release.transaction`). What is committed is
-the noisy histogram, as JSON; it stands in the ledger and nowhere else, and whoever asks again is given it at no cost. A
-quantile of it is post-processing: asking for another one of the same histogram costs nothing. The exact counts are a
-local variable of :func:`finalise`.
+It is drawn as :mod:`dpdist.release.histogram` says. A quantile of it is post-processing: asking for another one of the
+same histogram costs nothing.
 
 The id follows from the data set's identity and public parameters, as that of a release does, and not from the quantile.
 Who names no delta takes that of the budget (:func:`settled`).
@@ -12,26 +10,26 @@ Who names no delta takes that of the budget (:func:`settled`).
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, ClassVar
 
-import numpy as np
-
 from dpdist._util.text import canonical
-from dpdist._version import __version__
 from dpdist.errors import DataError
 from dpdist.ledger.state import Part, State
-from dpdist.mechanisms.counts import CountNoise, DiscreteLaplace, RoundedNormal, noise_from_json
-from dpdist.mechanisms.quantile import NAME, CalibratedHistogram, Counts, calibrated, quantile_of
-from dpdist.moment.norm_histogram import NormGrid
-from dpdist.moment.total import Partial, complete
-from dpdist.noise.entropy import SYSTEM
+from dpdist.mechanisms.counts import (
+    CalibratedHistogram,
+    CountNoise,
+    Counts,
+    DiscreteLaplace,
+    RoundedNormal,
+    noise_from_json,
+)
+from dpdist.mechanisms.quantile import NAME, calibrated, quantile_of
+from dpdist.moment.norm_histogram import NormCounting, NormGrid
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
-from dpdist.release.transaction import ReleaseTransaction
+from dpdist.release.histogram import HistogramTransaction
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.table import Table
 
@@ -125,8 +123,29 @@ class NormsRequest:
         return f"n-{digest[:32]}"
 
 
-class NormsTransaction(ReleaseTransaction[NormsRequest]):
-    """The release of a histogram: it stands in the ledger, and nowhere else."""
+class NormsTransaction(HistogramTransaction[NormsRequest]):
+    """The release of a histogram of norms."""
+
+    def counting(self) -> NormCounting:
+        """Return what is counted."""
+        return NormCounting(self.request.bound(self.table.columns), self.request.grid.edges)
+
+    def calibrated(self) -> CalibratedHistogram:
+        """Return the noise."""
+        return self.request.calibrated(self.table)
+
+    def told(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
+        """Return what is committed of the noisy counts: all of them."""
+        noise = self.calibrated()
+        return NormHistogram(
+            release_id=self.release_id,
+            guarantee=noise.guarantee,
+            edges=self.request.grid.edges,
+            counts=tuple(noisy.tolist()),
+            noise=noise.noise,
+            rows=self.table.rows if self.request.neighbours is Neighbours.REPLACE_ONE else None,
+            ledger_head=ledger_head,
+        ).to_json()
 
 
 @dataclass(frozen=True)
@@ -255,38 +274,6 @@ def settled(transaction: NormsTransaction) -> NormsTransaction:
     )
 
 
-def finalise(transaction: NormsTransaction, total: Partial[np.int64] | None = None) -> None:
-    """Check the total, draw the noise and commit; idempotent, and once whoever else runs it.
-
-    Raises
-    ------
-    DpdistError
-        If it does not cover the table exactly once. Nothing is drawn then.
-    RefusedError
-        If the histogram was aborted meanwhile.
-    ResumableError
-        If the ledger cannot be written, or others overtake this attempt again and again and die.
-    """
-    exact: Counts = complete(transaction.table, total).values
-    transaction.commit(lambda head: _drawn(transaction, exact, ledger_head=head))
-
-
-def _drawn(transaction: NormsTransaction, exact: Counts, ledger_head: str) -> Iterator[bytes]:
-    """Yield what is committed: one fresh noisy histogram; nothing of the exact one is in it."""
-    request, table = transaction.request, transaction.table
-    noise = request.calibrated(table)
-    released = NormHistogram(
-        release_id=transaction.release_id,
-        guarantee=noise.guarantee,
-        edges=request.grid.edges,
-        counts=tuple(noise.answer(exact, SYSTEM).tolist()),
-        noise=noise.noise,
-        rows=table.rows if request.neighbours is Neighbours.REPLACE_ONE else None,
-        ledger_head=ledger_head,
-    )
-    yield canonical(released.to_json() | {"library": f"dpdist {__version__}"}).encode()
-
-
 def published(transaction: NormsTransaction) -> NormHistogram:
     """Read the committed histogram back, checked, and record that it was given out; idempotent.
 
@@ -295,5 +282,4 @@ def published(transaction: NormsTransaction) -> NormHistogram:
     DataError
         If the committed bytes are missing or were altered.
     """
-    with transaction.committed() as content:
-        return NormHistogram.from_json(json.loads(content.read()))
+    return NormHistogram.from_json(transaction.published())

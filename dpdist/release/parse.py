@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, cast, get_args
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from dpdist.moment.norm_histogram import NormGrid
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import PrivacyLoss, neighbours_of
 from dpdist.release.norm_histogram import NormsRequest
-from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.release.request import ROWS_AT_MOST, SCALE_SHARE, Centring, ReleaseRequest, Word, share_from
 
 LARGEST_FILE = 64 << 20
 """Bytes of a job file, or of a file of public numbers, at most."""
@@ -33,21 +33,26 @@ def request_from(
     *,
     epsilon: str,
     delta: str | None,
-    clip: float | Literal["private"],
+    clip: float | Word,
     mechanism: str | None,
     neighbours: str,
     centre: str,
-    grid_bits: int,
+    grid_bits: int | None,
     period: str,
     name: str | None,
     folder: Path,
     options: Mapping[str, object] | None = None,
     for_reproduction: bool = False,
     accept_large_delta: bool = False,
+    rows_at_most: int = ROWS_AT_MOST,
+    scale: str = "none",
+    scale_share: str | None = None,
+    vectors: Mapping[str, tuple[float, ...]] | None = None,
 ) -> ReleaseRequest:
     """Make a request from text as it stands on the command line or in a job file.
 
-    Without a mechanism, `gaussian` is taken when a delta is given and `two-sided-wishart` when none is.
+    Without a mechanism, `gaussian` is taken when a delta is given and `two-sided-wishart` when none is. A public centre
+    and scale that were read before are ``vectors``.
 
     Raises
     ------
@@ -59,9 +64,19 @@ def request_from(
     loss = PrivacyLoss.parse(epsilon, delta or "0")
     if delta is not None and not loss.delta_atto:
         raise DataError("Delta must lie between 0 and 1, both excluded; for pure privacy leave it out.")
-    shift: dict[str, tuple[float, ...] | None] = {}
+    shift: dict[str, tuple[float, ...] | None] = dict(vectors or {})
     if centre not in {Centring.NONE, Centring.PRIVATE}:
         shift = read_public_centre(folder / centre)
+    if scale not in {"none", "private"}:
+        raise UsageError(
+            f"{parameter('scale')} takes none or private, not {scale!r}. A public scale stands in the file of "
+            f"{parameter('centre')}.",
+        )
+    if scale == "private" and shift.get("scale") is not None:
+        raise UsageError(
+            f"{parameter('centre')} holds a public scale, and {parameter('scale', 'private')} asks for another one: "
+            "take one of them."
+        )
     chosen = mechanism or recommended(loss.delta_atto)
     request = ReleaseRequest(
         mechanism=chosen,
@@ -75,27 +90,31 @@ def request_from(
         options=_typed_options(mechanism_named(chosen).info, options or {}, folder),
         for_reproduction=for_reproduction,
         accept_large_delta=accept_large_delta,
-        **shift,
+        rows_at_most=rows_at_most,
+        centre=shift.get("centre"),
+        scale="private" if scale == "private" else shift.get("scale"),
+        scale_share=SCALE_SHARE if scale_share is None else share_from(scale_share),
     )
     columns = len(next((v for v in shift.values() if v), (0.0, 0.0)))
-    request.sized.bound(columns)  # range of clip norm and grid bits
+    request.truncating().sized.bound(columns)  # range of clip norm and grid bits
     return request
 
 
-def clip_from(text: str) -> float | Literal["private"]:
-    """Read a clip norm, or that it is to be chosen privately.
+def clip_from(text: str) -> float | Word:
+    """Read a clip norm, or how it is to be chosen.
 
     Raises
     ------
     UsageError
         If it is neither.
     """
-    if text == "private":
-        return "private"
+    for word in get_args(Word):
+        if text == word:
+            return cast("Word", word)
     try:
         return float(text)
     except ValueError:
-        raise UsageError(f"{parameter('clip')} takes a number or private, not {text!r}.") from None
+        raise UsageError(f"{parameter('clip')} takes a number, private or auto, not {text!r}.") from None
 
 
 def norms_request_from(

@@ -9,52 +9,74 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 from dpdist._util.text import canonical, has_control
 from dpdist.errors import RefusedError, UsageError
+from dpdist.mechanisms import columns as column_histograms
 from dpdist.mechanisms import quantile
 from dpdist.mechanisms.base import Calibrated, is_private_as_claimed
+from dpdist.mechanisms.counts import CalibratedHistogram
 from dpdist.mechanisms.info import MechanismInfo
 from dpdist.mechanisms.registry import calibrated, mechanism_named
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.moment.norm_histogram import NormGrid
 from dpdist.naming import parameter
-from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
+from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.privacy.staged import divided, together
-from dpdist.rows.bounding import RowBound
+from dpdist.rows.bounding import DITHERED, TRUNCATED, RowBound
+from dpdist.rows.rounding import LEAST_BITS, OLD_BITS, SIMPLE_BITS, is_little
 from dpdist.rows.table import Table
 
+ROWS_AT_MOST = 10**7
+"""Rows that a table of a private number of rows is taken to have at most, where nobody says another number."""
+_MOST_BITS = 24
 CLIP_SHARE = Fraction(1, 10)
 """What a private choice of the clip norm takes of a release: of mu², or of epsilon where there is no mu."""
+SCALE_SHARE = Fraction(1, 10)
+"""Likewise a private choice of centre and scale, where nobody says another share."""
 CLIP_GRID = NormGrid()
 """The norms that it chooses from."""
+AUTO_CLIP = 1.5
+"""Times the square root of the number of columns: the clip norm of columns in their own units, if nobody names one."""
+Word = Literal["private", "auto"]
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A release that chooses its clip norm, in its two parts.
+    """A release that chooses its clip norm, or centre and scale, in its two parts.
 
     Attributes
     ----------
-    norms
-        Loss of the histogram of norms.
     stage
-        What is proved of it.
+        What is proved of the stage, and the loss at which it is calibrated.
     moment
-        The release that follows, with a clip norm of 1.
+        The release that follows: :attr:`ReleaseRequest.sized`, at its part of the loss.
     guarantee
         What is proved of both together.
     """
 
-    norms: PrivacyLoss
-    stage: Guarantee
+    stage: CalibratedHistogram
     moment: ReleaseRequest
     guarantee: Guarantee
+
+    @property
+    def share_words(self) -> str:
+        """The stage's part of the loss, as part of a sentence."""
+        stage, both = self.stage.guarantee, self.guarantee
+        if stage.mu_squared is not None and both.mu_squared is not None:
+            return f"mu² {float(stage.mu_squared):.3g} of {float(both.mu_squared):.3g}"
+        return f"epsilon {stage.loss.epsilon:g} of {both.loss.epsilon:g}"
+
+    def to_json(self) -> dict[str, object]:
+        """Return what is proved of the stage, and of both, as JSON values."""
+        return {"stage": self.stage.guarantee.to_json(), "both": self.guarantee.to_json()}
 
 
 class Centring(enum.StrEnum):
@@ -111,21 +133,26 @@ class ReleaseRequest:
         delta is allowed, ``two-sided-wishart`` where none is.
     loss : PrivacyLoss
         The (epsilon, delta) it may cost.
-    clip_norm : float or "private"
+    clip_norm : float, "private" or "auto"
         Public clip norm C > 0, in units of the shifted and scaled rows: longer rows are shortened to it. Never computed
         from the rows, unless by :func:`dpdist.choose_clip_norm`. ``"private"``: the release chooses it first, from a
         private histogram of the norms, which takes a tenth of mu² (of epsilon, where the mechanism has no mu). It is
         the 0.95-quantile of the norms, or the largest smaller one that the noise of the histogram lets through.
+        ``"auto"``: 1.5 times the square root of d, a public number that suits columns which were divided by a scale;
+        with a private one, of the number of columns of which that choice saw a variance.
     neighbours : Neighbours or str, default Neighbours.REPLACE_ONE
         The neighbouring relation.
     centring : Centring or str, default Centring.NONE
         Whether the mean is released too, for the one price.
     centre : tuple of float, default None
         Public shift, one number for each of the d columns. None: no shift.
-    scale : tuple of float, default None
-        Public divisor, one positive number for each of the d columns. None: no divisor.
-    grid_bits : int, default 16
-        b, from 2 to 24: the clip norm is ``2**b`` grid steps.
+    scale : tuple of float or "private", default None
+        Public divisor, one positive number for each of the d columns. None: no divisor. ``"private"``: the release
+        chooses it first, from private histograms of all columns, and a centre too, unless one is given.
+    grid_bits : int, default None
+        b, from 2 to 24: the clip norm is ``2**b`` grid steps. None: as few, from 10 on, as make the stated error of
+        rounding less than 5 % of the noise in spectral norm (:mod:`dpdist.rows.rounding`); 12 for a mechanism that does
+        not add noise of a known deviation. Where 64-bit integers do not hold so many, as many as they hold.
     period : str, default ""
         Names one of several releases with the same parameters; empty for the only one.
     name : str, default None
@@ -137,6 +164,15 @@ class ReleaseRequest:
         not private as claimed, and is made only of rows that never had a budget.
     accept_large_delta : bool, default False
         Whether a delta of 1/n or more is meant, where n is public. It is no part of the id: the release is the same.
+    rows_at_most : int, default 10000000
+        A public number that n is at most, from which grid bits follow where n is private, and where rows come in
+        periods, whose releases are added up. It has no part in the guarantee. It is no part of the id: only the grid
+        bits are.
+    rule : int, default 2
+        How rows are rounded to the grid: 2 rounds without bias (:mod:`dpdist.rows.dither`). 1 truncates them to 16
+        bits, as versions up to 0.1.0 did.
+    scale_share : Fraction, str or float, default 1/10
+        With a private scale: what its choice takes of mu² (of epsilon, where the mechanism has no mu).
 
     Raises
     ------
@@ -159,29 +195,34 @@ class ReleaseRequest:
 
     mechanism: str
     loss: PrivacyLoss
-    clip_norm: float | Literal["private"]
+    clip_norm: float | Word
     neighbours: Neighbours = Neighbours.REPLACE_ONE
     centring: Centring = Centring.NONE
     centre: tuple[float, ...] | None = None
-    scale: tuple[float, ...] | None = None
-    grid_bits: int = 16
+    scale: tuple[float, ...] | Literal["private"] | None = None
+    grid_bits: int | None = None
     period: str = ""
     name: str | None = None
     options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     for_reproduction: bool = False
     accept_large_delta: bool = False
+    rows_at_most: int = ROWS_AT_MOST
+    rule: int = DITHERED
+    scale_share: Fraction = SCALE_SHARE
 
     def __post_init__(self) -> None:
         # what a caller may write as a word or a whole number is compared, and hashed into the id, as what it stands for
         object.__setattr__(self, "neighbours", neighbours_of(self.neighbours))
         object.__setattr__(self, "centring", _centring_of(self.centring))
-        if self.clip_norm != "private":
+        object.__setattr__(self, "scale_share", share_from(self.scale_share))
+        if self.clip_norm not in get_args(Word):
             object.__setattr__(self, "clip_norm", float(self.clip_norm))
-        elif self.for_reproduction:
-            raise UsageError("A release for reproduction has no guarantee to choose a clip norm by: name one.")
+        self._require_one_choice()
         info = self.mechanism_info
         info.require_delta_use(self.loss)
         info.filled(self.options)  # refuses what it does not know
+        if not 1 <= self.rows_at_most < 2**63:
+            raise UsageError(f"{parameter('rows_at_most')} is a number of rows, at least 1.")
         told = {f"id ({parameter('id')})": self.name, "period": self.period}
         if wrong := [what for what, text in told.items() if has_control(text or "")]:
             raise UsageError(f"The {wrong[0]} holds a control character: it is published, and shown on terminals.")
@@ -196,6 +237,31 @@ class ReleaseRequest:
                 "that add noise to the moment can. Pass a public centre, or take gaussian or two-sided-wishart."
             )
 
+    def _require_one_choice(self) -> None:
+        if self.chooses is not None and self.for_reproduction:
+            raise UsageError(f"A release for reproduction has no guarantee to choose a {self.chooses} by: name one.")
+        if self.scale == "private" and self.clip_norm == "private":
+            raise UsageError(
+                f"A release chooses its scale or its clip norm, and not both: with {parameter('scale', 'private')} "
+                f"take {parameter('clip', 'auto')}, which is in scaled units."
+            )
+        if self.clip_norm == "auto" and self.scale is None:
+            raise UsageError(
+                f"{parameter('clip', 'auto')} is for columns that are divided by a scale: add "
+                f"{parameter('scale', 'private')} or a public scale, or name a clip norm."
+            )
+        if self.scale_share != SCALE_SHARE and self.scale != "private":
+            raise UsageError(
+                f"{parameter('scale_share')} is the part of a private choice: add {parameter('scale', 'private')}."
+            )
+
+    @property
+    def chooses(self) -> Literal["clip norm", "scale"] | None:
+        """What it chooses first, in a draw of its own; None: nothing."""
+        if self.scale == "private":
+            return "scale"
+        return "clip norm" if self.clip_norm == "private" else None
+
     @property
     def mechanism_info(self) -> MechanismInfo:
         """What is said of the mechanism in public."""
@@ -206,54 +272,130 @@ class ReleaseRequest:
         """Whether the mechanism was told to work from products with the moment, which is then never formed."""
         return self.options.get("route") == "products"
 
+    def on_grid(self, columns: int, rows: int | None = None, max_rows: int = 1) -> ReleaseRequest:
+        """Return the request with its number of grid bits: what was asked for, else what follows from public numbers.
+
+        Parameters
+        ----------
+        columns
+            d.
+        rows
+            n, where it is public; None takes ``rows_at_most``.
+        max_rows
+            As of :meth:`calibrated`.
+
+        Raises
+        ------
+        UsageError, RefusedError
+            As :meth:`calibrated`, on the coarsest grid.
+        """
+        if self.clip_norm == "auto" and self.scale != "private":
+            return replace(self, clip_norm=auto_clip(columns)).on_grid(columns, rows, max_rows)
+        if self.grid_bits is not None:
+            return self
+        if self.rule == TRUNCATED:
+            return replace(self, grid_bits=OLD_BITS)
+        most, deviation = self.rows_at_most if rows is None else rows, None
+        if self.mechanism_info.additive:
+            trial = replace(self.sized, grid_bits=LEAST_BITS)
+            variance = trial.calibrated(columns, max_rows).noise.variance_off_diagonal
+            deviation = variance and math.sqrt(variance) / 4**LEAST_BITS
+        found = LEAST_BITS
+        for bits in range(LEAST_BITS, _MOST_BITS + 1):
+            if not self._fits(bits, columns, most, max_rows):
+                break
+            found = bits
+            if is_little(most, columns, bits, deviation) if deviation else bits == SIMPLE_BITS:
+                break
+        return replace(self, grid_bits=found)
+
+    def _fits(self, bits: int, columns: int, rows: int, max_rows: int) -> bool:
+        """Say whether 64-bit integers hold the sum of so many rows on a grid of so many bits, and the noise."""
+        asked = replace(self.sized, grid_bits=bits)
+        try:
+            asked.calibrated(columns, max_rows)
+            return rows <= asked.bound(columns).total_rows
+        except UsageError:
+            return False
+
+    def of_table(self, table: Table) -> ReleaseRequest:
+        """Return the request with the number of grid bits that it has for a table.
+
+        Releases of periods are added up: so the bits of each follow from the same public number, and not from its own.
+        """
+        public = self.neighbours is Neighbours.REPLACE_ONE and not table.periodic
+        return self.on_grid(table.columns, table.rows if public else None, table.max_rows)
+
+    def truncating(self) -> ReleaseRequest:
+        """Return what the same words asked for while rows were truncated to the grid."""
+        return replace(self, rule=TRUNCATED, grid_bits=OLD_BITS if self.grid_bits is None else self.grid_bits)
+
     def bound(self, columns: int) -> RowBound:
         """Return how rows of so many columns are bounded; private centring appends the constant ``2^(b-1)``.
 
-        The constant C/2 is within 3 % of the best choice for means of norm at least C/4.
+        The constant C/2 is within 3 % of the best choice for means of norm at least C/4. Grid bits that were not asked
+        for are those for ``rows_at_most`` rows.
 
         Raises
         ------
         UsageError
-            If the release chooses its clip norm itself: no row can be bounded before that.
+            If the release chooses its clip norm or scale itself: no row can be bounded before that.
         """
-        if self.clip_norm == "private":
-            raise UsageError("The clip norm is not chosen yet: the release itself does that, privately.")
+        if self.clip_norm == "private" or self.scale == "private":
+            raise UsageError(f"The {self.chooses} is not chosen yet: the release itself does that, privately.")
+        bits = self.grid_bits
+        if bits is None or self.clip_norm == "auto":
+            return self.on_grid(columns).bound(columns)
         return RowBound(
             columns=columns,
             clip_norm=self.clip_norm,
-            grid_bits=self.grid_bits,
+            grid_bits=bits,
             centre=self.centre,
             scale=self.scale,
-            constant=2 ** (self.grid_bits - 1) if self.centring is Centring.PRIVATE else 0,
+            constant=2 ** (bits - 1) if self.centring is Centring.PRIVATE else 0,
+            rule=self.rule,
         )
 
     @property
     def sized(self) -> ReleaseRequest:
-        """It, with a clip norm of 1 if that is not chosen yet: no width and no noise in grid steps depends on it."""
-        return replace(self, clip_norm=1.0) if self.clip_norm == "private" else self
+        """It, with a clip norm of 1 and no scale where these are not chosen yet.
+
+        No width and no noise in grid steps depends on them.
+        """
+        if self.chooses is None:
+            return self
+        clip = 1.0 if self.clip_norm in get_args(Word) else self.clip_norm
+        return replace(
+            self, clip_norm=clip, scale=None if self.scale == "private" else self.scale, scale_share=SCALE_SHARE
+        )
 
     def parts(self, columns: int, max_rows: int = 1) -> Parts | None:
-        """Return the parts of a release that chooses its clip norm, of a table of so many columns; None of others.
+        """Return the parts of a release that chooses something first, of a table of so many columns; None of others.
 
-        The histogram of norms takes a tenth of mu², and has Gaussian noise. Where the mechanism has no mu it takes a
-        tenth of epsilon, and has discrete Laplace noise.
+        Where the mechanism has a mu, the stage takes its share of mu² and has Gaussian noise. Where it has none, the
+        stage takes that share of epsilon and has discrete Laplace noise.
 
         Raises
         ------
         UsageError, RefusedError
             As of :meth:`calibrated`; or if the loss is too small to be divided.
         """
-        if self.clip_norm != "private":
+        if self.chooses is None:
             return None
         whole = _proved(self.sized.calibrated(columns, max_rows))
 
-        def stage(loss: PrivacyLoss) -> Guarantee:
-            return quantile.calibrated(loss, self.neighbours, max_rows).guarantee
+        def stage(loss: PrivacyLoss) -> CalibratedHistogram:
+            if self.chooses == "scale":
+                return column_histograms.calibrated(loss, self.neighbours, columns, max_rows)
+            return quantile.calibrated(loss, self.neighbours, max_rows)
 
-        norms, rest = divided(self.loss, CLIP_SHARE, stage, gaussian=whole.mu_squared is not None)
+        share = self.scale_share if self.chooses == "scale" else CLIP_SHARE
+        first, rest = divided(
+            self.loss, share, lambda loss: stage(loss).guarantee, gaussian=whole.mu_squared is not None
+        )
         moment = replace(self.sized, loss=rest)
-        both = together(stage(norms), _proved(moment.calibrated(columns, max_rows)), self.loss)
-        return Parts(norms, stage(norms), moment, both)
+        both = together(stage(first).guarantee, _proved(moment.calibrated(columns, max_rows)), self.loss)
+        return Parts(stage(first), moment, both)
 
     def calibrated(self, columns: int, max_rows: int = 1) -> Calibrated:
         """Return the mechanism calibrated for a table of so many columns.
@@ -304,7 +446,7 @@ class ReleaseRequest:
 
     def guarantee(self, table: Table) -> Guarantee | None:
         """Return what is proved of a release of a table; None where nothing is."""
-        return self.proved(table.columns, table.max_rows)
+        return self.of_table(table).proved(table.columns, table.max_rows)
 
     def proved(self, columns: int, max_rows: int = 1) -> Guarantee | None:
         """Return what is proved of a release of so many columns, of all its parts together; None where nothing is."""
@@ -321,7 +463,7 @@ class ReleaseRequest:
             "delta_atto": self.loss.delta_atto,
             "neighbours": self.neighbours.value,
             "centring": self.centring.value,
-            "bound": self._bound_json(table.columns),
+            "bound": self.of_table(table)._bound_json(table.columns),  # noqa: SLF001 - of its own kind
             "period": self.period,
             "options": self.mechanism_info.filled(self.options),
             **({"for_reproduction": True} if self.for_reproduction else {}),
@@ -329,10 +471,14 @@ class ReleaseRequest:
         }
 
     def _bound_json(self, columns: int) -> dict[str, object]:
-        if self.clip_norm != "private":
-            return dict(self.bound(columns).to_json())
-        rule = {"mechanism": quantile.NAME, "grid": CLIP_GRID.to_json(), "share": str(CLIP_SHARE)}
-        return {**self.sized.bound(columns).to_json(), "clip_norm": rule}
+        said: dict[str, object] = dict(self.sized.bound(columns).to_json())
+        if self.chooses == "clip norm":
+            rule = {"mechanism": quantile.NAME, "grid": CLIP_GRID.to_json(), "share": str(CLIP_SHARE)}
+            return {**said, "clip_norm": rule}
+        if self.chooses == "scale":
+            rule = {"mechanism": column_histograms.NAME, "grid": column_histograms.GRID, "share": str(self.scale_share)}
+            return {**said, "clip_norm": self.clip_norm, "scale": rule}
+        return said
 
     def release_id(self, table: Table) -> str:
         """Return the chosen id, or the one that follows from the parameters."""
@@ -346,3 +492,38 @@ def _proved(calibrated: Calibrated) -> Guarantee:
     if calibrated.guarantee is None:
         raise AssertionError("what is charged is proved")
     return calibrated.guarantee
+
+
+def auto_clip(columns: int) -> float:
+    """Return the clip norm that is taken of so many columns in their own units: public, to four digits.
+
+    Examples
+    --------
+    >>> auto_clip(54)
+    11.02
+    """
+    return float(f"{AUTO_CLIP * math.sqrt(columns):.4g}")
+
+
+def share_from(given: object) -> Fraction:
+    """Return a share exactly, of a float with the digits with which it is written.
+
+    Raises
+    ------
+    UsageError
+        If it is no number between 0 and 1.
+    """
+    if isinstance(given, Fraction):
+        share = given
+    else:
+        try:
+            value = Decimal(str(given))
+        except ArithmeticError:
+            value = Decimal(0)
+        # the exponent is looked at first, because 1e-999999999 has too many digits
+        share = Fraction(value) if value.is_finite() and abs(value.adjusted()) < 10 else Fraction(0)
+    if not 0 < share < 1 or share.denominator > MICRO:
+        raise UsageError(
+            f"{parameter('scale_share')} lies between 0 and 1, both excluded, in steps of a millionth, such as 0.1."
+        )
+    return share

@@ -8,13 +8,13 @@ of times, at once or one after the other, in one process or several, and the led
    out: it throws its draw away and waits for the winner.
 3. :meth:`ReleaseTransaction.committed` reads back what was committed and records that it was given out.
 
-Of a release in two draws, such as one that chooses its clip norm, the first is the *stage*. Step 2 runs twice, for the
-stage and for the release that follows from it, each with step 3 behind it. So whoever resumes reads the stage that was
-committed, and draws it no second time. Both parts are charged in step 1, by what they are together
+Of a release in two draws, such as one that chooses its clip norm or a scale, the first is the *stage*. Step 2 runs
+twice, for the stage and for the release that follows from it, each with step 3 behind it. So whoever resumes reads the
+stage that was committed, and draws it no second time. Both parts are charged in step 1, by what they are together
 (:mod:`dpdist.privacy.staged`), and their parameters are part of the id: nothing is left to be chosen in between.
 
 :meth:`ReleaseTransaction.abort` refunds a charge for which nothing was drawn. What is released, a second moment
-(:mod:`dpdist.release.trusted`) or a histogram of norms (:mod:`dpdist.release.norm_histogram`), only says what is drawn.
+(:mod:`dpdist.release.trusted`) or a histogram (:mod:`dpdist.release.histogram`), only says what is drawn.
 """
 
 from __future__ import annotations

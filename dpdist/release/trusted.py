@@ -8,12 +8,13 @@ for its sum. What leaves is only what was read back from the ledger after the co
 engine forbids them before it connects, and again in every task, because sums are in this process's memory before this
 module is called.
 
-A release that chooses its clip norm has a stage, the histogram of norms (:mod:`dpdist.release.norm_histogram`). What
-follows from it is read from the committed bytes alone (:func:`settled`).
+A release that chooses its clip norm, or a scale, has a stage (:mod:`dpdist.release.stages`). What follows from it is
+read from the committed bytes alone.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from tempfile import TemporaryFile
@@ -23,26 +24,28 @@ import numpy as np
 
 from dpdist._util.ids import random_token
 from dpdist._util.progress import Steps
-from dpdist._util.text import rounded_up
-from dpdist.errors import RefusedError, UsageError
+from dpdist._util.text import canonical
+from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.journal import written
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
-from dpdist.mechanisms import quantile
 from dpdist.mechanisms.base import BandedMoment, Calibrated, IndependentEntries, Matrix, released
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete
 from dpdist.naming import step
 from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.guarantee import Guarantee, Neighbours
-from dpdist.release import archive, drawing, norm_histogram
-from dpdist.release.artefact import Heading, Release, open_release
+from dpdist.release import archive, drawing
+from dpdist.release.artefact import FORMAT, Heading, Release, open_release
 from dpdist.release.attributes import Stage
 from dpdist.release.coverage import Coverage
 from dpdist.release.reproduction import admit
-from dpdist.release.request import CLIP_GRID, Parts, ReleaseRequest
+from dpdist.release.request import ReleaseRequest
 from dpdist.release.transaction import ReleaseTransaction
+from dpdist.rows.bounding import TRUNCATED
 from dpdist.rows.schema import Schema
+from dpdist.rows.table import Table
 from dpdist.rows.units import Unit
 from dpdist.runtime.pool import Pool
 from dpdist.storage.arrays import attributes_of
@@ -51,41 +54,44 @@ from dpdist.triangle import Band, Triangle, unpacked
 
 
 @dataclass(frozen=True)
+class Staged:
+    """What a release tells of the stage that was drawn before it.
+
+    Attributes
+    ----------
+    stage
+        What was drawn, and what the release took from it.
+    guarantee
+        What is proved of both together.
+    """
+
+    stage: Stage
+    guarantee: Guarantee
+
+    def told(self, heading: Heading) -> Heading:
+        """Return the heading of the release with it."""
+        return replace(heading, claim=self.guarantee.loss, guarantee=self.guarantee, stage=self.stage)
+
+
+@dataclass(frozen=True)
 class MomentTransaction(ReleaseTransaction[ReleaseRequest]):
-    """The release of a second moment, and where it is published."""
+    """The release of a second moment, and where it is published; its number of grid bits is fixed."""
 
     target: Store
-    stage: Stage | None = None
+    staged: Staged | None = None
     """Where a stage was drawn before it: what the release tells of that."""
-    proved: Guarantee | None = None
-    """Likewise: what is proved of both together."""
 
     @property
     def draws(self) -> Literal[1, 2]:
-        """Two where the clip norm is to be chosen first."""
-        return 2 if self.request.clip_norm == "private" else 1
-
-    def parts(self) -> Parts:
-        """Return the parts of a release that chooses its clip norm."""
-        found = self.request.parts(self.table.columns, self.table.max_rows)
-        if found is None:
-            raise AssertionError("it has no stage")
-        return found
-
-    def norms(self) -> norm_histogram.NormsStage:
-        """Return the stage that chooses the clip norm.
-
-        With private centring the rows are clipped about zero, before their mean is known; so are their norms.
-        """
-        asked = self.request
-        request = norm_histogram.NormsRequest(
-            self.parts().norms, CLIP_GRID, asked.neighbours, asked.centre, asked.scale, asked.accept_large_delta
-        )
-        return norm_histogram.NormsStage(request, self.table, self.ledger, self.release_id)
+        """Two where something is to be chosen first."""
+        return 1 if self.request.chooses is None else 2
 
     def sized(self) -> MomentTransaction:
-        """Return it with a clip norm of 1 where it is not chosen yet: widths and costs do not depend on it."""
-        return self if self.draws == 1 else replace(self, request=self.parts().moment)
+        """Return it with a clip norm of 1 or no scale where that is not chosen yet: no width or cost depends on it."""
+        return self if self.draws == 1 else replace(self, request=self.request.sized)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "request", self.request.of_table(self.table))
 
     def reserve(self) -> State:
         """Charge the release, as any, once its place is known to be free or its own.
@@ -108,36 +114,47 @@ class MomentTransaction(ReleaseTransaction[ReleaseRequest]):
         return self.charge(ledger)
 
 
-def settled(transaction: MomentTransaction) -> MomentTransaction:
-    """Read the stage that was committed, and return the release that follows from it, under the same id.
+def charged_request(
+    request: ReleaseRequest, table: Table, ledger: Ledger | None, target: Store | None = None
+) -> ReleaseRequest:
+    """Return what a request stands for: what the same words asked for under an older rule, where that was charged.
 
-    Its parameters are those that were charged, and the clip norm that the committed histogram tells. Whoever repeats
-    this gets the same: it is post-processing of these bytes.
+    Rows were truncated to the grid by versions up to 0.1.0. A release that was charged or published then is the same
+    for ever: to draw it again by today's rule would be a second draw of the same rows, charged again.
+
+    Parameters
+    ----------
+    request, table
+        What is asked for, as it was asked, of which rows.
+    ledger
+        Of these rows; None if there is none.
+    target
+        Where the release is published, or None.
+
+    Returns
+    -------
+    ReleaseRequest
+        With a number of grid bits.
     """
-    parts = transaction.parts()
-    found = norm_histogram.published(transaction.norms())
-    clip_norm, share = found.clip_norm()
-    chosen: dict[str, float | tuple[float, ...]] = {"clip_norm": clip_norm, "quantile": float(share)}
-    known = _norm_by_schema(transaction)
-    if known is not None and known <= clip_norm:  # public: no row is longer, and a larger norm would only add noise
-        clip_norm = known
-        chosen = {"clip_norm": clip_norm}
-    stage = Stage(
-        mechanism=quantile.NAME,
-        guarantee=found.guarantee.to_json(),
-        chosen=chosen,
-        answer={"edges": list(found.edges), "counts": list(found.counts), "noise": found.noise.to_json()},
-    )
-    request = replace(parts.moment, clip_norm=clip_norm, name=transaction.release_id)
-    return replace(transaction, request=request, stage=stage, proved=parts.guarantee)
+    older = request.truncating()
+    release_id, parameters = older.release_id(table), json.loads(canonical(older.parameters(table)))
+    record = None if ledger is None else ledger.record(release_id)
+    if record is not None and record.parameters == parameters:
+        # what was refunded is charged anew; but a chosen id stands for what it was chosen for
+        known = record.state is not State.ABORTED or request.name is not None
+    else:
+        there = {} if target is None else attributes_of(target) or {}
+        bound = there.get("bound")
+        if request.clip_norm == "private" and isinstance(bound, dict):  # it was chosen since
+            bound = {**bound, "clip_norm": parameters["bound"]["clip_norm"]}
+        known = (there.get("release_id"), bound) == (release_id, parameters["bound"])
+    return older if known else request.of_table(table)
 
 
-def _norm_by_schema(transaction: MomentTransaction) -> float | None:
-    """Return the norm that no row exceeds by the schema of the table, where rows are taken as they are."""
-    schema, asked = transaction.table.schema, transaction.request
-    if schema is None or schema.norm is None or asked.centre is not None or asked.scale is not None:
-        return None
-    return float(rounded_up(schema.norm))
+def as_charged(request: ReleaseRequest, table: Table, place: LedgerAddress, target: Store) -> MomentTransaction:
+    """Return the release that a request stands for, as :func:`charged_request` says."""
+    ledger = Ledger(place) if Ledger.stands_at(place) else None
+    return MomentTransaction(charged_request(request, table, ledger, target), table, place, target)
 
 
 def require_remembered(ledger: Ledger, target: AnyStore) -> None:
@@ -169,9 +186,26 @@ def require_place(transaction: MomentTransaction) -> bool:
     DataError
         If something else does, or the place cannot be written.
     """
-    if (attributes_of(transaction.target) or {}).get("release_id") == transaction.release_id:
+    return stands_at(transaction.target, transaction.release_id)
+
+
+def stands_at(target: Store, release_id: str | None) -> bool:
+    """Say whether a release stands at a place; None: no release does that is meant.
+
+    Raises
+    ------
+    DataError
+        If something else does, or the place cannot be written.
+    """
+    held = attributes_of(target) or {}
+    if release_id is not None and held.get("release_id") == release_id and held.get("format") == FORMAT:
         return True
-    transaction.target.require_new("release")
+    if held.get("format") == FORMAT:
+        raise DataError(
+            f"{target} holds another release, of other rows or other parameters: {step('inspect', target)} shows them. "
+            "Choose another place for this one, or move that one away."
+        )
+    target.require_new("release")
     return False
 
 
@@ -263,8 +297,8 @@ def _drawn(
         condition=condition,
         schema=table.schema,
     )
-    if transaction.proved is not None:
-        heading = replace(heading, claim=transaction.proved.loss, guarantee=transaction.proved, stage=transaction.stage)
+    if transaction.staged is not None:
+        heading = transaction.staged.told(heading)
     return archive.archived(heading, _noisy(calibrated, heading.bound.width, moment, pool, progress))
 
 
@@ -282,6 +316,7 @@ def _heading(
     schema: Schema | None = None,
 ) -> Heading:
     """Return what is told of a release: of what was asked for, what is proved, and n only where it is public."""
+    public = request.neighbours is Neighbours.REPLACE_ONE
     return Heading(
         release_id=release_id,
         mechanism=request.mechanism,
@@ -291,7 +326,8 @@ def _heading(
         guarantee=calibrated.guarantee,
         bound=request.bound(len(names)),
         noise=calibrated.noise,
-        rows=rows if request.neighbours is Neighbours.REPLACE_ONE else None,
+        rows=rows if public else None,
+        rows_at_most=None if public or request.rule == TRUNCATED else request.rows_at_most,
         ledger_head=ledger_head,
         extents=extents,
         unit=unit,
@@ -307,6 +343,7 @@ def draw_unrecorded(
     names: tuple[str, ...],
     rows: int,
     datasets: tuple[str, ...],
+    staged: Staged | None = None,
 ) -> Release:
     """Draw the noise once over rows that no ledger knows, and keep the release in memory: called twice, it costs twice.
 
@@ -323,6 +360,8 @@ def draw_unrecorded(
         Columns, and n.
     datasets
         Random identities under which the register knows these rows.
+    staged
+        Where a stage was drawn before it: what the release tells of that.
 
     Raises
     ------
@@ -340,6 +379,8 @@ def draw_unrecorded(
         rows=rows,
         extents=tuple(Coverage(dataset) for dataset in datasets),
     )
+    if staged is not None:
+        heading = staged.told(heading)
     answer = _noisy(calibrated, heading.bound.width, moment, Pool(0), None)
     known = {each.name: getattr(heading, each.name) for each in fields(heading)}
     if isinstance(answer, np.ndarray):

@@ -26,8 +26,9 @@ from dpdist.mechanisms.quantile import CONFIDENCE, rank_error
 from dpdist.moment.norm_histogram import NormGrid
 from dpdist.naming import parameter
 from dpdist.privacy.caution import LARGEST_EPSILON
-from dpdist.privacy.guarantee import MICRO, Neighbours
+from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.release.norm_histogram import NormsRequest
+from dpdist.release.request import CLIP_GRID, ReleaseRequest
 from dpdist.rows.table import Table
 
 _MOST_MICRO = LARGEST_EPSILON * MICRO
@@ -96,6 +97,54 @@ def worth_of(request: NormsRequest, table: Table, quantile: Fraction) -> Worth:
     noise = request.calibrated(table).noise
     error = rank_error(noise, len(request.grid.edges), quantile, rows_known=public)
     return Worth(quantile, error, table.rows if public else None)
+
+
+def choice_refused(request: ReleaseRequest, columns: int, rows: int, max_rows: int = 1) -> str | None:
+    """Say why a release could choose no clip norm of a table, which epsilon is enough, and what else helps.
+
+    Parameters
+    ----------
+    request
+        The release.
+    columns, rows, max_rows
+        Of the table; its number of rows is looked at where it is public.
+
+    Returns
+    -------
+    str or None
+        None: the release chooses none, or n is private, or the noise leaves the median of the norms in sight.
+    """
+    if request.clip_norm != "private" or request.neighbours is not Neighbours.REPLACE_ONE:
+        return None
+    loss, found = _choice(request, columns, rows, max_rows)
+    if found.tells:
+        return None
+    enough = request
+    while not found.tells and enough.loss.epsilon_micro < _MOST_MICRO:
+        step = max(1.05, 2 * found.error / max(rows, 1))  # the error falls as 1 / epsilon, or a little slower
+        epsilon = min(_MOST_MICRO, _two_digits(enough.loss.epsilon_micro * step))
+        enough = replace(enough, loss=replace(enough.loss, epsilon_micro=epsilon))
+        _, found = _choice(enough, columns, rows, max_rows)
+    error = _choice(request, columns, rows, max_rows)[1].error
+    cure = (
+        f"Ask for {parameter('epsilon', f'{enough.loss.epsilon:g}')} or more, or choose"
+        if found.tells
+        else f"The table is too small: epsilon {_MOST_MICRO // MICRO} is not enough. Choose"
+    )
+    return (
+        f"A clip norm would be chosen at {loss}, a part of the loss, where the noise moves ranks by up to {error:.0f} "
+        f"rows; the table has {rows}. {cure} the clip norm from what is publicly known ({parameter('clip')})."
+    )
+
+
+def _choice(request: ReleaseRequest, columns: int, rows: int, max_rows: int) -> tuple[PrivacyLoss, Worth]:
+    """Return the loss of the stage that chooses a clip norm, and what the median of its histogram is worth."""
+    parts = request.parts(columns, max_rows)
+    if parts is None:
+        raise AssertionError("it chooses its clip norm")
+    half, stage = Fraction(1, 2), parts.stage
+    error = rank_error(stage.noise, len(CLIP_GRID.edges), half, rows_known=True)
+    return stage.guarantee.loss, Worth(half, error, rows)
 
 
 def useful_epsilon(request: NormsRequest, table: Table, quantile: Fraction) -> int | None:

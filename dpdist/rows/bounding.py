@@ -20,12 +20,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import DataError, UsageError
+from dpdist.rows.dither import Affine, Dithering, Dithers
 
 Block = npt.NDArray[np.float64]
 _EXACT = 2.0**53
@@ -56,14 +57,18 @@ class BoundJson(TypedDict):
     centre: list[float] | None
     scale: list[float] | None
     constant: int
+    rule: NotRequired[int]
+
+
+TRUNCATED, DITHERED = 1, 2
 
 
 @dataclass(frozen=True)
 class RowBound:
     """How every row is bounded before it is summed, in public numbers.
 
-    A row x becomes ``(x - centre) / scale``, is shortened to norm C if it is longer, and is rounded towards zero to a
-    grid of integers.
+    A row x becomes ``(x - centre) / scale``, is shortened if it is longer than ``shortened_norm``, and is rounded to a
+    grid of integers. Its norm is at most C then.
 
     Parameters
     ----------
@@ -80,6 +85,8 @@ class RowBound:
     constant : int, default 0
         Last entry appended to every row, in grid steps, for private centring; at most ``2**b``, where the sensitivity
         formulas are tight. 0: none.
+    rule : int, default 1
+        How rows are rounded: 1 truncates towards zero, 2 rounds without bias (:mod:`dpdist.rows.dither`).
 
     Raises
     ------
@@ -107,6 +114,7 @@ class RowBound:
     centre: tuple[float, ...] | None = None
     scale: tuple[float, ...] | None = None
     constant: int = 0
+    rule: int = TRUNCATED
 
     def __post_init__(self) -> None:
         if self.columns < 1:
@@ -121,11 +129,18 @@ class RowBound:
             raise UsageError(
                 f"{self.columns} columns at {self.grid_bits} grid bits exceed 64-bit integers: take fewer grid bits."
             )
+        self._require_rule()
         if not 0 <= self.constant <= 2**self.grid_bits:
             raise UsageError("The constant column must lie between 0 and the clip norm.")
         for name, vector in (("centre", self.centre), ("scale", self.scale)):
             if vector is not None:
                 self._require_sound(name, vector)
+
+    def _require_rule(self) -> None:
+        if self.rule not in {TRUNCATED, DITHERED}:
+            raise UsageError("Rows are rounded by a rule that this version of dpdist does not know.")
+        if self.rule == DITHERED:
+            Dithering(self.columns, self.grid_bits)  # refuses a grid that is too coarse
 
     def _require_sound(self, name: str, vector: tuple[float, ...]) -> None:
         if len(vector) != self.columns:
@@ -151,6 +166,17 @@ class RowBound:
         return self.clip_norm / float(2**self.grid_bits)
 
     @property
+    def shortened_norm(self) -> float:
+        """What longer rows are shortened to, in the units of the bounded rows.
+
+        It is C where rows are truncated, and a little less where they are rounded without bias, which makes a row
+        longer; the norm bound has room for that.
+        """
+        if self.rule == TRUNCATED:
+            return self.clip_norm
+        return Dithering(self.columns, self.grid_bits).radius * self.unit
+
+    @property
     def exact_rows(self) -> int:
         """Rows whose Gram matrix float64 adds exactly, in any order: ``floor(2^53 / S)``."""
         return 2**53 // self.norm_bound
@@ -167,6 +193,12 @@ class RowBound:
         return centre, scale, float(2**self.grid_bits) / self.clip_norm
 
     @property
+    def affine(self) -> Affine:
+        """How rows are shifted and scaled, for what rounds them without bias."""
+        centre, scale, _ = self._affine
+        return Affine(centre, scale, self.clip_norm)
+
+    @property
     def input_units(self) -> tuple[Block, Block]:
         """Public centre and scale, (columns,) each, by which ``centre + scale * row`` is in the input's units.
 
@@ -177,7 +209,7 @@ class RowBound:
 
     def to_json(self) -> BoundJson:
         """Return plain JSON values; floats survive exactly."""
-        return {
+        said: BoundJson = {
             "columns": self.columns,
             "clip_norm": self.clip_norm,
             "grid_bits": self.grid_bits,
@@ -185,6 +217,9 @@ class RowBound:
             "scale": None if self.scale is None else list(self.scale),
             "constant": self.constant,
         }
+        if self.rule != TRUNCATED:  # what was stored before there was another rule has none, and keeps its ids
+            said["rule"] = self.rule
+        return said
 
     @classmethod
     def from_json(cls, value: BoundJson) -> RowBound:
@@ -197,6 +232,7 @@ class RowBound:
             centre=None if centre is None else tuple(centre),
             scale=None if scale is None else tuple(scale),
             constant=value["constant"],
+            rule=value.get("rule", TRUNCATED),
         )
 
     def shifted(self, rows: npt.NDArray[np.generic], out: Block) -> None:
@@ -209,7 +245,9 @@ class RowBound:
             if scale is not None:
                 out /= scale
 
-    def apply(self, rows: npt.NDArray[np.generic], out: Block, *, compiled: bool = True) -> Block:
+    def apply(
+        self, rows: npt.NDArray[np.generic], out: Block, dithers: Dithers | None = None, *, compiled: bool = True
+    ) -> Block:
         """Bound rows into a buffer.
 
         Parameters
@@ -218,6 +256,8 @@ class RowBound:
             Shape (r, columns), any real dtype.
         out
             float64 buffer of shape (at least r, width); overwritten.
+        dithers
+            Those of the rows, if they are rounded without bias.
         compiled
             Whether the compiled kernel is worth its import: see :data:`COMPILED_VALUES`. It changes no bit.
 
@@ -230,7 +270,11 @@ class RowBound:
         bounded = out[: rows.shape[0]]
         z = bounded[:, : self.columns]
         kernel = compiled_kernel() if compiled else None
-        if kernel is None:
+        if (dithers is None) == (self.rule == DITHERED):
+            raise AssertionError("rows are dithered by their rule, and by no other")
+        if dithers is not None:
+            Dithering(self.columns, self.grid_bits).apply(rows, self.affine, dithers, z, compiled=compiled)
+        elif kernel is None:
             self._bounded(rows, z)
         else:
             left = np.empty(rows.shape[0], dtype=np.int64)

@@ -13,6 +13,10 @@ SECONDS = {
     "seconds": 1, "minutes": 60, "hours": 3600, "days": 86400, "weeks": 7 * 86400, "years": 31556952,
 }  # fmt: skip
 """Seconds in a unit of a date; a year is 365.2425 days."""
+LARGEST_WHOLE = 2.0**53
+"""Up to it float64 holds every whole number."""
+DIRECTIVES = "YymdejbBhHMSTRIpFDaAznt%"
+"""What a format may hold behind a %. Others are read and say nothing of the date (%Z, %U, %s is of the local zone)."""
 STORED = frozenset({"number", "integer", "boolean", "category", "date"})
 """Kinds of which rows have numbers."""
 _MOST_NAMED = 10**100
@@ -28,8 +32,9 @@ class Column:
     name : str
         As the source calls it.
     kind : str
-        ``"number"``, ``"integer"``, ``"boolean"``, ``"category"``, ``"date"``; ``"ignored"`` for one that is left out;
-        ``"privacy unit"`` for one that says whose row it is, or says it together with others, and is not stored.
+        ``"number"``, which is rounded to float64; ``"integer"``, which is refused from 2^53 on without a range;
+        ``"boolean"``, ``"category"``, ``"date"``; ``"ignored"`` for one that is left out; ``"privacy unit"`` for one
+        that says whose row it is, or says it together with others, and is not stored.
     range : pair of float, or of dates, default None
         Of a number, an integer or a date: the least and the greatest value that matter, from public knowledge. Values
         beyond are clipped to it, which is told nowhere. None: there is none.
@@ -47,7 +52,8 @@ class Column:
     origin : date or str, default None
         The public date that counts as 0. None: 1970-01-01.
     format : str, default None
-        How text writes a date, such as ``"%d.%m.%Y"``. None: as 2026-01-31, or 2026-01-31 12:00:00.
+        How text writes a date, such as ``"%d.%m.%Y"``, in the directives of :data:`DIRECTIVES`. None: as 2026-01-31, or
+        2026-01-31 12:00:00.
     missing : str, default None
         What becomes of a missing value: ``"refuse"``; ``"fill"``, the constant `fill` stands for it; ``"drop"``, the
         row becomes a row of zeros, and counts; or ``"indicator"``, one more column is 1. None: refuse.

@@ -20,19 +20,21 @@ import pyarrow.compute as pc
 
 from dpdist._util.text import counted, listed, repeated
 from dpdist.errors import DataError, UsageError, quiet
-from dpdist.rows.columns import SECONDS, Column
+from dpdist.naming import step
+from dpdist.rows.columns import LARGEST_WHOLE, SECONDS, Column
 from dpdist.rows.schema import Schema
 from dpdist.rows.schema_mistakes import all_of
 
 Rows = npt.NDArray[np.float64]
 _Mask = npt.NDArray[np.bool_]
 _PIECE = 8 << 20
-MISSING_WORDS = pa.array([
+# words are made an Arrow array where they are used: to make one, Arrow imports pandas, whoever has no schema
+MISSING_WORDS = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
     "NULL", "NaN", "None", "n/a", "nan", "null",
-])  # fmt: skip
+)  # fmt: skip
 """Cells of text that hold no value, unless a category is called so."""
-_TRUE, _FALSE = pa.array(["true", "True", "TRUE", "1"]), pa.array(["false", "False", "FALSE", "0"])
+_TRUE, _FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
 _US = 1_000_000
 _TOLD = 20
 """Columns of which a message tells what is wrong."""
@@ -230,7 +232,7 @@ def _unfit(wrong: _Mask, column: Column, said: str) -> UnfitError:
 def _text(found: Any) -> tuple[Any, Any]:
     """Return text without spaces around it, and where no value is, as Arrow arrays."""
     text = pc.utf8_trim_whitespace(found)
-    return text, pc.or_kleene(pc.is_null(text), pc.fill_null(pc.is_in(text, MISSING_WORDS), True))
+    return text, pc.or_kleene(pc.is_null(text), pc.fill_null(pc.is_in(text, pa.array(MISSING_WORDS)), True))
 
 
 def _flags(found: Any) -> _Mask:
@@ -269,6 +271,11 @@ def _numbers(column: Column, found: Any) -> tuple[Rows, _Mask]:
         whole = lacking | (values == np.trunc(values))
         if not whole.all():
             raise _unfit(~whole, column, "the value is not a whole number")
+        # a range ends where float64 holds every whole number, and what is beyond is clipped to it
+        large = (column.range is None) & np.isfinite(values) & (np.abs(values) >= LARGEST_WHOLE)
+        if large.any():
+            said = "the value is 2^53 or beyond, where float64 holds not every whole number: give the column a range"
+            raise _unfit(large, column, f'{said}, or make it a "number", which is rounded, or a "privacy unit"')
     return values, lacking
 
 
@@ -278,11 +285,13 @@ def _booleans(column: Column, found: Any) -> tuple[Rows, _Mask]:
         sound = lacking | (values == 0) | (values == 1)
     else:
         text, absent = _text(found)
-        lacking, true = _flags(absent), _flags(pc.is_in(text, _TRUE))
+        lacking, true = _flags(absent), _flags(pc.is_in(text, pa.array(_TRUE)))
         values = true.astype(np.float64)
-        sound = lacking | true | _flags(pc.is_in(text, _FALSE))
+        sound = lacking | true | _flags(pc.is_in(text, pa.array(_FALSE)))
     if not sound.all():
-        raise _unfit(~sound, column, "the value is neither true nor false, 1 nor 0: make the column a category")
+        raise _unfit(
+            ~sound, column, "the value is neither true nor false, 1 nor 0: make the column a number or a category"
+        )
     return values, lacking
 
 
@@ -290,7 +299,11 @@ def _names(found: Any) -> Any:
     """Return values as the text by which categories are listed: whole numbers without a point."""
     if pa.types.is_null(found.type):
         return found.cast(pa.string())
-    if pa.types.is_floating(found.type) or pa.types.is_decimal(found.type):
+    if pa.types.is_decimal(found.type):  # every digit names
+        exact = [None if each is None else f"{each:.0f}" if each == each.to_integral_value() else repr(float(each))
+                 for each in found.to_pylist()]  # fmt: skip
+        return pa.array(exact, pa.string())
+    if pa.types.is_floating(found.type):
         values = pc.add(pc.cast(found, pa.float64(), safe=False), 0.0)  # -0 is 0
         wanted = [None if not math.isfinite(each) else f"{each:.0f}" if each.is_integer() else repr(each)
                   for each in values.to_numpy(zero_copy_only=False).tolist()]  # fmt: skip
@@ -417,6 +430,12 @@ def transformed(schema: Schema, frame: Any) -> Any:
     if not (hasattr(frame, "iloc") and hasattr(frame, "columns")):
         raise UsageError(
             f"A schema transforms a pandas DataFrame, whose columns have names, not a {type(frame).__name__}."
+        )
+    if schema.unit is not None:
+        raise UsageError(
+            "The schema has a privacy unit, and rows of numbers do not tell whose they are: what is fitted to them "
+            f"would protect each row by itself. Write the DataFrame with {step('ingest')} and the schema, and fit the "
+            "rows."
         )
     names = list(map(str, frame.columns))
     if twice := repeated(names):

@@ -49,7 +49,24 @@ class Affine(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Schema:
+class _Said:
+    """What a schema says, frozen. The class that inherits it lets scikit-learn note on a step what runs it."""
+
+    columns: Sequence[Column]
+    scale: str = "none"
+    others: str = "refuse"
+    max_rows: int | None = None
+    file: str | None = field(default=None, init=False, compare=False, repr=False)
+    lines: tuple[int, ...] = field(default=(), init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        parts = Parts(self.columns, self.scale, self.others, self.max_rows, self.lines)
+        if wrong := [said_of(each, self.columns) for each in mistakes(parts)]:
+            raise UsageError(all_of("The schema", wrong))
+
+
+class Schema(_Said):
     """What the columns of a source mean, from public knowledge: which rows of numbers are made of them.
 
     It maps each row by itself, so the guarantee of a release holds for the rows of the source. All of it is public, and
@@ -101,19 +118,6 @@ class Schema:
     >>> round(schema.norm, 3)
     1.414
     """
-
-    columns: Sequence[Column]
-    scale: str = "none"
-    others: str = "refuse"
-    max_rows: int | None = None
-    file: str | None = field(default=None, init=False, compare=False, repr=False)
-    lines: tuple[int, ...] = field(default=(), init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", tuple(self.columns))
-        parts = Parts(self.columns, self.scale, self.others, self.max_rows, self.lines)
-        if wrong := [said_of(each, self.columns) for each in mistakes(parts)]:
-            raise UsageError(all_of("The schema", wrong))
 
     @classmethod
     def read(cls, path: Any) -> Schema:
@@ -195,7 +199,8 @@ class Schema:
         Raises
         ------
         UsageError
-            If the frame has other columns than the schema says.
+            If the frame has other columns than the schema says; or if this has a privacy unit, which numbers do not
+            tell: whoever fits them would protect each row by itself.
         DataError
             If a value cannot be used. The message names its row and column.
         """
@@ -233,6 +238,19 @@ class Schema:
             return -1.0
         ends = column.ends
         return 0.0 if ends is None else ends[0] + (ends[1] - ends[0]) / 2
+
+    @cached_property
+    def ranges(self) -> tuple[tuple[float, float] | None, ...]:
+        """Public range of each column of the rows, in the units of the rows; None where none is said."""
+        found: list[tuple[float, float] | None] = []
+        for column in self.columns:
+            if not column.stored:
+                continue
+            low, high, shift, factor = self.affine(column)
+            ends = None if math.isinf(low) else ((low - shift) * factor, (high - shift) * factor)
+            found += [(0.0, factor) if column.one_hot else ends] * (column.width - column.indicated)
+            found += [(0.0, float(column.weight or 1))] * column.indicated
+        return tuple(found)
 
     @cached_property
     def norm(self) -> float | None:

@@ -42,7 +42,7 @@ _KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class _Lines(NamedTuple):
-    """Lines of a file, from 1: of its own keys, of each column, and of the keys of each."""
+    """Lines of a file, from 1: of its own keys; of each column, where its name is; and of the keys of each."""
 
     own: dict[str, int]
     columns: list[int]
@@ -114,37 +114,43 @@ def _placed(said: str, found: Sequence[tuple[int, str | None]]) -> str:
 def _lines_of(text: str, content: dict[str, Any]) -> _Lines:
     """Return where in a file that is TOML its columns and keys are."""
     own, columns, keys = dict[str, int](), list[int](), list[dict[str, int]]()
-    for line, words in _statements(text):
+    listed_columns: list[int] = []
+    for line, words, tables in _statements(text):
         if words[:2] == ["[", "["]:
             columns.append(line)
             keys.append({})
         elif words[0] != "[" and _KEY.fullmatch(words[0]):
             (keys[-1] if keys else own).setdefault(words[0], line)
+            listed_columns = tables if words[0] in {"column", "columns"} and not keys else listed_columns
     entries = content.get("columns", content.get("column", []))
     count = len(entries) if isinstance(entries, list) else 1
-    if len(columns) != count:  # they are written as a list of tables in one place, or there are other tables
+    if len(listed_columns) == count:  # they are written as a list of tables
+        return _Lines(own, listed_columns, [{} for _ in range(count)])
+    if len(columns) != count:  # there are other tables
         line = own.get("column", own.get("columns", 1))
         return _Lines(own, [line] * count, [{} for _ in range(count)])
-    return _Lines(own, columns, keys)
+    return _Lines(own, [each.get("name", line) for each, line in zip(keys, columns, strict=True)], keys)
 
 
-def _statements(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield line and words of what begins in a line and outside of brackets."""
+def _statements(text: str) -> Iterator[tuple[int, list[str], list[int]]]:
+    """Yield line and words of what begins in a line and outside of brackets, and the lines of tables in its list."""
     line, depth, begun = 1, 0, 1
     words: list[str] = []
+    tables: list[int] = []
     for found in _TOKEN.finditer(text):
         word = found[0]
         if word == "\n" and not depth:
             if words:
-                yield begun, words
-            words = []
+                yield begun, words, tables
+            words, tables = [], []
         elif not word.startswith("#") and word != "\n":
             begun = begun if words else line
+            tables += [line] if word == "{" and depth == 1 else []
             depth += (word in "[{") - (word in "]}") if len(word) == 1 else 0
             words += [word] if len(words) < 3 or depth else []
         line += word.count("\n")
     if words:
-        yield begun, words
+        yield begun, words, tables
 
 
 # --- drafts -----------------------------------------------------------------------------------------------------------

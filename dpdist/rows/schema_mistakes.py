@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
 from dpdist._util.text import counted, has_control, listed, repeated
-from dpdist.rows.columns import SECONDS, Column, instant
+from dpdist.rows.columns import DIRECTIVES, LARGEST_WHOLE, SECONDS, Column, instant
 
 FORMAT = "dpdist-schema/1"
 MOST_FEATURES = 1 << 20
@@ -27,6 +28,9 @@ _TAKES = {
     "privacy unit": set[str](),
 }
 _OWN = ("scale", "others", "max_rows")
+_DIRECTIVE = re.compile(r"%([EO_0^#-]*\d*.?)", re.DOTALL)
+_MADE_OF = {"F": "Ymd", "D": "mdy", "T": "HMS", "R": "HM", "n": "", "t": "", "%": ""}
+_SAME = {"y": "Y", "e": "d", "b": "m", "B": "m", "h": "m", "A": "a"}
 _LARGEST = 1e100
 """Of the ends of ranges, of constants and weights: far from the ends of float64."""
 
@@ -186,8 +190,33 @@ def _wrong_words(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "weight", f"weight must be a number above 0, not {weight!r}"
     if "origin" in given and not _is_date(given["origin"]):
         yield "origin", f"origin must be a date such as 2020-01-31, not {given['origin']!r}"
-    if "format" in given and (not isinstance(given["format"], str) or "%" not in given["format"]):
-        yield "format", 'format must say how a date is written, such as "%d.%m.%Y"'
+    if "format" in given:
+        yield from (("format", said) for said in _wrong_format(given["format"]))
+
+
+def _wrong_format(found: object) -> Iterator[str]:
+    """Yield what is wrong with the format of a date: above all, parts that are read and change no date.
+
+    A weekday is one that the date says too.
+    """
+    parts = _DIRECTIVE.findall(found) if isinstance(found, str) else []
+    made = [_SAME.get(each, each) for part in parts for each in _MADE_OF.get(part, part)]
+    said = set(made)
+    if not parts:
+        yield 'format must say how a date is written, such as "%d.%m.%Y"'
+    elif unknown := [f"%{part}" for part in parts if part not in set(DIRECTIVES)]:
+        known = ", ".join(f"%{each}" for each in DIRECTIVES)
+        yield f"format has {listed(unknown)}, from which no date follows; what it may have is {known}"
+    elif twice := repeated(made):
+        yield f"format says the same twice: %{', %'.join(twice)}"
+    elif "Y" not in said:
+        yield "format says no year: %Y, or %y of two digits"
+    elif ("j" in said and said & {"m", "d"}) or ("d" in said and "m" not in said):
+        yield "format must say the day by its month, %m and %d, or by the year, %j"
+    elif "a" in said and not said & {"d", "j"}:
+        yield "format says a weekday and no day: %m and %d, or %j"
+    elif ("I" in said) != ("p" in said) or {"H", "I"} <= said:
+        yield "format must say the hour by 24, %H, or by 12 with its half of the day, %I and %p"
 
 
 def _is_date(value: object) -> bool:
@@ -222,6 +251,8 @@ def _wrong_range(column: Column, scale: str) -> Iterator[tuple[str | None, str]]
         yield "range", f"range must be {'two dates' if dated else 'two numbers'}, such as {example}"
     elif (instant(found[0]) >= instant(found[1])) if dated else found[0] >= found[1]:
         yield "range", f"range must have a width: it goes from {_shown(found[0])} to {_shown(found[1])}"
+    elif column.kind == "integer" and max(map(abs, found)) > LARGEST_WHOLE:
+        yield "range", "range must end at 2^53 at most: beyond, float64 holds not every whole number"
 
 
 def _shown(value: object) -> str:
@@ -271,5 +302,5 @@ def _wrong_fill(column: Column) -> Iterator[tuple[str | None, str]]:
     ends = column.ends
     if ends is not None and not column.one_hot and not ends[0] <= column.number_of(column.fill) <= ends[1]:
         yield "fill", "fill must lie within the range"
-    if column.kind == "integer" and not float(column.fill).is_integer():
-        yield "fill", "fill must be a whole number"
+    if column.kind == "integer" and not (column.fill.is_integer() and abs(column.fill) < LARGEST_WHOLE):
+        yield "fill", "fill must be a whole number, below 2^53"

@@ -189,6 +189,21 @@ def first_rows(units: Iterable[Numbers | Digests], rows: int, most: int, beside:
     return kept
 
 
+def first_of_each(units: Digests, most: int) -> npt.NDArray[np.bool_]:
+    """Say which rows are among the first ``most`` of their unit, in memory; shape (r,), as the units.
+
+    Examples
+    --------
+    >>> first_of_each(np.array([b"b", b"a", b"b", b"b"]), 2).tolist()
+    [True, True, True, False]
+    """
+    order = np.argsort(units, kind="stable")
+    _, starts, counts = np.unique(units[order], return_index=True, return_counts=True)
+    kept = np.empty(units.size, dtype=np.bool_)
+    kept[order] = np.arange(units.size) - np.repeat(starts, counts) < most
+    return kept
+
+
 def _first(file: IO[bytes], most: int, kind: np.dtype[Any]) -> Iterator[Numbers]:
     """Yield the numbers of the rows of one file that are kept."""
     known = np.empty(0, dtype=kind)

@@ -2,21 +2,27 @@
 
 The bank takes a batch whole or not at all, once, and only with exactly the grants that the driver expects in it
 (:mod:`dpdist.runtime.grants` has the argument). It is an object of the driver, or of the plugin of the trusted worker.
+
+The bank of a trusted worker has the secret of the pass, if there is one: it is drawn there when the bank is opened, and
+tells it to lives. When that worker is lost Dask runs the task again that opened the bank, under the same name, and
+elsewhere: that is another bank, empty and with another secret, and is known by its token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from distributed import get_worker
 from distributed.utils import sync
 
+from dpdist._util.ids import random_token
 from dpdist.runtime.asker import Asker
 from dpdist.runtime.guarded import guarded
 from dpdist.runtime.process import forbid_core_dumps
-from dpdist.runtime.running_sums import Common, NotHereError, Place, fetched, plugin
+from dpdist.runtime.running_sums import Common, NotHereError, Place, entrusted, fetched, plugin
 
 Result = TypeVar("Result")
 
@@ -35,6 +41,13 @@ class Outcome(StrEnum):
     """There is no such bank any more."""
 
 
+class Opened(NamedTuple):
+    """One bank of a trusted worker, and no other that was opened under its name."""
+
+    name: str
+    token: str
+
+
 class Bank:
     """A sum that grows by batches.
 
@@ -42,10 +55,13 @@ class Bank:
     ----------
     add, asker
         As of :class:`dpdist.runtime.running_sums.Common`.
+    secret
+        What it tells to lives, if it has any.
     """
 
-    def __init__(self, add: Callable[[Any, Any], Any], asker: Asker) -> None:
-        self._add, self.asker = add, asker
+    def __init__(self, add: Callable[[Any, Any], Any], asker: Asker, secret: bytes | None = None) -> None:
+        self._add, self.asker, self.secret = add, asker, secret
+        self.token = random_token()
         self._taken: set[tuple[str, int]] = set()
         self.total: Any = None
 
@@ -72,18 +88,47 @@ def failed(error: BaseException) -> Outcome:
 # --- tasks of the trusted worker --------------------------------------------------------------------------------------
 
 
-def opened(name: str, common: bytes) -> None:
-    """Open a bank on this worker; the task has its name, and the bank goes when its result is released."""
+def opened(name: str, common: bytes, secret: Callable[[], bytes] | None) -> str:
+    """Open a bank on this worker and return its token; the task has its name, and the bank goes with its result."""
     forbid_core_dumps()
     shared = Common.loaded(common)
     if shared.add is None:
         raise AssertionError("a pass without a sum has no bank")
-    plugin().banks.setdefault(name, Bank(shared.add, shared.asker))
+    made = Bank(shared.add, shared.asker, None if secret is None else secret())
+    found: Bank = plugin().banks.setdefault(name, made)
+    return found.token
 
 
-def taken(name: str, place: Place, expected: frozenset[int]) -> Outcome:
+def _found(which: Opened) -> Bank | None:
+    bank: Bank | None = plugin().banks.get(which.name)
+    return bank if bank is not None and bank.token == which.token else None
+
+
+def told(which: Opened, lives: Sequence[tuple[str, str]]) -> list[bool] | None:
+    """Tell lives the secret of a bank of this worker; say of each whether it has it now, or None without the bank.
+
+    Parameters
+    ----------
+    which
+        The bank.
+    lives
+        Address of the worker and name of each.
+    """
+    worker, bank = get_worker(), _found(which)
+    if bank is None or bank.secret is None:
+        return None
+    secret = bank.secret
+
+    async def each() -> list[BaseException | None]:
+        asked = [entrusted(worker.rpc, address, life, secret) for address, life in lives]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    return [outcome is None for outcome in sync(worker.loop, each)]
+
+
+def taken(which: Opened, place: Place, expected: frozenset[int]) -> Outcome:
     """Fetch a batch from the worker that holds it, and add it to a bank of this worker."""
-    worker, bank = get_worker(), plugin().banks.get(name)
+    worker, bank = get_worker(), _found(which)
     if bank is None:
         return Outcome.LOST
     if bank.has(place):
@@ -96,9 +141,9 @@ def taken(name: str, place: Place, expected: frozenset[int]) -> Outcome:
     return outcome
 
 
-def finished(name: str, asker: Asker, function: Callable[..., Result], *arguments: Any) -> tuple[Result] | None:
+def finished(which: Opened, asker: Asker, function: Callable[..., Result], *arguments: Any) -> tuple[Result] | None:
     """Call a function with the sum of a bank of this worker as its last argument; None if it is not here any more."""
-    bank = plugin().banks.get(name)
+    bank = _found(which)
     if bank is None:
         return None
     return (guarded(asker, function, *arguments, bank.total),)

@@ -6,6 +6,7 @@ and the last few are fetched from the workers directly. Rows are written where t
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import dask
+import dask.array
 from dask.callbacks import Callback
 from distributed import Client, Future
 from distributed.utils_comm import gather_from_workers
@@ -73,6 +75,29 @@ def _owners() -> Engine | None:
     """Return the cluster where the owner of a collection computes now; None: this process."""
     client = current()
     return None if client is None else Engine(client, trusted_worker=False, insecure=False, foreign=True)
+
+
+def cut_alike(columns: Any, rows: Any) -> Any:
+    """Return columns, (n, k) of Dask or NumPy, as a Dask array whose blocks have the rows that those of another have.
+
+    Raises
+    ------
+    DataError
+        If they have another number of rows, or it is not known which rows the blocks have.
+    """
+    cuts = rows.chunks[0]
+    known = not any(math.isnan(each) for each in (*cuts, columns.shape[0]))
+    if known and sum(cuts) != columns.shape[0]:
+        raise DataError(f"y has {columns.shape[0]} rows, and X has {sum(cuts)}.")
+    if not dask.is_dask_collection(columns):
+        if not known:
+            raise DataError("The blocks of X have unknown lengths, so y must be a Dask array of the same blocks.")
+        return dask.array.from_array(columns, chunks=(cuts, columns.shape[1:]))
+    if known:
+        return columns.rechunk({0: cuts, 1: -1})
+    if columns.numblocks != (len(cuts), 1):
+        raise DataError("The blocks of X have unknown lengths, so y must have as many, of the same rows.")
+    return columns
 
 
 def token_of(collection: Any) -> str:

@@ -15,7 +15,7 @@ from dpdist._util.ids import random_token
 from dpdist._util.tree import FAN_IN
 from dpdist.runtime import work
 from dpdist.runtime.asker import Asker
-from dpdist.runtime.bank import Bank, Outcome, failed, opened, taken
+from dpdist.runtime.bank import Bank, Opened, Outcome, failed, opened, taken
 from dpdist.runtime.checkpoints import worth_a_checkpoint
 from dpdist.runtime.grants import Batch
 from dpdist.runtime.running_sums import NAME, SLOWEST, Place, absorb, fetched
@@ -44,8 +44,9 @@ class Collector:
         if owner.work.add is None:
             raise AssertionError("a pass without a sum collects nothing")
         self.bank = None if cluster.trusted_worker else Bank(owner.work.add, asker)
-        """That of this process; the trusted worker's is known by its name."""
-        self.bank_name = ""
+        """That of this process."""
+        self.opened: Opened | None = None
+        """That of the trusted worker, when it is known to be open."""
         self.hungry = True
         """Whether the bank may take sums now."""
         self._bank_task: Future | None = None
@@ -107,11 +108,11 @@ class Collector:
         return Place(self._pass.lives[batch.life].address, batch.life, batch.number, batch.nbytes)
 
     def _join(self) -> None:
-        """Let every fourth worker absorb the batches of three others; it must have nothing else to do."""
+        """Let one batch in four absorb three others, if its worker has nothing else to do; one batch of a worker."""
         if self._absorbing:
             return
-        idle = [batch for batch in self._grants.batches if not self._pass.lives[batch.life].running]
-        first = idle[: -(-len(self._grants.batches) // FAN_IN)]
+        idle = {batch.life: batch for batch in self._grants.batches if not self._pass.lives[batch.life].running}
+        first = list(idle.values())[: -(-len(self._grants.batches) // FAN_IN)]
         rest = [batch for batch in self._grants.batches if batch not in first]
         for place, batch in enumerate(first):
             others = tuple(rest[place :: len(first)][: FAN_IN - 1])
@@ -156,40 +157,48 @@ class Collector:
         """Bring a batch to the bank."""
         if self._cluster.clock < self._wait_until:
             return
-        if self._cluster.trusted_worker and not self._opened():
+        if self._cluster.trusted_worker and not self.open():
             return
         batch = next((batch for batch in self._grants.batches if batch.life in self._pass.lives), None)
         if batch is None:
             return
         self._grants.fetch(batch)
         self._asked_bank = self._cluster.clock
-        place = self._place(batch)
-        bank = self.bank
-        if bank is not None:
+        if self.bank is None:
+            self._take_there(batch, self._place(batch))
+        else:
+            self._take_here(self.bank, batch, self._place(batch))
 
-            def here(found: Any) -> None:
-                if found.exception() is not None:
-                    self._taken(batch, place, failed(found.exception()))
-                    return
-                total, grants = found.result()
-                self._taken(batch, place, bank.take(place, grants, batch.grants, total))
+    def _take_here(self, bank: Bank, batch: Batch, place: Place) -> None:
+        def here(found: Any) -> None:
+            if found.exception() is not None:
+                self._taken(batch, place, failed(found.exception()))
+                return
+            total, grants = found.result()
+            self._taken(batch, place, bank.take(place, grants, batch.grants, total))
 
-            self._cluster.ask(fetched(self._cluster.client.rpc, place), here)
-            return
+        self._cluster.ask(fetched(self._cluster.client.rpc, place), here)
+
+    def _take_there(self, batch: Batch, place: Place) -> None:
+        asked = self.opened
+
+        def answered(outcome: Outcome) -> None:
+            if self.opened == asked:  # what another bank did with it says nothing of this one
+                self._taken(batch, place, outcome)
 
         def there(future: Future) -> None:
             if future.status == "error":
                 raise future.exception()
             if future.status != "finished":
-                self._taken(batch, place, Outcome.LOST)
+                answered(Outcome.LOST)
                 return
             self._cluster.ask(
                 future._result(),  # noqa: SLF001 - no other way from a thread
-                lambda found: self._taken(batch, place, Outcome.LOST if found.exception() else found.result()),
+                lambda found: answered(Outcome.LOST if found.exception() else found.result()),
             )
 
         self._taking = self._cluster.submit(
-            there, taken, self.bank_name, place, batch.grants,
+            there, taken, asked, place, batch.grants,
             key=f"dpdist-take-{random_token()}", resources={"trusted": 1}, priority=20,
         )  # fmt: skip
 
@@ -219,27 +228,55 @@ class Collector:
 
     # --- the bank of the trusted worker -------------------------------------------------------------------------------
 
-    def _opened(self) -> bool:
+    def open(self) -> bool:
         """Say whether the trusted worker's bank is open, and ask for it where it is not."""
         task = self._bank_task
-        if task is None:
-            if self._pass.common is None:
-                return False  # it is on its way
-            self.bank_name = f"dpdist-bank-{random_token()}"
-            task = self._bank_task = self._cluster.submit(
-                self._bank_opened, opened, self.bank_name, self._pass.common,
-                key=self.bank_name, resources={"trusted": 1}, priority=20,
+        if self.opened is not None and (task is None or task.status != "finished"):
+            self.bank_gone()  # lost with its worker, and what Dask opens in its place is empty
+        if self._bank_task is None and self._pass.common is not None:  # else it is on its way
+            name = f"dpdist-bank-{random_token()}"
+            self._bank_task = self._cluster.submit(
+                self._bank_opened, opened, name, self._pass.common, self._pass.work.secret,
+                key=name, resources={"trusted": 1}, priority=20,
             )  # fmt: skip
-        return bool(task.status == "finished")
+        return self.opened is not None
 
     def _bank_opened(self, future: Future) -> None:
-        if future.key == self.bank_name and future.status == "error":
+        if self._bank_task is None or future.key != self._bank_task.key:
+            return
+        if future.status == "error":
             raise future.exception()
-        if future.key == self.bank_name and future.status != "finished":
+        if future.status != "finished":
             self._pass.common = None  # what it needed was lost with a worker, and is sent again
             self.bank_gone()
+            return
+
+        def known(found: Any) -> None:
+            if self._bank_task is None or future.key != self._bank_task.key:
+                return
+            if found.exception() is not None:
+                self.bank_gone()
+                return
+            self.opened = Opened(future.key, found.result())
+            if self._pass.entrusting is not None:
+                self._pass.entrusting.tell()
+
+        self._cluster.ask(future._result(), known)  # noqa: SLF001 - no other way from a thread
+
+    def close_bank(self) -> None:
+        """Let the trusted worker forget its bank."""
+        if self._bank_task is not None:
+            self._bank_task.release()
+        self._bank_task = self.opened = None
 
     def bank_gone(self) -> None:
-        """Note that the bank of the trusted worker has gone, with all that was in it."""
+        """Note that the bank of the trusted worker has gone, with all that was in it.
+
+        If the secret of the pass has gone with it, so is what lives hold: it is of no use beside what the next bank
+        will be told.
+        """
+        self.close_bank()
         self._grants.bank_lost()
-        self._bank_task, self.bank_name = None, ""
+        if self._pass.work.secret is not None:
+            for member in list(self._pass.members.values()):
+                self._pass.give_up(member)

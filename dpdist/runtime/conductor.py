@@ -184,6 +184,7 @@ class Conductor:
         finally:
             for each in self._active:
                 each.close()
+                each.close_bank()
             self._active.clear()
 
     def _begin(self) -> None:
@@ -208,8 +209,7 @@ class Conductor:
             if due:
                 self._care_at = now + _CARE_SECONDS
                 for each in self._active:
-                    each.withdraw_slow()
-                    each.give_silent_up()
+                    each.care()
             if due or front.summed or front.grants.batches:
                 front.collect(hungry=self._wanted > 0)
         done = self._ended + sum(each.grants.count(State.ADDED, State.BANKED) for each in self._active)
@@ -296,15 +296,15 @@ class Conductor:
         for each in self._active:
             if self._known and each.fault is not None:
                 raise each.fault
-        trusted = not self.trusted_worker or any("trusted" in worker["resources"] for worker in self._known.values())
-        if self._known and trusted:
+        offering = sum("trusted" in worker["resources"] for worker in self._known.values())
+        if self._known and (offering == 1 or not self.trusted_worker):
             self._empty_since = self._wanting = None
             return
         if not self._known and self._wanting is None:  # a cluster that grows with its tasks sees that there are some
             self._wanting = self.client.submit(int, key=f"dpdist-wanted-{random_token()}", pure=False)
         self._empty_since = self.clock if self._empty_since is None else self._empty_since
         if self.clock - self._empty_since > work.LOST_SECONDS:
-            raise work.gone(trusted=bool(self._known))
+            raise work.several(offering) if offering > 1 else work.gone(trusted=bool(self._known))
 
 
 def total_of(summed: Pass) -> Any:

@@ -213,9 +213,12 @@ class Engine:
                 (summed,) = sums
             if not self._trusted_worker:
                 return function(*arguments, total_of(summed))
-            done: tuple[Result] | None = self._at_trusted_worker(
-                finished, summed.bank_name, Asker.here(), function, *arguments, guard=False
-            )
+            try:
+                done: tuple[Result] | None = self._at_trusted_worker(
+                    finished, summed.bank, Asker.here(), function, *arguments, guard=False
+                )
+            finally:
+                summed.close_bank()
             if done is not None:
                 return done[0]
             # the worker that held the sum has gone, and another came: it is summed again

@@ -41,10 +41,20 @@ to detach, or its answer
 a batch on its way          it stays, detached, with its life until the bank has it; it is fetched again
 a life                      its units that the bank does not have are OPEN again, those of a fetched batch excepted
                             until it is known whether the bank has them
-the bank                    what it had is OPEN again; what lives hold stays as it is
+a secret on its way to a    the life is granted nothing before it is known that it has the secret; it is told again, or
+life, or its answer         given up. It keeps the first one, and says so when it is told another
+the bank                    what it had is OPEN again; what lives hold stays as it is. But if the bank had the secret of
+                            the pass, all lives are given up: the next bank has another one
 the scheduler               all lives are given up; the bank stays, because it is no part of the cluster
 the driver                  the pass ends; the same command begins another one, and lives of the old one are dropped
 ==========================  ============================================================================================
+
+A bank is the trusted worker's by its token, not by its name: Dask may open it again, empty, when that worker is lost.
+
+**Sums under two keys never meet.** A pass may have a secret without which no part can be computed: the key by which
+rows are dithered (:mod:`dpdist.rows.dither`). A life has one for all its time, from whoever has the bank. That is the
+driver, whose secret lasts as long as its passes; or the trusted worker's bank, and lives of another bank are given up
+before they could be told a second one, or be asked for what they summed under the first.
 
 A batch that one life has absorbed from another (the tree of the last hand-in) is still held by the first one. When the
 second life is given up, the first batch stands for itself again.

@@ -16,7 +16,7 @@ from dpdist.errors import DataError
 from dpdist.runtime.asker import Asker
 from dpdist.runtime.guarded import guarded
 from dpdist.runtime.process import memory_here
-from dpdist.runtime.work import Work
+from dpdist.runtime.work import Work, task_of
 from dpdist.storage.store import AnyStore, store_at
 
 Task = TypeVar("Task")
@@ -93,8 +93,9 @@ class Here:
     def _parts(self, works: Sequence[Work], label: str | None) -> Iterator[tuple[Work, Any]]:
         count = Count(self._progress if label else None, label or "", sum(len(work.units) for work in works))
         for work in works:
+            secret = None if work.secret is None else work.secret()
             for unit in work.units:
-                part = guarded(Asker.here(), _computed, work, unit)
+                part = guarded(Asker.here(), _computed, work, unit, secret)
                 count.one()
                 yield work, part
                 del part
@@ -104,6 +105,6 @@ class Here:
         return function(*arguments)
 
 
-def _computed(work: Work, unit: Any) -> Any:
+def _computed(work: Work, unit: Any, secret: bytes | None) -> Any:
     with threadpool_limits(limits=1, user_api="blas"):  # as workers have it: on several threads it may add otherwise
-        return work.function(work.values.cut(unit))
+        return work.function(task_of(work.values, unit, secret))

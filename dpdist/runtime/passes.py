@@ -18,7 +18,9 @@ from distributed import Future
 from dpdist._util.ids import random_token
 from dpdist.errors import DataError, DpdistError, ResumableError
 from dpdist.runtime.asker import Asker
+from dpdist.runtime.bank import Opened
 from dpdist.runtime.collecting import Collector
+from dpdist.runtime.entrusting import Entrusting
 from dpdist.runtime.grants import Grants, State
 from dpdist.runtime.running_sums import NAME, Common, NoLifeError, Said, run_unit, welcomed
 from dpdist.runtime.work import AGAIN_SECONDS, DIED, PATIENCE, Cluster, Member, Work
@@ -45,7 +47,7 @@ class Pass:
     def __init__(self, cluster: Cluster, work: Work) -> None:
         self._cluster, self.work = cluster, work
         self._asker = Asker.here()
-        self._content = Common(work.function, work.values, work.add, self._asker).dumped()
+        self._content = Common(work.function, work.values, work.add, self._asker, work.secret is not None).dumped()
         self.common: Future | None = None
         self._scattering = False
         self.grants = Grants(len(work.units))
@@ -60,6 +62,7 @@ class Pass:
         self._deaths: Counter[int] = Counter()
         self._slowest = 0.0
         self.collector = None if work.add is None else Collector(self, cluster, self._asker)
+        self.entrusting = None if work.secret is None else Entrusting(self, cluster)
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -117,21 +120,32 @@ class Pass:
         if self.lives.get(member.life) is not member:
             return
         if future.status == "finished":
-            member.here, member.since = True, self._cluster.clock
-            self._threads += member.threads
-            self._cluster.freed[member.address] = None
-            self.grants.welcome(member.life)
+            if self.entrusting is None:
+                self.begin(member)
+            else:
+                self.entrusting.welcome(member)
             return
         if future.status == "error":
             fault = future.exception()
             if not isinstance(fault, DpdistError):  # what a worker cannot unpickle
                 version = self._asker.version
                 fault = DataError(f"The worker {member.address} cannot run dpdist. Install dpdist {version} there.")
-            self._unusable[member.address] = fault
-            self._cluster.name(member.address, fault)
+            self.refuse(member.address, fault)
         else:
             self.common = None  # what it needed was lost
         self.give_up(member)
+
+    def begin(self, member: Member) -> None:
+        """Let a worker that was welcomed, and knows all it needs, be granted units."""
+        member.here, member.since = True, self._cluster.clock
+        self._threads += member.threads
+        self._cluster.freed[member.address] = None
+        self.grants.welcome(member.life)
+
+    def refuse(self, address: str, fault: Exception) -> None:
+        """Welcome a worker no more, and tell why."""
+        self._unusable[address] = fault
+        self._cluster.name(address, fault)
 
     @property
     def fault(self) -> Exception | None:
@@ -150,6 +164,8 @@ class Pass:
         member.here = False
         self.grants.give_up(member.life)
         _release(member)
+        if self.entrusting is not None:
+            self.entrusting.give_up(member)
         if self.collector is not None:
             self.collector.begin_again(member)
 
@@ -232,7 +248,7 @@ class Pass:
             member.at_stake += spent
         self._slowest = max(self._slowest, spent)
 
-    def withdraw_slow(self) -> None:
+    def _withdraw_slow(self) -> None:
         """Withdraw units that take too long, for others that have nothing to do."""
         if next(iter(self.grants.open), None) is not None or not self.grants.count(State.GRANTED):
             return
@@ -273,7 +289,14 @@ class Pass:
         asked = self._cluster.client.scheduler.broadcast(msg=message, workers=[member.address], on_error="ignore")
         self._cluster.ask(asked, answered)
 
-    def give_silent_up(self) -> None:
+    def care(self) -> None:
+        """See to workers that are late, that do not answer, or that wait for the secret of the pass."""
+        self._withdraw_slow()
+        self._give_silent_up()
+        if self.entrusting is not None:
+            self.entrusting.tell()
+
+    def _give_silent_up(self) -> None:
         """Give up who does not answer."""
         for member in list(self.members.values()):
             if member.due is not None and self._cluster.clock > member.due:
@@ -287,9 +310,9 @@ class Pass:
         return not self.grants.count(State.OPEN, State.GRANTED)
 
     @property
-    def bank_name(self) -> str:
-        """Name of the trusted worker's bank."""
-        return "" if self.collector is None else self.collector.bank_name
+    def bank(self) -> Opened | None:
+        """The trusted worker's bank."""
+        return None if self.collector is None else self.collector.opened
 
     def collect(self, *, hungry: bool) -> None:
         """Bring sums to the bank, if it may take any now."""
@@ -303,7 +326,12 @@ class Pass:
         self._known = {}
         self.members.clear()
         self.lives.clear()
-        self.common = None
+        self.common = self.entrusting = None
+
+    def close_bank(self) -> None:
+        """Let the trusted worker forget the sum, and the secret of the pass."""
+        if self.collector is not None:
+            self.collector.close_bank()
 
 
 def _release(member: Member) -> None:

@@ -8,6 +8,10 @@ A life (:mod:`dpdist.runtime.grants`) begins with the task :func:`welcomed`, who
 that result is released, whoever released it and also when the driver died, the worker forgets the life and its sums.
 All that changes a life happens under its lock. So a grant is either added or withdrawn, and never both; and a sum that
 is detached holds exactly the grants that are told with it.
+
+What units need and nobody else may know, the secret of the pass, travels like a sum, the other way: from the trusted
+node to the life, which is told it before it is granted anything (:func:`entrusted`), and forgotten with it. It is one
+for the time of a life.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from distributed.utils import sync
 from dpdist.runtime.asker import Asker
 from dpdist.runtime.guarded import guarded
 from dpdist.runtime.tls import require_safe_listeners
-from dpdist.runtime.work import Cut
+from dpdist.runtime.work import PATIENCE, Cut, task_of
 from dpdist.runtime.workers import check_worker, listens_of
 from dpdist.storage.store import Store
 
@@ -50,7 +54,7 @@ class Said(StrEnum):
 
 
 class NoLifeError(Exception):
-    """A task came to a worker that does not know the life it is for: nothing was computed."""
+    """A task came to a worker that does not know the life it is for, or its secret: nothing was computed."""
 
 
 class Place(NamedTuple):
@@ -60,6 +64,22 @@ class Place(NamedTuple):
     life: str
     number: int
     nbytes: int
+
+
+class Sealed:
+    """A secret on its way to a life: whoever writes down the message that it is in does not write it down.
+
+    Parameters
+    ----------
+    content
+        The secret.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    def __repr__(self) -> str:
+        return "Sealed(...)"
 
 
 @dataclass(frozen=True)
@@ -77,16 +97,19 @@ class Common:
         Adds a part to a sum, and returns the sum; it may use the memory of the first. None: there is no sum.
     asker
         Whose pass it is.
+    secret
+        Whether a unit needs the secret of the pass: then what is cut is ``keyed`` with it.
     """
 
     function: Callable[[Any], Any]
     values: Cut
     add: Callable[[Any, Any], Any] | None
     asker: Asker
+    secret: bool = False
 
     def dumped(self) -> bytes:
         """Return it as bytes."""
-        return bytes(cloudpickle.dumps((self.function, self.values, self.add, self.asker)))
+        return bytes(cloudpickle.dumps((self.function, self.values, self.add, self.asker, self.secret)))
 
     @classmethod
     def loaded(cls, content: bytes) -> Common:
@@ -122,6 +145,19 @@ class Life:
         self._withdrawn: set[int] = set()
         self._number = 0
         self._detached: dict[int, _Detached] = {}
+        self._secret: bytes | None = None
+
+    def entrust(self, secret: bytes) -> bool:
+        """Keep the secret of the pass, if there is none yet, and say whether it is the one that is kept."""
+        with self._lock:
+            if self._secret is None:
+                self._secret = secret
+            return self._secret == secret
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has all that a unit needs."""
+        return self._secret is not None or not self.common.secret
 
     def run(self, grant: int, unit: Any) -> Said:
         """Compute a unit and add it, unless it was withdrawn, or added before."""
@@ -130,7 +166,7 @@ class Life:
                 return Said.DROPPED
             if grant in self._added:  # Dask ran the task once more
                 return Said.ADDED
-        part = self.common.function(self.common.values.cut(unit))
+        part = self.common.function(task_of(self.common.values, unit, self._secret))
         with self._lock:
             if grant in self._withdrawn:
                 return Said.DROPPED
@@ -179,9 +215,8 @@ class RunningSums(WorkerPlugin):  # type: ignore[misc]  # Dask has no types
     def setup(self, worker: Worker) -> None:
         """Let the driver and other workers ask."""
         self._worker = worker
-        worker.handlers.update(
-            {f"{NAME}-{each.__name__}": each for each in (self.withdraw, self.detach, self.forget, self.fetch)}
-        )
+        asked = (self.withdraw, self.detach, self.forget, self.fetch, self.entrust)
+        worker.handlers.update({f"{NAME}-{each.__name__}": each for each in asked})
 
     def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
         """Forget a life when nobody holds on to it any more; Dask calls this for every task."""
@@ -219,9 +254,14 @@ class RunningSums(WorkerPlugin):  # type: ignore[misc]  # Dask has no types
         self._worker.transfer_outgoing_bytes_total += sizeof(batch.total)  # dashboards show it
         return {"here": True, "grants": sorted(batch.grants), "total": to_serialize(batch.total)}
 
+    async def entrust(self, life: str, secret: Sealed) -> bool:
+        """Let a life keep the secret of its pass; say whether it is there and has this one."""
+        found = self.lives.get(life)
+        return found is not None and await asyncio.to_thread(found.entrust, secret.content)
+
 
 class NotHereError(Exception):
-    """A sum is not where it was."""
+    """A sum, or a life, is not where it was."""
 
 
 async def fetched(rpc: Any, place: Place) -> tuple[Any, frozenset[int]]:
@@ -244,6 +284,25 @@ async def fetched(rpc: Any, place: Place) -> tuple[Any, frozenset[int]]:
     if not answer["here"]:
         raise NotHereError
     return answer["total"], frozenset(answer["grants"])
+
+
+async def entrusted(rpc: Any, worker: str, life: str, secret: bytes) -> None:
+    """Tell a life the secret of its pass, over a connection to its worker, and nobody else. To do it again is harmless.
+
+    Raises
+    ------
+    NotHereError
+        If there is no such life, or it has another secret, or the worker is silent.
+    OSError
+        If the worker cannot be reached.
+    """
+    ask = getattr(rpc(worker), f"{NAME}-entrust")
+    try:
+        known = await asyncio.wait_for(ask(life=life, secret=to_serialize(Sealed(secret))), PATIENCE)
+    except TimeoutError:
+        raise NotHereError from None
+    if not known:
+        raise NotHereError
 
 
 def plugin() -> RunningSums:
@@ -298,10 +357,10 @@ def run_unit(life: str, grant: int, unit: Any) -> int:
     Raises
     ------
     NoLifeError
-        If there is no such life here.
+        If there is no such life here, or it was never told the secret of the pass.
     """
     found = plugin().lives.get(life)
-    if found is None:
+    if found is None or not found.ready:
         raise NoLifeError
     guarded(found.common.asker, found.run, grant, unit)
     return grant

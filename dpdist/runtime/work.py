@@ -36,10 +36,18 @@ def gone(*, trusted: bool) -> ResumableError:
     )
 
 
-def unreachable(where: str, *, trusted: bool = False) -> ResumableError:
-    """Return what is raised when the trusted worker, or this process, cannot fetch sums from others."""
+def several(count: int) -> ResumableError:
+    """Return what is raised when several workers offered to be the trusted one for too long."""
     return ResumableError(
-        f"{'The trusted worker' if trusted else 'This process'} cannot fetch sums from {where}. They are never sent by "
+        f"{count} workers have offered the resource `trusted` for {LOST_SECONDS:g} seconds. Sums are kept by one, and "
+        f"lost when another is asked for them. Stop all but one, and run the same command again: {_AGAIN}"
+    )
+
+
+def unreachable(where: str, *, trusted: bool = False, doing: str = "fetch sums from") -> ResumableError:
+    """Return what is raised when the trusted worker, or this process, cannot do with others what needs a connection."""
+    return ResumableError(
+        f"{'The trusted worker' if trusted else 'This process'} cannot {doing} {where}. They are never sent by "
         f"way of the scheduler: let its machine connect to the workers' ports, and run the same command again: {_AGAIN}"
     )
 
@@ -48,8 +56,14 @@ class Cut(Protocol):
     """What all units of a pass share, and what makes one unit of it."""
 
     def cut(self, unit: Any) -> Any:
-        """Return what the function of the pass takes for a unit."""
+        """Return what the function of the pass takes for a unit; with a secret, what has a method ``keyed``."""
         ...
+
+
+def task_of(values: Cut, unit: Any, secret: bytes | None) -> Any:
+    """Return what the function of a pass takes for a unit: cut, and keyed with the secret of the pass if it has one."""
+    found = values.cut(unit)
+    return found if secret is None else found.keyed(secret)
 
 
 @dataclass(frozen=True)
@@ -68,6 +82,9 @@ class Work:
         Units that a worker computes at the same time, at most, if it has as many threads.
     sticky
         Whether a unit is granted to the same worker in every pass, if it can be: one that keeps what it has read.
+    secret
+        Makes what units need and only those who add them may know. It is called at the trusted node: once for a pass by
+        the driver, once for each bank by a trusted worker. None: there is no such thing.
     """
 
     step: str
@@ -77,6 +94,7 @@ class Work:
     add: Callable[[Any, Any], Any] | None = None
     threads: int = 1
     sticky: bool = False
+    secret: Callable[[], bytes] | None = None
 
 
 class Each:

@@ -57,7 +57,10 @@ def _in_row_units(triangle: Triangle, bound: RowBound) -> Floats:
 
 
 def moment_of(rows: Floats, clip_norm: float = 1.0, grid_bits: int = 16) -> PublicMoment:
-    """Return the exact second moment of rows that fit into memory, bounded as a release would bound them.
+    """Return the exact second moment of rows that fit into memory, bounded by :class:`dpdist.RowBound`.
+
+    They are truncated to the grid, as a release by the older rule does: public rows need no key, and every answer about
+    them is one about the same integers.
 
     Parameters
     ----------
@@ -112,6 +115,7 @@ def request_for(
         "loss": PrivacyLoss.parse(epsilon, "0" if info.delta is DeltaUse.NONE else delta),
         "clip_norm": bound.clip_norm,
         "grid_bits": bound.grid_bits,
+        "rule": bound.rule,
         "neighbours": neighbours,
         "options": {name: value for name, value in options.items() if name in known},
     }

@@ -17,7 +17,7 @@ import zarr
 import dpdist
 from dpdist import Column, DataError, Schema, UsageError, draft_schema, ingest_rows, open_rows
 from dpdist.errors import DpdistError
-from dpdist.ingest import looking, table
+from dpdist.ingest import collection, looking, table
 from dpdist.ingest.readers import text
 from dpdist.ingest.readers.base import Choices
 from dpdist.ingest.steps import Step, do_unit
@@ -145,6 +145,29 @@ def test_frames_give_the_rows_that_files_do(tmp_path: Path) -> None:
 SCHEMA_OF_TWO = Schema([Column("mass", "number", missing="drop"), Column("count", "integer")], others="ignored")
 
 
+def test_of_each_unit_of_a_frame_the_first_rows_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = people(60).take(np.random.default_rng(5).permutation(60))  # the rows of a unit are not beside one another
+    frame, schema = found.to_pandas(), Schema([Column("who", "privacy unit"), *SCHEMA.columns], max_rows=2)
+    one = ingest_rows(write(tmp_path / "p.parquet", found), tmp_path / "one.zarr", schema=schema)
+    for piece in (1 << 20, 300):  # of a few rows
+        monkeypatch.setattr(collection, "PIECE", piece)
+        made = ingest_rows(frame, tmp_path / f"{piece}.zarr", schema=schema, budget=dpdist.PrivacyLoss.parse(1, 1e-6))
+        ingest_rows(frame, tmp_path / f"{piece}.zarr", schema=schema)  # and is known again
+        np.testing.assert_array_equal(rows_in(tmp_path / f"{piece}.zarr"), rows_in(tmp_path / "one.zarr"))
+        assert (made.rows, made.unit, made.max_rows) == (one.rows, one.unit, 2) == (40, schema.unit, 2)
+    bad = frame.copy()
+    bad.loc[bad.index[7], "who"] = None
+    with pytest.raises(DataError, match=r"row 7 \(counting from 0\), column 'who': the privacy unit is missing"):
+        ingest_rows(bad, tmp_path / "two.zarr", schema=schema)
+    bad = frame.assign(count=[1.5 if i == 59 else 1 for i in range(60)])
+    with pytest.raises(DataError, match=r"row 59 \(counting from 0\), column 'count': the value is not a whole"):
+        ingest_rows(bad, tmp_path / "two.zarr", schema=schema)
+    import dask.dataframe
+
+    with pytest.raises(UsageError, match="the partitions of the Dask DataFrame are computed in any"):
+        ingest_rows(dask.dataframe.from_pandas(frame, npartitions=3), tmp_path / "two.zarr", schema=schema)
+
+
 @pytest.mark.parametrize("name", ["p.csv", "p.parquet"])
 def test_units_may_be_called_by_words_in_several_columns(tmp_path: Path, name: str) -> None:
     found = people(30)
@@ -199,13 +222,13 @@ def test_a_schema_that_does_not_fit_names_every_column_and_its_line(tmp_path: Pa
     source = write(tmp_path / "p.parquet", people(10))
     with pytest.raises(UsageError) as caught:
         ingest_rows(source, tmp_path / "rows.zarr", schema=file)
-    assert "s.toml, line 5, column 'gone': there is no such column" in str(caught.value)
-    assert "s.toml, line 11, column 'lost'" in str(caught.value)
+    assert "s.toml, line 6, column 'gone': there is no such column" in str(caught.value)
+    assert "s.toml, line 12, column 'lost'" in str(caught.value)
     assert "does not say what these columns are: 'kind', 'seen', 'note', 'who'" in str(caught.value)
     file.write_text(
         'others = "ignored"\n[[column]]\nname = "count"\nkind = "date"\n[[column]]\nname = "mass"\nkind = "number"\n'
     )
-    with pytest.raises(UsageError, match=r"line 2, column 'count': it is stored as int64, which cannot be .* 'date'"):
+    with pytest.raises(UsageError, match=r"line 3, column 'count': it is stored as int64, which cannot be .* 'date'"):
         ingest_rows(source, tmp_path / "rows.zarr", schema=file)
     np.save(tmp_path / "t.npy", np.eye(3))
     for given in (tmp_path / "t.npy", np.eye(3)):
@@ -230,7 +253,7 @@ def test_a_draft_is_made_of_names_and_types_and_of_no_value(tmp_path: Path) -> N
     assert drafts[0].replace("0.parquet", "1.parquet") == drafts[1]
     assert 'name = "kind"\nkind = "category"\ncategories = []' in drafts[0]
     assert 'name = "seen"\nkind = "date"' in drafts[0]
-    assert 'name = "seen"\nkind = "number"' in draft_schema(write(tmp_path / "2.csv", one))
+    assert 'name = "seen"\nkind = "number"' in draft_schema(write(tmp_path / "2.csv", one), header="yes")
     assert 'name = "mass"\nkind = "number"' in draft_schema(one.to_pandas())
     for given in (tmp_path / "t.npy", np.eye(2)):
         np.save(tmp_path / "t.npy", np.eye(2))

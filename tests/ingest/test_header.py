@@ -8,7 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 from support.cli_scene import Call
 from support.ingest_scene import refused, stored
 
@@ -53,6 +56,27 @@ def test_a_first_line_without_any_name_of_the_schema_is_asked_for_and_not_repeat
     path.write_text("who,a,c\n1,2,3\n")  # one name of it is enough: no cell is called so by chance
     with pytest.raises(UsageError, match=r"column 'b': there is no such column.*The source has: who, a, c"):
         ingest(path, tmp_path / "rows.zarr", choices=Choices(schema=schema))
+
+
+@pytest.mark.parametrize("text", ["secretword,Ann,unknown\nJones,Bob,5\n", "secretword,Ann\n", "who,age\nAnn,5\n"])
+def test_a_draft_of_text_never_guesses_that_a_first_line_holds_names(tmp_path: Path, call: Call, text: str) -> None:
+    """It would be written into a file that is meant to be public, whatever the lines below it hold."""
+    path, draft = tmp_path / "t.csv", tmp_path / "s.toml"
+    (tmp_path / "d").mkdir()
+    for source in (path, tmp_path / "d"):
+        (path if source == path else source / "t.csv").write_text(text)
+        said = call("schema", source, draft)
+        assert said.code == 4
+        assert f"dpdist schema {source} --header no (" in said.message
+        assert not {"secretword", "Ann", "who"} & set(re.findall(r"\w+", said.message))
+        assert not draft.exists()
+        made = call("schema", source, draft, "--header", "no", "--json").json
+        assert "--header no" in made["next"]
+        assert 'name = "c0"' in draft.read_text()
+        first = text[: text.index(",")]
+        assert f'"{first}"' not in draft.read_text()
+        draft.unlink()
+        assert f'name = "{first}"' in call("schema", source, "--header", "yes", "--json").json["draft"]
 
 
 def test_the_commands_that_are_told_do_what_they_say(
@@ -176,3 +200,25 @@ def test_all_columns_that_hold_no_numbers_are_named_with_the_command_that_leaves
     frame.drop(columns="note").to_parquet(tmp_path / "t.parquet", index=False)
     message = refused(tmp_path / "t.parquet", "'who' (", "'born' (", never=("Ann", "1970"))
     assert "--columns 'age,\"height, cm\",smokes' (leaves" in message
+
+
+def test_files_of_other_kinds_are_refused_with_what_makes_them_readable(tmp_path: Path, call: Call) -> None:
+    frame = pd.DataFrame({"secretword": [4711, 2], "b": [3.5, 4]})
+    for mark, name in ((";", "semicolons"), ("\t", "tabs"), (" ", "spaces"), ("|", "bars")):
+        path = tmp_path / "t.csv"
+        frame.to_csv(path, sep=mark, index=False)
+        for command in (("ingest", path, tmp_path / "rows.zarr"), ("schema", path)):
+            said = call(*command)
+            assert said.code == 4
+            assert f"seem to be separated by {name}. Save it with commas" in said.message
+            assert "secretword" not in said.message
+    made: dict[str, object] = {"FILE": path, "NEW": tmp_path / "new.csv", "pandas": pd}
+    exec(re.search(r"in Python: (.*)\.$", said.message)[1], made)  # type: ignore[index]  # noqa: S102 - what is told
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "new.csv"), frame)
+
+    feather.write_feather(frame, tmp_path / "t.feather")
+    said = call("ingest", tmp_path / "t.feather", tmp_path / "rows.zarr")
+    assert said.code == 4
+    made = {"FILE": tmp_path / "t.feather", "NEW": tmp_path / "new.parquet", "pyarrow": pa, "pq": pq}
+    exec(re.search(r"in Python: (.*)\.$", said.message)[1], made)  # type: ignore[index]  # noqa: S102 - what is told
+    assert call("ingest", tmp_path / "new.parquet", tmp_path / "rows.zarr", "--json").json["n"] == 2

@@ -59,7 +59,7 @@ def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         "[rows] columns must be a list of at least one column name.",
         "[rows] budget_epsilon must be a number, such as 2, 0.5 or 1e-6.",
         "[release] path must be a path in quotes.",
-        '[release] clip must be a number, such as 8.5, or "private".',
+        '[release] clip must be a number, such as 8.5, "private" or "auto".',
         '[release] neighbours must be "replace-one" or "add-remove".',
         "[pca] path holds a control character; take it out.",
         '[pca] components must be a whole number of at least 1, or "auto": those that stand above the noise.',

@@ -34,6 +34,7 @@ from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.continual import variance_factor
+from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.periods import open_periods
 from dpdist.rows.seal import SEAL, sealed_tags
@@ -76,12 +77,12 @@ class Place:
         assert isinstance(outcome, PeriodicOutcome)
         return outcome
 
-    def exact(self, *names: str) -> npt.NDArray[np.int64]:
-        """Return the integer moment of some periods, by the bound of the job."""
+    def exact(self, bound: RowBound, *names: str) -> npt.NDArray[np.int64]:
+        """Return the moment of some periods, by the bound of their total: rounding is little beside the noise."""
         stacked = np.vstack([self.rows[name] for name in names])
-        z = job_file.read_job(self.job).request.bound(3).apply(stacked, np.empty(stacked.shape)).astype(np.int64)
-        product: npt.NDArray[np.int64] = z.T @ z
-        return product
+        stacked /= np.maximum(1, np.linalg.norm(stacked, axis=1, keepdims=True) / bound.shortened_norm) * bound.unit
+        product = stacked.T @ stacked + len(stacked) / 4 * np.eye(3)
+        return np.rint(product).astype(np.int64)
 
     def files(self) -> dict[str, bytes]:
         return {str(p.relative_to(self.published)): p.read_bytes() for p in self.published.rglob("*") if p.is_file()}
@@ -165,16 +166,17 @@ def test_the_error_of_the_total_is_as_predicted(place: Place, continual: int) ->
     place.arrive(*names)
     place.run(continual=continual)
     total = open_release(place.published / "total" / "d12.zarr")
-    error = (total.lattice - place.exact(*names)).astype(np.float64)
+    error = (total.lattice - place.exact(total.bound, *names)).astype(np.float64)
     levels = 1 if continual == 1 else 4
-    whole = job_file.read_job(place.job).request.calibrated(3).noise["variance_off_diagonal"]
+    asked = replace(job_file.read_job(place.job).request, grid_bits=total.bound.grid_bits)
+    whole = asked.calibrated(3).noise["variance_off_diagonal"]
     predicted = whole * variance_factor(13, levels)
     assert total.noise["variance_off_diagonal"] == pytest.approx(predicted, rel=1e-4)
     low, high = float(chi2.ppf(FALSE_ALARM / 2, 6)), float(chi2.isf(FALSE_ALARM / 2, 6))
     statistic = (error[np.triu_indices(3, 1)] ** 2).sum() / predicted
     statistic += (np.diag(error) ** 2).sum() / (2 * predicted)
     assert low < statistic < high
-    doubled = place.exact(*names[1:])  # the twin: with one period left out, it is found
+    doubled = place.exact(total.bound, *names[1:])  # the twin: with one period left out, it is found
     wrong = (total.lattice - doubled * 1000).astype(np.float64)
     assert (wrong[np.triu_indices(3)] ** 2).sum() / (2 * predicted) > high
 

@@ -37,6 +37,16 @@ def drawn(ledger: Ledger, part: Part, content: bytes, release_id: str = "a") -> 
         return file.read()
 
 
+def dies_in_commit(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the release that follows a stage, and die before the witness has seen it."""
+    fence = ledger.begin("a")
+    assert fence is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(StateFile, "write", dies)
+        with pytest.raises(DiedError):
+            ledger.commit("a", fence, [b"never given out"])
+
+
 def standing(ledger: Ledger, release_id: str = "a") -> tuple[State, int]:
     record = ledger.record(release_id)
     assert record is not None
@@ -122,12 +132,7 @@ def test_a_release_that_another_copy_drew_from_the_same_stage_is_adopted_and_cha
     reserved(ledger)
     drawn(ledger, Part.STAGE, b"stage")
     twin = Ledger(copy_of(place))
-    fence = ledger.begin("a")
-    assert fence is not None
-    with monkeypatch.context() as patch:
-        patch.setattr(StateFile, "write", dies)
-        with pytest.raises(DiedError):
-            ledger.commit("a", fence, [b"never given out"])
+    dies_in_commit(ledger, monkeypatch)
     assert drawn(twin, Part.STAGE, b"never drawn") == b"stage"
     assert drawn(twin, Part.RELEASE, b"theirs") == b"theirs"
     with pytest.raises(RefusedError, match="behind its witness"):
@@ -143,12 +148,7 @@ def test_what_is_adopted_beside_it_refunds_a_release_under_way_and_never_its_sta
     reserved(ledger)
     drawn(ledger, Part.STAGE, b"stage")
     twin = Ledger(copy_of(place))
-    fence = ledger.begin("a")
-    assert fence is not None
-    with monkeypatch.context() as patch:
-        patch.setattr(StateFile, "write", dies)
-        with pytest.raises(DiedError):
-            ledger.commit("a", fence, [b"never given out"])
+    dies_in_commit(ledger, monkeypatch)
     reserve(twin, "b")
     drawn(twin, Part.RELEASE, b"other", "b")
     assert ledger.adopt() == ["b"]

@@ -16,7 +16,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ledgers import losses
-from support.parts import added, parts_of
+from support.parts import added, parts_of, whole_of
 from support.replays import Recording, Replaying
 
 from dpdist import triangle
@@ -37,7 +37,7 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release import artefact, drawing, trusted
 from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring, ReleaseRequest
-from dpdist.rows.bounding import RowBound
+from dpdist.rows.bounding import DITHERED, TRUNCATED, RowBound
 from dpdist.rows.dataset import RowsTable, created
 from dpdist.rows.table import Shape
 from dpdist.runtime import connection
@@ -137,10 +137,10 @@ def test_a_band_without_rows_is_none() -> None:
 @settings(max_examples=25)
 @given(
     height=st.integers(1, 5), workers=st.integers(1, 4), bits=st.sampled_from([4, 16, 24]), constant=st.booleans(),
-    seed=st.integers(0, 10**6),
+    rule=st.sampled_from([TRUNCATED, DITHERED]), seed=st.integers(0, 10**6),
 )  # fmt: skip
 def test_bands_hold_the_bits_of_the_whole_moment(
-    tmp_path_factory: pytest.TempPathFactory, height: int, workers: int, bits: int, constant: bool, seed: int
+    tmp_path_factory: pytest.TempPathFactory, height: int, workers: int, bits: int, constant: bool, rule: int, seed: int
 ) -> None:
     # rows of every kind: short, clipped, huge and not finite; each is bounded by its norm over all columns
     data = np.random.default_rng(seed).normal(size=(40, 5)) * 10.0 ** np.random.default_rng(seed).integers(
@@ -150,8 +150,8 @@ def test_bands_hold_the_bits_of_the_whole_moment(
     path = tmp_path_factory.mktemp("bands") / "rows.zarr"
     with created(path, rows=40, dtype="float64", names=tuple("abcde"), budget=None) as writer:
         writer.append(data)
-    table, bound = open_rows(path), RowBound(5, 5.0, bits, constant=2 ** (bits - 1) if constant else 0)
-    whole = partition_moment(moment_task(table, bound))
+    table, bound = open_rows(path), RowBound(5, 5.0, bits, constant=2 ** (bits - 1) if constant else 0, rule=rule)
+    whole = partition_moment(whole_of(table, bound))
     found = []
     for start in range(0, bound.width, height):
         band = Band(start, min(start + height, bound.width), bound.width)
@@ -163,7 +163,7 @@ def test_bands_hold_the_bits_of_the_whole_moment(
 
 def test_sums_of_different_bands_are_never_added(table: RowsTable) -> None:
     bound = REQUEST.bound(COLUMNS)
-    one, other = (partition_moment(moment_task(table, bound, Band(*rows, COLUMNS))) for rows in ((0, 1), (1, 2)))
+    one, other = (partition_moment(whole_of(table, bound, Band(*rows, COLUMNS))) for rows in ((0, 1), (1, 2)))
     with pytest.raises(DpdistError, match="before any noise"):
         add_partials(one, replace(other, values=one.values, covered=((5, 6),)))
 
@@ -217,7 +217,7 @@ def test_several_bands_are_under_way_and_each_is_summed_by_few() -> None:
 # --- noise ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("in_bands")
+@pytest.mark.usefixtures("in_bands", "known_key")
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 @pytest.mark.parametrize("centring", Centring)
 @pytest.mark.parametrize("neighbours", Neighbours)
@@ -230,7 +230,7 @@ def test_a_release_in_bands_is_the_exact_moment_plus_one_draw_for_every_entry(
     monkeypatch.setattr(trusted, "SYSTEM", recording)
     found = release(table, request)
     bound = request.bound(COLUMNS)
-    moment = partition_moment(moment_task(table, bound))
+    moment = partition_moment(whole_of(table, bound))
     calibrated, replaying = request.calibrated(COLUMNS), Replaying(recording.drawn)
     assert isinstance(calibrated, IndependentEntries)
     heights = range(0, bound.width, 3)
@@ -241,12 +241,13 @@ def test_a_release_in_bands_is_the_exact_moment_plus_one_draw_for_every_entry(
     if bound.constant and neighbours is Neighbours.REPLACE_ONE:
         expected[-1, -1] = ROWS * bound.constant**2
     assert np.array_equal(found.lattice, expected)
-    assert np.array_equal(found.second_moment, expected[:COLUMNS, :COLUMNS] * bound.unit**2)
+    added_by_rounding = found.rounding_diagonal * np.eye(COLUMNS)
+    assert np.array_equal(found.second_moment, expected[:COLUMNS, :COLUMNS] * bound.unit**2 - added_by_rounding)
     stored = zarr.open_group(table.path.with_name("release.zarr"), mode="r")
     assert stored["lattice"].chunks == (3, 3)  # type: ignore[union-attr]
 
 
-@pytest.mark.usefixtures("in_bands")
+@pytest.mark.usefixtures("in_bands", "known_key")
 def test_without_noise_a_release_in_bands_is_that_of_the_whole_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

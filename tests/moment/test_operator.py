@@ -148,6 +148,7 @@ def released(rows: Path, count: int, monkeypatch: pytest.MonkeyPatch, request: R
     return answer.tobytes()
 
 
+@pytest.mark.usefixtures("known_key")
 @pytest.mark.parametrize("delta", ["1e-6", "0"])
 def test_the_same_random_bits_give_the_same_release_on_any_number_of_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delta: str

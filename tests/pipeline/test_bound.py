@@ -34,8 +34,9 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import DiscreteLaplace
 from dpdist.mechanisms.quantile import Weights, calibrated, quantile_of, weights
-from dpdist.moment import norm_histogram, total
-from dpdist.moment.norm_histogram import NormGrid, bits_for, counted, norms_of
+from dpdist.moment import total
+from dpdist.moment.histogram import HistogramTask, partition_histogram
+from dpdist.moment.norm_histogram import NormCounting, NormGrid, bits_for, counted, norms_of
 from dpdist.moment.total import complete
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pipeline import budget, clip_norm
@@ -193,9 +194,9 @@ def test_any_chunking_gives_the_same_histogram(
     monkeypatch.setattr(total, "_PIECE_BYTES", piece)
     table = table_of(tmp_path / "rows.zarr", rows, compress=compress)
     assert table.chunks >= min(chunks, 600)
-    task = norm_histogram.HistogramTask(table, REQUEST.bound(4), GRID.edges, range(table.chunks))
+    task = HistogramTask(table, NormCounting(REQUEST.bound(4), GRID.edges), range(table.chunks))
     runs = partitions(table.chunks, 4 * workers)
-    found = complete(table, added(norm_histogram.partition_histogram(task.cut(run)) for run in runs))
+    found = complete(table, added(partition_histogram(task.cut(run)) for run in runs))
     lengths = np.sqrt((np.nan_to_num(rows * [[np.nan if i == 3 else 1] for i in range(600)]) ** 2).sum(1))
     expected = np.histogram(lengths, [-1, *np.nextafter(GRID.edges, np.inf), np.inf])[0]
     assert found.values.tolist() == expected.tolist()

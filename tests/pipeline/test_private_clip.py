@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from fractions import Fraction
@@ -12,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from support.ledgers import losses
+from support.ledgers import ledger_of_rows, losses, stage_of
 
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest.opening import open_rows
-from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import Part, State
+from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import DiscreteLaplace, RoundedNormal
 from dpdist.mechanisms.quantile import calibrated
 from dpdist.moment import total
@@ -53,16 +53,6 @@ def rows(tmp_path: Path) -> Path:
     return path
 
 
-def ledger_of(rows: Path) -> Ledger:
-    return Ledger(budget.default_ledger(rows))
-
-
-def stage_of(rows: Path) -> bytes:
-    (record,) = ledger_of(rows).records
-    with ledger_of(rows).opened(record.release_id, Part.STAGE) as file:
-        return file.read()
-
-
 # --- what both parts cost ---------------------------------------------------------------------------------------------
 
 
@@ -75,7 +65,7 @@ def test_the_squares_of_both_gaussian_parts_are_those_of_the_whole(
     request = replace(GAUSSIAN, loss=PrivacyLoss.parse(*loss), neighbours=neighbours)
     parts = request.parts(5, max_rows)
     assert parts is not None
-    first, second = parts.stage.mu_squared, parts.moment.calibrated(5, max_rows).guarantee
+    first, second = parts.stage.guarantee.mu_squared, parts.moment.calibrated(5, max_rows).guarantee
     assert first is not None
     assert second is not None
     assert second.mu_squared is not None
@@ -87,7 +77,7 @@ def test_the_squares_of_both_gaussian_parts_are_those_of_the_whole(
     assert first <= CLIP_SHARE * whole
     assert both.mu_squared >= 0.9999 * whole  # what rounding to integers left over went to the moment
     assert (both.loss, both.neighbours, both.arithmetic) == (request.loss, neighbours, Arithmetic.INTEGER_EXACT)
-    stage = calibrated(parts.norms, neighbours, max_rows)
+    stage = calibrated(parts.stage.guarantee.loss, neighbours, max_rows)
     assert isinstance(stage.noise, RoundedNormal)
     sensitivity = (2 if neighbours is Neighbours.REPLACE_ONE else 1) * max_rows**2
     assert first == Fraction(sensitivity, stage.noise.sigma**2)
@@ -96,8 +86,8 @@ def test_the_squares_of_both_gaussian_parts_are_those_of_the_whole(
 def test_the_epsilons_of_both_pure_parts_add_up_to_the_whole() -> None:
     parts = PURE.parts(5)
     assert parts is not None
-    assert isinstance(calibrated(parts.norms, Neighbours.REPLACE_ONE).noise, DiscreteLaplace)
-    assert (parts.norms, parts.moment.loss) == (PrivacyLoss.parse("0.1"), PrivacyLoss.parse("0.9"))
+    assert isinstance(calibrated(parts.stage.guarantee.loss, Neighbours.REPLACE_ONE).noise, DiscreteLaplace)
+    assert (parts.stage.guarantee.loss, parts.moment.loss) == (PrivacyLoss.parse("0.1"), PrivacyLoss.parse("0.9"))
     assert parts.guarantee.loss == PURE.loss
     # beside Gaussian releases each part is charged for itself
     dearer = mu_of_pure(Fraction(1))
@@ -153,17 +143,17 @@ def test_it_is_one_release_at_the_price_of_both_and_tells_its_stage(
 ) -> None:
     target = tmp_path / "release.zarr"
     made = release_rows(rows, target, request_)
-    found, parts = made.release, request_.parts(3)
+    found, parts = made.release, request_.of_table(open_rows(rows)).parts(3)
     assert parts is not None
     assert made.fresh
     assert found.stage is not None
-    (record,) = ledger_of(rows).records
-    assert (record.state, losses(ledger_of(rows))) == (State.PUBLISHED, [request_.loss])
+    (record,) = ledger_of_rows(rows).records
+    assert (record.state, losses(ledger_of_rows(rows))) == (State.PUBLISHED, [request_.loss])
     assert found.guarantee == record.guarantee == parts.guarantee
     assert found.claim == request_.loss
     assert found.private_as_claimed
     assert found.guarantee.proof == "dpdist.privacy.staged"
-    assert Guarantee.from_json(found.stage.guarantee) == parts.stage
+    assert Guarantee.from_json(found.stage.guarantee) == parts.stage.guarantee
     assert found.noise == parts.moment.calibrated(3).noise
 
     histogram = NormHistogram.from_json(json.loads(stage_of(rows)))
@@ -185,11 +175,11 @@ def test_it_is_one_release_at_the_price_of_both_and_tells_its_stage(
     with pytest.raises(DataError, match="was damaged"):
         open_release(elsewhere)
 
-    head = ledger_of(rows).head
+    head = ledger_of_rows(rows).head
     again = release_rows(rows, tmp_path / "elsewhere.zarr", request_)
     assert not again.fresh
     assert again.release.attributes() == found.attributes()
-    assert ledger_of(rows).head == head
+    assert ledger_of_rows(rows).head == head
     assert "Chosen first, privately, by norm-histogram" in again.words()
 
 
@@ -202,21 +192,21 @@ def test_rows_that_fail_are_refunded_before_the_stage_is_drawn_and_never_afterwa
     target = tmp_path / "release.zarr"
     with monkeypatch.context() as patch:
         patch.setattr(total, "hash_of", unusable)
-        patch.setattr("dpdist.moment.norm_histogram.hash_of", unusable)
+        patch.setattr("dpdist.moment.histogram.hash_of", unusable)
         with pytest.raises(DataError):
             release_rows(rows, target, GAUSSIAN)
-    assert losses(ledger_of(rows)) == []
+    assert losses(ledger_of_rows(rows)) == []
     with monkeypatch.context() as patch:
         patch.setattr(release, "partition_moment", unusable)
         with pytest.raises(DataError):
             release_rows(rows, target, GAUSSIAN)
-    (record,) = ledger_of(rows).records
-    assert (record.state, losses(ledger_of(rows))) == (State.STAGED, [WHOLE])
+    (record,) = ledger_of_rows(rows).records
+    assert (record.state, losses(ledger_of_rows(rows))) == (State.STAGED, [WHOLE])
     stage = stage_of(rows)
     made = release_rows(rows, target, GAUSSIAN)
     assert made.release.stage is not None
     assert stage_of(rows) == stage
-    assert losses(ledger_of(rows)) == [WHOLE]
+    assert losses(ledger_of_rows(rows)) == [WHOLE]
 
 
 def test_another_clip_norm_is_another_release_and_the_id_stands_for_one(rows: Path, tmp_path: Path) -> None:
@@ -236,7 +226,7 @@ def test_nothing_is_spent_where_no_clip_norm_could_be_chosen(rows: Path, tmp_pat
         release_rows(rows, target, replace(GAUSSIAN, loss=PrivacyLoss.parse("2.1", "1e-6")))
     with pytest.raises(UsageError, match="reproduction"):
         ReleaseRequest("sn", PrivacyLoss.parse("1"), "private", for_reproduction=True)
-    assert ledger_of(rows).records == []
+    assert ledger_of_rows(rows).records == []
     with pytest.raises(UsageError, match="not chosen yet"):
         GAUSSIAN.bound(3)
 
@@ -256,7 +246,7 @@ def test_it_is_calibrated_for_all_rows_of_a_unit(tmp_path: Path) -> None:
 def _sigma(max_rows: int) -> int:
     parts = GAUSSIAN.parts(3, max_rows)
     assert parts is not None
-    noise = calibrated(parts.norms, Neighbours.REPLACE_ONE, max_rows).noise
+    noise = calibrated(parts.stage.guarantee.loss, Neighbours.REPLACE_ONE, max_rows).noise
     assert isinstance(noise, RoundedNormal)
     return noise.sigma
 
@@ -275,8 +265,43 @@ def test_command_and_job_file_ask_for_the_same_release(rows: Path, tmp_path: Pat
     assert planned.exit_code == 0, planned.output
     assert CliRunner().invoke(cli, ["run", str(job)]).exit_code == 0
     assert open_release(tmp_path / "job.zarr").attributes() == open_release(tmp_path / "release.zarr").attributes()
-    assert losses(ledger_of(rows)) == [WHOLE]
+    assert losses(ledger_of_rows(rows)) == [WHOLE]
     told = CliRunner().invoke(cli, ["forecast", "--d", "3", "--n", "5000", *command[3:], "--clip", "private"])
     assert "mu² 0.00554 of 0.056" in told.output
     wrong = CliRunner().invoke(cli, [*command, "--clip", "much"])
-    assert "takes a number or private, not 'much'" in str(wrong.exception)
+    assert "takes a number, private or auto, not 'much'" in str(wrong.exception)
+
+
+@pytest.mark.parametrize("delta", ["1e-6", "0"])
+def test_a_table_that_is_too_small_is_said_to_be_before_and_told_the_epsilon_that_is_enough(
+    tmp_path: Path, delta: str
+) -> None:
+    path, target = tmp_path / "rows.zarr", tmp_path / "release.zarr"
+    with created(path, rows=100, dtype="float64", names=("a", "b"), budget=PrivacyLoss.parse("20", "1e-5")) as to:
+        to.append(np.random.default_rng(1).normal(size=(100, 2)))
+    budget.create_ledger(budget.default_ledger(path), path)
+    loss = ["--epsilon", "1", *(["--delta", delta] if delta != "0" else []), "--clip", "private"]
+    refused = CliRunner().invoke(cli, ["release", str(path), str(target), *loss])
+    assert isinstance(refused.exception, RefusedError)
+    said = str(refused.exception)
+    enough = re.findall(r"Ask for --epsilon ([\d.]+) or more", said.replace("(epsilon=", "--epsilon "))
+    told = CliRunner().invoke(cli, ["forecast", "--d", "2", "--n", "100", *loss])
+    assert "THE RELEASE WOULD BE REFUSED. A clip norm would be" in told.output
+    told = CliRunner().invoke(cli, ["forecast", "--d", "2", "--n", "100", *loss, "--json"])
+    assert said == json.loads(told.output)["refused"] + " Nothing was read or spent."
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f'[rows]\npath = "{path}"\n[release]\npath = "{target}"\nepsilon = 1\nclip = "private"\n'
+        + (f"delta = {delta}\n" if delta != "0" else "")
+    )
+    planned = CliRunner().invoke(cli, ["run", str(job), "--dry-run"])
+    assert "THE RUN WOULD BE REFUSED. A clip norm would be" in planned.output
+    if not enough:
+        assert "epsilon 10 is not enough" in said
+        return
+    loss[1] = enough[0]
+    told = CliRunner().invoke(cli, ["forecast", "--d", "2", "--n", "100", *loss, "--json"])
+    assert json.loads(told.output)["refused"] is None
+    job.write_text(job.read_text().replace("epsilon = 1\n", f"epsilon = {enough[0]}\n"))
+    assert "REFUSED" not in CliRunner().invoke(cli, ["run", str(job), "--dry-run"]).output
+    assert CliRunner().invoke(cli, ["release", str(path), str(target), *loss]).exit_code == 0

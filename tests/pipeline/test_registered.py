@@ -88,7 +88,8 @@ def test_every_step_takes_rows_in_place(here: Path, call: Call) -> None:
     assert len(Ledger("rows.ledger").records) == 2
 
 
-def test_the_same_draw_makes_the_same_release_of_rows_in_place_and_of_their_copy(
+@pytest.mark.usefixtures("known_key")
+def test_the_same_draws_make_the_same_release_of_rows_in_place_and_of_their_copy(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-7"), 20.0, name="r-1")

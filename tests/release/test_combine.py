@@ -16,12 +16,13 @@ from support.releases import archive_of
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.mechanisms.noise_law import Noise
+from dpdist.pca.rounding import rounding
 from dpdist.privacy import accounting
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, parallel, sequential, write_sum
 from dpdist.release.coverage import Coverage, merged
-from dpdist.rows.bounding import RowBound
+from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.units import Unit
 
 BOUND = RowBound(2, clip_norm=8.0, grid_bits=4)
@@ -72,6 +73,24 @@ def test_periods_of_one_table_add_up_and_promise_what_the_weakest_promises() -> 
     assert total.guarantee.mu_squared == weak.mu_squared
     assert total.private_as_claimed
     assert total.extents == (part(1, 4),)
+
+
+def test_what_n_is_at_most_is_said_of_each_table_once() -> None:
+    """So the error of rounding of a sum is stated where n is private, and that its diagonal is still in."""
+    private: dict[str, Any] = {
+        "rows": None, "neighbours": Neighbours.ADD_REMOVE, "bound": replace(BOUND, rule=DITHERED),
+        "guarantee": replace(guarantee(), neighbours=Neighbours.ADD_REMOVE),
+    }  # fmt: skip
+    one, two = release(1, rows_at_most=400, **private), release(2, rows_at_most=500, **private)
+    other = release(3, part(0, dataset="e"), rows_at_most=70, **private)
+    assert combined([one, two]).rows_at_most == 500
+    assert combined([combined([two, one]), other], disjoint=True).rows_at_most == 570
+    assert combined([one, release(2, rows_at_most=None, **private)]).rows_at_most is None
+    alone, total = rounding(one), rounding(combined([one, two, other], disjoint=True))
+    assert alone is not None
+    assert total is not None
+    assert total.error > alone.error > 0
+    assert total.shift == 570 / 4 * BOUND.unit**2
 
 
 def test_the_id_does_not_depend_on_order_or_grouping() -> None:

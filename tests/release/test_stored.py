@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pytest
 from support.cli_scene import Call, tree
 from support.folders import STORED
 
+from dpdist.errors import DpdistError, UsageError
+from dpdist.estimators import PrivatePCA, fit
+from dpdist.ingest.opening import open_rows
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
+from dpdist.pipeline.release import release_rows
+from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release import trusted
 from dpdist.release.artefact import open_release
+from dpdist.release.combine import combined
+from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.storage.store import store_at
 
 LAPLACE = ("--mechanism", "laplace", "--clip", "8")
 
@@ -58,3 +71,114 @@ def test_what_an_older_version_reserved_and_never_drew_is_drawn_now_and_charged_
     assert found.guarantee is not None
     assert found.guarantee.to_json() == now.records[1].guarantee.to_json()
     assert found.noise["scale"] < 6 * 4**16
+
+
+# --- rows that were truncated to the grid -----------------------------------------------------------------------------
+
+ASKED = ("--epsilon", "1", "--delta", "1e-6", "--clip", "4")
+NOWHERE = ("--scheduler", "tcp://127.0.0.1:1")
+"""Nobody answers there: nothing is read, and nothing is drawn."""
+
+
+@pytest.fixture
+def truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder from the time when rows were truncated to 16 bits, unless other bits were asked for.
+
+    It holds 60 rows of 3 columns, their ledger with a budget of epsilon 3, two releases by `gaussian`, one of them
+    under a chosen id; ``job.toml``, which has released two of three periods; and the witness of both ledgers.
+    """
+    with tarfile.open(STORED / "truncated-1.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path
+
+
+def test_a_command_of_before_rows_were_rounded_without_bias_publishes_what_it_published(
+    truncated: Path, call: Call
+) -> None:
+    before = Ledger(truncated / "rows.ledger").charges
+    half = ("--epsilon", "0.5", *ASKED[2:], "--id", "chosen")
+    bits = (*ASKED, "--grid-bits", "16")
+    for place, asked in (("release.zarr", ASKED), ("chosen.zarr", half), ("release.zarr", bits)):
+        said = call("release", "rows.zarr", "again.zarr", *asked, *NOWHERE)
+        assert (said.code, "nothing spent" in said.err) == (0, True), said.err
+        assert tree(truncated / "again.zarr") == tree(truncated / place)
+        assert call("release", "rows.zarr", place, *asked, *NOWHERE).code == 0
+        shutil.rmtree(truncated / "again.zarr")
+    assert Ledger(truncated / "rows.ledger").charges == before
+    found = open_release(truncated / "release.zarr")
+    assert (found.bound.rule, found.bound.grid_bits, found.rounding_diagonal) == (1, 16, 0.0)
+
+
+def test_an_estimator_of_before_finds_its_release_again(truncated: Path) -> None:
+    before = Ledger(truncated / "rows.ledger").charges
+    found = PrivatePCA(2, epsilon=1, delta="1e-6", clip=4).fit(truncated / "rows.zarr").release_
+    assert np.array_equal(found.lattice, open_release(truncated / "release.zarr").lattice)
+    assert (truncated / f"rows.{found.release_id}.zarr").exists()
+    assert Ledger(truncated / "rows.ledger").charges == before
+    shutil.rmtree(truncated / "rows.ledger")
+    with pytest.raises(DpdistError, match=r"rows\.ledger"):  # and asks for no other one where its ledger is lost
+        PrivatePCA(2, epsilon=1, delta="1e-6", clip=4).fit(truncated / "rows.zarr")
+    asked = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), 4.0)
+    model = PrivatePCA(2, epsilon=1, delta="1e-6", clip=4)
+    place = fit.release_place(model, store_at(truncated / "rows.zarr"), asked)
+    assert place == store_at(truncated / f"rows.{found.release_id}.zarr")
+
+
+def test_a_job_of_before_goes_on_rounding_as_its_first_period_was_rounded(truncated: Path, call: Call) -> None:
+    shown = tree(truncated / "published")
+    (truncated / "2026-01-03.npy").rename(truncated / "nights" / "2026-01-03.npy")
+    assert call("run", "job.toml", "--dry-run").code == 0
+    said = call("run", "job.toml")
+    assert said.code == 0, said.err
+    assert shown.items() <= tree(truncated / "published").items()
+    total = open_release(truncated / "published" / "total" / "2026-01-03.zarr")
+    assert (len(total.releases), total.rows, total.bound.rule) == (3, 120, 1)
+    assert len(Ledger(truncated / "periods.ledger").records) == 3
+
+
+def test_a_reservation_of_before_keeps_its_rule_and_one_that_was_refunded_does_not(truncated: Path) -> None:
+    table, place = open_rows(truncated / "rows.zarr"), truncated / "rows.ledger"
+    asked = ReleaseRequest("gaussian", PrivacyLoss.parse("0.25", "1e-6"), 4.0)
+    named = replace(asked, name="kept", loss=PrivacyLoss.parse("0.2", "1e-6"))
+    for request in (asked, named):
+        old = trusted.MomentTransaction(request.truncating(), table, place, store_at(truncated / "other.zarr"))
+        assert old.reserve() is State.RESERVED
+        assert trusted.charged_request(request, table, Ledger(place)) == old.request
+        old.abort()
+    assert trusted.charged_request(asked, table, Ledger(place)).bound(3).rule == 2
+    assert trusted.charged_request(named, table, Ledger(place)).bound(3).rule == 1  # a chosen id stands for what it was
+    elsewhere = replace(asked, name="chosen")  # and for nothing else: the ledger refuses it
+    assert trusted.charged_request(elsewhere, table, Ledger(place)).bound(3).rule == 2
+
+
+@pytest.mark.parametrize("name", [None, "chosen"])
+@pytest.mark.parametrize("clip", [4.0, "private"])
+def test_a_release_of_before_is_known_at_its_place_where_its_ledger_is_lost(
+    tmp_path: Path, call: Call, clip: float | Literal["private"], name: str | None
+) -> None:
+    np.save(tmp_path / "rows.npy", np.random.default_rng(1).normal(size=(3000, 3)))
+    rows, ledger, place = (tmp_path / f"rows.{kind}" for kind in ("zarr", "ledger", "release.zarr"))
+    said = call("ingest", tmp_path / "rows.npy", rows, "--budget-epsilon", "9", "--budget-delta", "1e-4")
+    assert said.code == 0, said.err
+    asked, table = ReleaseRequest("gaussian", PrivacyLoss.parse("8", "1e-5"), clip, name=name), open_rows(rows)
+    release_rows(rows, place, asked.truncating())
+    shutil.rmtree(ledger)
+    shutil.copytree(place, tmp_path / "kept.zarr")
+    assert trusted.charged_request(asked, table, None, store_at(place)) == asked.truncating()
+    assert trusted.charged_request(asked, table, None).rule == 2
+    chosen = () if name is None else ("--id", name)
+    said = call("release", rows, place, "--epsilon", "8", "--delta", "1e-5", "--clip", clip, *chosen)
+    assert said.code != 0
+    assert str(ledger) in said.err  # it is the ledger that is missed
+    assert tree(place) == tree(tmp_path / "kept.zarr")
+    other = replace(asked, centring=Centring.PRIVATE)
+    assert trusted.charged_request(other, table, None, store_at(place)).rule == 2
+
+
+def test_releases_that_were_rounded_otherwise_are_not_added_up(truncated: Path) -> None:
+    old = open_release(truncated / "release.zarr")
+    new = replace(old, bound=replace(old.bound, rule=2), release_id="r-new")
+    with pytest.raises(UsageError, match="grid"):
+        combined([old, new], disjoint=True)

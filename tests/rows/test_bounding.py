@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -266,6 +270,86 @@ def test_where_no_machine_code_can_be_kept_the_kernel_is_compiled_anew(monkeypat
     anew = machine_code.compiled(kernel._bound_rows, error_model="numpy")
     monkeypatch.setattr(bounding, "compiled_kernel", lambda: anew)
     assert bounded(RowBound(2, 1.0, 8), ADVERSARIAL)[:3].tolist() == [[153, 204], [256, 0], [-256, 0]]
+
+
+def _doubled(numbers: Any) -> float:
+    total = 0.0
+    for i in range(numbers.shape[0]):
+        total += 2 * numbers[i]
+    return total
+
+
+@pytest.mark.parametrize("folder", ["absent", "read-only", "full"])
+def test_machine_code_that_cannot_be_kept_is_used_all_the_same(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    """All kernels are compiled so. A disk may be full when a type is first met, in the middle of a pass."""
+    machine_code, caching = map(pytest.importorskip, ("dpdist._util.machine_code", "numba.core.caching"))
+    asked: list[str] = []
+
+    def refused(*_: Any, **__: Any) -> None:
+        asked.append(folder)
+        raise OSError(errno.ENOSPC if folder == "full" else errno.EROFS, "not here")
+
+    if folder == "absent":
+        monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    elif folder == "read-only":
+        monkeypatch.setattr(caching.tempfile, "TemporaryFile", refused)
+    else:
+        monkeypatch.setattr(caching.IndexDataCacheFile, "save", refused)
+    doubled = machine_code.compiled(_doubled, nogil=True)
+    assert [doubled(np.ones(3)), doubled(np.ones(3, np.float32))] == [6.0, 6.0]
+    assert bool(asked) is (folder != "absent")
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+@pytest.mark.parametrize("damage", [b"", b"\x80", b"no machine code"])
+@pytest.mark.parametrize("signature", [None, "float64(float64[::1])"])
+def test_machine_code_that_is_damaged_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, damage: bytes, signature: str | None
+) -> None:
+    machine_code = pytest.importorskip("dpdist._util.machine_code")
+    monkeypatch.setattr(machine_code.config, "CACHE_DIR", str(tmp_path))
+
+    def hits() -> int:
+        doubled = machine_code.compiled(_doubled, signature)
+        assert doubled(np.ones(3)) == 6.0
+        return sum(doubled.stats.cache_hits.values())
+
+    assert [hits(), hits()] == [0, 1]
+    (kept,) = tmp_path.rglob(f"*.{kind}")
+    kept.write_bytes(damage)
+    assert [hits(), hits()] == [0, 1]
+
+
+SHARED = """
+from dpdist._util.machine_code import compiled
+
+def doubled(number):
+    return 2 * number
+
+if __name__ == "__main__":
+    import shared  # of a module: a script is kept under another name
+    assert shared.found(3) == 6
+else:
+    found = compiled(doubled, "int64(int64)")
+"""
+
+
+def test_two_processors_that_share_a_folder_keep_their_machine_code_apart(tmp_path: Path) -> None:
+    """What one of them compiles at the same time as the other would end it by an illegal instruction."""
+    pytest.importorskip("dpdist._util.machine_code")
+    script, folder = tmp_path / "shared.py", tmp_path / "kept"
+    script.write_text(SHARED)
+
+    def kept(**processor: str) -> dict[str, bytes]:
+        env = {**os.environ, "NUMBA_CACHE_DIR": str(folder), "PYTHONPATH": str(tmp_path), **processor}
+        subprocess.run([sys.executable, str(script)], check=True, env=env)
+        return {path.name: path.read_bytes() for path in folder.rglob("*.nb?")}
+
+    first = kept(NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")
+    both = kept()
+    assert len(first) == 2
+    assert len(both) == 4
+    assert first.items() <= both.items()
 
 
 def test_without_numba_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

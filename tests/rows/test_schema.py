@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import pickle
+from dataclasses import FrozenInstanceError
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.pipeline import make_pipeline
 
-from dpdist import Column, Schema, UsageError
+from dpdist import Column, PrivateCovariance, Schema, UsageError
 from dpdist.rows import encoding, schema_mistakes
 from dpdist.rows.encoding import UnfitError, encoded, units_of
 from dpdist.rows.schema_file import draft_of
@@ -237,7 +240,7 @@ def test_all_mistakes_of_a_file_are_told_at_once_with_their_lines(tmp_path: Path
         "line 5, column 'a': range must have a width: it goes from 3 to 3",
         "line 6, column 'a': weight must be a number above 0, not -1",
         "line 7, column 'a': there is no key 'text'",
-        "line 12, column 'a': there is a column of this name before (line 2)",
+        "line 12, column 'a': there is a column of this name before (line 3)",
         "line 14, column 'a': range is a blank to fill in from public knowledge",
         "line 20, column 'c': these are listed twice: x",
         "line 24, column 'c': other must be one of refuse, column, missing",
@@ -255,6 +258,14 @@ def test_all_mistakes_of_a_file_are_told_at_once_with_their_lines(tmp_path: Path
         Schema.read(tmp_path / "s.toml")
     (tmp_path / "s.toml").write_text('columns = []\n[[column]]\nname = "a"\nkind = "number"\n')
     with pytest.raises(UsageError, match="columns and column are one and the same: write one of them"):
+        Schema.read(tmp_path / "s.toml")
+    (tmp_path / "s.toml").write_text(
+        'scale = "range"\ncolumns = [\n  {name = "a", kind = "number", range = [{}]},\n'
+        '  {name = "b", kind = "boolean"}, {name = "c", kind = "what"},\n  {name = "d", kind = "what"}]\n'
+    )
+    with pytest.raises(
+        UsageError, match=r"(?s)line 3, column 'a': range must.*lines 4, 5, columns 'c', 'd': kind must"
+    ):
         Schema.read(tmp_path / "s.toml")
     (tmp_path / "s.toml").write_text("[[column]\n")
     with pytest.raises(UsageError, match=r"is not TOML: .*line 1"):
@@ -308,3 +319,75 @@ def test_a_frame_is_transformed_as_scikit_learn_would() -> None:
     for wrong in (pd.DataFrame({"a": [1], "b": [3.5j]}), pd.DataFrame({"a": [1], "c": ["x"]})):
         with pytest.raises(UsageError, match="does not fit the source"):
             schema.transform(wrong)
+
+
+def test_each_column_of_the_rows_has_the_range_that_its_numbers_lie_in() -> None:
+    columns = [
+        Column("a", "number", range=(0, 10), missing="indicator"),
+        Column("b", "category", categories=["x", "y"], other="column", weight=3),
+        Column("c", "number"),
+        Column("d", "boolean"),
+        Column("e", "category", categories=["x", "y", "z"], encoding="ordinal"),
+        Column("f", "ignored"),
+    ]
+    plain = Schema(columns)
+    assert plain.ranges == ((0, 10), (0, 1), (0, 3), (0, 3), (0, 3), None, (0, 1), (0, 2))
+    assert len(plain.ranges) == len(plain.features)
+    scaled = Schema([each for each in columns if each.name != "c"], scale="range")
+    assert scaled.ranges == ((-1, 1), (0, 1), (0, 3), (0, 3), (0, 3), (-1, 1), (-1, 1))
+
+
+def test_integers_that_float64_does_not_hold_are_refused_and_not_rounded() -> None:
+    most: Any = 2**53
+    for cells in (
+        ["1", str(most + 1)], [1, most + 1], [1, -most], pa.array([1, 2**64 - 1], pa.uint64()), [1.0, 2.0**53],
+        pa.array([Decimal(1), Decimal(most + 1)]),
+    ):  # fmt: skip
+        with pytest.raises(UnfitError) as caught:
+            one("integer", cells)
+        assert caught.value.faults[0][:2] == (1, "x")
+        assert "2^53" in caught.value.faults[0].said
+        assert str(most) not in caught.value.faults[0].said
+        assert one("integer", cells, range=(-5, most)) in ([1, most], [1, -5])
+        assert one("number", cells)[0] == 1
+    assert one("integer", [str(most - 1), "0"]) == [most - 1, 0]
+    for wrong in ({"range": (0, most + 2)}, {"missing": "fill", "fill": most}):
+        with pytest.raises(UsageError, match=r"2\^53"):
+            Schema([Column("x", "integer", **wrong), Column("y", "boolean")])
+    names = pa.array([Decimal(most + 1), Decimal(most), Decimal("1.50")])
+    assert one("category", names, categories=[most, most + 1, "1.5"], encoding="ordinal") == [1, 0, 2]
+
+
+def test_no_part_of_a_date_is_passed_over_in_silence() -> None:
+    for form in ("%Y-%m-%d %Z", "%Y-W%W", "%U %Y", "%V %G %u", "%g-%m-%d", "%s", "%w %F", "%c", "%x", "%Oy-%m-%d",
+                 "%Ey-%m-%d", "%3Y", "%Y-%m-%d%", "%Y-%m-%d %H:%M:%S.%f", "%C%y-%m-%d", "%d.%m", "%H:%M", "%Y-%d",
+                 "%Y-%m-%d %I:%M", "%F %H %p", "%F %H %I %p", "%A %Y-%m", "%Y %j %d", "%Y %y", "%F %d",
+                 "Y"):  # fmt: skip
+        with pytest.raises(UsageError, match="format"):
+            Schema([Column("x", "date", format=form), Column("y", "boolean")])
+    for form, cell, hours in (
+        ("%d.%m.%Y", "03.01.1970", 48), ("%m/%Y", "02/1970", 744), ("%j %y", "3 70", 48), ("%D", "01/03/70", 48),
+        ("%a %e %b %Y %R", "Sat 3 Jan 1970 07:30", 55.5), ("%F %I %p", "1970-01-03 05 PM", 65), ("%Y", "1971", 8760),
+        ("%FT%T%z", "1970-01-03T01:00:00+0200", 47), ("%A, %h %d %Y", "Saturday, Jan 3 1970", 48),
+    ):  # fmt: skip
+        assert one("date", [cell], format=form, unit="hours") == [hours], form
+
+
+def test_a_privacy_unit_is_not_lost_on_the_way_to_an_estimator() -> None:
+    pd = pytest.importorskip("pandas")
+    schema = Schema([Column("who", "privacy unit"), Column("a", "number"), Column("b", "number")], max_rows=1)
+    frame = pd.DataFrame({"who": ["x"] * 3, "a": [1, 2, 3], "b": [1, 2, 3]})
+    with pytest.raises(UsageError, match="would protect each row by itself"):
+        schema.transform(frame)
+
+
+def test_a_schema_is_a_step_of_a_pipeline_and_stays_as_it_is() -> None:
+    pd = pytest.importorskip("pandas")
+    schema = Schema([Column("a", "number", range=(0, 2)), Column("b", "category", categories=["x", "y"])], "range")
+    frame = pd.DataFrame({"b": ["y", "x"] * 50, "a": [1, 5] * 50})
+    covariance = PrivateCovariance(epsilon=1, delta=1e-6, clip=2)
+    fitted = make_pipeline(schema, covariance).fit(frame)
+    assert list(fitted[-1].feature_names_in_) == ["a", "b=x", "b=y"]
+    assert list(fitted[:-1].get_feature_names_out()) == ["a", "b=x", "b=y"]
+    with pytest.raises(FrozenInstanceError):
+        schema.scale = "none"  # type: ignore[misc]

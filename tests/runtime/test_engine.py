@@ -31,9 +31,9 @@ from dpdist.ingest.opening import open_rows
 from dpdist.moment.layout import PROCESS_BYTES, Layout
 from dpdist.moment.total import add_partials, complete, moment_task, partition_moment
 from dpdist.rows import dataset
-from dpdist.rows.bounding import RowBound
+from dpdist.rows.bounding import DITHERED, TRUNCATED, RowBound
 from dpdist.rows.dataset import RowsTable, created, partitions
-from dpdist.runtime import connection
+from dpdist.runtime import connection, passes
 from dpdist.runtime.connection import connected
 from dpdist.runtime.engine import Engine
 from dpdist.runtime.grants import State
@@ -213,7 +213,8 @@ def _die(_: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_tasks_that_kill_every_worker_end_in_an_error_that_says_how_to_resume() -> None:
+def test_tasks_that_kill_every_worker_end_in_an_error_that_says_how_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "_DEATHS", 2)  # to start a worker again takes seconds
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 1}),
         connected(workers=1) as started,
@@ -317,13 +318,14 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RowsTable:
     return open_rows(tmp_path / "rows.zarr")
 
 
-@pytest.mark.parametrize("share", [0.1, 0.9])
+@pytest.mark.parametrize(("share", "secret"), [(0.1, None), (0.9, bytes(range(32)))])
 def test_a_worker_killed_in_mid_pass_changes_no_bit(
-    table: RowsTable, monkeypatch: pytest.MonkeyPatch, share: float
+    table: RowsTable, monkeypatch: pytest.MonkeyPatch, share: float, secret: bytes | None
 ) -> None:
-    task = moment_task(table, RowBound(600, 3000.0))
+    bound = RowBound(600, 3000.0, rule=TRUNCATED if secret is None else DITHERED)
+    task, draw = moment_task(table, bound), None if secret is None else lambda: secret
     with threadpool_limits(limits=1, user_api="blas"):
-        undisturbed = complete(table, partition_moment(task))
+        undisturbed = complete(table, partition_moment(task if secret is None else task.keyed(secret)))
     units = partitions(table.chunks, 64)
     with connected(workers=2) as started:
         pids = worker_pids(started)
@@ -343,11 +345,10 @@ def test_a_worker_killed_in_mid_pass_changes_no_bit(
                 killed.append(member.address)
 
         monkeypatch.setattr(Pass, "_finished", kill_one)
-        found = started.reduce(
-            Work("sum", partition_moment, task, units, add_partials), partial(complete, table), label="Summing"
-        )
+        summing = Work("sum", partition_moment, task, units, add_partials, secret=draw)
+        found = started.reduce(summing, partial(complete, table), label="Summing")
         assert len(killed) == 1
-    assert found.rows == undisturbed.rows
+    assert (found.rows, found.key) == (undisturbed.rows, undisturbed.key)
     assert np.array_equal(found.values, undisturbed.values)
 
 

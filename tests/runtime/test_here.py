@@ -43,7 +43,7 @@ def values(path: Path, name: str | None = None) -> Any:
     return np.asarray((found if name is None else found[name])[:])
 
 
-@pytest.mark.usefixtures("silent")
+@pytest.mark.usefixtures("silent", "known_key")
 def test_the_bits_are_those_of_workers(here: Path, call: Call, scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, where in (("near", ()), ("far", ("--scheduler", scheduler))):
         steps = (

@@ -6,15 +6,14 @@ import asyncio
 import operator
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
-import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Worker
+from distributed import Worker
+from support.near_workers import workers
 
 from dpdist.errors import ResumableError
 from dpdist.runtime import passes, work
@@ -43,21 +42,6 @@ class Powers:
 
 def work_of(function: Callable[[int], int] = operator.pos, **options: Any) -> Work:
     return Work("test", function, Powers(), range(UNITS), operator.add, **options)
-
-
-@contextmanager
-def workers(count: int, threads: int = 1, **options: Any) -> Iterator[tuple[LocalCluster, Engine]]:
-    """Start workers that are threads of this process."""
-    settings = {"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False}
-    with (
-        dask.config.set(settings),
-        LocalCluster(
-            n_workers=count, threads_per_worker=threads, processes=False, protocol="tcp://", host="127.0.0.1",
-            dashboard_address="127.0.0.1:0", **options,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):  # fmt: skip
-        yield cluster, Engine(client, trusted_worker=False, insecure=False)
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +193,7 @@ def test_what_units_share_is_sent_again_if_it_is_lost_before_the_trusted_worker_
 ) -> None:
     """A worker dies that had the only copy left; Dask keeps no more of them."""
     asked: list[bool] = []
-    opened = Collector._opened
+    opened = Collector.open
     with workers(1, resources={"trusted": 1}) as (_, connected):
         engine = Engine(connected._client, trusted_worker=True, insecure=False)
 
@@ -221,7 +205,7 @@ def test_what_units_share_is_sent_again_if_it_is_lost_before_the_trusted_worker_
                 raise AssertionError("it asks again and again")
             return opened(self)
 
-        monkeypatch.setattr(Collector, "_opened", losing)
+        monkeypatch.setattr(Collector, "open", losing)
         assert total(engine, work_of()) == WHOLE
 
 

@@ -13,9 +13,10 @@ from typing import Any
 from dpdist._util.ids import random_token
 from dpdist.ledger.address import Address, LedgerAddress
 from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State
+from dpdist.ledger.state import Part, State
 from dpdist.mechanisms.gaussian import Gaussian
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from faults.postgres_server import Server
 
@@ -126,3 +127,15 @@ def new_address(server: Server) -> Iterator[Address]:
     finally:
         with server.connect() as connection:
             connection.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+def ledger_of_rows(rows: Path) -> Ledger:
+    return Ledger(budget.default_ledger(rows))
+
+
+def stage_of(rows: Path) -> bytes:
+    """Return what the one release of rows committed as its stage."""
+    ledger = ledger_of_rows(rows)
+    (record,) = ledger.records
+    with ledger.opened(record.release_id, Part.STAGE) as file:
+        return file.read()

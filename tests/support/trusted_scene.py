@@ -18,6 +18,7 @@ from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.release.trusted import MomentTransaction
+from dpdist.rows.bounding import TRUNCATED
 from dpdist.rows.dataset import RowsTable
 from support.parts import added, parts_of
 from support.releases import content_of
@@ -27,7 +28,9 @@ ROWS = 7919
 NAMES = ("a", "b", "c")
 CLIP = 64.0
 BITS = 10
-REQUEST = ReleaseRequest("two-sided-wishart", PrivacyLoss.parse("1"), CLIP, grid_bits=BITS, name="census")
+REQUEST = ReleaseRequest(
+    "two-sided-wishart", PrivacyLoss.parse("1"), CLIP, grid_bits=BITS, name="census", rule=TRUNCATED
+)
 
 
 def rows_of(transaction: MomentTransaction) -> RowsTable:

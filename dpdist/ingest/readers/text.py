@@ -48,6 +48,7 @@ _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)", r
 _WORD = "the cell is not a number"
 _FLAGS = frozenset({"true", "True", "TRUE", "false", "False", "FALSE"})
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?", re.ASCII)
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 _SAMPLE = 100
 """Lines by which a column is judged."""
 _SCAN = struct.Struct("<?q")
@@ -104,8 +105,12 @@ class Csv(Source):
             raise DataError(f"{self.path} is empty. Remove it, or put comma-separated numbers there.")
         cells = self._cells(*first)
         if len(cells) < 2:  # said here: whatever names the column would repeat a line of several
+            few = f"{self.path} gives 1 column, and a table needs two or more."
+            if (mark := next((mark for mark in _SEPARATORS if mark in cells[0]), None)) is None:
+                raise DataError(few)
             raise DataError(
-                f"{self.path} gives 1 column, and a table needs two or more. Are its cells separated by commas?"
+                f"{few} Its cells seem to be separated by {_SEPARATORS[mark]}. Save it with commas between cells and "
+                f"points within numbers; in Python: pandas.read_csv(FILE, sep={mark!r}).to_csv(NEW, index=False)."
             )
         require_columns(self.path, len(cells))
         return first[0], cells
@@ -116,14 +121,7 @@ class Csv(Source):
         number, cells = self._first
         header = "yes" if self._is_said else self.choices.header
         if header is None and not (self._is_known(cells) and attempt(self.path, partial(self._is_header, cells))):
-            raise AskError(
-                f"{self.path}: the first line may name the columns or be a row, and names are published.",
-                [
-                    ("header", "yes", "it names the columns"),
-                    ("header", "no", "it is a row, and the columns are c0, c1, ..."),
-                ],
-                'In a job file: header = "yes" or "no".',
-            )
+            raise header_asked(self.path)
         if header == "no":
             return 0, numbered(len(cells))
         return number, tuple(cell or f"c{place}" for place, cell in enumerate(cells))
@@ -312,6 +310,15 @@ class Csv(Source):
         if number <= skip:
             return NoRowsError(f"{self.path} has a header and no rows. Remove it, or add rows.")
         return DataError(f"{self.path} cannot be read as comma-separated numbers, a row per line. Export it again.")
+
+
+def header_asked(path: object) -> AskError:
+    """Return the question whether the first line names the columns."""
+    return AskError(
+        f"{path}: the first line may name the columns or be a row, and names are published.",
+        [("header", "yes", "it names the columns"), ("header", "no", "it is a row, and the columns are c0, c1, ...")],
+        'In a job file: header = "yes" or "no".',
+    )
 
 
 def _is_finite(block: Rows) -> bool:

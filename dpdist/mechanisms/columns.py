@@ -1,0 +1,238 @@
+"""`column-histograms`: one private histogram of each column, from which a centre and a scale of each follow for free.
+
+**Law.** The bins of all d columns are one list of integer counts. Each count gets independent integer noise: rounded
+normals where the loss has a delta, discrete Laplace where it has none, of one integer scale
+(:mod:`dpdist.mechanisms.counts`). The noisy counts are the release; all else here is post-processing.
+
+**Sensitivity.** A row adds 1 to exactly one bin of each column, found from this row alone
+(:mod:`dpdist.moment.column_histogram`). So in each column the bins of M rows add up to M. Let neighbours differ in at
+most M rows, those of one privacy unit (M = 1: one row).
+
+* add-remove: one column changes by counts that are not negative and add up to at most M: by at most M in the l1 and in
+  the l2 norm. All d columns together change by at most ``M d`` in the l1 and ``M sqrt(d)`` in the l2 norm.
+* replace-one: one column changes by a - b, where neither a nor b has a negative entry and each adds up to at most M.
+  ``|a - b|_1 <= 2 M`` and ``|a - b|_2² <= |a|_2² + |b|_2² <= 2 M²``. All columns together: at most ``2 M d`` and
+  ``M sqrt(2 d)``.
+
+All four are attained: by M equal rows, exchanged for M others that differ from them in the bin of every column. No
+rounding of a number matters: whichever bin it leads to, it is one bin.
+
+**Theorem.** With these sensitivities the noise is calibrated, and the release private, as
+:mod:`dpdist.mechanisms.counts` proves: mu-GDP and (epsilon, delta)-private with Gaussian noise, epsilon-private with
+discrete Laplace noise. ∎
+
+**Grids**, public. A column whose public range is known has 64 equal bins over it, and one on either side. Any other has
+a signed logarithmic grid, four bins an octave from 2^-10 to 2^20 for both signs, one bin about 0, and one at each end.
+
+**What counts.** A bin counts where its noisy count exceeds a threshold, which an empty bin does in any of all columns
+with probability at most 0.001: one of them exceeds it with 0.001 over the number of bins. With a fixed multiple of the
+deviation some empty bins of a wide table would count, and one near 2^20 makes a scale of thousands. The price is that
+what fewer rows than the threshold have is not seen.
+
+**Centre and scale** of a column, from the bins that count, p their shares, m their middles (geometric on the
+logarithmic grid; of the bins beside a range the end) and w their widths:
+
+    centre = sum p m,    scale² = sum p ((m - centre)² + w²/12).
+
+The last term is the variance within a bin, on average, which matters where few bins count. Both are rounded to six
+digits, but a centre that would move by more than a thousandth of the scale is not; and they are made of sums that are
+rounded once, so whoever repeats them gets the same.
+
+Where fewer than two bins count there is no variance to be seen, and the scale is chosen so that what was not seen
+cannot decide alone. With a public range it is the length of the range. Else it is the width of the one bin, such as 326
+for years. Where that is the bin about 0, or there is none, it is 1: a rare 0/1 column shows its zeros only, and divided
+by the width of that bin its ones would be 512. And where a bin beyond 2^20 counts, nobody knows how far beyond the
+numbers lie, and any scale of that size could make the column all that is seen: the scale is 2^64, and the column weighs
+nothing. All such columns are named.
+
+References
+----------
+Dwork, McSherry, Nissim & Smith 2006 (histograms).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+from dpdist.errors import UsageError
+from dpdist.mechanisms.counts import CalibratedHistogram, CountNoise, calibrated_histogram
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+
+NAME = "column-histograms"
+MISTAKEN = 0.001
+"""Probability, at most, with which any empty bin counts."""
+MOST_BINS = 1 << 23
+"""Of all columns together, at most: 64 MiB in each process that counts."""
+BEYOND = 2.0**64
+"""The scale of a column with numbers beyond the logarithmic grid."""
+_LOWEST, _HIGHEST, _PER_OCTAVE = -10, 20, 4
+_ROOTS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
+"""``2^(i/4)``: written out, so that they are the same on every machine."""
+_LINEAR = 64
+GRID: dict[str, Any] = {
+    "low": 2.0**_LOWEST, "high": 2.0**_HIGHEST, "per_octave": _PER_OCTAVE, "linear": _LINEAR
+}  # fmt: skip
+"""What is told of the grids."""
+
+
+@lru_cache(maxsize=4096)
+def _edges(ends: tuple[float, float] | None) -> tuple[float, ...]:
+    if ends is not None:
+        low, high = ends
+        return (*(low + (high - low) * (i / _LINEAR) for i in range(_LINEAR)), high)
+    positive = [
+        math.ldexp(_ROOTS[i % _PER_OCTAVE], i // _PER_OCTAVE)
+        for i in range(_LOWEST * _PER_OCTAVE, _HIGHEST * _PER_OCTAVE + 1)
+    ]
+    return (*(-edge for edge in reversed(positive)), *positive)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The public bins of one column: bin i holds the numbers from edge i - 1 on and below edge i.
+
+    Parameters
+    ----------
+    ends
+        The public range of the column, the lower end first; None: the signed logarithmic grid.
+    """
+
+    ends: tuple[float, float] | None = None
+
+    @classmethod
+    def of_range(cls, low: float, high: float) -> Grid:
+        """Return the grid of a column with a public range; the logarithmic one where it cannot be cut."""
+        edges = _edges((low, high)) if 2.0**-200 < high - low < 2.0**200 else ()
+        rising = all(low < high for low, high in pairwise(edges))
+        return cls((low, high)) if edges and rising else cls()
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        """The edges, rising."""
+        return _edges(self.ends)
+
+    @property
+    def bins(self) -> int:
+        """How many there are."""
+        return len(self.edges) + 1
+
+    def bin_of(self, number: float) -> int:
+        """Return the bin of a number."""
+        return bisect_right(self.edges, number)
+
+    def middle(self, place: int) -> float:
+        """Return the number that stands for a bin."""
+        edges = self.edges
+        if place in {0, len(edges)}:
+            return edges[max(0, place - 1)]
+        low, high = edges[place - 1], edges[place]
+        if self.ends is not None or low * high <= 0:
+            return low + (high - low) / 2
+        return math.copysign(math.sqrt(low * high), low)
+
+    def width(self, place: int) -> float:
+        """Return the width of a bin; of the bins at the ends, which stand for an edge, 0."""
+        edges = self.edges
+        return 0.0 if place in {0, len(edges)} else edges[place] - edges[place - 1]
+
+
+@dataclass(frozen=True)
+class Standardised:
+    """Centre and scale of one column, and how many of its bins count."""
+
+    centre: float
+    scale: float
+    bins: int
+
+    @property
+    def seen(self) -> bool:
+        """Whether the scale follows from the variance of what was seen."""
+        return self.bins > 1 and self.scale != BEYOND
+
+
+def calibrated(loss: PrivacyLoss, neighbours: Neighbours, columns: int, max_rows: int = 1) -> CalibratedHistogram:
+    """Return the least integer scale that keeps the loss where neighbours differ in at most so many rows.
+
+    With a delta the noise is Gaussian, without one discrete Laplace.
+
+    Examples
+    --------
+    >>> calibrated(PrivacyLoss.parse("0.1"), Neighbours.REPLACE_ONE, 54).noise
+    DiscreteLaplace(scale=1080)
+    >>> calibrated(PrivacyLoss.parse("0.1", "1e-6"), Neighbours.REPLACE_ONE, 54).noise
+    RoundedNormal(sigma=378)
+    """
+    exchanged = 2 if neighbours is Neighbours.REPLACE_ONE else 1
+    return calibrated_histogram(
+        loss, neighbours, squared=exchanged * max_rows**2 * columns, absolute=exchanged * max_rows * columns,
+        proof=__name__,
+    )  # fmt: skip
+
+
+def require_bins(bins: int, columns: int) -> None:
+    """Refuse a table that is too wide for its histograms.
+
+    Raises
+    ------
+    UsageError
+        If they have more bins than :data:`MOST_BINS`.
+    """
+    if bins > MOST_BINS:
+        raise UsageError(
+            f"The histograms of {columns} columns have {bins} bins, and {MOST_BINS} are the most that are counted. "
+            "Scale so wide a table by what is publicly known.",
+            parameter="scale",
+        )
+
+
+def threshold(noise: CountNoise, bins: int) -> int:
+    """Return the rows above which a noisy count tells, of so many bins (see the module).
+
+    Examples
+    --------
+    >>> from dpdist.mechanisms.counts import RoundedNormal
+    >>> threshold(RoundedNormal(100), 54 * 243)
+    525
+    """
+    return noise.exceeded(MISTAKEN / bins)
+
+
+def standardised(grid: Grid, counting: Sequence[tuple[int, int]]) -> Standardised:
+    """Return centre and scale of a column from the bins that count, with their noisy counts (see the module)."""
+    bins = len(counting)
+    total = sum(count for _, count in counting)
+    if grid.ends is None and any(place in {0, grid.bins - 1} for place, _ in counting):
+        return Standardised(0.0, BEYOND, bins)
+    if bins > 1:
+        centre = math.fsum(count * grid.middle(place) for place, count in counting) / total
+        variance = math.fsum(
+            count * ((grid.middle(place) - centre) ** 2 + grid.width(place) ** 2 / 12) for place, count in counting
+        )
+        return _standardised(centre, math.sqrt(variance / total), bins)
+    if grid.ends is not None:
+        low, high = grid.ends
+        centre, scale = low + (high - low) / 2, high - low
+    else:
+        centre, scale = 0.0, 1.0
+    for place, _ in counting:
+        centre = grid.middle(place)
+        if grid.ends is None and place != grid.bin_of(0.0):
+            scale = grid.width(place)
+    return _standardised(centre, scale, bins)
+
+
+def _standardised(centre: float, scale: float, bins: int) -> Standardised:
+    rounded = _rounded(centre)
+    if abs(rounded - centre) > scale / 1000:  # a range far from 0 against its length
+        rounded = centre
+    return Standardised(rounded, _rounded(scale), bins)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -1,0 +1,73 @@
+"""Count rows on the workers, and draw their noisy histogram: to choose a clip norm, or as the stage of a release."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dpdist.errors import DataError, RefusedError
+from dpdist.moment.histogram import HistogramTask, partition_histogram
+from dpdist.moment.pieces import units_of
+from dpdist.moment.total import add_partials
+from dpdist.naming import parameter
+from dpdist.release import histogram, stages, worth
+from dpdist.release.histogram import HistogramTransaction
+from dpdist.release.trusted import MomentTransaction
+from dpdist.runtime.work import Work
+
+if TYPE_CHECKING:
+    from dpdist.runtime.engine import Engine
+    from dpdist.runtime.here import Here
+
+
+def draw_histogram(engine: Engine | Here, transaction: HistogramTransaction[Any], label: str) -> None:
+    """Count the rows, and commit a noisy histogram of them; what was reserved is refunded if rows fail.
+
+    Raises
+    ------
+    DataError
+        If a chunk of the rows cannot be used.
+    """
+    table, threads, counting = transaction.table, engine.threads, transaction.counting()
+    task = HistogramTask(table, counting, range(table.chunks))
+    units = units_of(
+        table, row_seconds=counting.value_seconds * table.columns, entries=counting.bins,
+        workers=threads * len(engine.workers),
+    )  # fmt: skip
+    work = Work("count", partition_histogram, task, units, add_partials, threads)
+    try:
+        engine.reduce(work, histogram.finalise, transaction, label=label)
+    except DataError:
+        engine.trusted(transaction.abort)
+        raise
+
+
+def draw_stage(engine: Engine | Here, transaction: MomentTransaction) -> None:
+    """Draw the stage of a release as :func:`draw_histogram` does."""
+    label = "Counting columns" if transaction.request.chooses == "scale" else "Counting norms"
+    draw_histogram(engine, stages.first_of(transaction), label)
+
+
+def require_choice(transaction: MomentTransaction) -> None:
+    """Refuse a release that could choose nothing of these rows; it looks at what is public, and charges nothing.
+
+    Raises
+    ------
+    RefusedError
+        If the rows come in periods; or n is public, and the noise would hide even the median of the norms, or half of
+        the rows in one bin of a column.
+    UsageError
+        If the table is too wide for histograms of its columns.
+    """
+    table, chosen = transaction.table, transaction.request.chooses
+    if table.seals:
+        raise RefusedError(
+            f"The rows come in periods, and one {chosen} holds for all of them, also for those to come: a release "
+            "cannot choose it. Choose it from what is publicly known, or from another table "
+            f"({parameter('centre' if chosen == 'scale' else 'clip')})."
+        )
+    if chosen == "scale":
+        stages.require_columns_seen(transaction)
+        return
+    said = worth.choice_refused(transaction.request, table.columns, table.rows, table.max_rows)
+    if said is not None:
+        raise RefusedError(f"{said} Nothing was read or spent.")

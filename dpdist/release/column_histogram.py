@@ -1,0 +1,112 @@
+"""Private histograms of all columns, by which a release chooses centre and scale: the stage of that release.
+
+They are drawn as :mod:`dpdist.release.histogram` says, under the id of the release, and committed before the release is
+drawn. Of the noisy counts those are committed that exceed the threshold of :mod:`dpdist.mechanisms.columns`: all that
+follows is a function of them. They stand in the release too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dpdist.errors import DataError
+from dpdist.ledger.state import Part
+from dpdist.mechanisms.columns import GRID, Grid, Standardised, standardised, threshold
+from dpdist.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, noise_from_json
+from dpdist.moment.column_histogram import ColumnCounting, grids_of
+from dpdist.release.histogram import HistogramTransaction
+from dpdist.release.request import ReleaseRequest
+
+FORMAT = "dpdist-columns/1"
+
+
+@dataclass(frozen=True)
+class ColumnHistograms:
+    """Released histograms of columns. Public.
+
+    Attributes
+    ----------
+    grids
+        One for each column.
+    counting
+        The bins of each column that count, with their noisy counts, in the order of the bins.
+    noise
+        That of each count.
+    """
+
+    grids: tuple[Grid, ...]
+    counting: tuple[tuple[tuple[int, int], ...], ...]
+    noise: CountNoise
+
+    @classmethod
+    def of_noisy(cls, found: ColumnCounting, noisy: Counts, noise: CountNoise) -> ColumnHistograms:
+        """Take the bins that count from the noisy counts of all bins."""
+        least = threshold(noise, found.bins)
+        counting = tuple(
+            tuple((place, count) for place, count in enumerate(counts.tolist()) if count > least)
+            for counts in found.of_columns(noisy)
+        )
+        return cls(found.grids, counting, noise)
+
+    @property
+    def standardised(self) -> list[Standardised]:
+        """Centre and scale of each column."""
+        return [standardised(grid, counting) for grid, counting in zip(self.grids, self.counting, strict=True)]
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> ColumnHistograms:
+        """Read what was committed in this version or an earlier one.
+
+        Raises
+        ------
+        DataError
+            If its format or its noise is not known.
+        """
+        if value["format"] != FORMAT:
+            raise DataError(f"The histograms have format {value['format']!r}; this version reads {FORMAT!r}.")
+        grids = tuple(Grid() if ends is None else Grid((ends[0], ends[1])) for ends in value["ranges"])
+        counting = tuple(tuple((place, count) for place, count in column) for column in value["counts"])
+        return cls(grids, counting, noise_from_json(value["noise"]))
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain JSON values."""
+        return {
+            "grid": GRID,
+            "ranges": [grid.ends and list(grid.ends) for grid in self.grids],
+            "noise": self.noise.to_json(),
+            "threshold": threshold(self.noise, sum(grid.bins for grid in self.grids)),
+            "counts": [[list(pair) for pair in counting] for counting in self.counting],
+        }
+
+
+class ColumnsStage(HistogramTransaction[ReleaseRequest]):
+    """The histograms as the stage of a release: the request is that of the release, whose id they stand under."""
+
+    part: ClassVar[Part] = Part.STAGE
+
+    def counting(self) -> ColumnCounting:
+        """Return what is counted."""
+        return ColumnCounting(grids_of(self.table))
+
+    def calibrated(self) -> CalibratedHistogram:
+        """Return the noise."""
+        parts = self.request.parts(self.table.columns, self.table.max_rows)
+        if parts is None:
+            raise AssertionError("it has no stage")
+        return parts.stage
+
+    def told(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
+        """Return what is committed of the noisy counts."""
+        found = ColumnHistograms.of_noisy(self.counting(), noisy, self.calibrated().noise)
+        return {"format": FORMAT, "release_id": self.release_id, **found.to_json(), "ledger_head": ledger_head}
+
+    def read(self) -> ColumnHistograms:
+        """Return what was committed, from these bytes alone.
+
+        Raises
+        ------
+        DataError
+            If the committed bytes are missing or were altered, or their format is not known.
+        """
+        return ColumnHistograms.from_json(self.published())

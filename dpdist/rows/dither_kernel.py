@@ -1,0 +1,662 @@
+"""Unbiased rounding in machine code: the bits of :mod:`dpdist.rows.dither`.
+
+Rows go from what is stored to integers a bunch of 32 at a time, in buffers that stay in a core's own caches. It is
+written in the language of LLVM, which makes of vectors of 16 whatever the processor has; what it computes in float64
+are the operations of NumPy, in its order, and LLVM joins none of them.
+
+Machine code is handed addresses, and counts no references. So it allocates nothing: whatever it reads or writes is held
+by the caller in Python until it returns (:class:`_Prepared`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from dpdist._util.machine_code import aligned_zeros, compiled, features
+from dpdist.rows.dither import BUNCH, FRACTION, Affine, Dithering, Dithers, blocks_of
+
+_ROUNDS, _LANES, _PAIRS = 8, 16, BUNCH // 2
+_LINE = 4 * _LANES
+"""Bytes of a line of 16 words."""
+_BLOCK = _PAIRS * _LINE
+"""Bytes of the words of 16 columns of a bunch, and of their integers: a line for each pair of rows."""
+_FLOATS_OF = 2048
+"""Columns of as many rows as are shifted before they are rounded: a third of the first cache."""
+_16, _LOW = np.int32(16), np.int32(0xFFFF)
+_I1, _I8, _I16, _I32, _I64, _DOUBLE = *map(ir.IntType, (1, 8, 16, 32, 64)), ir.DoubleType()
+_SUMS, _FLOATS, _MASK = (ir.VectorType(each, _LANES) for each in (_I32, _DOUBLE, _I1))
+
+
+def _function(build: Any, name: str, result: Any, *arguments: Any) -> Any:
+    return build.module.globals.get(name) or ir.Function(build.module, ir.FunctionType(result, arguments), name)
+
+
+def _constant(kind: Any, value: Any) -> Any:
+    return ir.Constant(kind, [value] * _LANES)
+
+
+def _all(build: Any, kind: Any, value: Any) -> Any:
+    """Emit a vector with one value in all lanes."""
+    first = build.insert_element(ir.Constant(kind, ir.Undefined), value, _I32(0))
+    return build.shuffle_vector(first, first, _constant(_SUMS, 0))
+
+
+def _load(build: Any, address: Any, kind: Any, align: int = 1) -> Any:
+    return build.load(build.inttoptr(address, kind.as_pointer()), align=align)
+
+
+def _store(build: Any, value: Any, address: Any, align: int = 1) -> None:
+    build.store(value, build.inttoptr(address, value.type.as_pointer()), align=align)
+
+
+def _times(build: Any, value: Any, factor: int) -> Any:
+    return build.mul(value, _I64(factor))
+
+
+def _emit_group(build: Any, state: Any, first: Any, out: Any) -> None:
+    """Emit ChaCha of 16 blocks from a number on, a block in each lane, and store the words in 16 lines.
+
+    The state has 12 lines, of the words that the blocks share.
+    """
+    rotate = _function(build, "llvm.fshl.v16i32", _SUMS, _SUMS, _SUMS, _SUMS)
+
+    def at(address: Any, line: int) -> Any:
+        return build.add(address, _I64(_LINE * line))
+
+    wide = ir.VectorType(_I64, _LANES)
+    numbers = build.add(_all(build, wide, first), ir.Constant(wide, list(range(_LANES))))
+    own = [build.trunc(each, _SUMS) for each in (numbers, build.lshr(numbers, _constant(wide, 32)))]
+    own += [_constant(_SUMS, 0)] * 2
+    x = [_load(build, at(state, i), _SUMS, _LINE) for i in range(12)] + own
+
+    def quarter(a: int, b: int, c: int, d: int) -> None:
+        for left, right, changed, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+            x[left] = build.add(x[left], x[right])
+            mixed = build.xor(x[changed], x[left])
+            x[changed] = build.call(rotate, [mixed, mixed, _constant(_SUMS, bits)])
+
+    for _ in range(_ROUNDS // 2):
+        for i in range(4):
+            quarter(i, 4 + i, 8 + i, 12 + i)
+        for i in range(4):
+            quarter(i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4)
+    for i, after in enumerate(x):  # the state is read again: there are not registers for both
+        before = _load(build, at(state, i), _SUMS, _LINE) if i < 12 else own[i - 12]
+        _store(build, build.add(after, before), at(out, i), _LINE)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _group(_context: Any, _state: Any, _first: Any, _out: Any) -> Any:
+    def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
+        _emit_group(build, *arguments)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), emit
+
+
+def _emit_shift(build: Any, dtype: Any, kind: Any, arguments: Any, *, affine: bool) -> None:
+    """Emit the loop over the columns of a row that shifts and scales it and finds its squared norm."""
+    row, columns, centre, scale, out, norm = arguments
+    raw, size = ir.VectorType(kind, _LANES), dtype.bitwidth // 8
+
+    def group(start: Any, total: Any, values: Any) -> Any:
+        eight = _times(build, start, 8)
+        if isinstance(dtype, types.Float):
+            t = values if dtype.bitwidth == 64 else build.fpext(values, _FLOATS)
+        else:
+            t = (build.sitofp if dtype.signed else build.uitofp)(values, _FLOATS)
+        if affine:
+            t = build.fsub(t, _load(build, build.add(centre, eight), _FLOATS))
+            t = build.fdiv(t, _load(build, build.add(scale, eight), _FLOATS))
+        _store(build, t, build.add(out, eight))
+        return build.fadd(total, build.fmul(t, t))
+
+    before, loop, rest = build.basic_block, build.append_basic_block(), build.append_basic_block()
+    last, after = build.append_basic_block(), build.append_basic_block()
+    whole, nothing = build.and_(columns, _I64(-_LANES)), _constant(_FLOATS, 0.0)
+    build.cbranch(build.icmp_signed(">", whole, _I64(0)), loop, rest)
+    build.position_at_end(loop)
+    start, total = build.phi(_I64), build.phi(_FLOATS)
+    added = group(start, total, _load(build, build.add(row, _times(build, start, size)), raw))
+    following = build.add(start, _I64(_LANES))
+    for phi, first, new in ((start, _I64(0), following), (total, nothing, added)):
+        phi.add_incoming(first, before)
+        phi.add_incoming(new, loop)
+    build.cbranch(build.icmp_signed("<", following, whole), loop, rest)
+    build.position_at_end(rest)
+    so_far = build.phi(_FLOATS)
+    so_far.add_incoming(nothing, before)
+    so_far.add_incoming(added, loop)
+    build.cbranch(build.icmp_signed("<", whole, columns), last, after)
+    build.position_at_end(last)
+    name = f"llvm.masked.load.v16{'f' if isinstance(dtype, types.Float) else 'i'}{dtype.bitwidth}.p0"
+    load = _function(build, name, raw, raw.as_pointer(), _I32, _MASK, raw)
+    left = _all(build, _SUMS, build.trunc(build.sub(columns, whole), _I32))
+    there = build.icmp_signed("<", ir.Constant(_SUMS, list(range(_LANES))), left)
+    place = build.inttoptr(build.add(row, _times(build, whole, size)), raw.as_pointer())
+    finished = group(whole, so_far, build.call(load, [place, _I32(1), there, ir.Constant(raw, None)]))
+    build.branch(after)
+    build.position_at_end(after)
+    found = build.phi(_FLOATS)
+    found.add_incoming(so_far, rest)
+    found.add_incoming(finished, last)
+    lanes: Any = found
+    for count in (8, 4, 2, 1):  # half to half
+        halves = (ir.Constant(ir.VectorType(_I32, count), list(range(i, i + count))) for i in (0, count))
+        lanes = build.fadd(*(build.shuffle_vector(lanes, lanes, half) for half in halves))
+    _store(build, build.extract_element(lanes, _I32(0)), norm)
+
+
+def _shifts(dtype: Any, *, affine: bool = False) -> Any:
+    """Return ``shift(row, columns, centre, scale, out, norm)``, all of them addresses, for rows of a type."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def shift(_context: Any, _row: Any, _columns: Any, _centre: Any, _scale: Any, _out: Any, _norm: Any) -> Any:
+        def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
+            _emit_shift(build, dtype, context.get_data_type(dtype), arguments, affine=affine)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 6), emit
+
+    return shift
+
+
+_FLOAT32, _FLOAT64 = _shifts(types.float32), _shifts(types.float64)
+_INT8, _INT16, _INT32 = _shifts(types.int8), _shifts(types.int16), _shifts(types.int32)
+_UINT8, _UINT16 = _shifts(types.uint8), _shifts(types.uint16)
+_AFFINE = _shifts(types.float64, affine=True)
+_KINDS = {np.dtype(dtype): i for i, dtype in enumerate(("f4", "f8", "i1", "i2", "i4", "u1", "u2"))}
+"""Types that are read as they are stored, in the order of :func:`_shifted`; NumPy makes float64 of others."""
+
+
+def _emit_dither(build: Any, word: Any, low: Any, high: Any) -> tuple[Any, Any]:
+    """Emit what adds the two lower bytes of each word to one number, and the two upper ones to another."""
+    if "avx512vnni" in features():
+        dot = _function(build, "llvm.x86.avx512.vpdpbusd.512", _SUMS, _SUMS, _SUMS, _SUMS)
+        return (
+            build.call(dot, [low, word, _constant(_SUMS, 0x00000101)]),
+            build.call(dot, [high, word, _constant(_SUMS, 0x01010000)]),
+        )
+    bytes_ = _constant(_SUMS, 0x00FF00FF)
+    both = build.add(build.and_(word, bytes_), build.and_(build.lshr(word, _constant(_SUMS, 8)), bytes_))
+    return (
+        build.add(low, build.and_(both, _constant(_SUMS, 0xFFFF))),
+        build.add(high, build.lshr(both, _constant(_SUMS, 16))),
+    )
+
+
+def _emit_dot(build: Any, total: Any, left: Any, right: Any) -> Any:
+    """Emit the sum of a number and the products of two pairs of 16 bits, in each lane."""
+    if "avx512vnni" in features():
+        return build.call(
+            _function(build, "llvm.x86.avx512.vpdpwssd.512", _SUMS, _SUMS, _SUMS, _SUMS), [total, left, right]
+        )
+    half = ir.VectorType(_I32, _LANES // 2)
+    pairs = ir.VectorType(_I16, _LANES)
+    dot = _function(build, "llvm.x86.avx2.pmadd.wd", half, pairs, pairs)
+    found = []
+    for start in (0, _LANES // 2):
+        some = ir.Constant(half, list(range(start, start + _LANES // 2)))
+        parts = [build.bitcast(build.shuffle_vector(each, each, some), pairs) for each in (left, right)]
+        found.append(build.call(dot, parts))
+    return build.add(total, build.shuffle_vector(*found, ir.Constant(_SUMS, list(range(_LANES)))))
+
+
+@contextmanager
+def _each_pair(build: Any, pairs: Any) -> Iterator[Any]:
+    """Emit what follows as a loop over so many pairs, at least one; give the number of the pair."""
+    before, loop, after = build.basic_block, build.append_basic_block(), build.append_basic_block()
+    build.branch(loop)
+    build.position_at_end(loop)
+    pair = build.phi(_I64)
+    yield pair
+    following = build.add(pair, _I64(1))
+    pair.add_incoming(_I64(0), before)
+    pair.add_incoming(following, loop)
+    build.cbranch(build.icmp_signed("<", following, pairs), loop, after)
+    build.position_at_end(after)
+
+
+def _emit_panel(build: Any, arguments: Any) -> None:
+    """Emit the loop over pairs of rows that rounds 16 of their columns, and adds up their squares.
+
+    Its arguments are addresses, of what lies in lines of 64 bytes:
+
+    * 16 columns of the first row, float64, and how many bytes the next row is away;
+    * what makes steps of the finer grid of each row, 32 numbers, and v3 of each of them;
+    * the words, a line for each pair; a mask, a line; where the integers go, a line for each pair;
+    * two lines for each pair: sums of squares of the even row, and of both;
+    * and how many pairs there are.
+    """
+    t, line, factors, words, mask, out, sums, pairs = arguments
+    keep = _load(build, mask, _SUMS, _LINE)
+    with _each_pair(build, pairs) as pair:
+        # to the nearest integer, less half of what two dithers take: it stands in the low bits of the float64
+        magic = _constant(_FLOATS, 1.5 * 2.0**52 - (1 << FRACTION >> 1))
+        even, half = ir.Constant(_SUMS, list(range(0, 2 * _LANES, 2))), _constant(_SUMS, 0xFFFF)
+        y = []
+        for odd in range(2):
+            here = build.add(factors, build.add(_times(build, pair, 16), _I64(8 * odd)))
+            factor, third = (
+                _all(build, _FLOATS, _load(build, build.add(here, _I64(8 * BUNCH * i)), _DOUBLE, 8)) for i in range(2)
+            )
+            row = build.add(t, build.mul(build.add(_times(build, pair, 2), _I64(odd)), line))
+            x = build.fadd(build.fmul(_load(build, row, _FLOATS, _LINE), factor), third)
+            wide = build.bitcast(build.fadd(x, magic), ir.VectorType(_I32, 2 * _LANES))
+            y.append(build.shuffle_vector(wide, wide, even))
+        place = _times(build, pair, _LINE)
+        word = _load(build, build.add(words, place), _SUMS, _LINE)
+        low, high = _emit_dither(build, word, *y)
+        low = build.and_(build.lshr(low, _constant(_SUMS, FRACTION)), half)
+        high = build.and_(build.shl(high, _constant(_SUMS, 16 - FRACTION)), _constant(_SUMS, 0xFFFF0000))
+        both = build.and_(build.or_(low, high), keep)
+        _store(build, both, build.add(out, place), 4)
+        for i, factor in enumerate((build.and_(both, half), both)):
+            total = build.add(sums, build.add(_times(build, place, 2), _I64(_LINE * i)))
+            _store(build, _emit_dot(build, _load(build, total, _SUMS, _LINE), factor, both), total, _LINE)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _panel(
+    _context: Any, _t: Any, _line: Any, _factors: Any, _words: Any, _mask: Any, _out: Any, _sums: Any, _pairs: Any
+) -> Any:
+    def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
+        _emit_panel(build, arguments)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 8), emit
+
+
+def _emit_norms(build: Any, sums: Any, pairs: Any, norms: Any) -> None:
+    """Emit the loop over pairs that adds up the lanes of their sums of squares, and writes one norm for each row."""
+    with _each_pair(build, pairs) as pair:
+        at = build.add(sums, _times(build, pair, 2 * _LINE))
+        lines = [_load(build, build.add(at, _I64(_LINE * i)), _SUMS, _LINE) for i in range(2)]
+        # of both at once: eight lanes are of the even row's, and eight of the sum of both
+        halves = ([*range(i, i + 8), *range(_LANES + i, _LANES + i + 8)] for i in (0, 8))
+        total = build.add(*(build.shuffle_vector(*lines, ir.Constant(_SUMS, half)) for half in halves))
+        for count in (4, 2, 1):
+            order = ir.Constant(_SUMS, [lane ^ count for lane in range(_LANES)])
+            total = build.add(total, build.shuffle_vector(total, total, order))
+        even, both = (build.extract_element(total, _I32(lane)) for lane in (0, 8))
+        for odd, norm in enumerate((even, build.sub(both, even))):
+            _store(build, norm, build.add(norms, build.add(_times(build, pair, 8), _I64(4 * odd))), 4)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _norms(_context: Any, _sums: Any, _pairs: Any, _found: Any) -> Any:
+    def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
+        _emit_norms(build, *arguments)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), emit
+
+
+@njit  # type: ignore[untyped-decorator]
+def _fill(bunch: int, state: Any, words: Any) -> None:
+    """Write the words of a bunch, (panels, pairs, 16)."""
+    for panel in range(words.shape[0]):
+        first = _LANES * (bunch * words.shape[0] + panel)
+        _group(state.ctypes.data, first, words.ctypes.data + _BLOCK * panel)
+
+
+@njit  # type: ignore[untyped-decorator]
+def _shifted(kind: int, row: int, step: int, count: int, columns: int, out: int, line: int, norm: int) -> None:
+    """Write rows as float64, and their squared norms."""
+    for i in range(count):
+        at, to, square = row + i * step, out + i * line, norm + 8 * i
+        if kind == 0:
+            _FLOAT32(at, columns, 0, 0, to, square)
+        elif kind == 1:
+            _FLOAT64(at, columns, 0, 0, to, square)
+        elif kind == 2:
+            _INT8(at, columns, 0, 0, to, square)
+        elif kind == 3:
+            _INT16(at, columns, 0, 0, to, square)
+        elif kind == 4:
+            _INT32(at, columns, 0, 0, to, square)
+        elif kind == 5:
+            _UINT8(at, columns, 0, 0, to, square)
+        else:
+            _UINT16(at, columns, 0, 0, to, square)
+
+
+@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def _from_huge(t: Any, norm: Any, inner: float) -> float:
+    """Bring a row whose squared norm overflows into range; return what shortens it, or 0 if it is not finite."""
+    largest, other = 0.0, 0.0
+    for j in range(t.size):
+        largest = max(largest, abs(t[j]))
+        other += t[j] * 0.0  # NaN as soon as one entry is infinite or NaN
+    if other != 0.0:
+        t[:] = 0.0
+        return 0.0
+    factor = math.ldexp(1.0, -math.frexp(largest)[1])
+    for j in range(t.size):
+        t[j] *= factor
+    _FLOAT64(t.ctypes.data, t.size, 0, 0, t.ctypes.data, norm.ctypes.data)
+    return inner / math.sqrt(norm[0])
+
+
+@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def _prepared(
+    rows: Any, begin: int, count: int, before: int, affine: Any, by: Any, words: Any, t: Any, norms: Any, factors: Any
+) -> int:
+    """Write what is rounded of rows of a bunch from one on, in t behind so many, and by what: 0 if it is not finite.
+
+    Return of how many rows the squared norm is not finite.
+    """
+    address, step, kind, columns = rows
+    line, norm = t.strides[0], norms.ctypes.data + 8 * begin
+    out = t.ctypes.data + line * before
+    _shifted(kind, address, step, count, columns, out, line, norm)
+    if affine.size:
+        centre, scale = affine.ctypes.data, affine.ctypes.data + affine.strides[0]
+        for i in range(count):
+            to = out + i * line
+            _AFFINE(to, t.shape[1], centre, scale, to, norm + 8 * i)
+    radius, inner, inverse, fine = by
+    scales, thirds = factors[0], factors[1]
+    odd = 0
+    for i in range(begin, begin + count):
+        short, long = inverse * fine, inner / math.sqrt(norms[i]) * fine
+        scales[i] = short if norms[i] <= radius * radius else long
+        odd += not norms[i] < math.inf
+    if odd:
+        for i in range(begin, begin + count):
+            if not norms[i] < math.inf:
+                scales[i] = _from_huge(t[before + i - begin], norms[i : i + 1], inner) * fine
+    for i in range(begin, begin + count):
+        block = columns + (i & 1)
+        word = words[block >> 4, i >> 1, block & 15]
+        thirds[i] = np.float64(np.int32(word >> np.uint32(12))) * 2.0**-20 + 2.0**-21
+    return odd
+
+
+@njit(fastmath={"reassoc"})  # type: ignore[untyped-decorator]
+def _plus_square(total: float, value: float) -> float:
+    return total + value * value
+
+
+@njit  # type: ignore[untyped-decorator]
+def _stepped(z: Any, norm: float, limit: float) -> float:
+    """Take single steps from integers that are too long after all, each from the largest; return the squared norm."""
+    while norm > limit:
+        largest = 0
+        for j in range(z.size):
+            if abs(z[j]) > abs(z[largest]):
+                largest = j
+        step = 1.0 if z[largest] > 0 else -1.0
+        norm -= 2.0 * abs(z[largest]) - 1.0
+        z[largest] -= step
+    return norm
+
+
+@njit  # type: ignore[untyped-decorator]
+def _mended(block: Any, place: int, odd: int, z: Any, finite: bool, norm: float, limit: float) -> None:
+    """Take steps from the even or the odd row of a pair; it becomes zero if it was not finite."""
+    for j in range(z.size):
+        pair = block[j >> 4, place, j & 15]
+        z[j] = np.float64(pair >> _16 if odd else np.int32(pair << _16) >> _16)
+    if finite:
+        _stepped(z, norm, limit)
+    else:
+        z[:] = 0.0
+    for j in range(z.size):
+        kept = block[j >> 4, place, j & 15] & (_LOW if odd else ~_LOW)
+        value = np.int32(z[j])
+        block[j >> 4, place, j & 15] = kept | (value << _16 if odd else value & _LOW)
+
+
+@njit  # type: ignore[untyped-decorator]
+def _verified(
+    block: Any, at: int, begin: int, stop: int, odd: int, squares: Any, factors: Any, z: Any, limit: float
+) -> None:
+    """Mend the rows of a bunch whose squared norm exceeds the bound, and those that were not finite, if any were."""
+    for i in range(begin, stop):
+        odd += squares[i] > limit
+    if odd:
+        for i in range(begin, stop):
+            if factors[0, i] == 0.0 or squares[i] > limit:
+                _mended(block, at + (i >> 1), i & 1, z, factors[0, i] != 0.0, float(squares[i]), limit)
+
+
+@njit  # type: ignore[untyped-decorator]
+def _moved(held: Any, begin: int, stop: int, start: int, panels: Any, place: int, join: bool) -> None:
+    """Copy rows of a bunch from a column on; beside a first odd row the even one stays, if it is there already."""
+    within, first = start & 15, start >> 4
+    for pair in range(begin >> 1, (stop + 1) >> 1):
+        mask, kept = np.int32(-1), np.int32(0)
+        if 2 * pair < begin:
+            mask, kept = ~_LOW, _LOW if join else np.int32(0)
+        if 2 * pair + 1 >= stop:
+            mask &= _LOW
+        to = place + pair - (begin >> 1)
+        for q in range(panels.shape[0]):
+            if within == 0:
+                for lane in range(_LANES):  # as one vector
+                    panels[q, to, lane] = panels[q, to, lane] & kept | held[first + q, pair, lane] & mask
+                continue
+            for lane in range(_LANES):
+                column = within + lane
+                value = held[first + q + (column >> 4), pair, column & 15] & mask
+                panels[q, to, lane] = panels[q, to, lane] & kept | value
+
+
+def _pack_rows(
+    rows: Any, count: int, first_row: int, affine: Any, by: Any, limit: float, state: Any, words: Any, t: Any,
+    norms: Any, factors: Any, z: Any, mask: Any, sums: Any, squares: Any, held: Any, start: int, constant: int,
+    panels: Any, slot: int, join: bool,
+) -> None:  # fmt: skip
+    address, step, kind, columns = rows
+    filled, line = mask.shape[0], t.strides[0]
+    done = 0
+    while done < count:
+        number, place = first_row + done, slot + ((first_row + done) >> 1) - (first_row >> 1)
+        bunch, begin = number >> 5, number & 31
+        stop = min(begin + count - done, BUNCH)
+        first, last = begin >> 1, (stop + 1) >> 1
+        straight = start == 0 and begin & 1 == 0 and stop & 1 == 0
+        block, at = (panels, place - first) if straight else (held, 0)  # the pairs of the bunch stand from there on
+        _fill(bunch, state, words)
+        sums[:] = 0
+        odd = 0
+        for low in range(begin & ~1, stop, t.shape[0]):
+            here, high = max(low, begin), min(low + t.shape[0], stop)
+            odd += _prepared(
+                (address + (done + here - begin) * step, step, kind, columns), here, high - here, here - low, affine,
+                by, words, t, norms, factors,
+            )  # fmt: skip
+            pair, pairs = low >> 1, (high - low + 1) >> 1
+            for panel in range(filled):
+                _panel(
+                    t.ctypes.data + 8 * _LANES * panel, line, factors.ctypes.data + 16 * pair,
+                    words.ctypes.data + panel * _BLOCK + pair * _LINE, mask.ctypes.data + panel * _LINE,
+                    block.ctypes.data + panel * block.strides[0] + (at + pair) * _LINE,
+                    sums.ctypes.data + 2 * pair * _LINE, pairs,
+                )  # fmt: skip
+        _norms(sums.ctypes.data + 2 * first * _LINE, last - first, squares.ctypes.data + 8 * first)
+        _verified(block, at, begin, stop, odd, squares, factors, z, limit)
+        if constant:
+            for pair in range(first, last):
+                block[columns >> 4, at + pair, columns & 15] = np.int32(constant) << _16 | np.int32(constant)
+        if not straight:
+            _moved(held, begin, stop, start, panels, place, join and done == 0)
+        done += stop - begin
+
+
+def _round_rows(
+    rows: Any, count: int, first_row: int, affine: Any, by: Any, limit: float, state: Any, words: Any, t: Any,
+    norms: Any, factors: Any, z: Any, drawn: Any, out: Any,
+) -> None:  # fmt: skip
+    address, step, kind, columns = rows
+    done, byte, half, inverse = 0, np.uint32(255), float(1 << FRACTION >> 1), 1.0 / (1 << FRACTION)
+    while done < count:
+        bunch, begin = (first_row + done) >> 5, (first_row + done) & 31
+        stop = min(begin + count - done, BUNCH)
+        _fill(bunch, state, words)
+        for i in range(begin, stop):
+            place = (i - begin) % t.shape[0]
+            if place == 0:
+                row = address + (done + i - begin) * step
+                some = min(t.shape[0], stop - i)
+                _prepared((row, step, kind, columns), i, some, 0, affine, by, words, t, norms, factors)
+            factor, third, norm = factors[0, i], factors[1, i], 0.0
+            if factor == 0.0:
+                out[done + i - begin] = 0.0
+                continue
+            for panel in range(words.shape[0]):
+                for lane in range(_LANES):
+                    drawn[panel * _LANES + lane] = words[panel, i >> 1, lane]
+            shift = np.uint32(16 * (i & 1))
+            for j in range(columns):
+                word = drawn[j] >> shift
+                dither = np.float64(np.int32((word & byte) + (word >> np.uint32(FRACTION) & byte)))
+                z[j] = np.floor((np.rint(t[place, j] * factor + third) + dither - half) * inverse)
+                norm = _plus_square(norm, z[j])  # of integers: exact in any order while it is below 2^53
+            _stepped(z, norm, limit)
+            for j in range(columns):
+                out[done + i - begin, j] = z[j]
+        done += stop - begin
+
+
+_SIGNATURE = (
+    "UniTuple(int64, 4), int64, int64, float64[:, ::1], UniTuple(float64, 4), float64, uint32[:, ::1], "
+    "uint32[:, :, ::1], float64[:, ::1], float64[::1], float64[:, ::1], float64[::1]"
+)
+
+
+@cache
+def _packed() -> Callable[..., None]:
+    more = (
+        "int32[:, ::1], int32[:, :, ::1], uint32[::1], int32[:, :, ::1], int64, int64, int32[:, :, ::1], int64, boolean"
+    )
+    found: Callable[..., None] = compiled(_pack_rows, f"void({_SIGNATURE}, {more})", error_model="numpy", nogil=True)
+    return found
+
+
+@cache
+def _rounded() -> Callable[..., None]:
+    signature = f"void({_SIGNATURE}, uint32[::1], float64[:, :])"
+    found: Callable[..., None] = compiled(_round_rows, signature, error_model="numpy", nogil=True)
+    return found
+
+
+class _Prepared:
+    """What rounding needs besides rows, made once for many of them: buffers too, so it serves one thread at a time."""
+
+    def __init__(self, rule: Dithering, affine: Affine) -> None:
+        self._rule = rule
+        padded = -(-rule.columns // _LANES) * _LANES
+        vectors = () if affine.centre is affine.scale is None else (affine.centre, affine.scale)
+        self._affine = aligned_zeros((len(vectors), padded), np.float64)
+        for i, vector in enumerate(vectors):
+            self._affine[i] = i  # what is not there, or stands beside a row: 0 is taken off, and 1 divides
+            if vector is not None:
+                self._affine[i, : rule.columns] = vector
+        self._by = (
+            rule.inner * affine.clip_norm, rule.inner, 1 / affine.clip_norm, 2.0 ** (rule.grid_bits + FRACTION)
+        )  # fmt: skip
+        self._state = aligned_zeros((12, _LANES), np.uint32)
+        self._key = b""
+        self._state[:4] = np.frombuffer(b"expand 32-byte k", "<u4")[:, None]
+        at_once = max(2, min(BUNCH, _FLOATS_OF // padded & ~1))
+        self._buffers = (
+            aligned_zeros((blocks_of(rule.columns) // _LANES, _PAIRS, _LANES), np.uint32),
+            aligned_zeros((at_once, padded), np.float64), aligned_zeros((BUNCH,), np.float64),
+            aligned_zeros((2, BUNCH), np.float64), aligned_zeros((rule.columns,), np.float64),
+        )  # fmt: skip
+
+    def arguments(self, rows: npt.NDArray[np.generic], dithers: Dithers) -> tuple[tuple[Any, ...], object]:
+        """Return what compiled code takes first, and what must be held as long as it runs."""
+        if rows.ndim != 2 or rows.shape[1] != self._rule.columns or dithers.first_row < 0:
+            raise AssertionError("rows of a table have a number, and the columns of their rule")
+        if dithers.key.key is not self._key:
+            self._key = dithers.key.key
+            self._state[4:] = np.frombuffer(self._key, "<u4")[:, None]
+        kind = _KINDS.get(rows.dtype)
+        if kind is None:
+            kind, rows = _KINDS[np.dtype("f8")], rows.astype(np.float64)
+        if rows.strides[1] != rows.itemsize and rows.shape[1] > 1:
+            rows = np.ascontiguousarray(rows)
+        where = (rows.ctypes.data, rows.strides[0], kind, rows.shape[1])
+        limit = 4.0**self._rule.grid_bits
+        return (
+            where, rows.shape[0], dithers.first_row, self._affine, self._by, limit, self._state, *self._buffers
+        ), rows  # fmt: skip
+
+
+class Packing(_Prepared):
+    """Rounds rows straight into panels of 16-bit integers (:data:`dpdist.moment.kernel.Panels`).
+
+    Rows of one pair of numbers, 2p and 2p + 1, share a place.
+
+    Parameters
+    ----------
+    rule, affine
+        As of :meth:`Dithering.apply`; at most 14 grid bits.
+    start
+        The first column that is packed.
+    constant
+        What follows the last column in every row; 0: nothing does.
+    """
+
+    def __init__(self, rule: Dithering, affine: Affine, start: int, constant: int) -> None:
+        super().__init__(rule, affine)
+        # no entry is moved by 1.5 steps, so two squared norms fit a word, and an entry half of one
+        if rule.grid_bits > 14 or 2 * (rule.radius + 1.5 * math.sqrt(rule.columns)) ** 2 >= 2**32:
+            raise AssertionError("16-bit integers do not hold such rows")
+        self._start, self._constant = start, constant
+        width = rule.columns + (constant != 0)
+        if not (0 <= start < width and 0 <= constant < 2**15):
+            raise AssertionError("a band has columns, and a constant is an integer of 16 bits")
+        self._panels = -(-(width - start) // _LANES)
+        mask = aligned_zeros((-(-rule.columns // _LANES), _LANES), np.int32)
+        mask.reshape(-1)[: rule.columns] = -1
+        self._more = (
+            mask, aligned_zeros((_PAIRS, 2, _LANES), np.int32), aligned_zeros((BUNCH,), np.uint32),
+            aligned_zeros((-(-width // _LANES) + 1, _PAIRS, _LANES), np.int32),
+        )  # fmt: skip
+        self._compiled = _packed()
+
+    def pack(
+        self, rows: npt.NDArray[np.generic], dithers: Dithers, panels: npt.NDArray[np.int32], slot: int, *, join: bool
+    ) -> None:
+        """Pack rows.
+
+        Parameters
+        ----------
+        rows, dithers
+            As of :meth:`Dithering.apply`.
+        panels, slot
+            Where the first row goes.
+        join
+            Whether the even row of its pair is there already.
+        """
+        pairs = (dithers.first_row % 2 + rows.shape[0] + 1) // 2
+        if panels.shape[::2] != (self._panels, _LANES) or not 0 <= slot <= panels.shape[1] - pairs:
+            raise AssertionError("rows are packed where there is room")
+        arguments, held = self.arguments(rows, dithers)
+        self._compiled(*arguments, *self._more, self._start, self._constant, panels, slot, join)
+        del held
+
+
+def round_rows(
+    rule: Dithering, rows: npt.NDArray[np.generic], affine: Affine, dithers: Dithers, out: npt.NDArray[np.float64]
+) -> None:
+    """Round rows into out, (r, columns)."""
+    if out.shape != rows.shape:
+        raise AssertionError("rows are rounded where there is room")
+    arguments, held = _Prepared(rule, affine).arguments(rows, dithers)
+    _rounded()(*arguments, aligned_zeros((blocks_of(rule.columns),), np.uint32), out)
+    del held
