@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         UsageError,
         WeakGuaranteeWarning,
     )
-    from dpdist.estimators import PrivateCovariance, PrivatePCA
+    from dpdist.estimators import PrivateCovariance, PrivatePCA, PrivateRidge
     from dpdist.ingest.opening import open_rows
     from dpdist.ledger.budget import Budget
     from dpdist.ledger.ledger import Ledger
@@ -74,6 +74,7 @@ __all__ = [
     "PrivacyLoss",
     "PrivateCovariance",
     "PrivatePCA",
+    "PrivateRidge",
     "RefusedError",
     "Release",
     "ReleaseRequest",
@@ -106,7 +107,7 @@ _NAMES = {
         "DataError", "DpdistError", "DrownedWarning", "NoWitnessWarning", "PrivacyLeakWarning", "RefusedError",
         "ResumableError", "ShortenedRowsWarning", "UsageError", "WeakGuaranteeWarning",
     ),
-    "estimators": ("PrivateCovariance", "PrivatePCA"),
+    "estimators": ("PrivateCovariance", "PrivatePCA", "PrivateRidge"),
     "ingest.opening": ("open_rows",),
     "ledger.budget": ("Budget",),
     "ledger.ledger": ("Ledger",),

@@ -12,7 +12,7 @@ CHECKS = (
     ("ruff", "format", "--check", "."),
     ("mypy",),
     ("lint-imports",),
-    ("pytest", "-q", "--numprocesses", "2", "--dist", "loadfile"),
+    ("pytest", "-q", "--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
 )
 
 

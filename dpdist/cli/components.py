@@ -9,12 +9,14 @@ import click
 from dpdist._util.text import counted
 from dpdist.cli.options import LOCAL, PLACE, cluster_options, count_of, json_option
 from dpdist.cli.words import answer
-from dpdist.jobs import run as job_runs
+from dpdist.errors import UsageError
+from dpdist.pca.correlation import correlation as correlation_of
 from dpdist.pca.scree import require_scree, scree
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline.components import fit_components
-from dpdist.pipeline.scores import project_rows
+from dpdist.pipeline.scores import project_rows, scores_words
 from dpdist.privacy.caution import in_words
+from dpdist.release.scaling import blindly_scaled_json, blindly_scaled_words
 from dpdist.report import text
 from dpdist.report.figures import draw_scree
 from dpdist.runtime.cluster import Cluster
@@ -30,20 +32,31 @@ from dpdist.storage.store import AnyStore
     metavar="K|auto",
     help="Number of principal components, or auto: those that stand above the noise at confidence 0.95.",
 )
+@click.option(
+    "--correlation",
+    is_flag=True,
+    help="Components of the correlation matrix: of columns standardised by what was released, without drowned ones.",
+)
 @click.option("--plot", type=LOCAL, help="Draw the eigenvalues over the edge of the noise to this picture.")
 @cluster_options
 @json_option
 def pca(
-    release: AnyStore, model: AnyStore, components: str, plot: Path | None, cluster: Cluster, as_json: bool
-) -> None:
+    release: AnyStore, model: AnyStore, components: str, correlation: bool, plot: Path | None, cluster: Cluster,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Write MODEL, the top principal components of RELEASE, and say how far each one is signal. Free.
 
     A release of thousands of columns is multiplied from the disk, on the cluster if --scheduler or --workers is given.
     As many components of the same release that stand there already are left alone; nothing else is replaced.
     """
-    fitted, opened, fresh = fit_components(release, model, count_of(components), cluster=cluster)
+    if correlation and plot is not None:
+        raise UsageError("--plot shows eigenvalues over the noise of the second moment: leave it or --correlation out.")
+    fitted, opened, fresh = fit_components(
+        release, model, count_of(components), correlation=correlation, cluster=cluster
+    )
     found = fitted.components
-    seen = None if found.eigenvalues is None else scree(opened, found.eigenvalues)
+    standardised = correlation_of(opened, len(found.components)) if correlation else None
+    seen = None if found.eigenvalues is None or correlation else scree(opened, found.eigenvalues)
     lengths = shortened(opened)
     if plot is not None:
         draw_scree(require_scree(opened, found.eigenvalues), plot)
@@ -57,6 +70,8 @@ def pca(
         "cautions": list(opened.cautions),
         "shortened": lengths.to_json(),
         **({} if seen is None else seen.to_json()),
+        **({} if standardised is None else standardised.to_json()),
+        **blindly_scaled_json(opened),
     }
     largest = "" if found.eigenvalues is None else f", largest eigenvalue {found.eigenvalues[0]:.6g}"
     warning = in_words(opened.cautions)
@@ -65,6 +80,9 @@ def pca(
     before = "" if fresh else ", written before and left alone"
     words = f"{model}: {counted(len(found.components), 'component')}{largest}{before}.{warning}"
     table = "" if seen is None else f"\n{text.above_noise(seen)}"
+    if standardised is not None:
+        table = f"\n{text.standardised(standardised, opened.names)}"
+    table += f"\n{blindly}" if (blindly := blindly_scaled_words(opened)) else ""
     answer(as_json, value, f"{words}{table}\n{lengths.words()} {lengths.warning()}".rstrip())
 
 
@@ -81,4 +99,4 @@ def project(rows: AnyStore, model: AnyStore, scores: AnyStore, cluster: Cluster,
     """
     count, fresh = project_rows(rows, model, scores, cluster=cluster)
     value = {"scores": str(scores), "fresh": fresh, "n": count, "private": True}
-    answer(as_json, value, job_runs.scores_words(scores, fresh=fresh))
+    answer(as_json, value, scores_words(scores, fresh=fresh))

@@ -9,15 +9,18 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from dpdist._util.text import wrapped
 from dpdist.cli.options import (
     LOCAL,
     bandwidth_of,
     cluster_options,
+    grid_options,
     json_option,
     mechanism_option,
     mechanism_options,
     neighbours_option,
     options_of,
+    scale_options,
 )
 from dpdist.cli.words import answer
 from dpdist.errors import UsageError
@@ -26,6 +29,7 @@ from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
 from dpdist.moment import cost
 from dpdist.pca.forecast import forecast_release
 from dpdist.release.parse import clip_from, numbers_from, request_from
+from dpdist.release.worth import choice_refused
 from dpdist.report import text
 from dpdist.report.figures import draw_forecast
 from dpdist.rows.dataset import DTYPES
@@ -63,11 +67,18 @@ _OF_A_CLUSTER = {
 @click.option("--n", "rows", type=int, required=True, help="Rows of the table, or a public guess.")
 @click.option("--epsilon", required=True, help="Epsilon of the release.")
 @click.option("--delta", help="Delta of the release. Leave it out for pure differential privacy.")
-@click.option("--clip", default="1.0", show_default=True, help="Public clip norm C; private: the release chooses it.")
+@click.option(
+    "--clip",
+    default="1.0",
+    show_default=True,
+    help="Public clip norm C; private: the release chooses it; auto: 1.5 sqrt(d), with a scale.",
+)
 @click.option("--spectrum", help="Public guess of the variances of the components: 4,2,0.5. Never from the data.")
 @mechanism_option
 @click.option("--centre", type=click.Choice(["none", "private"]), default="none", show_default=True)
+@scale_options
 @neighbours_option
+@grid_options
 @mechanism_options
 @click.option("--plot", type=LOCAL, help="Draw the quality of each component against the number of rows.")
 @click.option("--cluster", is_flag=True, help="Also print what a cluster needs: tasks, bytes, memory and time.")
@@ -83,8 +94,9 @@ _OF_A_CLUSTER = {
 @json_option
 def forecast_command(
     columns: int, rows: int, epsilon: str, delta: str | None, clip: str, spectrum: str | None, mechanism: str | None,
-    centre: str, neighbours: str, options: tuple[str, ...], arithmetic: str | None, plot: Path | None, cluster: bool,
-    dtype: str, workers: tuple[int, ...], memory: float, bandwidth: str | None, as_json: bool,
+    centre: str, scale: str, scale_share: str | None, neighbours: str, grid_bits: int | None, rows_at_most: int,
+    options: tuple[str, ...], arithmetic: str | None, plot: Path | None, cluster: bool, dtype: str,
+    workers: tuple[int, ...], memory: float, bandwidth: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Forecast what a budget buys: how large the noise is, and which components stand above it. Free.
 
@@ -98,7 +110,8 @@ def forecast_command(
         raise UsageError(f"{', '.join(unused)} is about the cost on a cluster: add --cluster.")
     request = request_from(
         epsilon=epsilon, delta=delta, clip=clip_from(clip), mechanism=mechanism, neighbours=neighbours, centre=centre,
-        grid_bits=16, period="", name=None, folder=Path(), options=options_of(options, arithmetic),
+        scale=scale, scale_share=scale_share, grid_bits=grid_bits, rows_at_most=rows_at_most, period="", name=None,
+        folder=Path(), options=options_of(options, arithmetic),
     )  # fmt: skip
     found = forecast_release(request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else ())
     if plot is not None:
@@ -106,11 +119,13 @@ def forecast_command(
     value, words = found.to_json(), text.forecast(found)
     parts = request.parts(columns)
     if parts is not None:
-        value["parts"] = {name: part.to_json() for name, part in (("norms", parts.stage), ("both", parts.guarantee))}
-        words += f"\n\n{text.parts(parts)}"
+        value["parts"] = parts.to_json()
+        words += f"\n\n{text.parts(parts, request)}"
+        value["refused"] = refused = choice_refused(request, columns, rows)
+        words += "" if refused is None else "\n" + wrapped(f"THE RELEASE WOULD BE REFUSED. {refused}")
     if cluster:
         independent = isinstance(request.sized.calibrated(columns), IndependentEntries)
-        table, bound = cost.described(rows, columns, dtype), request.sized.bound(columns)
+        table, bound = cost.described(rows, columns, dtype), found.request.bound(columns)
         costs = cost.forecast(
             table, bound, workers, int(memory * 2**30), divisible=independent, bandwidth=bandwidth_of(bandwidth)
         )  # fmt: skip
@@ -142,7 +157,7 @@ def audit_command(
 
     request = request_from(
         epsilon=epsilon, delta=delta, clip=1.0, mechanism=mechanism, neighbours=neighbours, centre="none",
-        grid_bits=16, period="", name=None, folder=Path(), options=options_of(options, arithmetic),
+        grid_bits=None, period="", name=None, folder=Path(), options=options_of(options, arithmetic),
     )  # fmt: skip
     result = audit.audit_mechanism(
         mechanism, request.loss, columns=columns, draws=draws, confidence=confidence, neighbours=request.neighbours,

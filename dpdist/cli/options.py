@@ -23,6 +23,7 @@ from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED
 from dpdist.pipeline.budget import ledger_place
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.parse import options_from
+from dpdist.release.request import ROWS_AT_MOST
 from dpdist.rows.dataset import RowsTable
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.tls import Certificates
@@ -187,6 +188,23 @@ def large_delta_option(command: Command) -> Command:
     )(command)
 
 
+def scale_options(command: Command) -> Command:
+    """Add the private scale; the command gets ``scale``, a word, and ``scale_share``, a text or None."""
+    command = click.option(
+        "--scale-share",
+        metavar="SHARE",
+        help="With --scale private: what its choice takes of the release's mu² (or epsilon) [default: 0.1].",
+    )(command)
+    return click.option(
+        "--scale",
+        type=click.Choice(["none", "private"]),
+        default="none",
+        show_default=True,
+        help="private: the release chooses a scale of each column first, from private histograms, and shifts by a "
+        "centre from the same, unless --centre names a public one. A public scale stands in the file of --centre.",
+    )(command)
+
+
 def mechanism_option(command: Command) -> Command:
     """Add the name of the mechanism; the command gets ``mechanism``, or None for the recommended one."""
     with_delta, pure = RECOMMENDED
@@ -205,6 +223,19 @@ def mechanism_options(command: Command) -> Command:
     return click.option(
         "--option", "options", multiple=True, metavar="NAME=VALUE", help="A parameter of the mechanism; repeatable."
     )(command)
+
+
+def grid_options(command: Command) -> Command:
+    """Add how finely rows are rounded; the command gets ``grid_bits`` and ``rows_at_most``."""
+    command = click.option(
+        "--rows-at-most", type=int, default=ROWS_AT_MOST, show_default=True, metavar="N",
+        help="Public: rows of the table at most, where their number is private or they come in periods. Grid bits "
+        "follow from it.",
+    )(command)  # fmt: skip
+    return click.option(
+        "--grid-bits", type=int, metavar="B",
+        help="The clip norm is 2^B grid steps [default: so many that rounding is below 5 % of the noise].",
+    )(command)  # fmt: skip
 
 
 def options_of(options: Sequence[str], arithmetic: str | None) -> dict[str, str]:

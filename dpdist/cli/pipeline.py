@@ -17,6 +17,7 @@ from dpdist.cli.options import (
     budget_options,
     budget_words,
     cluster_options,
+    grid_options,
     json_option,
     kept_in,
     large_delta_option,
@@ -25,6 +26,7 @@ from dpdist.cli.options import (
     mechanism_options,
     neighbours_option,
     options_of,
+    scale_options,
     trusted_option,
 )
 from dpdist.cli.progress import BARS
@@ -136,7 +138,8 @@ def ingest(
     "--clip",
     required=True,
     help="Public clip norm C, from public knowledge or dpdist bound; never from the data. private: the release chooses "
-    "it first, from a private histogram of the norms, for a tenth of its mu² (or epsilon).",
+    "it first, from a private histogram of the norms, for a tenth of its mu² (or epsilon). auto: 1.5 sqrt(d), for "
+    "columns that are divided by a scale, or of those that a private one saw.",
 )
 @mechanism_option
 @neighbours_option
@@ -146,7 +149,8 @@ def ingest(
     show_default=True,
     help="none, private, or a file (.npz, .npy, .json) with a public centre and scale per column.",
 )
-@click.option("--grid-bits", type=int, default=16, show_default=True, help="The clip norm is 2^B grid steps.")
+@scale_options
+@grid_options
 @mechanism_options
 @click.option(
     "--for-reproduction",
@@ -161,14 +165,15 @@ def ingest(
 @json_option
 def release_command(
     rows: AnyStore, release: AnyStore, epsilon: str, delta: str | None, clip: str, mechanism: str | None,
-    neighbours: str, centre: str, grid_bits: int, options: tuple[str, ...], arithmetic: str | None,
-    for_reproduction: bool, accept_large_delta: bool, name: str | None, ledger: LedgerAddress | None, cluster: Cluster,
-    trusted: str, as_json: bool,
+    neighbours: str, centre: str, scale: str, scale_share: str | None, grid_bits: int | None, rows_at_most: int,
+    options: tuple[str, ...], arithmetic: str | None, for_reproduction: bool, accept_large_delta: bool,
+    name: str | None, ledger: LedgerAddress | None, cluster: Cluster, trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Publish RELEASE, one private second moment of ROWS. The same command again publishes the same bytes, free."""
     request = request_from(
         epsilon=epsilon, delta=delta, clip=clip_from(clip), mechanism=mechanism, neighbours=neighbours, centre=centre,
-        grid_bits=grid_bits, period="", name=name, folder=Path(), for_reproduction=for_reproduction,
+        scale=scale, scale_share=scale_share, grid_bits=grid_bits, rows_at_most=rows_at_most, period="", name=name,
+        folder=Path(), for_reproduction=for_reproduction,
         options=options_of(options, arithmetic), accept_large_delta=accept_large_delta,
     )  # fmt: skip
     cluster = replace(cluster, trusted_worker=trusted == "worker")

@@ -19,14 +19,18 @@ from dpdist.pipeline.schema import draft_schema
 @click.command("schema")
 @click.argument("source", type=SOURCE)
 @click.argument("draft", type=LOCAL, required=False)
-@click.option("--header", type=click.Choice(["yes", "no"]), help="Whether the first line of a .csv names the columns.")
+@click.option(
+    "--header",
+    type=click.Choice(["yes", "no"]),
+    help="Whether the first line of a .csv names the columns, or is a row; a .csv needs it.",
+)
 @json_option
 def schema_command(source: SourceLocation, draft: Path | None, header: str | None, as_json: bool) -> None:
     """Write DRAFT, a TOML file that says what the columns of SOURCE mean, for you to complete; without it, print it.
 
     SOURCE is .csv, .csv.gz or .parquet, or a folder of these. The draft is made of names and stored types; no value is
-    looked at. Ranges and categories are blanks: fill them in from public knowledge, never from the data. A file that
-    exists is not replaced.
+    looked at, so of a .csv say whether its first line names the columns: --header. Ranges and categories are blanks:
+    fill them in from public knowledge, never from the data. A file that exists is not replaced.
     """
     text = draft_schema(source, header=header)
     if draft is None:
@@ -36,7 +40,7 @@ def schema_command(source: SourceLocation, draft: Path | None, header: str | Non
     columns, blanks = text.count("\n[[column]]"), text.count(" = []  # fill in")
     following = (
         f"dpdist ingest {shlex.quote(str(source))} ROWS --schema {shlex.quote(str(draft))} "
-        "--budget-epsilon E --budget-delta D"
+        f"{'' if header is None else f'--header {header} '}--budget-epsilon E --budget-delta D"
     )
     answer(
         as_json,

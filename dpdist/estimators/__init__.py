@@ -2,5 +2,6 @@
 
 from dpdist.estimators.covariance import PrivateCovariance
 from dpdist.estimators.pca import PrivatePCA
+from dpdist.estimators.ridge import PrivateRidge
 
-__all__ = ["PrivateCovariance", "PrivatePCA"]
+__all__ = ["PrivateCovariance", "PrivatePCA", "PrivateRidge"]

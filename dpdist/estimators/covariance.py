@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
+import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
 
 from dpdist._util.notebook import Shown
 from dpdist._util.paths import AnyPath
-from dpdist.errors import DataError, UsageError
+from dpdist._util.text import listed
+from dpdist.answers.block import require_law
+from dpdist.answers.covariance import covariance, no_rows
+from dpdist.answers.shrinkage import Shrinkage
+from dpdist.errors import DrownedWarning, UsageError
 from dpdist.estimators.fit import (
     ESTIMATORS,
     Centre,
@@ -24,14 +32,13 @@ from dpdist.estimators.fit import (
     require_private,
     tell_columns,
 )
+from dpdist.estimators.inputs import RowsError, rows_at, rows_of
 from dpdist.ledger.address import LedgerAddressGiven
 from dpdist.ledger.budget import Budget
 from dpdist.naming import naming
-from dpdist.pca.components import about_mean
-from dpdist.pca.scree import entry_errors
 from dpdist.privacy.guarantee import Neighbours, Number
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.release.request import ROWS_AT_MOST, Centring, ReleaseRequest
 from dpdist.runtime.cluster import Cluster
 
 Matrix = npt.NDArray[np.float64]
@@ -42,10 +49,17 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
 
     Parameters
     ----------
+    shrinkage : {"optimal", "trace", "none"}, default "optimal"
+        What is done to the released matrix, which has negative eigenvalues and too spread ones. ``"optimal"``: the
+        matrix of its eigenvectors that is nearest to the exact one by the law of the noise; positive definite.
+        ``"trace"``: its projection on positive semidefinite matrices of a trace that n rows can have. ``"none"``: as
+        released, every entry right on average.
     epsilon : str, int, float or Decimal
         What the release may cost, of whole millionths. Required.
-    clip : float
-        The clip norm C > 0, in the units of X after the public centre and scale; public. Required.
+    clip : float or "auto"
+        The clip norm C > 0, in the units of X after centre and scale; public. Required. ``"auto"`` is 1.5 times the
+        square root of d, for columns divided by a scale; with a private scale, of the number of columns of which that
+        choice saw a variance.
     delta : str, int, float or Decimal, default None
         Likewise, below 1; None for pure differential privacy.
     mechanism : str, default None
@@ -55,6 +69,11 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
     centre : str, path-like, sequence of float or mapping, default "private"
         ``"private"``: mean and covariance are released together for the one price. Otherwise the covariance is the
         second moment about what is public: zero (``"none"``), or the centre given.
+    scale : {"none", "private"}, default "none"
+        ``"private"``: the release chooses a scale of each column first, from private histograms of all columns, and
+        shifts by a centre from the same, unless a public one is given. ``clip`` is in scaled units then.
+    scale_share : str, float or Decimal, default "0.1"
+        What that choice takes of the release's mu² (of epsilon, where the mechanism has no mu).
     ledger, release : str or path-like, default None
         The place of the ledger, and where to publish the release, as of :class:`dpdist.PrivatePCA`.
     budget_epsilon, budget_delta : str, int, float or Decimal, default None
@@ -63,8 +82,11 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         The budget this fit is charged to, as of :class:`dpdist.PrivatePCA`.
     accept_large_delta : bool, default False
         Whether a delta of 1/n or more is meant.
-    grid_bits : int, default 16
-        The clip norm is ``2**grid_bits`` steps of the integer grid.
+    grid_bits : int, default None
+        The clip norm is ``2**grid_bits`` steps of the integer grid. None: so many that the error of rounding is below
+        5 % of the noise.
+    rows_at_most : int, default 10000000
+        A public number that n is at most, from which grid bits follow where n is private.
     options : mapping of str, default None
         Public parameters of the mechanism, by name.
     cluster : Cluster, default None
@@ -73,13 +95,19 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
     Attributes
     ----------
     covariance_ : ndarray
-        (d, d) float64, symmetric, in squared units of X: of n rows, shortened to ``clip``, divided by n. Noise may
-        leave it with negative eigenvalues; :mod:`dpdist.pca.postprocess` removes them, at no cost.
+        (d, d) float64, symmetric, in squared units of X: of n rows, shortened to ``clip``, divided by n.
+    correlation_ : ndarray
+        (d, d) float64, of ``covariance_``.
+    precision_ : ndarray or None
+        (d, d) float64, the inverse of ``covariance_``; None unless it is shrunk by ``"optimal"``.
+    covariance_intervals_, correlation_intervals_ : ndarray or None
+        (d, d, 2) float64: between these the exact entry lies in 95 of 100 releases. They are about the entries as
+        released; a shrunk one may lie beyond an end. None where the mechanism states no variance.
     location_ : ndarray
         (d,) float64, in units of X: the mean of rows shortened to ``clip``, or what is public instead.
     errors_ : ndarray or None
-        (d, d) float64: standard deviation of the noise on each entry of ``covariance_``; that of the mean, of lower
-        order, is left out. None where the mechanism states no variance.
+        (d, d) float64: standard deviation of the noise on each entry as released; that of the mean, of lower order, is
+        left out. None where the mechanism states no variance.
     guarantee_, release_ : Guarantee, Release
         As of :class:`dpdist.PrivatePCA`.
     n_features_in_, feature_names_in_ : int, ndarray of str
@@ -92,7 +120,8 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
 
     References
     ----------
-    Dwork, Talwar, Thakurta & Zhang 2014; Balle & Wang 2018. What is proved of each mechanism stands in its module
+    Dwork, Talwar, Thakurta & Zhang 2014; Balle & Wang 2018; Bun, Allez, Bouchaud & Potters 2016
+    (:mod:`dpdist.answers.shrinkage`). What is proved of each mechanism stands in its module
     (:mod:`dpdist.mechanisms`).
 
     Examples
@@ -104,33 +133,42 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
     ((4, 4), (4,), 'replace-one')
     >>> bool(found.errors_[0, 0] > found.errors_[0, 1])  # twice the variance on the diagonal
     True
+    >>> found.mahalanobis(load_iris().data[:2]).shape, found.correlation_intervals_.shape
+    ((2,), (4, 4, 2))
     """
 
     def __init__(
         self,
+        shrinkage: str = Shrinkage.OPTIMAL.value,
         *,
         epsilon: Number,
-        clip: float,
+        clip: float | str,
         delta: Number | None = None,
         mechanism: str | None = None,
         neighbours: str = "replace-one",
         centre: Centre = "private",
+        scale: str = "none",
+        scale_share: Number = "0.1",
         ledger: LedgerAddressGiven | None = None,
         release: AnyPath | None = None,
         budget_epsilon: Number | None = None,
         budget_delta: Number | None = None,
         budget: Budget | None = None,
         accept_large_delta: bool = False,
-        grid_bits: int = 16,
+        grid_bits: int | None = None,
+        rows_at_most: int = ROWS_AT_MOST,
         options: Mapping[str, object] | None = None,
         cluster: Cluster | None = None,
     ) -> None:
+        self.shrinkage = shrinkage
         self.epsilon = epsilon
         self.clip = clip
         self.delta = delta
         self.mechanism = mechanism
         self.neighbours = neighbours
         self.centre = centre
+        self.scale = scale
+        self.scale_share = scale_share
         self.ledger = ledger
         self.release = release
         self.budget_epsilon = budget_epsilon
@@ -138,22 +176,26 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         self.budget = budget
         self.accept_large_delta = accept_large_delta
         self.grid_bits = grid_bits
+        self.rows_at_most = rows_at_most
         self.options = options
         self.cluster = cluster
 
     @classmethod
-    def from_release(cls, release: Release | str | os.PathLike[str]) -> Self:
+    def from_release(cls, release: Release | str | os.PathLike[str], shrinkage: str = Shrinkage.OPTIMAL.value) -> Self:
         """Return an estimator that is fitted to a release that was made before, at no cost.
 
         Parameters
         ----------
         release
             A release, or the path of a release.zarr.
+        shrinkage
+            As of the class.
 
         Raises
         ------
         UsageError
-            If it is of a subspace, or n is private and no mean was released.
+            If it is of a subspace, n is private and no mean was released, or the law of its noise, by which it should
+            be shrunk, is not known.
         RefusedError
             If it is not private as claimed.
         DataError
@@ -162,7 +204,7 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         with naming(ESTIMATORS):
             opened = release if isinstance(release, Release) else open_release(release)
             require_private(opened)
-            made = cls(**parameters_of(opened))
+            made = cls(shrinkage, **parameters_of(opened))
             tell_columns(made, opened)
             made.release_ = opened
             made._learn(opened)
@@ -192,8 +234,89 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
             If X cannot be used; a ValueError too for what is in memory.
         """
         with naming(ESTIMATORS):
-            self._learn(released(self, X, _require_matrix))
+            self._learn(released(self, X, partial(_require_matrix, shrinkage=_shrinkage(self.shrinkage))))
         return self
+
+    def get_precision(self) -> Matrix:
+        """Return ``precision_``.
+
+        Raises
+        ------
+        UsageError
+            If the covariance is not shrunk to a positive definite one.
+        """
+        check_is_fitted(self, "covariance_")
+        if self.precision_ is None:
+            raise UsageError(
+                "Only a covariance of shrinkage='optimal' is positive definite: from_release makes it, free."
+            )
+        return self.precision_
+
+    def mahalanobis(self, X: object) -> Any:  # noqa: N803
+        """Return the squared Mahalanobis distances of rows from ``location_``, (n,) float64. They are private.
+
+        Parameters
+        ----------
+        X
+            (n, d), of any kind that ``fit`` takes but the path of a rows.zarr. Of a Dask array the distances are lazy.
+
+        Raises
+        ------
+        UsageError
+            As of :meth:`get_precision`.
+        DataError
+            If X cannot be used or has other columns; a ValueError too.
+        """
+        precision = self.get_precision()
+        with naming(ESTIMATORS):
+            if rows_at(X) is not None:
+                raise RowsError("Distances are of rows in memory or lazy, and not of a rows.zarr.")
+            rows = rows_of(self, X, fitting=False)
+            told = partial(_distances, location=self.location_, precision=precision)
+            return rows.mapped(told, 1, np.float64, ["distance"], "distance")[:, 0]
+
+    def score(self, X: object, y: object = None) -> float:  # noqa: N803, ARG002 - scikit-learn's names
+        """Return the mean log-likelihood of rows, if they are normal with this mean and covariance. It is private.
+
+        Parameters
+        ----------
+        X
+            As of :meth:`mahalanobis`; a Dask array is computed.
+        y
+            Ignored.
+        """
+        _, determinant = np.linalg.slogdet(self.get_precision())
+        distance = float(self.mahalanobis(X).mean())
+        return float(determinant - distance - self.location_.size * math.log(2 * math.pi)) / 2
+
+    def error_norm(
+        self, comp_cov: Matrix, norm: str = "frobenius", *, scaling: bool = True, squared: bool = True
+    ) -> float:
+        """Return how far ``covariance_`` is from another covariance, as scikit-learn's estimators do.
+
+        Parameters
+        ----------
+        comp_cov
+            (d, d).
+        norm
+            ``"frobenius"`` or ``"spectral"``.
+        scaling
+            Whether the squared norm is divided by d.
+        squared
+            Whether the squared norm is returned.
+
+        Raises
+        ------
+        UsageError
+            If the norm is another.
+        """
+        check_is_fitted(self, "covariance_")
+        if norm not in {"frobenius", "spectral"}:
+            raise UsageError("norm is 'frobenius' or 'spectral'.")
+        apart = np.asarray(comp_cov, dtype=np.float64) - self.covariance_
+        found = float(np.linalg.norm(apart, 2 if norm == "spectral" else "fro")) ** 2
+        found /= self.location_.size if scaling else 1
+        return found if squared else math.sqrt(found)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -206,28 +329,38 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
 
     def _learn(self, release: Release) -> None:
         self.guarantee_ = proved(release)
-        if not release.in_memory:
-            raise DataError("The release is too large for memory: read release_ in parts (moment_rows).")
-        about = about_mean(release)
-        if not about.per_row:
-            raise UsageError(_NO_ROWS)
-        centre, scale = release.bound.input_units
-        units = np.outer(scale, scale)
-        self.covariance_: Matrix = about.matrix(release.second_moment) * units
-        self.location_: Matrix = centre + scale * about.mean
-        told = release.noise.variance_off_diagonal is not None
-        self.errors_: Matrix | None = entry_errors(release) * units if told else None
+        found = covariance(release, _shrinkage(self.shrinkage))
+        self.covariance_, self.location_, self.errors_ = found.matrix, found.location, found.errors
+        self.correlation_ = found.correlation
+        self.precision_ = found.precision
+        self.covariance_intervals_ = found.intervals
+        self.correlation_intervals_ = found.correlation_intervals
+        if found.seen == 0:
+            warnings.warn(
+                "No direction of the columns varies more than the noise of the release: covariance_ says little. Take "
+                "a larger epsilon, more rows or fewer columns.",
+                DrownedWarning,
+                stacklevel=4,
+            )
 
 
-_NO_ROWS = (
-    "Under add-remove the number of rows is private, so there is no covariance without the private mean: take "
-    "centre='private', or neighbours='replace-one'."
-)
+def _distances(rows: npt.NDArray[np.generic], location: Matrix, precision: Matrix) -> Matrix:
+    apart = rows.astype(np.float64) - location
+    found: Matrix = np.einsum("ij,jk,ik->i", apart, precision, apart, optimize=True)[:, None]
+    return found
 
 
-def _require_matrix(request: ReleaseRequest, columns: int) -> None:
+def _shrinkage(given: str) -> Shrinkage:
+    try:
+        return Shrinkage(given)
+    except ValueError:
+        raise UsageError(f"shrinkage is one of {listed(map(repr, map(str, Shrinkage)))}.") from None
+
+
+def _require_matrix(request: ReleaseRequest, columns: int, *, shrinkage: Shrinkage) -> None:
     """Refuse what releases no covariance, before it is paid for."""
-    if releases_subspace(request):
-        raise UsageError(f"{request.mechanism} releases components, and no covariance of {columns} columns.")
+    subspace = releases_subspace(request)
+    if subspace or shrinkage is Shrinkage.OPTIMAL:
+        require_law(request.mechanism, None if subspace else request.sized.calibrated(columns).noise)
     if request.neighbours is Neighbours.ADD_REMOVE and request.centring is Centring.NONE:
-        raise UsageError(_NO_ROWS)
+        raise UsageError(no_rows())

@@ -3,7 +3,7 @@
 The path of a rows.zarr goes the way of ``dpdist release``. It is charged to the durable ledger of the table, under an
 id that follows from dataset and parameters. So the same fit again yields the same bytes at no cost.
 
-Rows in memory have no ledger. They are summed to the same integers and charged to the register of this process
+Rows in memory have no ledger. They are bounded and summed alike, and charged to the register of this process
 (:mod:`dpdist.ledger.in_memory`). The same mechanism draws the noise once.
 """
 
@@ -23,26 +23,32 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist._util.paths import AnyPath
-from dpdist.errors import PrivacyLeakWarning, RefusedError, ShortenedRowsWarning, UsageError
+from dpdist.errors import DataError, DrownedWarning, PrivacyLeakWarning, RefusedError, ShortenedRowsWarning, UsageError
 from dpdist.estimators.in_memory import ArraySum, require_sound
 from dpdist.estimators.inputs import Rows, rows_at, rows_of
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import numbered
-from dpdist.ledger.address import LedgerAddressGiven, address_of
+from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, address_of
 from dpdist.ledger.budget import Budget
 from dpdist.ledger.in_memory import REGISTER, Shape
+from dpdist.ledger.ledger import Ledger
+from dpdist.mechanisms.columns import Grid
 from dpdist.mechanisms.info import COMPONENTS, Output
 from dpdist.mechanisms.registry import mechanism_named, recommended
+from dpdist.moment.column_histogram import ColumnCounting
 from dpdist.moment.operator import MomentMatrix
 from dpdist.naming import Python, step
 from dpdist.pca.shortened import shortened
+from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.release import release_table
 from dpdist.privacy import caution
-from dpdist.privacy.guarantee import Guarantee, Number, PrivacyLoss
-from dpdist.release import archive, trusted
+from dpdist.privacy.guarantee import Guarantee, Neighbours, Number, PrivacyLoss
+from dpdist.release import archive, stages, trusted
 from dpdist.release.artefact import Release
 from dpdist.release.parse import request_from
-from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.release.request import ROWS_AT_MOST, Centring, ReleaseRequest
+from dpdist.release.scaling import blindly_scaled_words
+from dpdist.release.stages import require_seen
 from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.runtime.process import forbid_core_dumps
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -54,15 +60,18 @@ Centre = AnyPath | Vector | Mapping[str, Vector]
 
 
 class Parameters(Protocol):
-    """What both estimators are told; see :class:`dpdist.PrivatePCA`."""
+    """What all estimators are told; see :class:`dpdist.PrivatePCA`."""
 
     epsilon: Number
     delta: Number | None
-    clip: float
+    clip: float | str
     mechanism: str | None
     neighbours: str
     centre: Centre
-    grid_bits: int
+    scale: str
+    scale_share: Number
+    grid_bits: int | None
+    rows_at_most: int
     options: Mapping[str, object] | None
     ledger: LedgerAddressGiven | None
     release: AnyPath | None
@@ -115,10 +124,16 @@ def request_of(asked: Parameters, components: int | None = None) -> ReleaseReque
     """
     centre, vectors = _centre(asked.centre)
     delta = None if asked.delta is None else str(asked.delta)
-    if isinstance(asked.clip, bool) or not isinstance(asked.clip, numbers.Real):
-        raise UsageError("The clip norm must be a positive finite number (clip), chosen from what is publicly known.")
-    if isinstance(asked.grid_bits, bool) or not isinstance(asked.grid_bits, numbers.Integral):
-        raise UsageError("Grid bits are a whole number between 2 and 24 (grid_bits).")
+    if asked.clip != "auto" and (isinstance(asked.clip, bool) or not isinstance(asked.clip, numbers.Real)):
+        raise UsageError(
+            "The clip norm must be a positive finite number (clip), chosen from what is publicly known; or 'auto', for "
+            "columns that are divided by a scale."
+        )
+    bits, most = asked.grid_bits, asked.rows_at_most
+    if bits is not None and (isinstance(bits, bool) or not isinstance(bits, numbers.Integral)):
+        raise UsageError("Grid bits are None, or a whole number between 2 and 24 (grid_bits).")
+    if isinstance(most, bool) or not isinstance(most, numbers.Integral):
+        raise UsageError("rows_at_most is a whole number of rows, at least 1.")
     if not isinstance(asked.accept_large_delta, bool):
         raise UsageError("accept_large_delta is True or False.")
     options = dict(asked.options or {})
@@ -126,23 +141,24 @@ def request_of(asked: Parameters, components: int | None = None) -> ReleaseReque
     info = mechanism_named(mechanism).info
     if components is not None and COMPONENTS.name in {option.name for option in info.options}:
         options.setdefault(COMPONENTS.name, components)
-    request = request_from(
+    return request_from(
         epsilon=str(asked.epsilon),
         delta=delta,
-        clip=float(asked.clip),
+        clip="auto" if asked.clip == "auto" else float(asked.clip),
         mechanism=mechanism,
         neighbours=str(asked.neighbours),
         centre=centre,
-        grid_bits=int(asked.grid_bits),
+        scale=str(asked.scale),
+        scale_share=str(asked.scale_share),
+        vectors=vectors,
+        grid_bits=None if bits is None else int(bits),
+        rows_at_most=int(most),
         period="",
         name=None,
         folder=Path(),
         options=options,
         accept_large_delta=asked.accept_large_delta,
     )
-    if vectors:
-        return replace(request, centre=vectors.get("centre"), scale=vectors.get("scale"))
-    return request
 
 
 def _centre(given: Centre) -> tuple[str, dict[str, tuple[float, ...]]]:
@@ -161,7 +177,13 @@ def _centre(given: Centre) -> tuple[str, dict[str, tuple[float, ...]]]:
     return Centring.NONE.value, found
 
 
-def released(asked: Parameters, given: object, check: Check, components: int | None = None) -> Release:
+def released(
+    asked: Parameters,
+    given: object,
+    check: Check,
+    components: int | None = None,
+    beside: Callable[[Rows], Rows] | None = None,
+) -> Release:
     """Release the second moment of X, once.
 
     Parameters
@@ -174,6 +196,8 @@ def released(asked: Parameters, given: object, check: Check, components: int | N
         Called before anything is charged, with the request and the number of columns.
     components
         As for :func:`request_of`.
+    beside
+        Puts further columns beside X, which are released with it; None: there are none.
 
     Raises
     ------
@@ -187,6 +211,7 @@ def released(asked: Parameters, given: object, check: Check, components: int | N
     path = rows_at(given)
     with _unchanged_by_failure(asked):
         rows = rows_of(cast("Any", asked), given, fitting=True)
+        rows = rows if beside is None else beside(rows)
         check(request, rows.columns)
         found = _from_memory(asked, rows, request) if path is None else _from_table(asked, path, request)
     for name in [name for name in vars(asked) if name.endswith("_") and name not in _COLUMNS]:
@@ -194,14 +219,16 @@ def released(asked: Parameters, given: object, check: Check, components: int | N
     asked.release_ = found  # from here on: what was paid for is not lost if what follows fails
     if path is None and asked.release is not None:
         save(found, asked.release)
-    warn_of_shortened(found)
+    _warn_of_bound(found)
     return found
 
 
-def warn_of_shortened(release: Release) -> None:
-    """Say where nearly every row was shortened, as far as the release tells."""
+def _warn_of_bound(release: Release) -> None:
+    """Say where nearly every row was shortened, as far as the release tells, and which columns weigh nothing."""
     if warning := shortened(release).warning():
         warnings.warn(warning, ShortenedRowsWarning, stacklevel=3)
+    if release.blindly_scaled[1]:
+        warnings.warn(blindly_scaled_words(release), DrownedWarning, stacklevel=3)
 
 
 @contextmanager
@@ -220,8 +247,18 @@ def release_place(asked: Parameters, rows: Store, request: ReleaseRequest) -> St
     """Return where the release of a rows.zarr is published: where it is told, else beside the rows under its id."""
     if asked.release is not None:
         return store_at(asked.release)
-    name = str(rows).rpartition("/")[2].removesuffix(".zarr")
-    return rows.parent.within(f"{name}.{request.release_id(open_rows(rows))}.zarr")
+    name, table = str(rows).rpartition("/")[2].removesuffix(".zarr"), open_rows(rows)
+    place = ledger_place(table, _ledger_given(asked))
+    ledger = Ledger(place) if Ledger.stands_at(place) else None
+
+    def of(one: ReleaseRequest) -> Store:
+        return rows.parent.within(f"{name}.{one.release_id(table)}.zarr")
+
+    return of(trusted.charged_request(request, table, ledger, of(request.truncating())))
+
+
+def _ledger_given(asked: Parameters) -> LedgerAddress | None:
+    return None if asked.ledger is None else address_of(str(asked.ledger), Path())
 
 
 def _from_table(asked: Parameters, rows: Store, request: ReleaseRequest) -> Release:
@@ -230,10 +267,9 @@ def _from_table(asked: Parameters, rows: Store, request: ReleaseRequest) -> Rele
             "The budget of a rows.zarr is declared once, in its ledger: leave budget, budget_epsilon and budget_delta "
             "out."
         )
-    ledger = None if asked.ledger is None else address_of(str(asked.ledger), Path())
     target = release_place(asked, rows, request)
     where = chosen(asked.cluster)
-    return release_table(open_rows(rows), target, request, ledger=ledger, cluster=where).release
+    return release_table(open_rows(rows), target, request, ledger=_ledger_given(asked), cluster=where).release
 
 
 def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Release:
@@ -251,22 +287,42 @@ def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Rele
     if not isinstance(asked.budget, Budget | None):
         raise UsageError("budget is a dpdist.Budget, one object for all fits that are charged to it.")
     budget = _budget(asked, request.loss)
-    bound = request.bound(rows.columns)
-    calibrated = request.calibrated(rows.columns)
-    if calibrated.guarantee is None:
+    request = request.on_grid(rows.columns, rows.known_rows if request.neighbours is Neighbours.REPLACE_ONE else None)
+    guarantee, sized = request.proved(rows.columns), request.sized
+    if guarantee is None:
         raise AssertionError("a request that is not for reproduction has a proved guarantee")
     if asked.release is not None:
         store_at(asked.release).require_new("release")
+    bound = sized.bound(rows.columns)
     total = rows.total(bound, REGISTER.key)
     require_sound(total, bound)
     _warn(total)
-    loss = calibrated.guarantee.loss
+    counting = ColumnCounting((Grid(),) * rows.columns)
+    counts = None
+    if request.chooses is not None:
+        require_seen(request, counting, rows=total.rows)
+        counts = rows.counts(counting)
+    loss = guarantee.loss
     caution.require_small_delta(loss, request.neighbours, total.rows, accepted=request.accept_large_delta)
     caution.warn(loss, request.neighbours, total.rows)
     shape = Shape(np.dtype(rows.data.dtype).kind, total.rows, rows.columns)
-    datasets = REGISTER.charge(total.fingerprints, shape, calibrated.guarantee, budget, asked.budget)
+    datasets = REGISTER.charge(total.fingerprints, shape, guarantee, budget, asked.budget)
+    staged = None
+    if counts is not None:
+        request, staged = stages.draw_unrecorded(request, counting, counts)
+        bound = request.bound(rows.columns)
+        known, total = total.fingerprints, rows.total(bound, REGISTER.key)
+        if not known.same_rows(total.fingerprints):
+            raise DataError(
+                "X gave other rows when it was read again: a lazy array that draws random numbers does, and one whose "
+                "files changed. Its columns were counted, which is charged; nothing was released. Compute or store X "
+                "first."
+            )
+        require_sound(total, bound)
     moment = MomentMatrix(total.values, bound.width)
-    return trusted.draw_unrecorded(request, moment, names=rows.column_names, rows=total.rows, datasets=datasets)
+    return trusted.draw_unrecorded(
+        request, moment, names=rows.column_names, rows=total.rows, datasets=datasets, staged=staged
+    )
 
 
 def _budget(asked: Parameters, loss: PrivacyLoss) -> PrivacyLoss | None:
@@ -326,7 +382,7 @@ def require_private(release: Release) -> None:
     """
     if release.private_as_claimed and release.guarantee is not None:
         caution.warn(release.guarantee.loss, release.neighbours, release.rows)
-        warn_of_shortened(release)
+        _warn_of_bound(release)
     else:
         raise RefusedError(
             f"{release.release_id} is not private as claimed, and no estimator vouches for it: look at it "
@@ -346,27 +402,33 @@ class MadeWith(TypedDict):
 
     epsilon: float
     delta: float | None
-    clip: float
+    clip: float | str
     mechanism: str
     neighbours: str
     centre: Centre
+    scale: str
     grid_bits: int
+    rows_at_most: int
     accept_large_delta: bool
 
 
 def parameters_of(release: Release) -> MadeWith:
     """Return the parameters of an estimator that would have made a release, but for the number of components."""
     bound, loss = release.bound, proved(release).loss
+    chosen = {} if release.stage is None else release.stage.chosen
     vectors = {"centre": bound.centre, "scale": bound.scale}
+    vectors = {name: vector for name, vector in vectors.items() if name not in chosen}
     public = {name: np.array(vector) for name, vector in vectors.items() if vector is not None}
     return {
         "epsilon": loss.epsilon,
         "delta": loss.delta if loss.delta_atto else None,
-        "clip": bound.clip_norm,
+        "clip": "auto" if {"scale", "clip_norm"} <= set(chosen) else bound.clip_norm,
         "mechanism": release.mechanism,
         "neighbours": release.neighbours.value,
         "centre": Centring.PRIVATE.value if bound.constant else public or Centring.NONE.value,
+        "scale": "private" if "scale" in chosen else "none",
         "grid_bits": bound.grid_bits,
+        "rows_at_most": release.rows_at_most or ROWS_AT_MOST,
         "accept_large_delta": (
             release.rows is not None and caution.reaches_one(loss, release.neighbours, release.rows)
         ),

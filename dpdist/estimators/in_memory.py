@@ -1,4 +1,7 @@
-"""The exact sum over rows in memory, block by block: the same integers that the pass over a rows.zarr yields.
+"""The exact sum over rows in memory, block by block: by one key the same integers as a pass over a rows.zarr has.
+
+No two attempts have the same key. Rows of a Dask array stand in no order that is known: there each block has a key of
+its own (:class:`BlockSum`).
 
 A block is a NumPy array, or a sparse matrix that is made dense piece by piece. With the integer moment comes what the
 caller must know before noise is drawn: whether all values are finite, fingerprints to recognise rows, and sums to
@@ -17,9 +20,12 @@ import numpy.typing as npt
 from dpdist.errors import DataError
 from dpdist.ledger.fingerprints import EXACT_KEPT, Fingerprints
 from dpdist.moment.gram import GramSum
-from dpdist.moment.total import block_rows
+from dpdist.moment.histogram import Counting, Counts
+from dpdist.moment.keys import key_here
+from dpdist.moment.total import block_rows, piece_rows
 from dpdist.rows.bounding import COMPILED_VALUES, RowBound
 from dpdist.rows.dataset import DTYPES
+from dpdist.rows.dither import DitherKey, Dithers
 from dpdist.triangle import Band, Triangle
 
 Values = npt.NDArray[np.float64]
@@ -85,11 +91,14 @@ class RowSum:
         How rows are bounded.
     key
         The key of the register that will know the rows again.
+    dither
+        The key by which they are dithered, in the order in which they are added; None where they are not.
     """
 
-    def __init__(self, bound: RowBound, key: bytes) -> None:
+    def __init__(self, bound: RowBound, key: bytes, dither: DitherKey | None = None) -> None:
         self._bound = bound
         self._key = key
+        self._dither = dither
         self._step = block_rows(2**62, bound)
         self._gram = GramSum(Band.whole(bound.width), bound.norm_bound)
         self._buffer = np.empty((0, bound.width))
@@ -110,9 +119,10 @@ class RowSum:
         count = rows.shape[0]
         if count > self._buffer.shape[0]:
             self._buffer = np.empty((count, self._bound.width))
+        dithers = None if self._dither is None else Dithers(self._dither, self._rows)
         self._rows += count
         compiled = self._rows * self._bound.columns >= COMPILED_VALUES
-        self._gram.add(self._bound.apply(rows, self._buffer, compiled=compiled))
+        self._gram.add(self._bound.apply(rows, self._buffer, dithers, compiled=compiled))
         values = rows.astype(np.float64)
         self._fingerprint(values)
         with np.errstate(all="ignore"):  # a word on what overflows would be one on the data
@@ -166,7 +176,11 @@ def dense(rows: Any) -> npt.NDArray[np.generic]:
 
 @dataclass(frozen=True)
 class BlockSum:
-    """Sums one block: a function that travels to workers, with the bound and the key.
+    """Sums one block: a function that travels to workers, with the bound and the register's key.
+
+    How many rows stand before a block nobody knows, so they are numbered from 0 in each. The key of its dithers is
+    drawn where the block is summed, and stays there: each block is in the total once, in one version, and so every row
+    has dithers that are in no other sum that leaves.
 
     Parameters
     ----------
@@ -179,9 +193,32 @@ class BlockSum:
 
     def __call__(self, rows: Any) -> ArraySum:
         """Sum the rows of a block, (r, d)."""
-        found = RowSum(self.bound, self.key)
+        found = RowSum(self.bound, self.key, key_here(self.bound))
         found.add(rows)
         return found.total()
+
+
+@dataclass(frozen=True)
+class BlockCount:
+    """Counts one block: a function that travels to workers."""
+
+    counting: Counting
+
+    def __call__(self, rows: Any) -> Counts:
+        """Count the rows of a block, (r, d)."""
+        counts = np.zeros(self.counting.bins, dtype=np.int64)
+        step = piece_rows(self.counting.columns)
+        for start in range(0, rows.shape[0], step):
+            self.counting.count(dense(rows[start : start + step]), counts)
+        return counts
+
+
+def add_counts(counts: Sequence[Counts]) -> Counts:
+    """Add counts over disjoint rows into new ones."""
+    total = counts[0].copy()
+    for each in counts[1:]:
+        total += each
+    return total
 
 
 def add_sums(sums: Sequence[ArraySum]) -> ArraySum:

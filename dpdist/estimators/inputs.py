@@ -11,10 +11,11 @@ rows. A job whose failure others see should ingest first and fit the rows.zarr, 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,10 +25,12 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, validate_data
 
 from dpdist.errors import DataError
-from dpdist.estimators.in_memory import ArraySum, BlockSum, RowSum, add_sums, dense
+from dpdist.estimators.in_memory import ArraySum, BlockCount, BlockSum, RowSum, add_counts, add_sums, dense
 from dpdist.ingest.collection import is_a, labels_of, whole_rows
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import numbered
+from dpdist.moment.histogram import Counting, Counts
+from dpdist.moment.keys import key_here
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import DTYPES, FORMAT
 from dpdist.runtime import blocks
@@ -67,6 +70,12 @@ class Rows:
         return is_a(self.data, "dask", "Array")
 
     @property
+    def known_rows(self) -> int | None:
+        """Return n; None where it is not known before the rows are computed."""
+        rows = self.data.shape[0]
+        return None if math.isnan(rows) else int(rows)
+
+    @property
     def columns(self) -> int:
         """Return d."""
         return int(self.data.shape[1])
@@ -89,10 +98,17 @@ class Rows:
         """Return the exact sum over all rows, in one pass; of a Dask array no block comes to this process."""
         if self.lazy:
             return blocks.reduce_blocks(whole_rows(self.data), BlockSum(bound, key), add_sums)
-        found = RowSum(bound, key)
+        found = RowSum(bound, key, key_here(bound))
         for _, piece in self._pieces():
             found.add(piece)
         return found.total()
+
+    def counts(self, counting: Counting) -> Counts:
+        """Return how many of all rows fall into each bin, in one pass."""
+        count = BlockCount(counting)
+        if self.lazy:
+            return blocks.reduce_blocks(whole_rows(self.data), count, add_counts)
+        return reduce(np.add, (count(piece) for _, piece in self._pieces()))
 
     @property
     def dtype(self) -> np.dtype[np.generic]:

@@ -40,7 +40,7 @@ from dpdist.pca.scree import Scree, above_noise, require_edge, scree
 from dpdist.pipeline.components import components_of
 from dpdist.privacy.guarantee import Number
 from dpdist.release.artefact import Release
-from dpdist.release.request import ReleaseRequest
+from dpdist.release.request import ROWS_AT_MOST, ReleaseRequest
 from dpdist.runtime.cluster import Cluster
 
 Matrix = npt.NDArray[np.float64]
@@ -62,11 +62,12 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         What the release may cost: a number, or decimal text, of whole millionths. Required.
     delta : str, int, float or Decimal, default None
         Likewise, below 1; None for pure differential privacy.
-    clip : float
-        The clip norm C, in the units of X after the public centre and scale: longer rows are shortened to it, and all
+    clip : float or "auto"
+        The clip norm C, in the units of X after centre and scale: longer rows are shortened to it, and all
         that is fitted is of rows so shortened; a release that tells that nearly all were comes with a
         :class:`dpdist.ShortenedRowsWarning`. Required, and to be chosen from what is publicly known, never from
-        X: that would be a leak.
+        X: that would be a leak. ``"auto"`` is 1.5 times the square root of d, for columns divided by a scale; with a
+        private scale, of the number of columns of which that choice saw a variance.
     mechanism : str, default None
         Its name; None takes ``gaussian`` where a delta is given and ``two-sided-wishart`` where none is.
     neighbours : {"replace-one", "add-remove"}, default "replace-one"
@@ -75,6 +76,11 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         ``"none"``: components of the second moment about zero. ``"private"``: mean and covariance are released
         together for the one price. Or a public centre: one number per column, a mapping with ``centre`` and
         ``scale``, or a ``.npy``, ``.npz`` or ``.json`` file of these.
+    scale : {"none", "private"}, default "none"
+        ``"private"``: the release chooses a scale of each column first, from private histograms of all columns, and
+        shifts by a centre from the same, unless a public one is given. ``clip`` is in scaled units then.
+    scale_share : str, float or Decimal, default "0.1"
+        What that choice takes of the release's mu² (of epsilon, where the mechanism has no mu).
     ledger : str or path-like, default None
         For the path of a rows.zarr: the place of its ledger, if it is not beside it. Refused for rows in memory.
     release : str or path-like, default None
@@ -91,8 +97,11 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     accept_large_delta : bool, default False
         Whether a delta of 1/n or more is meant, which lets a random row be published as it is; where n is public it is
         refused otherwise.
-    grid_bits : int, default 16
-        The clip norm is ``2**grid_bits`` steps of the integer grid.
+    grid_bits : int, default None
+        The clip norm is ``2**grid_bits`` steps of the integer grid. None: so many that the error of rounding is below
+        5 % of the noise.
+    rows_at_most : int, default 10000000
+        A public number that n is at most, from which grid bits follow where n is private.
     options : mapping of str, default None
         Public parameters of the mechanism, by name; ``components`` is filled from ``n_components``.
     cluster : Cluster, default None
@@ -137,8 +146,8 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     Zarr array or backed AnnData is read in pieces.
 
     **The guarantee is about the rows of X.** What was computed from all rows before, such as the output of
-    a ``StandardScaler`` fitted on them, is not covered; give a public centre and scale instead. Choosing parameters by
-    cross-validation fits again and again, and every fit costs.
+    a ``StandardScaler`` fitted on them, is not covered; give a public centre and scale instead, or ``scale="private"``.
+    Choosing parameters by cross-validation fits again and again, and every fit costs.
 
     **A guarantee that promises little** comes with a :class:`dpdist.WeakGuaranteeWarning`: an epsilon above 10,
     or where n is private a delta from 1e-4 on.
@@ -195,18 +204,21 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         n_components: int | str = AUTO,
         *,
         epsilon: Number,
-        clip: float,
+        clip: float | str,
         delta: Number | None = None,
         mechanism: str | None = None,
         neighbours: str = "replace-one",
         centre: Centre = "none",
+        scale: str = "none",
+        scale_share: Number = "0.1",
         ledger: LedgerAddressGiven | None = None,
         release: AnyPath | None = None,
         budget_epsilon: Number | None = None,
         budget_delta: Number | None = None,
         budget: Budget | None = None,
         accept_large_delta: bool = False,
-        grid_bits: int = 16,
+        grid_bits: int | None = None,
+        rows_at_most: int = ROWS_AT_MOST,
         options: Mapping[str, object] | None = None,
         cluster: Cluster | None = None,
     ) -> None:
@@ -217,6 +229,8 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         self.mechanism = mechanism
         self.neighbours = neighbours
         self.centre = centre
+        self.scale = scale
+        self.scale_share = scale_share
         self.ledger = ledger
         self.release = release
         self.budget_epsilon = budget_epsilon
@@ -224,6 +238,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         self.budget = budget
         self.accept_large_delta = accept_large_delta
         self.grid_bits = grid_bits
+        self.rows_at_most = rows_at_most
         self.options = options
         self.cluster = cluster
 
@@ -358,6 +373,38 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             names = list(getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)]))
             map_ = partial(_rows_of_scores, mean=self.mean_, scale=self.scale_, components=self.components_)
             return scores.mapped(map_, self.n_features_in_, np.float64, names, "feature")
+
+    def to_sklearn(self) -> Any:
+        """Return a fitted ``sklearn.decomposition.PCA`` of the same components, for tools that know no other.
+
+        It is as public as this estimator, and gives the same scores. Its ``explained_variance_`` and
+        ``noise_variance_``, the mean of the variances of all other directions, are those of the release, and at least
+        0; they are missing where the release tells no variances, and so is what needs them.
+
+        Raises
+        ------
+        UsageError
+            If rows are divided by a public scale, which a PCA does not do.
+        """
+        from sklearn.decomposition import PCA  # noqa: PLC0415 - it takes its time, and few need it
+
+        check_is_fitted(self, "components_")
+        if np.any(self.scale_ != 1):
+            raise UsageError(
+                "A PCA of scikit-learn divides by no scale: divide the rows by scale_ before, and fit without a scale."
+            )
+        made = PCA(n_components=self.n_components_)
+        made.components_, made.mean_ = self.components_.copy(), self.mean_.copy()
+        made.n_components_, made.n_features_in_ = self.n_components_, self.n_features_in_
+        if hasattr(self, "feature_names_in_"):
+            made.feature_names_in_ = self.feature_names_in_
+        trace = total_variance(self.release_)
+        if self.explained_variance_ is not None and trace is not None:
+            made.explained_variance_ = np.maximum(self.explained_variance_, 0)
+            made.explained_variance_ratio_ = self.explained_variance_ratio_
+            rest = self.n_features_in_ - self.n_components_
+            made.noise_variance_ = max(0.0, trace - float(made.explained_variance_.sum())) / max(1, rest)
+        return made
 
     @property
     def _n_features_out(self) -> int:  # what ClassNamePrefixFeaturesOutMixin asks for

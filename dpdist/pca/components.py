@@ -17,7 +17,7 @@ from scipy.sparse.linalg import ArpackError
 from dpdist._util.notebook import table
 from dpdist.errors import UsageError
 from dpdist.naming import parameter
-from dpdist.pca.eigen import Matrix, _signed, _solve, top_eigenpairs, top_eigenpairs_of
+from dpdist.pca.eigen import Matrix, _solve, signed, top_eigenpairs, top_eigenpairs_of
 from dpdist.release.artefact import Release
 
 _SHOWN = 10
@@ -151,12 +151,19 @@ def about_mean(release: Release) -> AboutMean:
             "The private estimate of the number of rows is not positive: the noise drowns the data. This release gives "
             "no mean and no covariance. Take a larger epsilon or more rows."
         )
-    spread = 0.0
     if total is not None:
         mean = total / count
-        variance = release.noise.variance_off_diagonal or 0.0
-        spread = variance * (release.bound.unit / release.bound.constant / count) ** 2
-    return AboutMean(mean, count, spread - offset / count, per_row=True)
+    return AboutMean(mean, count, mean_variance(release) - offset / count, per_row=True)
+
+
+def mean_variance(release: Release) -> float:
+    """Return the variance of the noise on an entry of the private mean, in squared units of the bounded rows; or 0."""
+    count = release.row_count
+    if not release.bound.constant or not count:
+        return 0.0
+    variance = release.noise.variance_off_diagonal or 0.0
+    spread = variance * (release.bound.unit / release.bound.constant / count) ** 2
+    return spread + release.rounding_diagonal / count**2  # that of the rounded sum is n/4 steps² too
 
 
 def _from_products(
@@ -182,13 +189,18 @@ def _from_products(
     if not tolerance and not _solve(times(columns), values, columns, float(np.abs(values).max())):
         raise ArithmeticError("Lanczos' eigenvectors do not solve the eigenvalue equation: the BLAS is defective.")
     order = np.argsort(-values, kind="stable")
-    return values[order], _signed(columns[:, order].T)
+    return values[order], signed(columns[:, order].T)
+
+
+def _rounded(release: Release, product: Callable[[Matrix], Matrix]) -> Callable[[Matrix], Matrix]:
+    """Return the product with the second moment, of that with what is stored, where rounding's diagonal is still in."""
+    return lambda vectors: product(vectors) - release.rounding_diagonal * vectors
 
 
 def _leading(subspace: Matrix, count: int) -> Matrix:
     if not 1 <= count <= len(subspace):
         raise UsageError(f"{count} components were asked for; the release has {len(subspace)}.", parameter="components")
-    return _signed(subspace[:count])
+    return signed(subspace[:count])
 
 
 def components(release: Release, count: int, product: Callable[[Matrix], Matrix] | None = None) -> Components:
@@ -201,7 +213,7 @@ def components(release: Release, count: int, product: Callable[[Matrix], Matrix]
     count
         Number of components.
     product
-        Multiplies the released second moment with (d, k) vectors where it is too large for this process, or None.
+        Multiplies the stored second moment with (d, k) vectors where it is too large for this process, or None.
 
     Raises
     ------
@@ -219,7 +231,7 @@ def components(release: Release, count: int, product: Callable[[Matrix], Matrix]
         if product is None:
             eigenvalues, vectors = top_eigenpairs(about.matrix(release.second_moment), count)
         else:
-            eigenvalues, vectors = _from_products(about, product, count)
+            eigenvalues, vectors = _from_products(about, _rounded(release, product), count)
     centre, scale = release.bound.input_units
     return Components(vectors, eigenvalues, per_row, centre + scale * mean, scale)
 
@@ -236,7 +248,7 @@ def highest_eigenvalues(release: Release, count: int, product: Callable[[Matrix]
     UsageError
         As :func:`components`.
     """
-    values, _ = _from_products(about_mean(release), product, count, _ROUGH)
+    values, _ = _from_products(about_mean(release), _rounded(release, product), count, _ROUGH)
     return values + _SLACK * np.abs(values)
 
 

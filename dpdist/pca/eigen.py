@@ -122,10 +122,11 @@ def top_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
             raise ArithmeticError("LAPACK's eigenvectors do not solve the eigenvalue equation: the BLAS is defective.")
     values, columns = found
     order = np.argsort(-values, kind="stable")
-    return values[order], _signed(columns[:, order].T)
+    return values[order], signed(columns[:, order].T)
 
 
-def _signed(vectors: Matrix) -> Matrix:
+def signed(vectors: Matrix) -> Matrix:
+    """Return vectors, (k, d), with the sign by which the entry of largest magnitude of each is positive."""
     largest = np.abs(vectors).argmax(axis=1)
     return np.ascontiguousarray(vectors * np.sign(vectors[np.arange(len(vectors)), largest])[:, None])
 

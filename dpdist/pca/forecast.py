@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import is_private_as_claimed
@@ -19,8 +19,10 @@ from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.naming import step
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
 from dpdist.privacy.caution import cautions
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.request import ReleaseRequest
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.release.request import ReleaseRequest, auto_clip
+from dpdist.rows.bounding import DITHERED
+from dpdist.rows.rounding import spectral_error
 
 GOOD = 0.9
 """The squared cosine that counts as a good component."""
@@ -60,6 +62,8 @@ class Forecast:
         Standard deviation of the noise on an entry off the diagonal, per row, in squared units of the bounded rows.
     edge
         Largest eigenvalue of the noise, per row, at confidence 0.95.
+    rounding
+        What rounding moves an eigenvalue by at most, per row, at confidence 0.95; None where rows are truncated.
     threshold
         Variance per row a component needs to be seen at all.
     expected
@@ -77,6 +81,7 @@ class Forecast:
     rows: int
     error: float
     edge: float
+    rounding: float | None
     threshold: float
     expected: tuple[Expected, ...]
     guessed: bool
@@ -91,6 +96,11 @@ class Forecast:
     def largest(self) -> float:
         """C²: rows hold no more."""
         return self.request.bound(self.columns).clip_norm ** 2
+
+    @property
+    def rounding_share(self) -> float | None:
+        """The error of rounding over the edge of the noise; None where rows are truncated."""
+        return None if self.rounding is None else self.rounding / self.edge
 
     @property
     def cautions(self) -> tuple[str, ...]:
@@ -114,6 +124,9 @@ class Forecast:
             "n": self.rows,
             "entry_standard_deviation": self.error,
             "noise_edge": self.edge,
+            "grid_bits": self.request.grid_bits,
+            "rounding_error": self.rounding,
+            "rounding_share": self.rounding_share,
             "threshold": self.threshold,
             "guessed": self.guessed,
             "components_seen": self.seen if self.guessed else None,
@@ -131,8 +144,8 @@ def forecast_release(request: ReleaseRequest, columns: int, rows: int, spectrum:
     Parameters
     ----------
     request : ReleaseRequest
-        The release; its clip norm bounds what rows can hold. Where it chooses that itself, the forecast is of the
-        moment that follows, at its part of the loss, in units of the clip norm: C = 1.
+        The release; its clip norm bounds what rows can hold. Where it chooses that or a scale itself, the forecast is
+        of the moment that follows, at its part of the loss: in units of the clip norm (C = 1), or in scaled units.
     columns : int
         Columns d of the table.
     rows : int
@@ -144,7 +157,8 @@ def forecast_release(request: ReleaseRequest, columns: int, rows: int, spectrum:
     Returns
     -------
     Forecast
-        ``error``, ``edge`` and ``threshold`` of the noise (float, per row, in squared units of the bounded rows),
+        ``error``, ``edge`` and ``threshold`` of the noise, and ``rounding`` (float, per row, in squared units of the
+        bounded rows),
         ``expected`` (one for each guessed eigenvalue), ``seen`` and ``alternatives``.
 
     Raises
@@ -170,11 +184,13 @@ def forecast_release(request: ReleaseRequest, columns: int, rows: int, spectrum:
     >>> dpdist.forecast_release(request, columns=784, rows=60000, spectrum=[5e5, 2e5, 5e4, 1e4])
     Forecast(gaussian, d=784, n=60000, 3 of 4 components seen)
     """
-    parts = request.parts(columns)
-    if parts is not None:
-        request = parts.moment
     if rows < 1:
         raise UsageError("A forecast needs at least one row.", parameter="n")
+    request = request.on_grid(columns, rows if request.neighbours is Neighbours.REPLACE_ONE else None)
+    parts = request.parts(columns)
+    if parts is not None:
+        scaled = auto_clip(columns) if request.clip_norm == "auto" else request.clip_norm
+        request = replace(parts.moment, clip_norm=scaled) if request.chooses == "scale" else parts.moment
     largest = request.bound(columns).clip_norm ** 2
     if len(spectrum) > columns or any(v <= 0 for v in spectrum) or sum(spectrum) > largest * (1 + 1e-9):
         raise UsageError(
@@ -188,8 +204,9 @@ def forecast_release(request: ReleaseRequest, columns: int, rows: int, spectrum:
             f"There is no forecast for {request.mechanism}: it adds no noise whose largest eigenvalue is known. Take "
             f"gaussian or two-sided-wishart. {step('mechanisms')} lists what each mechanism releases."
         )
-    noise = request.calibrated(columns).noise
-    unit = request.bound(columns).unit ** 2
+    noise, bound = request.calibrated(columns).noise, request.bound(columns)
+    unit = bound.unit**2
+    rounded = spectral_error(rows, columns, bound.grid_bits) * unit / rows
     good = _strength_for(law, GOOD)
     variances = tuple(spectrum) or tuple(share * largest for share in SHARES)
     expected = tuple(
@@ -201,6 +218,7 @@ def forecast_release(request: ReleaseRequest, columns: int, rows: int, spectrum:
         rows=rows,
         error=math.sqrt(noise.variance_off_diagonal or 0.0) * unit / rows,
         edge=law.edge_at(CONFIDENCE) / rows,
+        rounding=rounded if request.rule == DITHERED else None,
         threshold=law.threshold / rows,
         expected=expected,
         guessed=bool(spectrum),
@@ -240,8 +258,9 @@ def _alternatives(request: ReleaseRequest, columns: int, rows: int) -> tuple[tup
             continue
         loss = PrivacyLoss(request.loss.epsilon_micro, 0 if pure else request.loss.delta_atto)
         other = ReleaseRequest(
-            name, loss, request.clip_norm, request.neighbours, centring=request.centring, grid_bits=request.grid_bits
-        )
+            name, loss, request.clip_norm, request.neighbours, centring=request.centring, grid_bits=request.grid_bits,
+            rule=request.rule,
+        )  # fmt: skip
         try:
             calibrated = other.calibrated(columns)
         except UsageError:  # its noise leaves the lattice here

@@ -21,6 +21,7 @@ from dpdist._util.notebook import short, table
 from dpdist.errors import DataError, ResumableError, quiet
 from dpdist.naming import step
 from dpdist.pca.components import Components
+from dpdist.pca.correlation import Correlation
 from dpdist.pca.scree import scree
 from dpdist.release.artefact import Release
 from dpdist.rows.schema import Schema
@@ -44,12 +45,15 @@ class Model:
         See :class:`dpdist.pca.components.Components`.
     schema
         By what rows are made of the columns of a source; None: these are numbers.
+    correlation
+        Whether the components are those of the correlation matrix (:mod:`dpdist.pca.correlation`).
     """
 
     release_id: str
     names: tuple[str, ...]
     components: Components
     schema: Schema | None = None
+    correlation: bool = False
 
     def __repr__(self) -> str:
         k, d = self.components.components.shape
@@ -67,10 +71,11 @@ class _Attributes(msgspec.Struct, frozen=True):
     eigenvalues: bool
     eigenvalues_per_row: bool
     schema: dict[str, Any] | None = None
+    correlation: bool = False
 
 
-def save(model: Model, release: Release, target: AnyStore) -> None:
-    """Write model.zarr; it appears complete or not at all.
+def save(model: Model, release: Release, target: AnyStore, found_by: Correlation | None = None) -> None:
+    """Write model.zarr, with what is said of components of a correlation matrix; it appears complete or not at all.
 
     Raises
     ------
@@ -90,9 +95,11 @@ def save(model: Model, release: Release, target: AnyStore) -> None:
     }
     if model.schema is not None:
         attributes["schema"] = model.schema.to_json()
-    seen = None if model.components.eigenvalues is None else scree(release, model.components.eigenvalues)
-    if seen is not None:
-        attributes |= seen.to_json()
+    if found_by is not None:
+        attributes |= found_by.to_json()
+    elif model.components.eigenvalues is not None:
+        seen = scree(release, model.components.eigenvalues)
+        attributes |= {} if seen is None else seen.to_json()
     objects: dict[str, Buffer] = {}
     group = zarr.create_group(store=MemoryStore(objects), zarr_format=3, attributes={"dpdist": attributes})
     found = model.components
@@ -166,7 +173,7 @@ def open_model(path: AnyStore) -> Model:
         sound = sound and found.mean.shape == found.scale.shape == (d,)
         sound = sound and len(said.columns) == d and np.allclose(found.components @ found.components.T, np.eye(k))
         schema = None if said.schema is None else Schema.from_json(said.schema)
-        model = Model(said.release_id, said.columns, found, schema)
+        model = Model(said.release_id, said.columns, found, schema, said.correlation)
     except ResumableError:  # its store did not answer
         raise
     except Exception:  # noqa: BLE001 - a damaged folder fails in as many ways as there are libraries

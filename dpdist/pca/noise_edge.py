@@ -42,6 +42,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -112,8 +113,12 @@ class NoiseLaw:
         d.
     inverse, slope, curvature
         K, K' and K'' as functions of g, in the units of the matrix.
+    transform
+        R = K - 1/g, of real or complex g: a number or an array.
     critical
         The g at which K' is zero.
+    variance
+        Of the spectrum: d times that of an entry off the diagonal.
     kinds
         Of the parts of the noise.
     """
@@ -122,7 +127,9 @@ class NoiseLaw:
     inverse: Callable[[float], float]
     slope: Callable[[float], float]
     curvature: Callable[[float], float]
+    transform: Callable[[Any], Any]
     critical: float
+    variance: float
     kinds: frozenset[EdgeKind]
 
     @property
@@ -167,7 +174,7 @@ class NoiseLaw:
             return 0.0
         return min(1.0, -self.slope(1 / strength) / strength**2)
 
-    def cosine_of(self, eigenvalue: float, moved: float = 0.0) -> tuple[float, float, float]:
+    def cosine_of(self, eigenvalue: float, moved: float = 0.0, off: float = 0.0) -> tuple[float, float, float]:
         """Return what an eigenvalue tells of the squared cosine of its component: a value, and ends of an interval.
 
         Parameters
@@ -176,6 +183,8 @@ class NoiseLaw:
             As released.
         moved
             By how much the edge may lie higher than the law has it.
+        off
+            By how much the eigenvalue may be off besides, either way.
 
         Returns
         -------
@@ -188,8 +197,8 @@ class NoiseLaw:
             self.squared_cosine(self.strength(at))
             for at in (
                 eigenvalue - self.reach(CONFIDENCE) - moved,
-                eigenvalue - self.reach(_FAR) - moved,
-                max(eigenvalue, self.edge) + self.reach(_FAR),
+                eigenvalue - self.reach(_FAR) - moved - off,
+                max(eigenvalue, self.edge) + self.reach(_FAR) + off,
             )
         )
         if self.size == 1:  # there is one direction
@@ -248,7 +257,7 @@ def law_of(noise: Noise, size: int, unit: float = 1.0) -> NoiseLaw | None:
 class _Transform:
     """The R-transform of a part, ``K(g) - 1/g``, its first two derivatives, and where it ends."""
 
-    value: Callable[[float], float]
+    value: Callable[[Any], Any]
     slope: Callable[[float], float]
     curvature: Callable[[float], float]
     pole: float
@@ -257,12 +266,15 @@ class _Transform:
 
 def _law(size: int, pieces: Sequence[tuple[int, _Transform]], kinds: frozenset[EdgeKind]) -> NoiseLaw:
     """Return the law of a free sum: R-transforms add up. K' has one zero, as every R' grows from its variance on."""
-    largest = min(
-        1 / math.sqrt(sum(n * piece.variance for n, piece in pieces)), *(0.999999 * p.pole for _, p in pieces)
-    )
+    variance = sum(n * piece.variance for n, piece in pieces)
+    largest = min(1 / math.sqrt(variance), *(0.999999 * p.pole for _, p in pieces))
+
+    def transform(g: Any) -> Any:
+        return sum(n * piece.value(g) for n, piece in pieces)
 
     def inverse(g: float) -> float:
-        return 1 / g + sum(n * piece.value(g) for n, piece in pieces)
+        found: float = 1 / g + transform(g)
+        return found
 
     def slope(g: float) -> float:
         return sum(n * piece.slope(g) for n, piece in pieces) - 1 / g**2
@@ -270,13 +282,13 @@ def _law(size: int, pieces: Sequence[tuple[int, _Transform]], kinds: frozenset[E
     def curvature(g: float) -> float:
         return 2 / g**3 + sum(n * piece.curvature(g) for n, piece in pieces)
 
-    from scipy.optimize import brentq  # noqa: PLC0415 - SciPy takes its time, and few need it
-
     critical = largest
     if slope(largest) > 0:
+        from scipy.optimize import brentq  # noqa: PLC0415 - SciPy takes its time, and few need it
+
         share: float = brentq(lambda share: slope(share * largest) * (share * largest) ** 2, 1e-3, 1, xtol=1e-15)
         critical = share * largest
-    return NoiseLaw(size, inverse, slope, curvature, critical, kinds)
+    return NoiseLaw(size, inverse, slope, curvature, transform, critical, variance, kinds)
 
 
 def _transform(part: Part, size: int, unit: float) -> _Transform:
@@ -296,7 +308,7 @@ def _transform(part: Part, size: int, unit: float) -> _Transform:
 
 def _nuclear(a: float) -> _Transform:
     return _Transform(
-        lambda g: a / math.sin(a * g) - 1 / g,
+        lambda g: a / np.sin(a * g) - 1 / g,
         lambda g: 1 / g**2 - a**2 * math.cos(a * g) / math.sin(a * g) ** 2,
         lambda g: a**3 * (1 + math.cos(a * g) ** 2) / math.sin(a * g) ** 3 - 2 / g**3,
         math.pi / a,

@@ -1,8 +1,9 @@
 """Whether nearly all rows of a release were shortened: then its values say little of the rows as they were.
 
-Rows longer than the clip norm C are shortened to it, so the trace of the exact second moment is at most ``n C²``. A
-trace close to that shows that nearly all rows have norm C afterwards: if the trace is ``(1 - s) n C²``, at most a share
-``2 s`` of the rows has a squared norm below half of C². Comparing the released trace with ``n C²`` is free
+Rows longer than C' are shortened to it: the clip norm C, or the little less than it that leaves room for rounding
+(``RowBound.shortened_norm``). So the trace of the exact second moment is at most ``n C'²``. A
+trace close to that shows that nearly all rows have norm C' afterwards: if the trace is ``(1 - s) n C'²``, at most a
+share ``2 s`` of the rows has a squared norm below half of C'². Comparing the released trace with ``n C'²`` is free
 post-processing. It needs a public n.
 
 The noise of the trace has the variance ``d v + d (d - 1) c``. Here v is the variance of an entry on the diagonal, and c
@@ -15,10 +16,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dpdist._util.text import exactly
+from dpdist._util.text import rounded_norm
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.naming import step
 from dpdist.release.artefact import Release
+from dpdist.rows.bounding import DITHERED
 
 _FAR = 3.0
 """Standard deviations that the noise of the trace stays below with probability 0.998, if it is about normal."""
@@ -33,9 +35,9 @@ class Shortened:
     Attributes
     ----------
     norm
-        C, in the units of the shifted and scaled rows.
+        C', in the units of the shifted and scaled rows.
     share
-        Mean squared norm of the shortened rows over C², as released; None where that is not known: n is private, a
+        Mean squared norm of the shortened rows over C'², as released; None where that is not known: n is private, a
         subspace was released, or nobody knows the variance of the noise.
     error
         What the share is off by at most, with probability 0.998; None likewise.
@@ -66,7 +68,7 @@ class Shortened:
         if not self.nearly_all or self.share is None or self.error is None:
             return ""
         return (
-            f"NEARLY EVERY ROW WAS SHORTENED to the clip norm {exactly(self.norm)}, or has just this norm, as "
+            f"NEARLY EVERY ROW WAS SHORTENED to norm {rounded_norm(self.norm)}, or has just this norm, as "
             f"normalised rows have: their mean squared norm is {100 * self.share:.4g} % of its square, at most "
             f"{100 * self.error:.2g} % off. Variances of the rows as they are may be larger by any factor. Choose the "
             f"clip norm privately ({step('bound')}) and release again."
@@ -74,7 +76,7 @@ class Shortened:
 
     def words(self) -> str:
         """Return of which rows all values are."""
-        return f"All values, exact ones included, are of rows shortened to norm {exactly(self.norm)}."
+        return f"All values, exact ones included, are of rows shortened to norm {rounded_norm(self.norm)}."
 
 
 def trace_deviation(noise: Noise, columns: int) -> float:
@@ -86,11 +88,14 @@ def trace_deviation(noise: Noise, columns: int) -> float:
 def shortened(release: Release) -> Shortened:
     """Say how long the rows of a release are, as far as it tells: from its diagonal."""
     bound, noise, rows = release.bound, release.noise, release.rows
-    d, norm = bound.columns, bound.clip_norm
+    d, norm = bound.columns, bound.shortened_norm
     if release.subspace is not None or not rows or noise.variance_diagonal is None:
         return Shortened(norm, None, None)
     largest = rows * norm**2
     trace = float(release.moment_diagonal.sum()) - d * noise.mean_diagonal * bound.unit**2
     deviation = trace_deviation(noise, d) * bound.unit**2
-    grid = 2 * math.sqrt(d) / 2**bound.grid_bits  # a row's entries are each cut to whole steps
+    if bound.rule == DITHERED:  # of 2 x.e + |e|²: rounding leaves the mean of the trace as it is
+        grid = _FAR * math.sqrt(rows * (4**bound.grid_bits + 3 * d / 16)) * bound.unit**2 / largest
+    else:
+        grid = 2 * math.sqrt(d) / 2**bound.grid_bits  # a row's entries are each cut to whole steps
     return Shortened(norm, trace / largest, _FAR * deviation / largest + grid)

@@ -36,7 +36,7 @@ def picture(path: AnyPath | IO[bytes], *, size: tuple[float, float] = (7, 4.5)) 
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
     except ImportError:
-        raise UsageError("Pictures need matplotlib: pip install 'dpdist[plots]'.") from None
+        raise UsageError("Pictures and reports need matplotlib: pip install 'dpdist[plots]'.") from None
     figure = Figure(figsize=size, layout="constrained")
     yield figure.add_subplot()
     if not isinstance(path, str | os.PathLike):

@@ -23,8 +23,10 @@ from dpdist.errors import UsageError
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.pca.components import Components, components
+from dpdist.pca.rounding import Rounding, rounding
 from dpdist.pca.scree import Scree, Values, above_noise, noise_law, scree
 from dpdist.pca.shortened import shortened
+from dpdist.pipeline.release import stage_words
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours
 from dpdist.release.artefact import Release
 from dpdist.report.figures import draw_images, draw_loadings, draw_scree
@@ -127,6 +129,8 @@ def write(
         eigenvalues=None if found.eigenvalues is None else _eigenvalues(found, found.eigenvalues, seen),
         scree=None if seen is None else _scree(seen),
         shortened=shortened(release),
+        stage=stage_words(release).strip(),
+        rounding=_rounding(rounding(release)),
         shown=_shown(release, found, seen, image),
         edge_known=noise_law(release) is not None,
     )
@@ -181,6 +185,17 @@ def _noise(release: Release) -> dict[str, object]:
         said["deviation"] = number(deviation)
         if count is not None and count > 0:
             said["per_row"] = Markup("; {} per row").format(number(deviation / count))
+    return said
+
+
+def _rounding(found: Rounding | None) -> Markup | None:
+    if found is None:
+        return None
+    said = Markup("moves eigenvalues by {} at most").format(number(found.error))
+    if found.share is not None:
+        said += Markup(", {} % of the noise").format(digits(float(f"{100 * found.share:.2g}")))
+    if found.shift:
+        said += Markup("; raises all of them by the same besides, {} at most").format(number(found.shift))
     return said
 
 

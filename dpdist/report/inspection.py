@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dpdist._util.text import counted, exactly, labelled, rounded_up
+from dpdist._util.text import counted, exactly, labelled, rounded_norm, rounded_up
 from dpdist._version import __version__
 from dpdist.pipeline.facts import (
     AnyFacts,
@@ -16,6 +16,8 @@ from dpdist.pipeline.facts import (
     RowsFacts,
     ScoresFacts,
 )
+from dpdist.pipeline.release import stage_words
+from dpdist.rows.bounding import TRUNCATED, RowBound
 from dpdist.rows.schema import Schema
 
 _SHOWN = 6
@@ -104,14 +106,16 @@ def _release_lines(facts: ReleaseFacts) -> _Lines:
     release, bound = facts.release, facts.release.bound
     loss = "nothing" if release.guarantee is None else str(release.guarantee.loss)
     of = "" if release.unit is None else f" of the rows of one {release.unit.column}, {release.unit.max_rows} at most"
-    moved = bound.centre is not None or bound.scale is not None
+    chosen = {} if release.stage is None else release.stage.chosen
+    moved = any(getattr(bound, name) is not None and name not in chosen for name in ("centre", "scale"))
     return [
         ("release", release.release_id),
         ("mechanism", f"{release.mechanism}, {release.status}"),
         ("proved", f"{loss} under {release.neighbours}{of}"),
         *(("caution", said) for said in release.cautions),
         ("clip norm", exactly(bound.clip_norm) + (", mean released as well" if bound.constant else "")),
-        *([("chosen by", f"{release.stage.mechanism}, privately, before it")] if release.stage is not None else []),
+        ("grid", _grid_words(bound)),
+        *([("stage", stage_words(release).strip())] if release.stage is not None else []),
         *([("shifted by", "a public centre, scaled by a public scale, or one of the two")] if moved else []),
         ("rows", "not published" if release.rows is None else str(release.rows)),
         ("columns", f"{len(release.names)}: {_names(release.names)}"),
@@ -122,10 +126,18 @@ def _release_lines(facts: ReleaseFacts) -> _Lines:
     ]
 
 
+def _grid_words(bound: RowBound) -> str:
+    if bound.rule == TRUNCATED:
+        return f"the clip norm is 2^{bound.grid_bits} steps; rows were truncated to it"
+    norm = rounded_norm(bound.shortened_norm)
+    return f"the clip norm is 2^{bound.grid_bits} steps; rows were shortened to norm {norm}, and rounded without bias"
+
+
 def _model_lines(facts: ModelFacts) -> _Lines:
+    of = ", of the correlation matrix" if facts.correlation else ""
     return [
         ("release", f"{facts.release_id}, {facts.mechanism}, {facts.status}"),
-        ("components", f"{facts.k}, {'with' if facts.eigenvalues else 'without'} eigenvalues"),
+        ("components", f"{facts.k}, {'with' if facts.eigenvalues else 'without'} eigenvalues{of}"),
         ("columns", f"{len(facts.columns)}: {_names(facts.columns)}"),
         *_schema_lines(facts.schema),
     ]

@@ -13,11 +13,15 @@ def preview_words(preview: Preview) -> str:
     lines = [f"{of}: {charge.guarantee.loss}" for of, charge in preview.releases]
     if preview.new_periods:
         lines.insert(0, f"Periods to close: {', '.join(preview.new_periods)}.")
+    if preview.parts is not None:
+        lines.append(f"Of it the private choice that the release makes first takes {preview.parts.share_words}.")
     declared = "no budget is declared" if preview.budget is None else f"the budget is {preview.budget}"
     lines.append(
         f"{counted(len(preview.releases), 'release')} to make, and {preview.charged} charged before; {declared}"
         + (f". Left of the whole table afterwards: {preview.left}." if preview.fits else ": THE RUN WOULD BE REFUSED.")
     )
+    if preview.refused is not None:
+        lines.append(f"THE RUN WOULD BE REFUSED. {preview.refused}")
     return "\n".join([*lines, "Nothing was read, charged or published."])
 
 

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
+import shutil
 import textwrap
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.text import AMOUNTS, counted, wrapped
+from dpdist._util.text import AMOUNTS, counted, listed, wrapped
 from dpdist.mechanisms.info import MechanismInfo
 from dpdist.moment.cost import INGEST, ClusterCost
 from dpdist.naming import parameter, step
+from dpdist.pca.correlation import Correlation
 from dpdist.pca.forecast import GOOD, Forecast
 from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.pca.scree import Scree
 from dpdist.privacy.caution import in_words
-from dpdist.release.request import Parts
+from dpdist.release.request import Parts, ReleaseRequest
 
 _FIELDS = ("output", "law", "sensitivity", "claimed", "proved", "arithmetic", "cost", "reference")
 _GAP = "  "
 _SHOWN = 25
+_LOADINGS = 5
+_NARROWEST = 20
 ALONE = (
     "The squared cosine says how well a component points along the true one: 1 is the same direction, 0 a right angle. "
     "It holds if no other component is nearly as strong. Two of nearly equal strength mix."
@@ -70,18 +74,48 @@ def above_noise(found: Scree) -> str:
     rows[_SHOWN + 1 :] = [("...", "", "", "", "", "")] if len(rows) > _SHOWN + 1 else []
     edge = f"The noise ends at {found.edge:.6g} (confidence {found.confidence:g})"
     last = f"{edge}: {counted(found.above, 'component')} stand{'s' * (found.above == 1)} above it."
+    if not found.above:
+        last += f" A larger epsilon or more rows would lift some: {step('forecast')} says how much, free."
     # Heads are wrapped, so that the table fits a terminal of 80 columns.
-    widths = [max(len(heads[i]) if i < 2 else 0, 8, *(len(row[i]) for row in rows[1:])) for i in range(len(heads))]
+    words = [max(map(len, head.split())) for head in heads]
+    widths = [
+        max(len(heads[i]) if i < 2 else 0, words[i], *(len(row[i]) for row in rows[1:])) for i in range(len(heads))
+    ]
     widths[0] = max(len(row[0]) for row in rows)
     return "\n".join([*(_row(row, widths) for row in rows), wrapped(last), wrapped(_legend(found))])
 
 
+def standardised(found: Correlation, names: Sequence[str]) -> str:
+    """Return a table of components of a correlation matrix: their shares of variance, and their largest loadings."""
+    rows = [("no.", "share of variance", "between", "largest loadings")]
+    for i, (share, vector) in enumerate(zip(found.shares, found.components.components, strict=True)):
+        ends = "-" if found.intervals is None else between(found.intervals[i])
+        largest = [j for j in np.argsort(-np.abs(vector), kind="stable")[:_LOADINGS] if vector[j]]
+        rows.append((str(i + 1), f"{share:.3f}", ends, ", ".join(f"{names[j]} {vector[j]:+.2f}" for j in largest)))
+    rows[_SHOWN + 1 :] = [("...", "", "", "")] if len(rows) > _SHOWN + 1 else []
+    widths = max(len(each[0]) for each in rows), 17, 14
+    width = max(shutil.get_terminal_size().columns - sum(widths) - len(widths) * len(_GAP), _NARROWEST)
+    lines = [_row(row, (*widths, width)) for row in rows]
+    said = (
+        "Components of the correlation matrix, of columns standardised by what was released. A share lies between the "
+        "two ends in about 95 of 100 releases, with respect to the noise."
+    )
+    if found.left_out:
+        were = "was" if len(found.left_out) == 1 else "were"
+        said += (
+            f" {counted(len(found.left_out), 'column')} did not stand above the noise and {were} left out: "
+            f"{listed(found.left_out)}."
+        )
+    return "\n".join([*lines, wrapped(said)])
+
+
 def _legend(found: Scree) -> str:
-    return f"{ALONE} {SURE}" + ("" if all(found.strengths) else f" {_DROWNED}")
+    rounded = "" if found.rounding is None else f"{found.rounding.words()} "
+    return f"{rounded}{ALONE} {SURE}" + ("" if all(found.strengths) else f" {_DROWNED}")
 
 
 def between(ends: npt.NDArray[np.float64]) -> str:
-    """Return the ends of an interval of squared cosines, rounded outwards.
+    """Return the ends of an interval of squared cosines or shares, rounded outwards.
 
     Examples
     --------
@@ -102,6 +136,7 @@ def forecast(found: Forecast) -> str:
         f"Per row, in squared units of the rows (the clip norm's square is {found.largest:g}):",
         f"  noise on an entry   {found.error:.4g} (standard deviation)",
         f"  edge of the noise   {found.edge:.4g} (confidence {CONFIDENCE})",
+        *_rounding_lines(found),
         f"  seen at all         components of variance above {found.threshold:.4g}",
         "",
     ]
@@ -111,30 +146,37 @@ def forecast(found: Forecast) -> str:
         name = str(i + 1) if found.guessed else f"{100 * one.variance / found.largest:g} %"
         cosine = f"{one.squared_cosine:.3f}" if one.squared_cosine else "drowned"
         rows.append((name, f"{one.variance:.4g}", cosine, str(one.rows_to_see), str(one.rows_for_good)))
-    lines += _aligned(rows)
+    lines += aligned(rows)
     lines.append(wrapped(ALONE))
     if found.guessed:
         lines.append(f"{found.seen} of {len(found.expected)} components will stand above the noise.")
     if found.cautions:
         lines += ["", wrapped(in_words(found.cautions).strip())]
-    lines += ["", *_aligned([("mechanism", "seen above"), *((n, f"{v:.4g}") for n, v in found.alternatives)])]
+    lines += ["", *aligned([("mechanism", "seen above"), *((n, f"{v:.4g}") for n, v in found.alternatives)])]
     return "\n".join(lines)
 
 
-def parts(found: Parts) -> str:
-    """Say what both parts of a release cost that chooses its clip norm."""
-    stage, both = found.stage, found.guarantee
-    if stage.mu_squared is not None and both.mu_squared is not None:
-        law = f"mu² {float(stage.mu_squared):.3g} of {float(both.mu_squared):.3g}"
+def _rounding_lines(found: Forecast) -> list[str]:
+    if found.rounding is None or found.rounding_share is None:
+        return []
+    share = f"{100 * found.rounding_share:.2g} % of the noise, grid bits {found.request.grid_bits}"
+    return [f"  error of rounding   {found.rounding:.4g} at most ({share})"]
+
+
+def parts(found: Parts, request: ReleaseRequest) -> str:
+    """Say what both parts of a release cost that chooses its clip norm, or a scale, and of what the figures are."""
+    if request.chooses == "scale":
+        chosen, units = "centre and scale of each column, by a private histogram of it", "in scaled units"
     else:
-        law = f"epsilon {stage.loss.epsilon:g} of {both.loss.epsilon:g}"
+        chosen, units = "its clip norm, by a private histogram of the norms", "in units of the clip norm"
     return wrapped(
-        f"The release first chooses its clip norm, by a private histogram of the norms: {law}. The figures are of the "
-        f"moment that follows, at {found.moment.loss}, in units of the clip norm. Both together cost {both.loss}."
+        f"The release first chooses {chosen}: {found.share_words}. The figures are of the moment that follows, at "
+        f"{found.moment.loss}, {units}. Both together cost {found.guarantee.loss}."
     )
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines of columns that are as wide as their widest cell."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [_row(row, widths) for row in rows]
 
@@ -180,7 +222,7 @@ def costs(found: Sequence[ClusterCost]) -> str:
     bandwidth = found[0].bandwidth
     if not math.isinf(bandwidth):
         about += f" The store of the rows gives all workers together {amount(round(bandwidth))} a second."
-    return "\n".join([*_aligned(lines), wrapped(legend), "", *_aligned(times), wrapped(about)])
+    return "\n".join([*aligned(lines), wrapped(legend), "", *aligned(times), wrapped(about)])
 
 
 def amount(count: int) -> str:

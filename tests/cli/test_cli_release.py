@@ -341,7 +341,13 @@ def test_a_release_of_something_else_is_not_replaced(here: Path, call: Call, sch
     less = ("--epsilon", "0.1", "--delta", "1e-6", "--clip", "300", "--scheduler", scheduler)
     said = call("release", "rows.zarr", "release.zarr", *less)
     assert said.code == 4
-    assert "exists already" in said.message
+    assert "release.zarr holds another release, of other rows or other parameters" in said.message
+    assert f"dpdist inspect {here / 'release.zarr'} shows them" in said.message
+    job = here / "job.toml"
+    job.write_text(
+        '[rows]\npath = "rows.zarr"\n[release]\npath = "release.zarr"\nepsilon = 0.1\ndelta = 1e-6\nclip = 300\n'
+    )
+    assert "holds another release" in call("run", job, "--dry-run").message
     assert tree(here / "release.zarr") == before
     assert Ledger(here / "rows.ledger").head == head
 

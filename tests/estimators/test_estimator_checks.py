@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from dpdist import PrivateCovariance, PrivatePCA
+from dpdist import PrivateCovariance, PrivatePCA, PrivateRidge
 
 # the checks fit the same rows again and again; one that declared no budget would be refused, as it should
 ASKED: dict[str, Any] = {"epsilon": 1000, "delta": 1e-6, "clip": 100, "budget_epsilon": 10**6, "budget_delta": 0.5}
@@ -16,13 +16,20 @@ ESTIMATORS = [
     PrivatePCA(1, **ASKED),
     PrivatePCA(1, **ASKED, centre="private", neighbours="add-remove"),
     PrivateCovariance(**ASKED),
+    PrivateRidge(**{**ASKED, "epsilon": 10**5, "clip": 5}),  # these rows are few
 ]
+FAR = {"check_fit_check_is_fitted", "check_n_features_in"}
+SHORT = "rows far from zero are shortened so much that the noise may drown their target, which is refused"
 NOISE = "a second fit of the same rows draws its noise afresh: were it the same, it would not be noise"
 
 
 def expected(estimator: Any) -> dict[str, str]:
     """Say which checks fail, each for its reason."""
-    return {"check_fit_idempotent": NOISE} if hasattr(estimator, "transform") else {}
+    found = {"check_fit_idempotent": NOISE} if hasattr(estimator, "transform") or hasattr(estimator, "predict") else {}
+    if hasattr(estimator, "predict"):
+        twice = ("check_regressor_data_not_an_array", "check_supervised_y_2d", "check_regressors_int")
+        found |= dict.fromkeys(twice, NOISE)
+    return found
 
 
 @parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected)  # type: ignore[untyped-decorator]
@@ -33,4 +40,6 @@ def expected(estimator: Any) -> dict[str, str]:
     "ignore:Rows of the same number and kind were released",
 )
 def test_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
+    if hasattr(estimator, "predict") and getattr(check, "func", check).__name__ in FAR:
+        pytest.skip(SHORT)
     check(estimator)

@@ -291,7 +291,7 @@ def _noise(scale: float, seed: int) -> tuple[float, int]:
     upper = np.triu_indices(COLUMNS)
     total, count = 0.0, 0
     for _ in range(30):
-        found = PrivateCovariance(**LOSS, centre="none", budget_epsilon=10**5).fit(rows)
+        found = PrivateCovariance("none", **LOSS, centre="none", budget_epsilon=10**5).fit(rows)
         assert found.errors_ is not None
         z = (found.covariance_ - clipped.T @ clipped / len(rows)) / (found.errors_ * scale)
         total, count = total + float((z[upper] ** 2).sum()), count + z[upper].size
@@ -314,7 +314,7 @@ def test_every_release_draws_afresh() -> None:
 
 def test_the_guarantee_is_that_of_the_mechanism() -> None:
     found = pca().fit(table())
-    query = LatticeQuery(COLUMNS, 4**16, Neighbours.REPLACE_ONE)
+    query = LatticeQuery(COLUMNS, 4**found.release_.bound.grid_bits, Neighbours.REPLACE_ONE)
     assert found.guarantee_ == calibrated("gaussian", query, PrivacyLoss.parse("1", "1e-6")).guarantee
     assert found.release_.private_as_claimed
 

@@ -18,12 +18,14 @@ from dpdist.errors import UsageError
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
+from dpdist.pca.scree import Scree
 from dpdist.pipeline import budget
 from dpdist.pipeline.release import release_rows
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.report.html import Shape, _accuracy, write
+from dpdist.report.text import above_noise
 
 pytest.importorskip("matplotlib")
 
@@ -97,12 +99,12 @@ def test_nothing_is_loaded_and_nothing_is_run_whatever_columns_are_called(tmp_pa
 
 
 def test_what_a_release_says_of_itself_is_text_and_no_template(tmp_path: Path) -> None:
-    hostile = f"{{{{ 7 * 7 }}}}{{% raw %}}{HOSTILE}"
+    hostile = f"{{{{ 10 ** 30 + 7 }}}}{{% raw %}}{HOSTILE}"
     release = replace(released(), release_id=hostile, ledger_head=hostile)
     text = page(tmp_path, release)
     assert html.unescape(text).count(f"<code>{hostile}</code>") == 3  # at the head, and twice in the citation
     assert "<script" not in text
-    assert "49" not in re.sub(r"base64,[^\"]*|<style>.*?</style>", "", text, flags=re.DOTALL)
+    assert str(10**30 + 7) not in text  # which is no figure of a release
 
 
 @pytest.mark.parametrize(("mechanism", "said"), [("sn", "claimed by its authors"), ("none", "Nothing is proved")])
@@ -160,3 +162,12 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     assert "squared cosine" in text
     assert "at least 95 of 100 releases" in text
     assert "script" not in re.sub(r"base64,[^\"]*", "", shown.stdout)
+
+
+def test_a_table_of_which_all_is_noise_breaks_no_word_and_says_what_helps() -> None:
+    values = np.array([5.4, 1.9])
+    found = Scree(values, 7.1, 0.95, np.zeros(2), np.zeros(2), np.array([[0, 0.98]] * 2))
+    words = " ".join(above_noise(found).split())
+    assert "shortened" in words
+    assert "0 components stand above it. A larger epsilon or more rows would lift some" in words
+    assert "lift some" not in above_noise(replace(found, eigenvalues=values + 7, strengths=np.ones(2)))

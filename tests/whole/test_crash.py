@@ -211,36 +211,52 @@ def clipping(place: Place) -> list[str]:
     return ["release", str(place.rows), str(place.target), "--epsilon", "3", "--clip", "private"]
 
 
+def scaling(place: Place) -> list[str]:
+    """Return the command line of a release that chooses centre and scale: half of epsilon, for there are few rows."""
+    more = ("--clip", "auto", "--scale", "private", "--scale-share", "0.5")
+    return ["release", str(place.rows), str(place.target), "--epsilon", "3", *more]
+
+
+CHOICES = {"clip norm": clipping, "scale": scaling}
+
+
+@pytest.mark.parametrize("chosen", CHOICES)
 @pytest.mark.parametrize("point", STAGED_FAULTS)
-def test_a_release_that_chooses_its_clip_norm_killed_at_any_moment_keeps_its_stage(
-    run: Run, place: Place, point: str
+def test_a_release_that_chooses_something_first_killed_at_any_moment_keeps_its_stage(
+    run: Run, place: Place, point: str, chosen: str
 ) -> None:
-    assert run(place, clipping(place), "kill", point) == -signal.SIGKILL
+    command = CHOICES[chosen](place)
+    assert run(place, command, "kill", point) == -signal.SIGKILL
     assert place.marker.exists()
     assert what_is_left(place) == STAGED_FAULTS[point]
     assert place.record is not None
     stage, digest = place.record.stage, place.record.digest
     assert losses(place.ledger) == [PRIVATE_CLIP]
 
-    assert run(place, clipping(place)) == 0
+    assert run(place, command) == 0
     release = require_one_release(place, PRIVATE_CLIP)
     assert place.record.stage is not None
     assert stage in {None, place.record.stage}
     assert digest in {None, place.record.digest}
     assert release.stage is not None
-    assert release.bound.clip_norm == release.stage.chosen["clip_norm"]
+    for name in {"clip_norm", "centre", "scale"} & set(release.stage.chosen):
+        assert getattr(release.bound, name) == release.stage.chosen[name]
     assert place.events()["staged"] == 1
     first, head = place.published(), place.ledger.head
-    assert run(place, clipping(place)) == 0
+    assert run(place, command) == 0
     assert (place.published(), place.ledger.head) == (first, head)
 
 
-def test_two_runs_at_once_that_choose_the_clip_norm_end_with_one_stage_and_one_release(place: Place) -> None:
+@pytest.mark.parametrize("chosen", CHOICES)
+def test_two_runs_at_once_that_choose_something_first_end_with_one_stage_and_one_release(
+    place: Place, chosen: str
+) -> None:
+    command = CHOICES[chosen](place)
     place.marker.mkdir()
     point = "after the counts are drawn"  # of both runs; one of these draws counts
     with (
-        started(place, clipping(place), "meet-2", point, "inline") as one,
-        started(place, clipping(place), "meet-2", point, "inline") as two,
+        started(place, command, "meet-2", point, "inline") as one,
+        started(place, command, "meet-2", point, "inline") as two,
     ):
         assert [one.wait(PATIENCE), two.wait(PATIENCE)] == [0, 0], (place.folder / "words").read_text()
     require_one_release(place, PRIVATE_CLIP)

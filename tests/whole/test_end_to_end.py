@@ -151,7 +151,8 @@ def test_on_rows_of_zeros_the_release_is_the_noise(tmp_path: Path) -> None:
     assert chi_squared_p(off, sigma / np.sqrt(2)) > FALSE_ALARM
     # the twin, with 5 % too little noise, is told apart with probability 1 - 1e-9
     assert chi_squared_p(0.95 * off, sigma / np.sqrt(2)) < FALSE_ALARM
-    assert found["noise"]["sigma_diagonal"] * (8 / 2**16) ** 2 == pytest.approx(sigma, rel=1e-6)
+    step = 8 / 2 ** found["bound"]["grid_bits"]
+    assert found["noise"]["sigma_diagonal"] * step**2 == pytest.approx(sigma, rel=1e-5)
 
 
 @pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])

@@ -1,0 +1,199 @@
+"""A part of a released second moment: some columns, the constant if there is one, and the law of the noise on it.
+
+With private centring every row has a constant entry, ``kappa`` in the units of the bounded rows. The release then holds
+the sums of the columns and the number of rows. Here they are the last row and column of the matrix, as products with
+that constant. Under replace-one n is public, so the last entry has no noise.
+
+Noise on different entries is uncorrelated, but for symmetric ones. An entry on the diagonal has more of it: twice the
+variance for `gaussian` and `two-sided-wishart`. Nuclear-norm noise is invariant under rotations, and entries of its
+diagonal are correlated instead. Rounding adds variances of its own (:mod:`dpdist.rows.rounding`), at most those that
+are added here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist.errors import DataError, UsageError
+from dpdist.mechanisms.noise_law import EdgeKind, Noise
+from dpdist.naming import parameter
+from dpdist.pca.noise_edge import NoiseLaw, law_of
+from dpdist.pca.scree import entry_variances
+from dpdist.release.artefact import Release
+from dpdist.triangle import TILE
+
+Matrix = npt.NDArray[np.float64]
+_MOST_COLUMNS = 8192
+"""Of a block: it is held in memory several times, and decomposed."""
+
+
+@dataclass(frozen=True)
+class EntryNoise:
+    """Variances of the noise on the entries of a symmetric matrix, squared units of its entries.
+
+    Attributes
+    ----------
+    on, off
+        On and off the diagonal.
+    exact
+        Place on the diagonal of the one entry without noise, or None.
+    shared
+        Covariance of two entries of the diagonal.
+    """
+
+    on: float
+    off: float
+    exact: int | None = None
+    shared: float = 0.0
+
+    @property
+    def own(self) -> float:
+        """What an entry of the diagonal has beyond a law that is invariant under rotations."""
+        return self.on - 2 * self.off - self.shared
+
+    def of_product(self, vector: Matrix) -> Matrix:
+        """Return the covariance of ``E u``, (w, w), of a fixed vector u."""
+        found: Matrix = (self.off + self.shared) * np.outer(vector, vector)
+        diagonal = self.off * float(vector @ vector) + self.own * vector**2
+        if self.exact is not None:
+            diagonal[self.exact] -= self.on * vector[self.exact] ** 2
+        found[np.diag_indices_from(found)] += diagonal
+        return found
+
+    def of_functional(self, weights: Matrix) -> float:
+        """Return the variance of ``tr(B E)`` of a fixed symmetric matrix B, (w, w)."""
+        diagonal = np.diagonal(weights).copy()
+        whole = float((weights**2).sum())
+        if self.exact is not None:
+            whole -= float(diagonal[self.exact]) ** 2
+            diagonal[self.exact] = 0
+        squares = float((diagonal**2).sum())
+        return 2 * self.off * whole + self.own * squares + self.shared * float(diagonal.sum()) ** 2
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some columns of a release.
+
+    Attributes
+    ----------
+    moment
+        (w, w), symmetric, in squared units of the bounded rows: the sum over rows. The constant is last, if there is
+        one.
+    columns
+        Their places in the release; w of them, or one less.
+    kappa
+        The constant; 0 where there is none.
+    noise
+        Of the entries of ``moment``.
+    rows
+        n, or its private estimate; None where neither is known.
+    release
+        Where it is from.
+    """
+
+    moment: Matrix
+    columns: tuple[int, ...]
+    kappa: float
+    noise: EntryNoise
+    rows: float | None
+    release: Release
+
+    def law(self, size: int) -> NoiseLaw:
+        """Return the law of the noise on so many of its rows and columns."""
+        found = law_of(self.release.noise, size, self.release.bound.unit**2)
+        if found is None:
+            raise AssertionError("a block is made where the law is known")
+        return found
+
+
+def block_of(release: Release, columns: Sequence[int]) -> Block:
+    """Return the part of a release that is about some of its columns.
+
+    Raises
+    ------
+    UsageError
+        If it is of components only, its noise has no known law, or the noise drowns the number of rows.
+    DataError
+        If there are too many columns.
+    """
+    require_law(release.mechanism, release.noise if release.subspace is None else None)
+    if len(columns) > _MOST_COLUMNS:
+        raise DataError(
+            f"{len(columns)} columns are too many to solve for at once, {_MOST_COLUMNS} are not: name those that count "
+            f"({parameter('on')})."
+        )
+    rows, unit = release.row_count, release.bound.unit**2
+    if rows is not None and rows <= 0:
+        raise UsageError(
+            "The private estimate of the number of rows is not positive: the noise drowns the data. Take a larger "
+            "epsilon or more rows."
+        )
+    chosen = np.array(columns)
+    moment = _read(release, chosen)
+    moment[np.diag_indices_from(moment)] -= release.noise.mean_diagonal * unit
+    kappa = release.bound.constant * release.bound.unit
+    if kappa and rows is not None and release.row_sum is not None:
+        sums = kappa * release.row_sum[chosen]
+        moment = np.block([[moment, sums[:, None]], [sums[None], np.array([[kappa**2 * rows]])]])
+    exact = len(columns) if kappa and release.rows is not None else None
+    return Block(moment, tuple(columns), kappa, entry_noise(release, exact), rows, release)
+
+
+def require_law(mechanism: str, noise: Noise | None) -> None:
+    """Refuse noise of which nothing could be said.
+
+    Parameters
+    ----------
+    mechanism
+        Its name.
+    noise
+        What it adds to a second moment; None where it releases components.
+
+    Raises
+    ------
+    UsageError
+        If there is no second moment, or the law of its noise is not known.
+    """
+    instead = "gaussian (with a delta) or two-sided-wishart (without)"
+    if noise is None:
+        raise UsageError(
+            f"{mechanism} releases components and no second moment, which regression and covariance need: take a "
+            f"release by {instead}."
+        )
+    if not noise.summands or noise.variance_diagonal is None or noise.variance_off_diagonal is None:
+        raise UsageError(
+            f"The noise of {mechanism} has no known law, so nothing could be said of the error: take a release by "
+            f"{instead}."
+        )
+
+
+def _read(release: Release, columns: npt.NDArray[np.int64]) -> Matrix:
+    """Return a part of the second moment, of which no more than a row of tiles is read at once."""
+    if release.in_memory:
+        return release.second_moment[np.ix_(columns, columns)]
+    found = np.empty((columns.size, columns.size))
+    for tile in np.unique(columns // TILE):
+        inside = np.flatnonzero(columns // TILE == tile)
+        found[inside] = release.moment_rows(tile * TILE, (tile + 1) * TILE)[columns[inside] - tile * TILE][:, columns]
+    return found
+
+
+def entry_noise(release: Release, exact: int | None) -> EntryNoise:
+    """Return the variances of the entries of a second moment, rounding included; ``exact`` is the place of public n."""
+    noise = release.noise
+    per_row = (release.row_count or 1.0) ** 2  # the units of eigenvalues are per row where n is known
+    on, off = (variance * per_row for variance in entry_variances(release))
+    nuclear = {part.kind for part in noise.summands} == {EdgeKind.NUCLEAR}
+    apart = (noise.variance_diagonal or 0.0) - 2 * (noise.variance_off_diagonal or 0.0)
+    return EntryNoise(on, off, exact, apart * release.bound.unit**4 if nuclear else 0.0)
+
+
+def deviation(variance: float) -> float:
+    """Return the root of a variance that rounding may have made negative."""
+    return math.sqrt(max(0.0, variance))

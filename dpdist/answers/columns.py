@@ -1,0 +1,111 @@
+"""Columns of a release as people know them: by the names of the rows or of the schema, in the units of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist._util.text import listed, repeated
+from dpdist.errors import UsageError
+from dpdist.naming import parameter
+from dpdist.release.artefact import Release
+from dpdist.rows.schema import Schema
+
+Matrix = npt.NDArray[np.float64]
+
+
+class Named(Protocol):
+    """What has columns, such as a release or rows."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        ...
+
+    @property
+    def schema(self) -> Schema | None:
+        """By what they were made of those of the source."""
+        ...
+
+
+def places_of(table: Named, names: Sequence[str], what: str) -> tuple[int, ...]:
+    """Return where columns are.
+
+    Parameters
+    ----------
+    table
+        A release, or rows that shall be released.
+    names
+        Names of columns, or of columns of the schema, which stand for all that were made of them, such as one for each
+        category.
+    what
+        The parameter that they were given by, for messages.
+
+    Raises
+    ------
+    UsageError
+        If there are none, a column is named twice, or there is no such column.
+    """
+    place = {name: i for i, name in enumerate(table.names)}
+    made = _made(table)
+    found: list[str] = []
+    unknown = []
+    for name in names:
+        if name in place:
+            found.append(name)
+        elif name in made:
+            found += made[name]
+        else:
+            unknown.append(name)
+    if unknown or not found:
+        said = f"There is no column {listed(map(repr, unknown))}" if unknown else "No column is named"
+        raise UsageError(f"{said} ({parameter(what)}). There are: {listed(table.names)}.")
+    if twice := repeated(found):
+        raise UsageError(f"{listed(map(repr, twice))}: named twice ({parameter(what)}).")
+    return tuple(place[name] for name in found)
+
+
+def beside(release: Release, targets: Sequence[int]) -> tuple[int, ...]:
+    """Return the columns that may explain the targets where nobody names any.
+
+    These are all but what was made of the same column, and what weighs nothing in the release
+    (:func:`dpdist.release.scaling.weightless`).
+    """
+    names = {release.names[i] for i in targets}
+    kin = {name for made in _made(release).values() if names & set(made) for name in made}
+    known = kin | names | set(release.blindly_scaled[1])
+    return tuple(i for i, name in enumerate(release.names) if name not in known)
+
+
+def source_units(release: Release) -> tuple[Matrix, Matrix]:
+    """Return centre and scale, (d,) each, by which ``centre + scale * row`` is in the units of the source of the rows.
+
+    Without a schema these are those of the rows as they were given, ``release.bound.input_units``. A category, and
+    what tells that a value is missing, is 0 or 1; a date counts its unit since its origin.
+    """
+    centre, scale = release.bound.input_units
+    if release.schema is None:
+        return centre, scale
+    place = {name: i for i, name in enumerate(release.names)}
+    for column in release.schema.columns:
+        affine = release.schema.affine(column) if column.stored else None
+        for name in column.features:
+            i = place.get(name)
+            if i is None or affine is None:
+                continue
+            own = name == column.name or column.one_hot
+            factor = affine.factor if own else float(column.weight or 1)
+            centre[i] = (affine.shift if own else 0.0) + centre[i] / factor
+            scale[i] /= factor
+    return centre, scale
+
+
+def _made(table: Named) -> dict[str, tuple[str, ...]]:
+    """Return the columns of the rows that were made of each column of the schema."""
+    have = set(table.names)
+    columns = () if table.schema is None else table.schema.columns
+    kept = {column.name: tuple(name for name in column.features if name in have) for column in columns}
+    return {name: made for name, made in kept.items() if made}

@@ -1,0 +1,218 @@
+"""Mean, covariance and correlation of a release, with what the noise does to every entry: post-processing.
+
+The matrix is shrunk (:mod:`dpdist.answers.shrinkage`). An interval of an entry is about the released one, which is
+right on average and has an error of known law: 1.96 standard deviations to each side. So the shrunk entry, which is
+nearer to the exact one on the whole, may lie beyond an end. All of it is about rows shortened to the clip norm.
+
+**The error of an entry**, to first order. With a released mean u the moment has one more row and column, of the
+constant k; let c be its place, m the number of rows and ``v_i = e_i - (u_i / k) e_c``. The covariance is
+``v_i^T M v_j / m`` with ``m = M_cc / k²``, and v_i is where this quadratic form is least. So only E itself moves it: by
+``tr(B E) / m`` with
+
+    B  =  (v_i v_j^T + v_j v_i^T) / 2  -  (c_ij / k²) e_c e_c^T,
+
+where the last term is the error of a private m. Without a released mean ``v_i = e_i`` and ``B = (e_i e_j^T + e_j e_i^T)
+/ 2``. A correlation is ``w_i^T M w_j`` with ``w_i = v_i / sqrt(m c_ii)``, whatever m is, and moves by ``tr(B E)`` with
+
+    B  =  (w_i w_j^T + w_j w_i^T) / 2  -  r/2 (w_i w_i^T + w_j w_j^T).
+
+The variance of ``tr(B E)`` is ``2 v |B|² + (on - 2 v) sum B_kk²`` (:class:`dpdist.answers.block.EntryNoise`), without
+the entry (c, c) where m is public. Where a variance cannot be told from 0, nothing is said of its correlations: they
+lie between -1 and 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist.answers.block import EntryNoise, entry_noise, require_law
+from dpdist.answers.regression import NORMAL
+from dpdist.answers.shrinkage import Shrinkage, optimal, within_trace
+from dpdist.errors import DataError, UsageError
+from dpdist.naming import parameter
+from dpdist.pca.components import AboutMean, about_mean
+from dpdist.pca.scree import noise_law, scree
+from dpdist.release.artefact import Release
+
+Matrix = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Covariance:
+    """The covariance of a release; about what is public, if no mean was released.
+
+    Attributes
+    ----------
+    location
+        (d,), in units of the input.
+    matrix, released
+        (d, d), symmetric, in squared units of the input: shrunk, and as released.
+    errors, correlation_errors
+        (d, d): standard deviations of what noise makes of the released entries and of their correlations; None where
+        nobody knows them.
+    shrinkage
+        What made the one of the other.
+    seen
+        How many directions vary more than the edge of the noise; None where nobody knows it.
+    """
+
+    location: Matrix
+    matrix: Matrix
+    released: Matrix
+    errors: Matrix | None
+    correlation_errors: Matrix | None
+    shrinkage: Shrinkage
+    seen: int | None
+
+    @property
+    def correlation(self) -> Matrix:
+        """(d, d): of the shrunk matrix; NaN in the row of a variance that is not positive."""
+        return _correlation(self.matrix)
+
+    @property
+    def intervals(self) -> Matrix | None:
+        """(d, d, 2): between which each exact entry lies with probability 0.95."""
+        if self.errors is None:
+            return None
+        return _ends(self.released, self.errors)
+
+    @property
+    def correlation_intervals(self) -> Matrix | None:
+        """(d, d, 2): the same of the correlations."""
+        if self.errors is None or self.correlation_errors is None:
+            return None
+        known = np.diagonal(self.released) > NORMAL * np.diagonal(self.errors)
+        ends: Matrix = np.clip(_ends(_raw_correlation(self.released), self.correlation_errors), -1, 1)
+        ends[~np.outer(known, known)] = -1, 1
+        ends[np.diag_indices(len(known))] = 1
+        return ends
+
+    @property
+    def precision(self) -> Matrix | None:
+        """(d, d): the inverse of the shrunk matrix; None where it is not positive definite."""
+        if self.shrinkage is not Shrinkage.OPTIMAL:
+            return None
+        found = np.linalg.inv(self.matrix).astype(np.float64)
+        found += found.T.copy()
+        return found / 2
+
+
+def _ends(values: Matrix, errors: Matrix) -> Matrix:
+    found: Matrix = np.stack([values - NORMAL * errors, values + NORMAL * errors], axis=-1)
+    return found
+
+
+def _correlation(matrix: Matrix) -> Matrix:
+    variances = np.diagonal(matrix)
+    spread = np.sqrt(np.where(variances > 0, variances, np.nan))
+    found: Matrix = matrix / np.outer(spread, spread)
+    found[np.diag_indices_from(found)] = np.where(variances > 0, 1.0, np.nan)
+    return found
+
+
+def covariance(
+    release: Release, shrinkage: Shrinkage = Shrinkage.OPTIMAL, units: tuple[Matrix, Matrix] | None = None
+) -> Covariance:
+    """Return the covariance of a release, in the units that :func:`dpdist.answers.regression.regressions` takes.
+
+    Raises
+    ------
+    UsageError
+        If it is of components only, n is private and no mean was released, the noise drowns n, or its law is not known
+        and the matrix shall be shrunk by it.
+    DataError
+        If it is too large for memory.
+    """
+    if release.subspace is not None or shrinkage is Shrinkage.OPTIMAL:
+        require_law(release.mechanism, release.noise if release.subspace is None else None)
+    if not release.in_memory:
+        raise DataError("The release is too large for memory: read it in parts (Release.moment_rows).")
+    about = about_mean(release)
+    if not about.per_row:
+        raise UsageError(no_rows())
+    released = about.matrix(release.second_moment)
+    law = noise_law(release)
+    matrix = released
+    if shrinkage is Shrinkage.OPTIMAL and law is not None:
+        matrix = optimal(released, law)
+    elif shrinkage is Shrinkage.TRACE:
+        matrix = within_trace(released, release.bound.shortened_norm**2)
+    centre, scale = release.bound.input_units if units is None else units
+    squared = np.outer(scale, scale)
+    errors, correlations = _errors(release, about, released)
+    edge = scree(release, about.mean[:0])
+    return Covariance(
+        location=centre + scale * about.mean,
+        matrix=matrix * squared,
+        released=released * squared,
+        errors=None if errors is None else errors * squared,
+        correlation_errors=correlations,
+        shrinkage=shrinkage,
+        seen=None if edge is None else int((np.linalg.eigvalsh(released) > edge.edge).sum()),
+    )
+
+
+def _raw_correlation(released: Matrix) -> Matrix:
+    """Return the correlations of a matrix as it was released; of a variance that is not positive anything."""
+    variances = np.diagonal(released)
+    spread = np.sqrt(np.where(variances > 0, variances, 1.0))
+    found: Matrix = np.clip(released / np.outer(spread, spread), -1, 1)
+    return found
+
+
+def _errors(release: Release, about: AboutMean, released: Matrix) -> tuple[Matrix | None, Matrix | None]:
+    """Return the standard deviations of the entries and of their correlations, in the units of the bounded rows."""
+    if release.noise.variance_diagonal is None or release.noise.variance_off_diagonal is None:
+        return None, None
+    kappa = release.bound.constant * release.bound.unit
+    noise = entry_noise(release, release.bound.columns if kappa and release.rows is not None else None)
+    ratios = about.mean / kappa if kappa else np.zeros(len(released))
+    shift = released / kappa**2 if kappa else np.zeros_like(released)
+    variances = np.diagonal(released)
+    safe = np.where(variances > 0, variances, 1.0)
+    entries = _entry_variances(noise, ratios, shift)
+    correlations = _correlation_variances(noise, ratios / np.sqrt(safe), 1 / safe, _raw_correlation(released))
+    return tuple(np.sqrt(np.maximum(each, 0)) / about.divisor for each in (entries, correlations))  # type: ignore[return-value]
+
+
+def _entry_variances(noise: EntryNoise, ratios: Matrix, shift: Matrix) -> Matrix:
+    """Return the variance of ``tr(B E)`` of each entry: ``v_i = e_i - ratio_i e_c``."""
+    lengths = 1 + ratios**2
+    products = np.outer(ratios, ratios)
+    inner = np.eye(ratios.size) + products
+    corner = products - shift
+    squares = (np.outer(lengths, lengths) + inner**2) / 2 - 2 * products * shift + shift**2
+    return _variance(noise, squares, np.eye(ratios.size), corner, np.eye(ratios.size) + corner)
+
+
+def _correlation_variances(noise: EntryNoise, ratios: Matrix, own: Matrix, r: Matrix) -> Matrix:
+    """Return the same of each correlation: ``w_i = sqrt(own_i) e_i - ratio_i e_c``."""
+    lengths = own + ratios**2
+    products = np.outer(ratios, ratios)
+    inner = np.diag(own) + products
+    both = lengths[:, None] + lengths
+    squares = (np.outer(lengths, lengths) + inner**2) / 2 - r * inner * both
+    squares += r**2 / 4 * (lengths[:, None] ** 2 + lengths**2 + 2 * inner**2)
+    corner = products - r / 2 * (ratios[:, None] ** 2 + ratios**2)
+    diagonal = r**2 / 4 * (own[:, None] ** 2 + own**2)  # of i and j; on the diagonal of r all is 0
+    trace = corner - r / 2 * (own[:, None] + own)
+    return _variance(noise, squares, diagonal, corner, trace)
+
+
+def _variance(noise: EntryNoise, squares: Matrix, diagonal: Matrix, corner: Matrix, trace: Matrix) -> Matrix:
+    """Return ``Var tr(B E)`` from ``|B|²``, the sum of B_kk² but for c, B_cc, and the trace."""
+    if noise.exact is not None:
+        squares, trace, corner = squares - corner**2, trace - corner, np.zeros_like(corner)
+    found: Matrix = 2 * noise.off * squares + noise.own * (diagonal + corner**2) + noise.shared * trace**2
+    return found
+
+
+def no_rows() -> str:
+    """Say why a private number of rows and no mean give no covariance."""
+    return (
+        "Under add-remove the number of rows is private, so there is no covariance without the private mean: take "
+        f"{parameter('centre', 'private')}, or {parameter('neighbours', 'replace-one')}."
+    )

@@ -1,0 +1,103 @@
+"""The command covariance: a file of the covariance of a release, for other tools."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import click
+import numpy as np
+
+from dpdist._util.text import counted
+from dpdist.answers.columns import source_units
+from dpdist.answers.covariance import Covariance, covariance
+from dpdist.answers.shrinkage import Shrinkage
+from dpdist.cli.options import PLACE, json_option
+from dpdist.cli.words import answer
+from dpdist.errors import UsageError
+from dpdist.pca.shortened import shortened
+from dpdist.privacy.caution import in_words
+from dpdist.release.artefact import Release, open_release
+from dpdist.release.scaling import blindly_scaled_json, blindly_scaled_words
+from dpdist.storage.store import AnyStore, store_at
+
+_KINDS = (".csv", ".npz")
+
+
+@click.command("covariance")
+@click.argument("release", type=PLACE)
+@click.argument("out", type=PLACE)
+@click.option(
+    "--shrinkage",
+    type=click.Choice([each.value for each in Shrinkage]),
+    default=Shrinkage.OPTIMAL.value,
+    show_default=True,
+    help="optimal: by the law of the noise, positive definite; trace: nearest possible one; none: as released.",
+)
+@json_option
+def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json: bool) -> None:
+    """Write OUT, the covariance of RELEASE, shrunk to be near the exact one and positive. Free.
+
+    OUT ends in .csv, a table of the matrix with the names of the columns above it, or in .npz: covariance, correlation,
+    location, and between which ends each entry lies (low, high) in 95 of 100 releases. They are in units of the source.
+    Columns of which a private scale saw too little are named there. What is there is replaced.
+    """
+    place = store_at(out)
+    name = str(place).rpartition("/")[2]
+    kind = next((each for each in _KINDS if name.endswith(each)), None)
+    if kind is None:
+        raise UsageError(f"OUT ends in {' or '.join(_KINDS)}, not as {name} does.")
+    opened = open_release(release)
+    found = covariance(opened, Shrinkage(shrinkage), source_units(opened))
+    content = _table(found, opened) if kind == ".csv" else _arrays(found, opened)
+    place.parent.replace(name, content, "covariance", private=not opened.private_as_claimed)
+    lengths = shortened(opened)
+    d = opened.bound.columns
+    value = {
+        "covariance": str(out),
+        "status": opened.status,
+        "columns": d,
+        "shrinkage": shrinkage,
+        "directions_above_noise": found.seen,
+        "cautions": list(opened.cautions),
+        **blindly_scaled_json(opened),
+        "shortened": lengths.to_json(),
+    }
+    seen = "" if found.seen is None else f" {found.seen} of {counted(d, 'direction')} vary more than the noise."
+    drowned = " DROWNED: it says little." if found.seen == 0 else ""
+    mark = "" if opened.status == "private" else f" {opened.status.upper()}: do not publish it."
+    words = f"{out}: covariance of {counted(d, 'column')}, shrinkage {shrinkage}.{seen}{drowned}{mark}"
+    blindly = blindly_scaled_words(opened)
+    words = f"{words}{in_words(opened.cautions)} {blindly}".rstrip()
+    answer(as_json, value, f"{words}\n{lengths.words()} {lengths.warning()}".rstrip())
+
+
+def _table(found: Covariance, release: Release) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(release.names)
+    writer.writerows([[repr(float(each)) for each in row] for row in found.matrix])
+    return text.getvalue().encode()
+
+
+def _arrays(found: Covariance, release: Release) -> bytes:
+    ends = {"": found.intervals, "correlation_": found.correlation_intervals}
+    arrays: dict[str, Any] = {
+        f"{what}{end}": both[..., place]
+        for what, both in ends.items()
+        if both is not None
+        for place, end in enumerate(("low", "high"))
+    }
+    arrays |= {
+        "covariance": found.matrix,
+        "correlation": found.correlation,
+        "location": found.location,
+        "names": np.array(release.names, dtype=np.str_),
+        **{what: np.array(names, dtype=np.str_) for what, names in blindly_scaled_json(release).items()},
+        "status": np.array(release.status),
+        "release_id": np.array(release.release_id),
+    }
+    written = io.BytesIO()
+    np.savez(written, **arrays)
+    return written.getvalue()

@@ -1,0 +1,77 @@
+"""The command regress: one column of a release explained by others."""
+
+from __future__ import annotations
+
+import click
+
+from dpdist.answers.columns import beside, places_of, source_units
+from dpdist.answers.regression import regressions
+from dpdist.cli.options import PLACE, json_option
+from dpdist.cli.words import answer
+from dpdist.errors import UsageError
+from dpdist.pca.shortened import shortened
+from dpdist.privacy.caution import in_words
+from dpdist.release.artefact import open_release
+from dpdist.release.parse import columns_from
+from dpdist.release.scaling import blindly_scaled_json, blindly_scaled_words
+from dpdist.report.answers import about_intervals, regression
+from dpdist.storage.store import AnyStore
+
+
+@click.command()
+@click.argument("release", type=PLACE)
+@click.option(
+    "--target", required=True, help="Column to explain, or several, comma-separated; a category is all of its own."
+)
+@click.option("--on", help="Comma-separated columns to explain it by [default: all others].")
+@click.option(
+    "--ridge",
+    default="auto",
+    metavar="auto|L",
+    help="Added to the sum of squares of each column; auto: the edge of the noise [default: auto].",
+)
+@json_option
+def regress(release: AnyStore, target: str, on: str | None, ridge: str, as_json: bool) -> None:
+    """Explain a column of RELEASE by others: coefficients in the units of the source, with intervals. Free.
+
+    It is a ridge regression of the rows as they were shortened to the clip norm. A category of a schema stands for the
+    columns of its categories.
+    """
+    opened = open_release(release)
+    targets = places_of(opened, columns_from(target), "target")
+    chosen = beside(opened, targets) if on is None else places_of(opened, columns_from(on), "on")
+    found = regressions(opened, targets, chosen, ridge_of(ridge), source_units(opened))
+    lengths, blindly = shortened(opened), blindly_scaled_words(opened)
+    each = [one.to_json() for one in found]
+    value = {
+        "release": str(release),
+        "status": opened.status,
+        "cautions": list(opened.cautions),
+        "unit": None if opened.unit is None else opened.unit.to_json(),
+        **blindly_scaled_json(opened),
+        "shortened": lengths.to_json(),
+        **(each[0] if len(each) == 1 else {"regressions": each}),
+    }
+    mark = "" if opened.status == "private" else f"{opened.status.upper()}: do not publish it.\n"
+    tables = "\n\n".join(map(regression, found))
+    about = " ".join(filter(None, (about_intervals(opened), blindly)))
+    if on is None and opened.blindly_scaled[1]:
+        about += " They are left out here."
+    words = f"{mark}{tables}\n{about} {lengths.words()} {lengths.warning()}{in_words(opened.cautions)}"
+    answer(as_json, value, words.rstrip())
+
+
+def ridge_of(text: str) -> float | None:
+    """Return a ridge as typed; None for auto.
+
+    Raises
+    ------
+    UsageError
+        If it is neither.
+    """
+    if text == "auto":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"--ridge takes a number or auto, not {text!r}.") from None

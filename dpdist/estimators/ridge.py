@@ -1,0 +1,429 @@
+"""PrivateRidge: a linear regression of private targets on private columns, with intervals, by scikit-learn's rules."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+from sklearn.utils.validation import check_is_fitted
+
+from dpdist._util.notebook import Shown
+from dpdist._util.paths import AnyPath
+from dpdist._util.text import counted
+from dpdist.answers.block import require_law
+from dpdist.answers.columns import beside, places_of
+from dpdist.answers.regression import Estimate, Regression, regressions
+from dpdist.errors import DrownedWarning, UsageError
+from dpdist.estimators.fit import (
+    ESTIMATORS,
+    Centre,
+    facts_of,
+    parameters_of,
+    proved,
+    released,
+    releases_subspace,
+    require_private,
+)
+from dpdist.estimators.inputs import Rows, RowsError, rows_at, rows_of
+from dpdist.estimators.targets import Targets, targets_of
+from dpdist.ingest.opening import open_rows
+from dpdist.ingest.readers.base import numbered
+from dpdist.ledger.address import LedgerAddressGiven
+from dpdist.ledger.budget import Budget
+from dpdist.naming import naming
+from dpdist.privacy.guarantee import Neighbours, Number
+from dpdist.release.artefact import Release, open_release
+from dpdist.release.request import ROWS_AT_MOST, ReleaseRequest
+from dpdist.release.scaling import weightless
+from dpdist.runtime.cluster import Cluster
+
+Matrix = npt.NDArray[np.float64]
+Names = str | Sequence[str]
+AUTO = "auto"
+
+
+class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc] # no types
+    """Ridge regression of private rows from one differentially private release, with intervals.
+
+    ``fit`` releases the second moment of X and y together, once, under the guarantee that ``guarantee_`` states. All
+    fitted attributes are functions of that release: they may be published, and so may the pickled estimator. The same
+    release answers every other regression among its columns too, at no cost (:meth:`from_release`).
+
+    Parameters
+    ----------
+    ridge : float or "auto", default "auto"
+        What is added to the sum of squares of each column of X, in squared units of the rows after the public centre
+        and scale, as ``alpha`` of scikit-learn's ``Ridge``. ``"auto"``: the edge of the noise, below which nothing can
+        be seen. The intercept is free of it.
+    epsilon : str, int, float or Decimal
+        What the release may cost, of whole millionths. Required.
+    clip : float or "auto"
+        The clip norm C > 0 of a row of X and y together, in their units after centre and scale; public. Required.
+        ``"auto"`` is for columns divided by a scale, as of :class:`dpdist.PrivatePCA`.
+    delta : str, int, float or Decimal, default None
+        Likewise, below 1; None for pure differential privacy.
+    mechanism : str, default None
+        Its name; None takes ``gaussian`` where a delta is given and ``two-sided-wishart`` where none is.
+    neighbours : {"replace-one", "add-remove"}, default "replace-one"
+        One row exchanged, and the number of rows public; or one row more or fewer, and it is private.
+    centre : str, path-like, sequence of float or mapping, default "private"
+        As of :class:`dpdist.PrivatePCA`, of the columns of X and then those of y. Only ``"private"`` fits an intercept;
+        otherwise the regression leads through the public centre.
+    scale, scale_share : str, default "none" and "0.1"
+        As of :class:`dpdist.PrivatePCA`, of the columns of X and of those of y.
+    ledger, release : str or path-like, default None
+        The place of the ledger, and where to publish the release, as of :class:`dpdist.PrivatePCA`.
+    budget_epsilon, budget_delta : str, int, float or Decimal, default None
+        What all fits that share a row may cost, as of :class:`dpdist.PrivatePCA`.
+    budget : Budget, default None
+        The budget this fit is charged to, as of :class:`dpdist.PrivatePCA`.
+    accept_large_delta : bool, default False
+        Whether a delta of 1/n or more is meant.
+    grid_bits : int, default None
+        The clip norm is ``2**grid_bits`` steps of the integer grid. None: so many that the error of rounding is below
+        5 % of the noise.
+    rows_at_most : int, default 10000000
+        A public number that n is at most, from which grid bits follow where n is private.
+    options : mapping of str, default None
+        Public parameters of the mechanism, by name.
+    cluster : Cluster, default None
+        For the path of a rows.zarr: where to compute.
+
+    Attributes
+    ----------
+    coef_ : ndarray
+        (p,) float64, or (k, p) where y has two dimensions: in units of the target per unit of the column.
+    intercept_ : float or ndarray
+        Of k targets (k,).
+    coef_intervals_, intercept_intervals_ : ndarray
+        The shape of the estimates and two more entries last: between these the ridge regression of the rows, shortened
+        to ``clip``, lies in 95 of 100 releases.
+    coef_population_intervals_, intercept_population_intervals_ : ndarray or None
+        The same for the population, if the rows are independent draws from it with residuals of equal variance; None
+        where n is private and no mean was released. Rows of one privacy unit are hardly independent: where a unit may
+        own several (``release_.unit``), these intervals are too narrow.
+    r2_ : float or ndarray
+        The share of the variance of the shortened rows' target that the coefficients explain, as the release tells.
+    r2_intervals_ : ndarray
+        Two ends for each, as above.
+    ridge_ : float
+        The ridge that was taken.
+    target_names_ : ndarray of str
+        Names of the targets, (k,).
+    guarantee_, release_ : Guarantee, Release
+        As of :class:`dpdist.PrivatePCA`.
+    n_features_in_, feature_names_in_ : int, ndarray of str
+        p and, where the columns have names, these.
+
+    Notes
+    -----
+    X is of any kind that :class:`dpdist.PrivatePCA` takes. y is an array, (n,) or (n, k), a Series or a DataFrame, or a
+    Dask array where X is one. For the path of a rows.zarr, y is the name of one of its columns, or a list of names; a
+    column of its schema stands for all that were made of it, so that a category is explained by one regression for each
+    of its values. Rows are shortened together with their targets, and everything is about rows so shortened.
+
+    A private scale may find numbers beyond 2^20 in a column. It weighs nothing then, and nothing is known of it
+    (``release_.blindly_scaled``): its coefficient is 0, in an interval without ends, or it is left out where columns
+    are taken by name. As a target it is refused.
+
+    ``predict`` and ``score`` take rows as they are. What they return is private where the rows are.
+
+    How intervals follow from the law of the noise stands in :mod:`dpdist.answers.regression`.
+
+    See Also
+    --------
+    PrivateCovariance : Mean and covariance instead.
+    PrivatePCA : Components instead; its notes hold here too.
+
+    References
+    ----------
+    Hoerl & Kennard 1970; Dwork, Talwar, Thakurta & Zhang 2014; Wang 2018, Revisiting differentially private linear
+    regression (sufficient statistics); Bun, Allez, Bouchaud & Potters 2016.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dpdist import PrivateRidge
+    >>> draw = np.random.default_rng(1)
+    >>> X = draw.normal(size=(20000, 3))
+    >>> y = X @ [1, -2, 0] + draw.normal(size=20000)
+    >>> found = PrivateRidge(epsilon=1, delta=1e-6, clip=6).fit(X, y)
+    >>> found.coef_.shape, found.coef_intervals_.shape, str(found.guarantee_.loss)
+    ((3,), (3, 2), 'epsilon 1, delta 1e-06')
+    >>> found.predict(X[:2]).shape
+    (2,)
+    >>> PrivateRidge.from_release(found.release_, "c0", on=["c1", "c2"]).coef_.shape  # another one, free
+    (2,)
+    """
+
+    def __init__(
+        self,
+        ridge: float | str = AUTO,
+        *,
+        epsilon: Number,
+        clip: float | str,
+        delta: Number | None = None,
+        mechanism: str | None = None,
+        neighbours: str = "replace-one",
+        centre: Centre = "private",
+        scale: str = "none",
+        scale_share: Number = "0.1",
+        ledger: LedgerAddressGiven | None = None,
+        release: AnyPath | None = None,
+        budget_epsilon: Number | None = None,
+        budget_delta: Number | None = None,
+        budget: Budget | None = None,
+        accept_large_delta: bool = False,
+        grid_bits: int | None = None,
+        rows_at_most: int = ROWS_AT_MOST,
+        options: Mapping[str, object] | None = None,
+        cluster: Cluster | None = None,
+    ) -> None:
+        self.ridge = ridge
+        self.epsilon = epsilon
+        self.clip = clip
+        self.delta = delta
+        self.mechanism = mechanism
+        self.neighbours = neighbours
+        self.centre = centre
+        self.scale = scale
+        self.scale_share = scale_share
+        self.ledger = ledger
+        self.release = release
+        self.budget_epsilon = budget_epsilon
+        self.budget_delta = budget_delta
+        self.budget = budget
+        self.accept_large_delta = accept_large_delta
+        self.grid_bits = grid_bits
+        self.rows_at_most = rows_at_most
+        self.options = options
+        self.cluster = cluster
+
+    @classmethod
+    def from_release(
+        cls,
+        release: Release | str | os.PathLike[str],
+        target: Names,
+        on: Names | None = None,
+        *,
+        ridge: float | str = AUTO,
+    ) -> Self:
+        """Return an estimator that is fitted to a release that was made before, at no cost.
+
+        Parameters
+        ----------
+        release
+            A release, or the path of a release.zarr.
+        target
+            Name of a column, or a list of names; one of the schema stands for all columns that were made of it.
+        on
+            Likewise, the columns of X. None: all that were made of other columns than the targets.
+        ridge
+            As of the class.
+
+        Raises
+        ------
+        UsageError
+            If there are no such columns, the release is of a subspace, there are fewer rows than columns, or the noise
+            drowns the target.
+        RefusedError
+            If it is not private as claimed.
+        DataError
+            If there is none, it is damaged, or there are too many columns.
+        """
+        with naming(ESTIMATORS):
+            opened = release if isinstance(release, Release) else open_release(release)
+            require_private(opened)
+            made = cls(ridge, **parameters_of(opened))
+            made.release_ = opened
+            made._learn(opened, target, on)
+        return made
+
+    def fit(self, X: object, y: object) -> Self:  # noqa: N803 - scikit-learn's names
+        """Release the second moment of X and y, and take the regression of y on X from it.
+
+        Parameters
+        ----------
+        X
+            (n, p) real numbers, or the path of a rows.zarr; see the notes of the class.
+        y
+            (n,) or (n, k) real numbers, or names of columns of the rows.zarr.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        UsageError
+            If parameters make no sense. After the release, if the noise drowns the target: ``release_`` is there then.
+        RefusedError
+            If the budget does not suffice, the mechanism's claim is not proved, or delta is not below 1/n.
+        DataError
+            If X or y cannot be used; a ValueError too for what is in memory.
+        """
+        with naming(ESTIMATORS):
+            _ridge(self.ridge)
+            if (path := rows_at(X)) is None:
+                given = targets_of(y, self)
+                release = released(self, X, _require_matrix, beside=partial(self._joined, given))
+                target: Names = given.names[0] if given.flat else given.names
+                on: Names | None = [name for name in release.names if name not in given.names]
+            else:
+                target, on = _named(y), None
+                places_of(open_rows(path), _listed(target), "y")  # before anything is charged
+                release = released(self, X, _require_matrix)
+            try:
+                self._learn(release, target, on, whole=on is not None)
+            except UsageError as error:
+                kept = "What was released is kept: PrivateRidge.from_release(fitted.release_, target) is free."
+                raise UsageError(f"{error} {kept}") from None
+        return self
+
+    def predict(self, X: object) -> Any:  # noqa: N803
+        """Return the targets that rows should have: ``X @ coef_ + intercept_``. They are private.
+
+        Parameters
+        ----------
+        X
+            (n, p), of any kind that ``fit`` takes but the path of a rows.zarr.
+
+        Returns
+        -------
+        targets
+            (n,) or (n, k) float64: of a Dask array a Dask array, nothing of which is computed yet; of a DataArray a
+            DataArray; else a NumPy array.
+
+        Raises
+        ------
+        DataError
+            If X cannot be used or has other columns; a ValueError too.
+        """
+        check_is_fitted(self, "coef_")
+        with naming(ESTIMATORS):
+            if rows_at(X) is not None:
+                raise RowsError("predict takes rows of the columns of X, in memory or lazy, and no rows.zarr.")
+            rows = rows_of(self, X, fitting=False)
+            slopes, start = np.atleast_2d(self.coef_).T, np.atleast_1d(self.intercept_)
+            names = [str(name) for name in self.target_names_]
+            found = rows.mapped(partial(_told, slopes=slopes, start=start), len(names), np.float64, names, "target")
+            return found[:, 0] if self.coef_.ndim == 1 else found
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.non_deterministic = True
+        tags.target_tags.required = True
+        tags.regressor_tags.poor_score = True  # noise is the price
+        return tags
+
+    def _facts(self) -> dict[str, object]:
+        facts = facts_of(self)
+        if hasattr(self, "coef_"):
+            facts |= {"targets": ", ".join(map(str, self.target_names_)), "R²": np.round(self.r2_, 3)}
+        return facts
+
+    def _joined(self, given: Targets, rows: Rows) -> Rows:
+        known = rows.known_rows if self.neighbours == Neighbours.REPLACE_ONE.value else None
+        if known is not None and known < rows.columns:  # as the release would be refused, before it is paid for
+            raise RowsError(
+                f"X has {counted(known, 'sample')} and {counted(rows.columns, 'column')}: there are fewer rows than "
+                "columns. Leave columns out."
+            )
+        return given.beside(rows)
+
+    def _learn(self, release: Release, target: Names, on: Names | None, *, whole: bool = False) -> None:
+        """Take the regression from a release; ``whole``: columns of which it tells nothing keep a place."""
+        self.guarantee_ = proved(release)
+        targets = places_of(release, _listed(target), "target")
+        columns = beside(release, targets) if on is None else places_of(release, _listed(on), "on")
+        unknown = set(weightless(release, columns)) if whole else set()
+        known = [i for i in columns if i not in unknown]
+        found = regressions(release, targets, known, _ridge(self.ridge))
+        flat = isinstance(target, str) and len(found) == 1
+        self.n_features_in_ = len(columns)
+        names = tuple(release.names[i] for i in columns)
+        if names != numbered(len(columns)):
+            self.feature_names_in_ = np.array(names, dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+        self.ridge_ = found[0].ridge
+        self.target_names_ = np.array([each.target for each in found], dtype=object)
+        self.coef_, self.coef_intervals_, self.coef_population_intervals_ = _arrays(
+            [_placed(each.coefficients, columns, unknown) for each in found], flat=flat
+        )
+        starts, ends, population = _arrays([(each.intercept,) for each in found], flat=flat)
+        self.intercept_ = float(starts[0]) if flat else starts[:, 0]
+        self.intercept_intervals_ = ends[0] if flat else ends[:, 0]
+        self.intercept_population_intervals_ = (
+            None if population is None else population[0] if flat else population[:, 0]
+        )
+        shares = np.array([each.r2.value for each in found])
+        self.r2_ = float(shares[0]) if flat else shares
+        self.r2_intervals_ = np.array([each.r2_interval for each in found])[0 if flat else slice(None)]
+        _warn_of_drowned(found)
+
+
+def _arrays(estimates: Sequence[Sequence[Estimate]], *, flat: bool) -> tuple[Matrix, Matrix, Matrix | None]:
+    """Return estimates of each target, their intervals, and those for the population: without targets if flat."""
+    values = np.array([[one.value for one in each] for each in estimates])
+    ends = np.array([[one.interval for one in each] for each in estimates])
+    population = [[one.population_interval for one in each] for each in estimates]
+    known = None if any(one is None for each in population for one in each) else np.array(population, dtype=np.float64)
+    if not flat:
+        return values, ends, known
+    return values[0], ends[0], None if known is None else known[0]
+
+
+def _placed(found: Sequence[Estimate], columns: Sequence[int], unknown: set[int]) -> list[Estimate]:
+    """Return an estimate for each column: of those of which nothing is known 0, and every number is in its interval."""
+    rest = iter(found)
+    return [Estimate(0.0, math.inf, math.inf) if i in unknown else next(rest) for i in columns]
+
+
+def _told(rows: npt.NDArray[np.generic], slopes: Matrix, start: Matrix) -> Matrix:
+    found: Matrix = rows.astype(np.float64) @ slopes
+    found += start
+    return found
+
+
+def _listed(names: Names) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _named(y: object) -> Names:
+    if isinstance(y, str) or (isinstance(y, Sequence) and y and all(isinstance(each, str) for each in y)):
+        return y
+    raise RowsError("For the path of a rows.zarr y is the name of one of its columns, or a list of names.")
+
+
+def _ridge(given: object) -> float | None:
+    if isinstance(given, str) and given == AUTO:
+        return None
+    if isinstance(given, bool) or not isinstance(given, numbers.Real):
+        raise UsageError(f"ridge is a number, at least 0, or {AUTO!r}: the edge of the noise.")
+    return float(given)
+
+
+def _require_matrix(request: ReleaseRequest, columns: int) -> None:
+    """Refuse what gives no regression, before it is paid for."""
+    known = None if releases_subspace(request) else request.sized.calibrated(columns).noise
+    require_law(request.mechanism, known)
+
+
+def _warn_of_drowned(found: Sequence[Regression]) -> None:
+    if drowned := [each.target for each in found if each.drowned]:
+        warnings.warn(
+            f"As far as the noise lets see, the columns may explain nothing of {', '.join(drowned)}: r2_intervals_ "
+            "begin below 0. Take a larger epsilon, more rows, or fewer columns.",
+            DrownedWarning,
+            stacklevel=4,
+        )

@@ -1,0 +1,142 @@
+"""What PrivateRidge takes for y: columns that are released beside X, as one table, in every form that X has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.utils.validation import check_array
+
+from dpdist._util.text import listed
+from dpdist.errors import DataError
+from dpdist.estimators.in_memory import dense
+from dpdist.estimators.inputs import Rows, RowsError
+from dpdist.ingest.collection import is_a, whole_rows
+from dpdist.runtime.blocks import cut_alike
+
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The targets of a fit.
+
+    Attributes
+    ----------
+    data
+        (n, k): float64 of NumPy, or a Dask array.
+    names
+        k of them.
+    flat
+        Whether y has one dimension.
+    """
+
+    data: Any
+    names: tuple[str, ...]
+    flat: bool
+
+    @property
+    def lazy(self) -> bool:
+        """Whether they are a Dask array."""
+        return is_a(self.data, "dask", "Array")
+
+    def beside(self, rows: Rows) -> Rows:
+        """Return rows of X with the targets as last columns, and a name for every column.
+
+        Raises
+        ------
+        RowsError
+            If they are not of the same rows, or have the name of a column.
+        """
+        if both := set(self.names) & set(rows.column_names):
+            raise RowsError(f"y has the name of a column of X: {listed(sorted(both))}. Give it another.")
+        names = (*rows.column_names, *self.names)
+        if rows.lazy:
+            try:
+                cut = cut_alike(self.data, whole_rows(rows.data))
+            except DataError as error:
+                raise RowsError(str(error)) from None
+            whole = whole_rows(rows.data)
+            joined = whole.map_blocks(
+                _joined, cut, dtype=np.float64, chunks=(whole.chunks[0], (len(names),)), meta=np.empty((0, 0))
+            )
+            return replace(rows, data=joined, names=names)
+        if self.lazy:
+            raise RowsError("y is a Dask array, and X is none: compute y, or make X one too.")
+        if rows.data.shape[0] != len(self.data):
+            raise RowsError(
+                f"Found input variables with inconsistent numbers of samples: {[rows.data.shape[0], len(self.data)]}"
+            )
+        return replace(rows, data=Beside(rows.data, self.data), names=names)
+
+
+class Beside:
+    """Rows and targets as one table, which is made of them piece by piece."""
+
+    def __init__(self, rows: Any, targets: Values) -> None:
+        self._rows, self._targets = rows, targets
+        self.shape = (rows.shape[0], rows.shape[1] + targets.shape[1])
+        self.dtype = np.dtype(np.float64)
+        self.chunks = getattr(rows, "chunks", None)
+
+    def __getitem__(self, piece: slice) -> Values:
+        """Return some rows, (r, d + k)."""
+        return _joined(self._rows[piece], self._targets[piece])
+
+
+def _joined(rows: Any, targets: Any) -> Values:
+    """Return a block of rows beside one of targets."""
+    return np.hstack([dense(rows), dense(targets)]).astype(np.float64, copy=False)
+
+
+def targets_of(given: Any, estimator: object) -> Targets:
+    """Return the targets of y.
+
+    Raises
+    ------
+    RowsError
+        If y is nothing of the kind.
+    """
+    if given is None:
+        raise RowsError(
+            f"{type(estimator).__name__} requires y to be passed, but the target y is None: it is what is explained."
+        )
+    if isinstance(given, str):
+        raise RowsError("y is a name, which stands for a column of a rows.zarr: of a table in memory pass the values.")
+    names = _names(given)
+    if is_a(given, "dask", "Array"):
+        flat = given.ndim == 1
+        data = given[:, None] if flat else given
+        if data.ndim != 2 or np.dtype(data.dtype).kind not in "biuf":
+            raise RowsError("y is a Dask array of one or two dimensions, of real numbers.")
+    else:
+        found = _checked(given)
+        flat = found.ndim == 1
+        data = found[:, None] if flat else found
+    count = int(data.shape[1])
+    if len(names) != count:
+        names = ("y",) if count == 1 else tuple(f"y{i}" for i in range(count))
+    return Targets(data, names, flat)
+
+
+def _checked(given: Any) -> Values:
+    if isinstance(given, np.ma.MaskedArray):
+        raise RowsError("y is a masked array, and a masked entry is no number: fill it by a public rule (y.filled).")
+    try:
+        found: Values = check_array(given, dtype=np.float64, ensure_2d=False, input_name="y", ensure_min_samples=0)
+    except (TypeError, ValueError) as error:
+        said = str(error).split("\n")[0]
+    else:
+        return found
+    if "convert string" in said or "convert" in said:
+        said = "y holds what is not a number. Encode classes as columns of 0 and 1, by a public rule."
+    raise RowsError(said)
+
+
+def _names(given: Any) -> tuple[str, ...]:
+    """Return the names that a Series or a DataFrame has."""
+    if is_a(given, "pandas", "Series"):
+        return () if given.name is None else (str(given.name),)
+    return tuple(map(str, given.columns)) if is_a(given, "pandas", "DataFrame") else ()

@@ -1,0 +1,182 @@
+"""Components of the correlation matrix: free post-processing of a release of a second moment.
+
+Let A be the matrix whose eigenvectors are the components (:mod:`dpdist.pca.components`): the covariance, where the mean
+was released too, or else the second moment about the centre by which rows were shifted. A column *stands above the
+noise* if ``A_jj`` exceeds four standard deviations of the noise on it. The others have no deviation by which they could
+be divided: they are left out, and named. So is a column of scale 2^64, which weighs nothing in the release. Of the rest
+the correlation matrix is ``R = D A D`` with
+``D = diag(A_jj^-1/2)``. So the diagonal is 1, the eigenvalues add up to the number of columns that are left, and the
+share of variance of a component is its eigenvalue over that number. Loadings of columns that were left out are 0.
+
+Measured on Covertype, epsilon .1, 54 columns: five components capture .98 of the variance of the exact correlation
+matrix of all columns (`workflows/private_scale.py`). In a release whose 20 drowned columns were kept, with
+a variance of .02, they captured .72.
+
+**Interval of an eigenvalue.** Write the noise of A as N, of variance ``on`` and ``off`` the diagonal, and of the mean
+u as e, of variance ``t²`` an entry, so that A has the error ``N - u e' - e u'``. To first order an eigenvalue l of R
+with eigenvector v is off by
+
+    sum_ij a_i a_j N_ij - l sum_j a_j² N_jj - 2 (a.u) (a.e) + 2 l sum_j a_j² u_j e_j,    a = D v,
+
+because a column that is divided by a wrong deviation changes R by ``-(F R + R F)/2``, F the diagonal of ``D E D``. Its
+variance is a sum of squares, with what is released for what is exact. To second order noise spreads eigenvalues: l is
+too large by about ``b = sum_m off (|a_m|² |a|² + (a_m.a)²) / (l - l_m)``, over all other eigenvectors. The interval is
+``l - 2 max(b, 0) - 2 s`` to ``l + 2 max(-b, 0) + 2 s``, s the standard deviation.
+
+It is with respect to noise alone: of how the shortened rows would be correlated, and not of the population. It is an
+approximation. Of six correlated columns it held in 94 to 97 % of 600 releases, of `gaussian`, `two-sided-wishart` and
+`laplace` at epsilon .15 and .5, for each of the first three components (`tests/pca/test_correlation.py` draws 200).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist.errors import UsageError
+from dpdist.naming import parameter
+from dpdist.pca.components import Components, about_mean, mean_variance
+from dpdist.pca.eigen import signed, top_eigenpairs
+from dpdist.pca.scree import entry_variances
+from dpdist.release.artefact import Release
+from dpdist.release.scaling import weightless
+
+Values = npt.NDArray[np.float64]
+_ABOVE = 4.0
+"""Standard deviations of the noise by which a column has to stand above it."""
+_SURE = 2.0
+"""Those between the middle of an interval and its end."""
+_MOST = 2000
+"""Columns of which all eigenvectors are found, for the intervals."""
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Components of the correlation matrix of a release.
+
+    Attributes
+    ----------
+    components
+        Of columns that are standardised by what was released: ``components.scale`` is their standard deviation in the
+        input's units, and the eigenvalues are those of the correlation matrix.
+    left_out
+        Names of the columns that do not stand above the noise.
+    shares
+        (k,): of each component in the variance of the standardised columns that are left.
+    intervals
+        (k, 2): where these lie (see the module); None for more than 2000 columns.
+    """
+
+    components: Components
+    left_out: tuple[str, ...]
+    shares: Values
+    intervals: Values | None
+
+    def to_json(self) -> dict[str, object]:
+        """Return what is said of the components as JSON values."""
+        return {
+            "correlation": True,
+            "left_out": list(self.left_out),
+            "shares": self.shares.tolist(),
+            "share_intervals": None if self.intervals is None else self.intervals.tolist(),
+        }
+
+
+def correlation(release: Release, count: int) -> Correlation:
+    """Return the top components of the correlation matrix of a release.
+
+    Parameters
+    ----------
+    release
+        Of a second moment, with the mean, or of rows that were shifted by a centre.
+    count
+        Number of components.
+
+    Raises
+    ------
+    UsageError
+        If count is out of range, the release is no such one or too large for memory, or the noise drowns it.
+    """
+    _require_centre(release)
+    about = about_mean(release)
+    on, off = entry_variances(release)
+    mean_noise = mean_variance(release)
+    matrix = about.matrix(release.second_moment)
+    deviation = np.sqrt(on + 4 * about.mean**2 * mean_noise)
+    variances = np.diag(matrix)
+    above = variances > _ABOVE * deviation
+    above[list(weightless(release, range(len(variances))))] = False  # chance alone would bring one in
+    kept = np.flatnonzero(above)
+    if not 1 <= count <= len(kept):
+        raise UsageError(
+            f"{count} components were asked for; {len(kept)} of {len(variances)} columns stand above the noise, and a "
+            f"correlation matrix is of these. Ask for fewer components ({parameter('components')}), or release with a "
+            "larger epsilon.",
+            parameter="components",
+        )
+    divisor = 1 / np.sqrt(variances[kept])
+    standard = matrix[np.ix_(kept, kept)] * np.outer(divisor, divisor)
+    np.fill_diagonal(standard, 1)
+    intervals = None
+    if len(kept) <= _MOST:
+        values, columns = np.linalg.eigh(standard)
+        noise = _Noise(on, off, mean_noise, about.mean[kept])
+        intervals = _intervals(values, columns, divisor, noise)[::-1][:count] / len(kept)
+        values, vectors = values[::-1][:count], signed(columns.T[::-1][:count])
+    else:
+        values, vectors = top_eigenpairs(standard, count)
+    loadings = np.zeros((count, len(variances)))
+    loadings[:, kept] = vectors
+    centre, scale = release.bound.input_units
+    divided = scale.copy()
+    divided[kept] /= divisor
+    found = Components(loadings, values, per_row=True, mean=centre + scale * about.mean, scale=divided)
+    left_out = tuple(release.names[j] for j in sorted(set(range(len(variances))) - set(kept.tolist())))
+    return Correlation(found, left_out, values / len(kept), intervals)
+
+
+def _require_centre(release: Release) -> None:
+    if release.subspace is not None:
+        raise UsageError(f"{release.mechanism} released components, and no second moment to take correlations of.")
+    if not release.in_memory:
+        raise UsageError(
+            "The release is too large for memory, and a correlation matrix is made there. Release with a scale "
+            f"({parameter('scale', 'private')}), and take components without {parameter('correlation')}."
+        )
+    if not release.bound.constant and release.bound.centre is None:
+        raise UsageError(
+            "The release has no mean and no centre, so nothing says about what columns vary. Release with "
+            f"{parameter('centre', 'private')}, with a public centre, or with {parameter('scale', 'private')}."
+        )
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """Variances of the noise on the matrix and on the mean, and the mean itself, in units of the bounded rows."""
+
+    on: float
+    off: float
+    mean: float
+    centre: Values
+
+
+def _intervals(values: Values, columns: Values, divisor: Values, noise: _Noise) -> Values:
+    """Return where each eigenvalue of the correlation matrix lies, (d, 2), from all eigenpairs (see the module)."""
+    a = divisor[:, None] * columns
+    squares, quartic = (a**2).sum(axis=0), (a**4).sum(axis=0)
+    variance = noise.on * quartic * (1 - values) ** 2 + 2 * noise.off * (squares**2 - quartic)
+    # of a law that is invariant under rotations, entries of the diagonal go together
+    variance += max(0.0, noise.on - 2 * noise.off) * (1 - values) ** 2 * np.maximum(squares**2 - quartic, 0)
+    shift = -2 * (noise.centre @ a) * a + 2 * values * a**2 * noise.centre[:, None]
+    spread = np.sqrt(variance + noise.mean * (shift**2).sum(axis=0))
+    cross = a.T @ a
+    gaps = values[:, None] - values
+    gaps[gaps == 0] = math.inf
+    bias = (noise.off * (np.outer(squares, squares) + cross**2) / gaps).sum(axis=1)
+    low = values - 2 * np.maximum(bias, 0) - _SURE * spread
+    high = values + 2 * np.maximum(-bias, 0) + _SURE * spread
+    found: Values = np.clip(np.column_stack([low, high]), 0, len(values))
+    return found

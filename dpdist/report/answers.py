@@ -1,0 +1,85 @@
+"""What is said of regressions, as text for a terminal."""
+
+from __future__ import annotations
+
+import math
+
+from dpdist._util.text import counted, wrapped
+from dpdist.answers.regression import Estimate, Regression
+from dpdist.release.artefact import Release
+from dpdist.report.text import aligned
+
+_SHOWN = 25
+_ABOUT = (
+    "Each interval holds in 95 of 100 releases, for the ridge regression of the rows as they were shortened. That of "
+    "the population holds if the rows are independent draws from it, with residuals of equal variance."
+)
+
+
+def about_intervals(release: Release) -> str:
+    """Say what the intervals of a regression are about, and what they take for granted."""
+    if release.unit is None:
+        return _ABOUT
+    return (
+        f"{_ABOUT} Here one {release.unit.column} may own several rows, which are hardly independent: then the "
+        "interval of the population is too narrow."
+    )
+
+
+def regression(found: Regression) -> str:
+    """Return a table of the coefficients of one target, and what there is to know of them.
+
+    Of more than 25 those are shown that are the most standard deviations away from 0.
+    """
+    shown = sorted(range(len(found.names)), key=lambda i: -_evidence(found.coefficients[i]))[:_SHOWN]
+    rows = [("", "coefficient", "between", "of the population")]
+    if found.centred or found.intercept.value:
+        rows.append(("intercept", *_cells(found.intercept)))
+    rows += [(_short(found.names[i]), *_cells(found.coefficients[i])) for i in sorted(shown)]
+    left = len(found.names) - len(shown)
+    low, high = found.r2_interval
+    about = "about its mean" if found.centred else "about the public centre: no mean was released"
+    last = f"R² {found.r2.value:.3f}, between {_outward(low, high)}: of the variance of {found.target} {about}."
+    return "\n".join([
+        f"Regression of {found.target} on {counted(len(found.names), 'column')}",
+        *aligned(rows),
+        *([wrapped(f"{counted(left, 'column')} less sure to differ from 0: not shown.")] if left else []),
+        wrapped(last),
+        *([wrapped(DROWNED)] if found.drowned else []),
+        wrapped(_ridge(found)),
+    ])  # fmt: skip
+
+
+DROWNED = "DROWNED: as far as the noise lets see, the columns may explain nothing of the target."
+
+
+def _ridge(found: Regression) -> str:
+    said = f"The ridge is {found.ridge:.6g}, added to the sum of squares of each column."
+    below = len(found.names) - found.seen
+    if not below:
+        return said
+    return (
+        f"{said} {below} of {counted(len(found.names), 'direction')} among the columns vary less than the noise: along "
+        "these, coefficients are drawn to 0, and columns that are nearly sums of others share theirs."
+    )
+
+
+def _evidence(each: Estimate) -> float:
+    return abs(each.value) / each.noise if each.noise else float("inf")
+
+
+def _cells(each: Estimate) -> tuple[str, str, str]:
+    population = each.population_interval
+    return f"{each.value:.4g}", _between(each.interval), "-" if population is None else _between(population)
+
+
+def _between(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:.3g} .. {ends[1]:.3g}"
+
+
+def _outward(low: float, high: float) -> str:
+    return f"{math.floor(1000 * low) / 1000:.3g} and {math.ceil(1000 * high) / 1000:.3g}"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 22 else f"{name[:19]}..."

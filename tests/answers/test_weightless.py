@@ -1,0 +1,153 @@
+"""A column that weighs nothing in a release, because its numbers were beyond the grid: no answer speaks of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from support.cli_scene import Call
+
+import dpdist
+from dpdist import PrivateCovariance, PrivateRidge
+from dpdist.answers.columns import beside
+from dpdist.answers.regression import regressions
+from dpdist.errors import DrownedWarning, UsageError
+from dpdist.mechanisms.columns import BEYOND
+from dpdist.pca.correlation import correlation
+from dpdist.release.artefact import Release
+from dpdist.release.combine import combined
+from dpdist.rows.units import Unit
+from papers.common.drawn import drawn
+
+Floats = npt.NDArray[np.float64]
+NAMES = ("age", "stamp", "height", "income")
+PRIVATE: dict[str, Any] = {"epsilon": 8, "delta": 1e-6, "clip": "auto", "scale": "private"}
+
+
+def rows_of(n: int = 3000) -> Floats:
+    """Return rows whose income follows from age, height and a stamp, which has numbers near 1e9."""
+    random = np.random.default_rng(4)
+    age, height, noise = random.normal(size=(3, n))
+    stamp = 1e9 + 1e8 * random.normal(size=n)
+    return np.column_stack([age, stamp, height, age - 0.5 * height + (stamp - 1e9) / 1e8 + noise])
+
+
+@pytest.fixture
+def release() -> Release:
+    """Return a release by a scale such as a private choice makes for such a column."""
+    return drawn(rows_of(), 4.0, "8", names=NAMES, scale=(1.0, BEYOND, 1.0, 2.0)).release()
+
+
+def test_no_regression_is_of_it_or_on_it(release: Release) -> None:
+    """Its coefficient would be sure to be 0 to 17 digits in its own unit, and is 1e-8."""
+    assert beside(release, [3]) == (0, 2)
+    with pytest.raises(UsageError, match=r"stamp: numbers beyond 2\^20.*leave it out of"):
+        regressions(release, [3], [0, 1, 2])
+    with pytest.raises(UsageError, match=r"stamp: numbers beyond 2\^20.*cannot be explained"):
+        regressions(release, [1], [0, 2])
+    (found,) = regressions(release, [3], beside(release, [3]))
+    assert found.names == ("age", "height")
+
+
+def test_a_sum_of_releases_knows_it_too() -> None:
+    scene = drawn(rows_of(), 4.0, "8", names=NAMES, scale=(1.0, BEYOND, 1.0, 2.0))
+    total = combined([scene.release(0), scene.release(1)])
+    assert total.stage is None
+    assert total.blindly_scaled == ((), ("stamp",))
+    assert beside(total, [3]) == (0, 2)
+
+
+def test_it_is_in_no_correlation_matrix_even_where_chance_lifts_it_above_the_noise(
+    release: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpdist.pca.correlation._ABOVE", -100.0)  # so that every column stands above the noise
+    found = correlation(release, 2)
+    assert found.left_out == ("stamp",)
+    assert (found.components.components[:, 1] == 0).all()
+
+
+def test_a_fitted_ridge_says_that_nothing_is_known_of_it_and_takes_the_rows_it_was_fitted_to() -> None:
+    rows = rows_of()
+    with pytest.warns(DrownedWarning, match="weigh nothing: c1"):
+        found = PrivateRidge(**PRIVATE).fit(rows[:, :3], rows[:, 3])
+    assert found.n_features_in_ == 3
+    assert found.coef_[1] == 0
+    assert found.coef_population_intervals_ is not None
+    for ends in (found.coef_intervals_, found.coef_population_intervals_):
+        assert ends[1].tolist() == [-np.inf, np.inf]
+        assert np.isfinite(ends[[0, 2]]).all()
+    assert found.coef_intervals_[0, 0] > 0 > found.coef_intervals_[2, 1]
+    assert found.predict(rows[:5, :3]).shape == (5,)
+    with pytest.warns(DrownedWarning, match="weigh nothing: c1"):
+        named = PrivateRidge.from_release(found.release_, "y")
+    assert named.feature_names_in_.tolist() == ["c0", "c2"]
+    assert named.coef_ == pytest.approx(found.coef_[[0, 2]])
+    with pytest.warns(DrownedWarning), pytest.raises(UsageError, match="leave it out of on"):
+        PrivateRidge.from_release(found.release_, "y", on=["c0", "c1"])
+
+
+def test_a_fitted_ridge_of_such_a_target_is_refused_and_keeps_the_release() -> None:
+    rows = rows_of(2900)
+    made = PrivateRidge(**PRIVATE)
+    with pytest.warns(DrownedWarning), pytest.raises(UsageError, match=r"y: numbers beyond.*What was released is kept"):
+        made.fit(rows[:, [0, 2, 3]], rows[:, 1])
+    with pytest.warns(DrownedWarning):
+        assert PrivateRidge.from_release(made.release_, "c2").coef_.shape == (2,)
+
+
+def test_a_fitted_covariance_names_it() -> None:
+    with pytest.warns(DrownedWarning, match="weigh nothing: c1"):
+        PrivateCovariance(**PRIVATE).fit(rows_of(2800))
+
+
+def test_the_commands_leave_it_out_and_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = np.column_stack([rows_of(), np.arange(3000) == 5])
+    np.savetxt("table.csv", rows, delimiter=",", header=",".join((*NAMES, "rare")), comments="")
+    assert call("ingest", "table.csv", "rows.zarr", "--budget-epsilon", "8", "--budget-delta", "1e-5").code == 0
+    asked = ("--epsilon", "8", "--delta", "1e-6", "--clip", "auto", "--scale", "private", "--centre", "private")
+    assert call("release", "rows.zarr", "release.zarr", *asked).code == 0
+    said = "No variance was seen, over the noise, of 1 column, so a public rule scaled it: rare. 1 column had numbers "
+    said += "beyond 2^20, and weigh nothing: stamp. Nothing is known of them."
+    commands: tuple[tuple[str, ...], ...] = (
+        ("regress", "release.zarr", "--target", "income"),
+        ("covariance", "release.zarr", "found.csv"),
+        ("pca", "release.zarr", "model.zarr", "--components", "2", "--correlation"),
+    )
+    for command in commands:
+        assert said in " ".join(call(*command).err.split()), command
+        told = call(*command, "--json").json
+        assert (told["no_variance_seen"], told["weigh_nothing"]) == (["rare"], ["stamp"])
+    assert call("covariance", "release.zarr", "found.npz").code == 0
+    with np.load("found.npz") as arrays:
+        assert (arrays["no_variance_seen"].tolist(), arrays["weigh_nothing"].tolist()) == (["rare"], ["stamp"])
+    told = call("regress", "release.zarr", "--target", "income", "--json").json
+    assert list(told["coefficients"]) == ["age", "height", "rare"]
+    assert "They are left out here." in " ".join(call(*commands[0]).err.split())
+    for more in (("--target", "stamp"), ("--target", "income", "--on", "age,stamp")):
+        refused = call("regress", "release.zarr", *more)
+        assert refused.code == 2
+        assert "stamp: numbers beyond 2^20" in refused.err
+        assert "(--schema)" in refused.err
+
+
+def test_intervals_of_the_population_say_that_rows_of_one_person_are_hardly_independent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = rows_of(2000)[:, [0, 2, 3]]
+    np.savetxt("table.csv", np.column_stack([np.arange(2000) // 2, rows]), delimiter=",", fmt=["%d", *["%.6f"] * 3],
+               header="who,age,height,income", comments="")  # fmt: skip
+    unit = ("--privacy-unit", "who", "--max-rows", "2")
+    spent = ("--budget-epsilon", "8", "--budget-delta", "1e-5")
+    assert call("ingest", "table.csv", "rows.zarr", *unit, *spent).code == 0
+    asked = ("--epsilon", "8", "--delta", "1e-6", "--clip", "4", "--centre", "private")
+    assert call("release", "rows.zarr", "release.zarr", *asked).code == 0
+    command = ("regress", "release.zarr", "--target", "income")
+    words = " ".join(call(*command).err.split())
+    assert "one who may own several rows, which are hardly independent" in words
+    assert call(*command, "--json").json["unit"] == Unit("who", 2).to_json()
+    assert dpdist.open_release("release.zarr").unit == Unit("who", 2)

@@ -1,0 +1,76 @@
+"""dpdist covariance: the files that it writes for other tools, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.cli_scene import Call
+
+from dpdist import PrivateCovariance
+
+
+@pytest.fixture
+def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> Path:
+    """Work beside a release of three columns."""
+    monkeypatch.chdir(tmp_path)
+    rows = np.random.default_rng(2).normal(size=(5000, 3)) @ [[1.0, 0.5, 0], [0, 1, 0], [0, 0, 0.5]]
+    np.savetxt("table.csv", rows, delimiter=",", header='"a, b",weight,age', comments="")
+    assert call("ingest", "table.csv", "rows.zarr", "--budget-epsilon", "3", "--budget-delta", "1e-5").code == 0
+    asked = ("--epsilon", "1", "--delta", "1e-6", "--clip", "4", "--centre", "private")
+    assert call("release", "rows.zarr", "release.zarr", *asked).code == 0
+    return tmp_path / "release.zarr"
+
+
+def test_a_table_and_arrays_hold_what_the_estimator_does(release: Path, call: Call) -> None:
+    fitted = PrivateCovariance.from_release(release)
+    said = call("covariance", "release.zarr", "found.csv")
+    assert said.code == 0
+    assert "found.csv: covariance of 3 columns, shrinkage optimal. 3 of 3 directions vary more than" in said.err
+    assert "rows shortened to norm" in said.err
+    with Path("found.csv").open() as file:
+        names, *lines = csv.reader(file)
+    assert names == ["a, b", "weight", "age"]
+    assert np.array_equal(np.array(lines, dtype=np.float64), fitted.covariance_)
+    assert call("covariance", "release.zarr", "found.npz", "--json").json["directions_above_noise"] == 3
+    with np.load("found.npz") as read:
+        stored = dict(read)
+    assert stored["names"].tolist() == names
+    assert str(stored["status"]) == "private"
+    for name, known in (("covariance", fitted.covariance_), ("correlation", fitted.correlation_),
+                        ("location", fitted.location_)):  # fmt: skip
+        assert np.array_equal(stored[name], known)
+    assert fitted.covariance_intervals_ is not None
+    assert np.array_equal(np.stack([stored["low"], stored["high"]], -1), fitted.covariance_intervals_)
+    assert np.all(stored["correlation_low"] <= stored["correlation_high"])
+
+
+@pytest.mark.usefixtures("release")
+def test_other_shrinkages_are_a_choice_and_what_is_there_is_replaced(call: Call) -> None:
+    for kind in ("none", "trace"):
+        assert call("covariance", "release.zarr", "found.csv", "--shrinkage", kind).code == 0
+        known = PrivateCovariance.from_release("release.zarr", kind).covariance_
+        assert np.array_equal(np.loadtxt("found.csv", delimiter=",", skiprows=1), known)
+
+
+@pytest.mark.usefixtures("release")
+def test_what_is_not_private_as_claimed_is_marked_and_kept_from_others(call: Call) -> None:
+    assert call("ingest", "table.csv", "public.zarr").code == 0
+    reproduced = ("--mechanism", "sn", "--epsilon", "1", "--clip", "4", "--for-reproduction")
+    assert call("release", "public.zarr", "sn.zarr", *reproduced).code == 0
+    said = call("covariance", "sn.zarr", "sn.npz")
+    assert "NOT PRIVATE AS CLAIMED: do not publish it." in said.err
+    with np.load("sn.npz") as stored:
+        assert str(stored["status"]) == "not private as claimed"
+    assert Path("sn.npz").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.usefixtures("release")
+def test_what_makes_no_sense_is_refused_in_a_sentence(call: Call) -> None:
+    said = call("covariance", "release.zarr", "found.txt")
+    assert said.code == 2
+    assert "OUT ends in .csv or .npz, not as found.txt does." in said.message
+    assert not Path("found.txt").exists()
+    assert call("covariance", "rows.zarr", "found.csv").code == 4

@@ -1,0 +1,160 @@
+"""Components of the correlation matrix of a release, against rows whose truth is known."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import zarr
+from click.testing import CliRunner
+from support.releases import assemble
+
+from dpdist.cli import cli
+from dpdist.errors import UsageError
+from dpdist.estimators.fit import save
+from dpdist.mechanisms.attack import KnownMoment
+from dpdist.noise.entropy import SYSTEM
+from dpdist.pca.correlation import correlation
+from dpdist.pca.model import open_model
+from dpdist.pipeline.scores import project_rows
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.release.artefact import Release
+from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.report.text import standardised
+from dpdist.rows.dataset import created
+
+Floats = npt.NDArray[np.float64]
+N, D, C = 60_000, 6, 10.0
+UNITS = np.array([1.0, 0.7, 0.9, 1.0, 0.8, 1.0])
+LOADS = np.random.default_rng(5).normal(size=(D, D)) * np.array([2.0, 1.2, 0.7, 0.4, 0.3, 0.2])
+NAMES = tuple(f"c{i}" for i in range(D))
+
+
+def rows_of(seed: int = 5) -> Floats:
+    rng = np.random.default_rng(seed)
+    found: Floats = np.clip(rng.normal(size=(N, D)) @ LOADS.T, -3.5, 3.5) * UNITS + 0.5
+    return found
+
+
+ROWS = rows_of()
+TRUE: Floats = np.asarray(np.corrcoef(ROWS.T))
+
+
+def released(
+    rows: Floats = ROWS,
+    mechanism: str = "gaussian",
+    epsilon: str = "1",
+    *,
+    about: Floats | None = None,
+    mean: bool = True,
+) -> Release:
+    """Return a release of rows none of which is shortened, with their mean or without, about a public centre."""
+    request = ReleaseRequest(
+        mechanism, PrivacyLoss.parse(epsilon, "1e-6" if mechanism == "gaussian" else "0"), C,
+        centring=Centring.PRIVATE if mean else Centring.NONE, centre=None if about is None else tuple(about.tolist()),
+    ).on_grid(D, N)  # fmt: skip
+    calibrated, bound = request.calibrated(D), request.bound(D)
+    bounded = (rows - (0 if about is None else about)) / bound.unit
+    if mean:
+        bounded = np.column_stack([bounded, np.full(N, bound.constant)])
+    lattice = bounded.T @ bounded
+    lattice[:D, :D] += np.eye(D) * N / 4  # what rounding adds
+    return assemble(
+        release_id="x", mechanism=mechanism, names=NAMES, neighbours=Neighbours.REPLACE_ONE, claim=calibrated.claim,
+        guarantee=calibrated.guarantee, bound=bound, noise=calibrated.noise, rows=N,
+        answer=calibrated.answer(KnownMoment(np.rint(lattice).astype(np.int64)), SYSTEM),
+    )  # fmt: skip
+
+
+def test_with_little_noise_it_is_the_correlation_pca_of_the_rows() -> None:
+    values, vectors = np.linalg.eigh(TRUE)
+    found = correlation(released(epsilon="900"), D)
+    assert np.allclose(found.shares, values[::-1] / D, atol=1e-3)
+    assert np.allclose(np.abs(np.sum(found.components.components * vectors.T[::-1], axis=1)), 1, atol=0.01)
+    assert np.allclose(found.components.scale, ROWS.std(axis=0), rtol=5e-3)
+    assert np.allclose(found.components.mean, ROWS.mean(axis=0), atol=5e-3)
+    assert found.left_out == ()
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "two-sided-wishart", "laplace"])
+def test_intervals_of_shares_hold_and_half_of_them_do_not(mechanism: str) -> None:
+    truth = np.linalg.eigvalsh(TRUE)[::-1][:3] / D
+    misses, twin, releases = np.zeros(3), np.zeros(3), 200
+    for _ in range(releases):
+        found = correlation(released(mechanism=mechanism, epsilon="0.5"), 3)
+        assert found.left_out == ()
+        assert found.intervals is not None
+        low, high = found.intervals.T
+        misses += (truth < low) | (truth > high)
+        half = (high - low) / 4
+        twin += np.abs(truth - (low + high) / 2) > half
+    # binomial with p = .05: more than 30 of 200 with probability 1e-8
+    assert (misses <= 30).all(), misses
+    assert (twin[:2] > 30).any(), twin
+
+
+def test_columns_that_do_not_stand_above_the_noise_are_left_out_and_named() -> None:
+    rows = ROWS.copy()
+    rows[:, 2] *= 1e-3
+    found = correlation(released(rows), 3)
+    assert found.left_out == ("c2",)
+    assert (found.components.components[:, 2] == 0).all()
+    assert np.allclose(found.components.components @ found.components.components.T, np.eye(3))
+    kept = np.delete(np.arange(D), 2)
+    truth = np.linalg.eigvalsh(TRUE[kept][:, kept])[::-1][:3] / 5
+    assert np.allclose(found.shares, truth, atol=0.02)
+    assert "1 column did not stand above the noise and was left out: c2." in standardised(found, NAMES).replace(
+        "\n", " "
+    )
+    with pytest.raises(UsageError, match="6 components were asked for; 5 of 6 columns stand above the noise"):
+        correlation(released(rows), 6)
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_table_is_as_wide_as_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = standardised(correlation(released(), 3), [f"a long name {i}" for i in range(D)]).splitlines()
+    assert width - 30 < max(map(len, lines)) <= width
+
+
+def test_it_needs_to_know_about_what_columns_vary() -> None:
+    with pytest.raises(UsageError, match="has no mean and no centre"):
+        correlation(released(mean=False), 2)
+    found = correlation(released(mean=False, about=ROWS.mean(axis=0)), 2)
+    assert np.allclose(found.shares, np.linalg.eigvalsh(TRUE)[::-1][:2] / D, atol=0.02)
+
+
+def test_the_model_standardises_new_rows_and_the_command_names_loadings(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        save(released(), tmp_path / "release.zarr")
+    model = tmp_path / "model.zarr"
+    asked = ["pca", str(tmp_path / "release.zarr"), str(model), "--components", "2", "--correlation"]
+    told = CliRunner().invoke(cli, asked)
+    assert told.exit_code == 0, told.output
+    assert "share of variance" in told.output
+    found = open_model(model)
+    assert found.correlation
+    assert "of the correlation matrix" in CliRunner().invoke(cli, ["inspect", str(model)]).output
+    new = rows_of(seed=9)[:50]
+    with created(tmp_path / "new.zarr", rows=50, dtype="float64", names=NAMES, budget=None) as to:
+        to.append(new)
+    project_rows(tmp_path / "new.zarr", model, tmp_path / "scores.zarr")
+    said = json.loads(CliRunner().invoke(cli, [*asked, "--json"]).stdout)
+    assert (said["fresh"], said["correlation"], said["left_out"], len(said["shares"])) == (False, True, [], 2)
+    standard = (new - ROWS.mean(axis=0)) / ROWS.std(axis=0)
+    exact = standard @ found.components.components.T
+    scores = np.asarray(zarr.open_array(str(tmp_path / "scores.zarr"), mode="r")[...])
+    assert np.allclose(scores, exact, atol=0.1)
+    # components of the moment are no correlation components, and the other way round
+    for other in (asked[:-1], [*asked[:4], "1", "--correlation"]):
+        refused = CliRunner().invoke(cli, other)
+        assert "was made from something else" in str(refused.exception)
+    refused = CliRunner().invoke(
+        cli, [*asked[:2], str(tmp_path / "auto.zarr"), "--components", "auto", "--correlation"]
+    )
+    assert "--correlation needs a number of components" in str(refused.exception)
