@@ -54,7 +54,8 @@ from dpdist.moment import total  # noqa: E402
 from dpdist.moment.gram import Arithmetic, GramSum, available, fastest, integer_rows  # noqa: E402
 from dpdist.moment.layout import PROCESS_BYTES, Layout, layout_of  # noqa: E402
 from dpdist.moment.total import add_partials, complete, moment_task, partition_moment  # noqa: E402
-from dpdist.rows import bounding  # noqa: E402
+from dpdist.rows import dither  # noqa: E402
+from dpdist.rows.bounding import DITHERED  # noqa: E402
 from dpdist.rows.chunks import ChunkReader  # noqa: E402
 from dpdist.rows.dataset import RowsTable, created, partitions  # noqa: E402
 from dpdist.runtime.connection import connected  # noqa: E402
@@ -67,6 +68,8 @@ CORES = len(os.sched_getaffinity(0))
 BLOCK = 16384
 """With more rows at once the floor gets no faster; with 4096 it is 2 to 4 % slower."""
 LIMIT_SECONDS = 60
+KEY = bytes(range(32))
+"""By which rows are dithered. A release draws its own."""
 
 
 @dataclass(frozen=True)
@@ -154,9 +157,9 @@ def integers(bound: RowBound) -> Arithmetic | None:
 def share_of_integer_floor(bound: RowBound, rows: int) -> None:
     """Multiply as many rows of packed integers on one core, over and over those that are in its cache."""
     summing: Any = GramSum(Band.whole(bound.width), bound.norm_bound, integers(bound))._sum  # noqa: SLF001 - what remains
-    at_once = integer_rows(bound.norm_bound)
+    at_once = 2 * summing._pairs  # noqa: SLF001
     for _ in range(0, rows, at_once):
-        summing._filled = at_once  # noqa: SLF001 - when nothing has to be packed
+        summing._halves = at_once  # noqa: SLF001 - when nothing has to be packed
         summing._flush()  # noqa: SLF001
 
 
@@ -179,7 +182,8 @@ def moment(found: Engine, table: RowsTable, bound: RowBound) -> int:
     """Sum the table on the workers and fetch the total; return the number of units."""
     layout = layout_of(table, bound, len(found.workers), found.memory, divisible=False)
     (units,), (task,) = layout.units, layout.tasks(table)
-    found.reduce(Work("sum", partition_moment, task, units, add_partials), partial(complete, table), label=None)
+    work = Work("sum", partition_moment, task, units, add_partials, secret=lambda: KEY)
+    found.reduce(work, partial(complete, table), label=None)
     return len(units)
 
 
@@ -195,7 +199,7 @@ def processor_seconds(table: RowsTable, bound: RowBound, rows: Rows, repeats: in
 
     Everything is done once before it is timed, and in turns. Ratios are to float64, medians of neighbours.
     """
-    task = moment_task(table, bound).cut(partitions(table.chunks, 4 * CORES)[0])
+    task = moment_task(table, bound).cut(partitions(table.chunks, 4 * CORES)[0]).keyed(KEY)
     part = rows[: min(table.rows, len(task.chunks) * table.chunk_rows)]
     work: dict[str, Callable[[], object]] = {
         "floor": partial(share_of_floor, part),
@@ -230,7 +234,7 @@ def by_float64(task: total.MomentTask) -> None:
 
 def without_kernel(task: total.MomentTask) -> None:
     """Sum with float64, and bound rows by NumPy alone."""
-    with mock.patch.object(bounding, "compiled_kernel", return_value=None):
+    with mock.patch.object(dither, "compiled_kernel", return_value=None):
         by_float64(task)
 
 
@@ -241,7 +245,8 @@ def peak_mib(process: int | str = "self") -> float:
 
 def loaded(bound: RowBound, dtype: str) -> float:
     """Load libraries and compiled code, and return the peak memory."""
-    bound.apply(np.zeros((2, bound.columns), dtype=dtype), np.empty((2, bound.width)))
+    dithers = dither.Dithers(dither.DitherKey(KEY), 0)
+    bound.apply(np.zeros((2, bound.columns), dtype=dtype), np.empty((2, bound.width)), dithers)
     return peak_mib()
 
 
@@ -283,7 +288,7 @@ def measured(
 ) -> dict[str, Any]:
     """Measure one case: floors and dpdist in turns, then the others."""
     table = write_rows(case, folder / "rows.zarr")
-    bound = RowBound(case.columns, case.clip, bits)
+    bound = RowBound(case.columns, case.clip, bits, rule=DITHERED)
     rows = in_memory(table)
     with connected(workers=CORES) as found:
         base = found._client.run(loaded, bound, case.dtype)  # noqa: SLF001 - memory is looked at from outside, once
@@ -307,7 +312,7 @@ def measured(
     layout = Layout(table, bound, CORES, (Band.whole(bound.width),))
     record |= {
         "rows": case.rows, "columns": case.columns, "dtype": case.dtype, "compressed": case.compress,
-        "bounded_by": "NumPy" if bounding.compiled_kernel() is None else "numba", "target": case.target,
+        "bounded_by": "NumPy" if dither.compiled_kernel() is None else "numba", "target": case.target,
         "multiplied_by": fastest(bound.width, bound.norm_bound).name, "grid_bits": bits, "tasks": tasks,
         "ratio_median": record["moment"]["median"] / record[best]["median"],
         "ratio_min": record["moment"]["min"] / min(record[name]["min"] for name in ("floor_threads", "floor_blas")),

@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from dpdist import Neighbours, PrivacyLoss, ReleaseRequest, UsageError, open_rows
+from dpdist import Neighbours, ReleaseRequest, UsageError, open_rows
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.moment.total import add_partials, complete, moment_task, partition_moment
 from dpdist.pca.components import captured_variance
+from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, partitions
 from dpdist.runtime.connection import connected
 from dpdist.runtime.engine import Engine
@@ -55,7 +56,7 @@ def evaluate(found: Engine, table: RowsTable, chosen: argparse.Namespace) -> dic
     """Return the scores of every mechanism and epsilon, those kept from before included."""
     kept = Path(f"{chosen.output}.json")
     results: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    task = moment_task(table, ReleaseRequest("none", PrivacyLoss.parse("1"), chosen.clip).bound(table.columns))
+    task = moment_task(table, RowBound(table.columns, chosen.clip))
     work = Work("sum", partition_moment, task, partitions(table.chunks, 100), add_partials)
     total = found.reduce(work, partial(complete, table), label="Summing rows")
     public = PublicMoment(total.values, task.bound, total.rows)

@@ -41,6 +41,7 @@ from dpdist.pca.noise_edge import QUANTILES, NoiseLaw, law_of
 from dpdist.pca.scree import require_scree
 from dpdist.release.combine import combined
 from dpdist.release.coverage import Coverage
+from dpdist.rows.bounding import TRUNCATED
 from dpdist.triangle import unpacked
 from workflows.edge_table import draws, noise_named
 
@@ -169,9 +170,13 @@ def releases(mechanism: str, epsilon: str, *, terms: int, centring: Centring) ->
 def _release(
     mechanism: str, epsilon: str, number: int, centring: Centring, random: np.random.Generator
 ) -> tuple[Release, Floats]:
-    """Return a release of rows and their exact integer moment."""
+    """Return a release of rows and their exact integer moment.
+
+    Rows are truncated to 16 bits, by the older rule: so noise is all that is left between the two. What rounding
+    without bias adds is compared with what is stated in ``workflows/rounding.py``.
+    """
     loss = PrivacyLoss.parse(epsilon, MECHANISMS[mechanism])
-    request = ReleaseRequest(mechanism, loss, _C, centring=centring)
+    request = ReleaseRequest(mechanism, loss, _C, centring=centring, rule=TRUNCATED)
     bound, calibrated = request.bound(_D), request.calibrated(_D)
     rows = random.normal(size=(_N, _D)) * np.array([2.0, 0.5, *[0.1] * (_D - 2)])  # a third of them is shortened
     bounded = bound.apply(rows, np.empty((_N, bound.width))).astype(np.int64)
