@@ -4,7 +4,7 @@
 
     published/2026-01-05.zarr               the release of one period
     published/2026-01-05--2026-01-08.zarr   that of four, with ``continual`` only
-    published/total/2026-01-08.zarr         the sum of releases that is the total up to this period
+    published/total/2026-01-08.zarr         the total up to this period, estimated from all these releases
 
 A run may be started any number of times, at once or never on some nights. Periods are closed in the order of their
 names and released in that order; a release that is there is left alone, one that a dead run left is resumed by its id.
@@ -42,7 +42,7 @@ from dpdist.privacy import accounting, caution
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.combine import combined, write_sum
+from dpdist.release.combine import combined, estimated, write_sum
 from dpdist.release.continual import Node, ended, levels_for, total_of
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.periods import PeriodicTable, Span
@@ -330,9 +330,9 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
         return None, None
     total = series.total_path(periods[-1])
     _write_total(series, periods, total)
-    alone = " for this sum alone, of rows that other releases are of too" if series.levels > 1 else ""
+    so_far = " for all that is published of these rows so far" if series.levels > 1 else ""
     released = open_release(total)
-    words = f"{released.guarantee_words()}{alone}"
+    words = f"{released.guarantee_words()}{so_far}"
     say(
         f"{total}: the total of {counted(len(periods), 'period')}, {words}. This file is public."
         f"{caution.in_words(released.cautions)}"
@@ -350,11 +350,28 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
 
 
 def _write_total(series: Series, periods: Sequence[str], target: Path) -> None:
-    nodes = total_of(len(periods), series.levels)
+    """Write the sum of the best estimates of the trees of some periods.
+
+    That of the periods before the last tree, if it is still there, spares reading the releases of these again. A total
+    that an older version made, which took the roots only, stays as it was published, and is not built upon.
+    """
     parts: list[Release] = []
-    if series.levels == 1:  # the total before, if it is still there, spares reading all releases again
-        known = next((c for c in range(len(periods) - 1, 0, -1) if series.total_path(periods[c - 1]).exists()), 0)
-        nodes = nodes[known:]
-        parts = [open_release(series.total_path(periods[known - 1]))] if known else []
-    parts += [open_release(series.path_of(periods, node)) for node in nodes]
-    write_sum(combined(parts), target)
+    for node in reversed(total_of(len(periods), series.levels)):
+        parts.append(estimated(node, lambda each: open_release(series.path_of(periods, each))))
+        known = _known_total(series, periods[: node.start])
+        if known is not None:
+            parts.append(known)
+            break
+    total = combined(parts)
+    stands = set((attributes_of(store_at(target)) or {}).get("releases", ()))
+    if not (stands and stands < set(total.releases)):
+        write_sum(total, target)
+
+
+def _known_total(series: Series, periods: Sequence[str]) -> Release | None:
+    """Return the published total of some periods, or None if there is none or it was not made of all their releases."""
+    if not periods or not (target := series.total_path(periods[-1])).exists():
+        return None
+    known = open_release(target)
+    number = sum((2 << node.level) - 1 for node in total_of(len(periods), series.levels))
+    return known if len(known.releases) == number else None

@@ -235,6 +235,19 @@ class Noise(Mapping[str, Any]):
             parts=parts,
         )
 
+    def weighted(self, weight: float) -> Noise:
+        """Return the noise of a draw times a weight above 0."""
+        square = weight**2
+        return Noise(
+            law=_SUM,
+            edge=self.edge,
+            variance_diagonal=None if self.variance_diagonal is None else square * self.variance_diagonal,
+            variance_off_diagonal=None if self.variance_off_diagonal is None else square * self.variance_off_diagonal,
+            mean_diagonal=weight * self.mean_diagonal,
+            details=MappingProxyType({"of": self.details.get("of", self.law), "terms": self._terms}),
+            parts=tuple(replace(p, variance=square * p.variance, scale=weight * p.scale) for p in self.summands),
+        )
+
     @property
     def _terms(self) -> int:
         return _count(self.details["terms"]) if self.law == _SUM else 1

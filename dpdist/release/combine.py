@@ -8,13 +8,17 @@ Of different tables only the owners know whether the same record is in two of th
 guarantees are composed as if every row were in each table. Where releases protect a privacy unit
 (:mod:`dpdist.rows.units`), the unit with all its rows must be in one table only. That no *row* is in two tables does
 not ensure this, and neither do the periods of one table.
+
+Of nodes of a tree of periods, the same rows are in one release of each level. Their best estimate
+(:mod:`dpdist.release.continual`) is a release too, as private as the composition of the levels.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 from operator import add
@@ -22,10 +26,12 @@ from operator import add
 import numpy as np
 
 from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.mechanisms.noise_law import Noise
 from dpdist.privacy.accounting import composed_epsilon_micro
 from dpdist.privacy.guarantee import ATTO, Arithmetic, Guarantee, PrivacyLoss
 from dpdist.release.archive import archived, publish
 from dpdist.release.artefact import Release, open_release
+from dpdist.release.continual import Node
 from dpdist.release.coverage import merged
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.store import AnyStore, store_at
@@ -72,30 +78,102 @@ def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
     guarantees = [r.guarantee for r in releases if r.guarantee is not None]
     joint = parallel(guarantees) if _apart(releases, disjoint=disjoint) else sequential(guarantees)
     if sum(float(np.abs(r.lattice).max()) for r in releases) >= _LIMIT:
-        raise DataError(
-            "The sum of these releases leaves 64-bit integers. Release with fewer grid bits.", parameter="grid_bits"
-        )
+        raise _too_large()
     total = first.lattice.copy()
     for release in releases[1:]:
         total += release.lattice
     rows = [release.rows for release in releases if release.rows is not None]
-    return Release(
-        release_id=f"c-{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:32]}",
-        mechanism=first.mechanism,
-        names=first.names,
-        neighbours=first.neighbours,
-        claim=joint.loss,
-        guarantee=joint,
-        bound=first.bound,
+    made = _made_of(first, ids, joint, {r.condition for r in releases})
+    return replace(
+        made,
         noise=reduce(add, (release.noise for release in releases)),
         rows=sum(rows) if len(rows) == len(releases) else None,
         rows_at_most=_rows_at_most(releases),
         answer=total,
         extents=extents,
+    )
+
+
+def estimated(node: Node, released: Callable[[Node], Release]) -> Release:
+    """Return the best estimate of the moment of a node, from its release and those of all nodes below it.
+
+    The weighted sum of integers is rounded to the nearest, by at most half a lattice unit an entry.
+
+    Parameters
+    ----------
+    node
+        The root of the tree.
+    released
+        Gives the release of each of its nodes. One at a time is held in memory, beside two matrices.
+
+    Returns
+    -------
+    Release
+        That of a single period itself; else one with the ids of all, and their weighted noise.
+
+    Raises
+    ------
+    UsageError, RefusedError
+        If they are not alike, or one is not private as claimed.
+    DataError
+        If one is of other periods than those of its node, or the estimate leaves 64-bit integers.
+    """
+    root = released(node)
+    if node.level == 0:
+        return root
+    divisor = (2 << node.level) - 1
+    whole, rest = np.zeros_like(root.lattice), np.zeros_like(root.lattice)
+    ids: list[str] = []
+    conditions: set[str | None] = set()
+    guarantees: dict[int, list[Guarantee]] = {}
+    noises: list[Noise] = []
+    size = 0.0
+    for each in node.tree():
+        release = released(each)
+        _require_alike(root, release)
+        _require_periods(root, node, release, each)
+        weight = 1 << each.level
+        size += weight / divisor * float(np.abs(release.lattice).max())
+        if size >= _LIMIT:
+            raise _too_large()
+        quotient, remainder = np.divmod(release.lattice, divisor)
+        whole += weight * quotient
+        rest += weight * remainder  # small: the sum of all remainders is below the square of the divisor
+        noises.append(release.noise.weighted(weight / divisor))
+        ids.append(release.release_id)
+        conditions.add(release.condition)
+        if release.guarantee is not None:
+            guarantees.setdefault(each.level, []).append(release.guarantee)
+    joint = nested([parallel(of_level) for of_level in guarantees.values()])
+    made = _made_of(root, tuple(sorted(ids)), joint, conditions)
+    return replace(made, noise=reduce(add, noises), answer=whole + (2 * rest + divisor) // (2 * divisor))
+
+
+def _made_of(first: Release, ids: tuple[str, ...], joint: Guarantee, conditions: Iterable[str | None]) -> Release:
+    """Return a release as the first of several, but of all of them and drawn by none."""
+    return replace(
+        first,
+        release_id=f"c-{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:32]}",
+        claim=joint.loss,
+        guarantee=joint,
+        ledger_head=None,
         releases=ids,
-        unit=first.unit,
-        schema=first.schema,
-        condition="; ".join(sorted({r.condition for r in releases if r.condition})) or None,
+        condition="; ".join(sorted(filter(None, conditions))) or None,
+        stage=None,
+    )
+
+
+def _require_periods(root: Release, node: Node, release: Release, each: Node) -> None:
+    """Refuse a release of other periods than a node of the tree has."""
+    start, of_root = root.extents[0].start, root.extents[0].dataset
+    found = [(e.dataset, e.start, e.stop) for e in release.extents]
+    if start is None or found != [(of_root, start + each.start - node.start, start + each.stop - node.start)]:
+        raise DataError(f"{release.release_id} is not of the periods that its name says. Restore it from a copy.")
+
+
+def _too_large() -> DataError:
+    return DataError(
+        "The sum of these releases leaves 64-bit integers. Release with fewer grid bits.", parameter="grid_bits"
     )
 
 
@@ -188,6 +266,20 @@ def sequential(guarantees: Sequence[Guarantee]) -> Guarantee:
     squares = [g.mu_squared for g in guarantees if g.mu_squared is not None]
     loss = PrivacyLoss(composed_epsilon_micro(guarantees, delta), delta)
     square = sum(squares, Fraction(0)) if len(squares) == len(guarantees) else None
+    return _joint(guarantees[0], guarantees, loss, square, alike=False)
+
+
+def nested(guarantees: Sequence[Guarantee]) -> Guarantee:
+    """Return what holds when a row is in one release of each level of a tree: the composition of the levels.
+
+    Gaussian levels compose at the largest of their deltas, as they share the loss of the whole tree
+    (:func:`dpdist.privacy.accounting.share`).
+    """
+    if any(guarantee.mu_squared is None for guarantee in guarantees):
+        return sequential(guarantees)
+    square = sum((g.mu_squared for g in guarantees if g.mu_squared is not None), Fraction(0))
+    delta = max(g.loss.delta_atto for g in guarantees)
+    loss = PrivacyLoss(composed_epsilon_micro(guarantees, delta), delta)
     return _joint(guarantees[0], guarantees, loss, square, alike=False)
 
 

@@ -10,15 +10,23 @@ for every row (:mod:`dpdist.privacy.parallel`; the ledger charges each node to i
 of a Gaussian loss have ``mu_node = mu / sqrt L`` (corollary 3.3 of Dong, Roth & Su 2022), those of a pure one
 ``epsilon / L``: :func:`dpdist.privacy.accounting.share`.
 
-**Every total is a sum of few nodes**: of t periods, ``t >> (L-1)`` nodes of the highest level, and one for each bit
-of what remains. With variance ``v`` of the noise of a release that has all of the loss, a Gaussian node has ``L v``,
-and the total of t periods
+**Every total is made of few trees**: of t periods, ``t >> (L-1)`` nodes of the highest level, and one for each bit of
+what remains. Each comes with all nodes below it, which are noisy sums of the same rows, and the best estimate takes all
+of them in (Honaker 2015): of a node of level h,
 
-    L v (floor(t / 2^(L-1)) + popcount(t mod 2^(L-1)))  <=  L^2 v   for t < 2^L,
+    S_h = sum over l <= h of 2^l (sum of its nodes of level l) / (2^(h+1) - 1).
 
-where the sum of t releases of single periods, each with all of the loss, has ``t v``. That is the case L = 1. With
-``L = floor(log2 T) + 1`` the noise is logarithmic up to T periods; after more it grows again, by ``L v`` every
-2^(L-1) periods, and the guarantee stays the same for ever.
+It is unbiased, because ``sum of 2^l = 2^(h+1) - 1``. It is the least squares estimate: of a node's own draw, variance
+1, and of the independent estimate by its two halves, variance ``2 v_(h-1)``, the best weights are ``2 v_(h-1)`` and 1
+over their sum, so that ``v_h = 2 v_(h-1) / (1 + 2 v_(h-1)) = 2^h / (2^(h+1) - 1)``. Halves of halves then have the
+weights above, by induction: ``(1 - v_h) 2^l / (2^h - 1) = 2^l / (2^(h+1) - 1)``. ∎ So v_h falls from 1 to one half.
+What such an estimate tells, all its nodes tell: those of h + 1 levels, one of which each row is in.
+
+With variance ``v`` of the noise of a release that has all of the loss, a Gaussian node has ``L v``, and a total of t
+periods ``L v`` times the sum of the v_h of its trees, at most ``L v (1 + L / 2)`` for t < 2^L; the sum of t releases of
+single periods, each with all of the loss, has ``t v``. That is the case L = 1. With ``L = floor(log2 T) + 1`` the noise
+is logarithmic up to T periods; after more it grows again, by ``L v / 2`` every 2^(L-1) periods, and the guarantee stays
+the same for ever.
 
 **Somebody with a row in each of k periods** changes the release of a node by as many rows as there are in it, m, and so
 by m times the mu of a node: together by ``mu sqrt(sum of m^2 / L)`` over all nodes. That is ``sqrt k`` only for L = 1,
@@ -31,7 +39,9 @@ un-noised partial sums or old noise from night to night, would put into a file w
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,28 @@ class Node:
 
     start: int
     stop: int
+
+    @property
+    def level(self) -> int:
+        """How often its periods can be halved."""
+        return (self.stop - self.start).bit_length() - 1
+
+    @property
+    def weight(self) -> Fraction:
+        """What its own draw weighs in its best estimate, which is also the variance of that over the draw's, v_h."""
+        return Fraction(1 << self.level, (2 << self.level) - 1)
+
+    def tree(self) -> Iterator[Node]:
+        """Yield it and the nodes below it, level by level; there are ``2^(level+1) - 1``.
+
+        Examples
+        --------
+        >>> list(Node(4, 6).tree())
+        [Node(start=4, stop=6), Node(start=4, stop=5), Node(start=5, stop=6)]
+        """
+        for level in reversed(range(self.level + 1)):
+            size = 1 << level
+            yield from (Node(start, start + size) for start in range(self.start, self.stop, size))
 
 
 def levels_for(horizon: int) -> int:
@@ -74,7 +106,7 @@ def ended(count: int, levels: int) -> list[Node]:
 
 
 def total_of(count: int, levels: int) -> list[Node]:
-    """Return the fewest nodes that make up the first ``count`` periods, in order.
+    """Return the fewest nodes that make up the first ``count`` periods, in order: the roots of their trees.
 
     Examples
     --------
@@ -93,15 +125,15 @@ def total_of(count: int, levels: int) -> list[Node]:
     return nodes
 
 
-def variance_factor(count: int, levels: int) -> int:
+def variance_factor(count: int, levels: int) -> Fraction:
     """Return the variance of the total of ``count`` periods over that of one Gaussian release with all of the loss.
 
     Examples
     --------
-    >>> variance_factor(365, 1), variance_factor(365, 9)
-    (365, 54)
+    >>> [round(float(variance_factor(365, levels)) ** 0.5, 2) for levels in (1, 9)]
+    [19.1, 5.71]
     """
-    return levels * len(total_of(count, levels))
+    return levels * sum((node.weight for node in total_of(count, levels)), Fraction(0))
 
 
 def person_factor(periods: int, levels: int) -> float:

@@ -15,12 +15,13 @@ from support.releases import archive_of
 
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.mechanisms.noise_law import Noise
+from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.pca.rounding import rounding
 from dpdist.privacy import accounting
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.combine import combined, parallel, sequential, write_sum
+from dpdist.release.combine import combined, estimated, parallel, sequential, write_sum
+from dpdist.release.continual import Node
 from dpdist.release.coverage import Coverage, merged
 from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.units import Unit
@@ -226,3 +227,79 @@ def test_the_command_writes_a_release_that_opens(tmp_path: Path) -> None:
     assert opened.releases == ("r-1", "r-2")
     np.testing.assert_array_equal(opened.lattice, [[3, 4], [4, 6]])
     assert opened.rows == 30
+
+
+# --- nodes of a tree of periods ---------------------------------------------------------------------------------------
+
+
+def tree(**changes: Release) -> dict[Node, Release]:
+    """Return releases of four periods, of their halves, and of all: each has its place, from 1, times 100."""
+    share = guarantee("0.5")
+    nodes = list(Node(4, 8).tree())
+    made = {
+        node: release(
+            100 * number, part(node.start, node.stop), guarantee=share, rows=10 * (node.stop - node.start),
+            noise=Noise("drawn", EdgeKind.NORMAL, variance_diagonal=2.0, variance_off_diagonal=1.0),
+        )
+        for number, node in enumerate(nodes, 1)
+    }  # fmt: skip
+    return {node: changes.get(f"n{node.start}_{node.stop}", each) for node, each in made.items()}
+
+
+def test_the_best_estimate_of_a_node_weighs_each_level_by_its_periods() -> None:
+    made = tree()
+    total = estimated(Node(4, 8), made.__getitem__)
+    exact = Fraction(4 * 100 + 2 * (200 + 300) + 400 + 500 + 600 + 700, 7)
+    assert total.lattice[0, 0] == round(exact)
+    np.testing.assert_array_equal(total.lattice, total.lattice.T)
+    assert total.lattice[1, 1] == round(Fraction(3 * (4 + 2 + 2 + 4), 7))
+    assert total.noise["variance_off_diagonal"] == pytest.approx(4 / 7)
+    assert total.noise["variance_diagonal"] == pytest.approx(8 / 7)
+    assert total.noise.edge is EdgeKind.NORMAL
+    assert (total.rows, total.extents) == (40, (part(4, 8),))
+    assert total.releases == tuple(sorted(each.release_id for each in made.values()))
+    assert estimated(Node(6, 7), made.__getitem__) is made[Node(6, 7)]
+
+
+def test_a_best_estimate_tells_as_much_as_one_release_of_each_level() -> None:
+    """The levels compose: three of mu² make three times mu², at the delta that all of them have."""
+    total = estimated(Node(4, 8), tree().__getitem__)
+    assert total.guarantee is not None
+    assert total.guarantee.mu_squared == 3 * (guarantee("0.5").mu_squared or 0)
+    assert total.guarantee.loss.delta_atto == guarantee("0.5").loss.delta_atto
+    assert total.guarantee.loss.epsilon_micro > 500_000
+    pure = {node: replace(each, guarantee=guarantee("0.5", "0", gaussian=False)) for node, each in tree().items()}
+    found = estimated(Node(4, 8), pure.__getitem__).guarantee
+    assert found is not None
+    assert found.loss == PrivacyLoss.parse("1.5")
+
+
+def test_noise_of_two_sides_keeps_its_law_when_it_is_weighed() -> None:
+    noise = Noise(
+        "two-sided-wishart", EdgeKind.TWO_SIDED_WISHART, 16.0, 8.0,
+        details={"columns": 5, "scale": 4.0},
+    )  # fmt: skip
+    part = noise.weighted(0.5).summands[0]
+    assert (part.kind, part.degrees, part.scale, part.variance) == (EdgeKind.TWO_SIDED_WISHART, 5, 2.0, 2.0)
+    assert Noise.from_json(noise.weighted(0.5).to_json()) == noise.weighted(0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"n6_7": release(3, part(5))}, DataError, "is not of the periods that its name says"),
+        ({"n6_7": release(3, part(6, dataset="e"))}, DataError, "is not of the periods that its name says"),
+        ({"n6_7": release(3, part(6), bound=RowBound(2, clip_norm=9.0, grid_bits=4))}, UsageError, "differ in their"),
+        ({"n6_7": release(3, part(6), claim=PrivacyLoss.parse("0.1"))}, RefusedError, "not private as claimed"),
+        ({"n6_7": release(3, part(6), answer=np.full((2, 2), 2**62 - 1))}, None, ""),
+        ({f"n{i}_{i + 1}": release(i, part(i), answer=np.full((2, 2), 2**63 - 1)) for i in range(4, 8)}, DataError,
+         "leaves 64-bit integers"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_tree_is_refused(changes: dict[str, Release], error: type[Exception] | None, said: str) -> None:
+    """A number that is large by itself is none: what it weighs counts."""
+    if error is None:
+        assert estimated(Node(4, 8), tree(**changes).__getitem__).lattice[0, 0] > 2**59
+        return
+    with pytest.raises(error, match=said):
+        estimated(Node(4, 8), tree(**changes).__getitem__)

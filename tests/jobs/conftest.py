@@ -1,0 +1,36 @@
+"""A job with periods, and what is read of its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.nightly_scene import Place
+
+from dpdist.rows.chunks import ChunkReader
+from dpdist.runtime import connection
+from faults import crash_driver
+from faults.nightly import JOB
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr(connection, "connected", crash_driver.inline)
+    (tmp_path / "incoming").mkdir()
+    (tmp_path / "job.toml").write_text(JOB)
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def chunks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every chunk that is read from now on, as the period it is of."""
+    seen: list[str] = []
+    original = ChunkReader._checked
+
+    def noted(self: ChunkReader, part: Any, index: int, digest: Any) -> Any:
+        seen.append(f"{part.period}/{index}")
+        return original(self, part, index, digest)
+
+    monkeypatch.setattr(ChunkReader, "_checked", noted)
+    return seen
