@@ -12,7 +12,8 @@ CHECKS = (
     ("ruff", "format", "--check", "."),
     ("mypy",),
     ("lint-imports",),
-    ("pytest", "-q", "--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
+    # one process more than cores: much of the time goes by in waiting for the processes that tests start
+    ("pytest", "-q", "--numprocesses", "3", "--dist", "loadfile", "--no-loadscope-reorder"),
 )
 
 

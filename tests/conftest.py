@@ -6,10 +6,8 @@ them, are looked for with ``pytest --hypothesis-profile explore``. None may be f
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +20,6 @@ from support.cli_scene import BUDGET, CHUNKS, COLUMNS, LOSS, ROWS, Call, Said
 from support.dithering import KEY
 
 from dpdist import cli
-from dpdist.estimators import fit
-from dpdist.ledger.in_memory import Register
 from dpdist.mechanisms.gaussian import CalibratedGaussian
 from dpdist.moment import keys
 from dpdist.naming import COMMAND_LINE, naming
@@ -37,9 +33,6 @@ from faults.postgres_server import PASSWORD, Server
 settings.register_profile("same", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, derandomize=False, max_examples=2000)
 settings.load_profile("same")
-
-_STATE = tempfile.TemporaryDirectory(prefix="dpdist-state-")
-os.environ["DPDIST_STATE_HOME"] = _STATE.name  # also of the processes that the tests start: nobody's home is touched
 
 
 @pytest.fixture
@@ -134,14 +127,6 @@ def released(here: Path, call: Call, scheduler: str) -> Path:
     """Work beside a release of the rows."""
     assert call("release", "rows.zarr", "release.zarr", *LOSS, "--scheduler", scheduler).code == 0
     return here
-
-
-@pytest.fixture(autouse=True)
-def register(monkeypatch: pytest.MonkeyPatch) -> Register:
-    """Give each test a register of its own: what one has released is no other's business, nor that of an example."""
-    fresh = Register()
-    monkeypatch.setattr(fit, "REGISTER", fresh)
-    return fresh
 
 
 @pytest.fixture
