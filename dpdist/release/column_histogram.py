@@ -61,10 +61,12 @@ class ColumnHistograms:
         Raises
         ------
         DataError
-            If its format or its noise is not known.
+            If its format, its grid or its noise is not known.
         """
         if value["format"] != FORMAT:
             raise DataError(f"The histograms have format {value['format']!r}; this version reads {FORMAT!r}.")
+        if value["grid"] != GRID:
+            raise DataError("The histograms are over another grid than that of this version.")
         grids = tuple(Grid() if ends is None else Grid((ends[0], ends[1])) for ends in value["ranges"])
         counting = tuple(tuple((place, count) for place, count in column) for column in value["counts"])
         return cls(grids, counting, noise_from_json(value["noise"]))

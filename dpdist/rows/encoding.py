@@ -8,8 +8,10 @@ refusal names row and column, and never the value.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -36,6 +38,18 @@ MISSING_WORDS = (
 """Cells of text that hold no value, unless a category is called so."""
 _TRUE, _FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
 _US = 1_000_000
+_PLAIN = {
+    "%F": "%Y-%m-%d",
+    "%D": "%m/%d/%y",
+    "%T": "%H:%M:%S",
+    "%R": "%H:%M",
+    "%e": "%d",
+    "%h": "%b",
+    "%n": " ",
+    "%t": " ",
+}
+"""What Python does not know of the parts of a date."""
+_DIGITS = re.compile(r"\d+")
 _TOLD = 20
 """Columns of which a message tells what is wrong."""
 
@@ -340,6 +354,7 @@ def _dates(column: Column, found: Any) -> tuple[Rows, _Mask]:
             found = _parsed(column, text, lambda part: pc.cast(part, kind), said)
         else:
             found = _parsed(column, text, lambda part: pc.strptime(part, format=column.format, unit="us"), said)
+            _require_days(column, column.format, text, found, said)
     elif pa.types.is_timestamp(found.type):
         found = pc.cast(found, pa.timestamp("us", found.type.tz), safe=False)
     else:
@@ -349,6 +364,27 @@ def _dates(column: Column, found: Any) -> tuple[Rows, _Mask]:
     values = pc.fill_null(instants, 0).to_numpy(zero_copy_only=False).astype(np.float64)
     first = column.number_of("1970-01-01")  # before any scale
     return values / (_US * SECONDS[column.unit or "days"]) + first, lacking
+
+
+def _require_days(column: Column, form: str, text: Any, found: Any, said: str) -> None:
+    """Refuse a day that its month or year does not have: Arrow reads 31 February as 3 March, or day 366 as 1 January.
+
+    Such a day is found at the start of a month, or, with an offset from UTC, the day before. The texts of these are
+    read again by Python, which counts days.
+    """
+    day = pc.day(found)
+    early = pc.or_(pc.less_equal(day, 3), pc.greater_equal(day, 28)) if "%z" in form else pc.less_equal(day, 3)
+    for parts, plain in _PLAIN.items():
+        form = form.replace(parts, plain)
+    with quiet():  # it quotes the cell
+        for each in pc.unique(pc.drop_null(text.filter(early))).to_pylist():
+            try:
+                read = datetime.strptime(each, form)  # noqa: DTZ007 - only whether there is such a day
+                sound = "%j" not in form or "366" not in _DIGITS.findall(each) or f"{read:%j}" == "366"
+            except ValueError:
+                sound = False
+            if not sound:
+                raise _unfit(_flags(pc.equal(text, each)), column, said)
 
 
 _READ: dict[str, Callable[[Column, Any], tuple[Rows, _Mask]]] = {

@@ -373,6 +373,26 @@ def test_no_part_of_a_date_is_passed_over_in_silence() -> None:
         assert one("date", [cell], format=form, unit="hours") == [hours], form
 
 
+@pytest.mark.parametrize(
+    ("form", "wrong", "sound"),
+    [
+        ("%d.%m.%Y", "31.02.2020", ["29.02.2020", "01.03.2020", "3.3.2020", "31.12.2020"]),
+        ("%F", "2019-02-29", ["2020-02-29", "2031-03-01"]),
+        ("%e %h %y", "31 Apr 21", ["1 May 31", "30 Apr 21"]),
+        ("%FT%T%z", "2021-02-29T00:30:00+0200", ["2021-03-01T00:30:00+0200", "2021-02-28T23:30:00-0200"]),
+        ("%j %Y", "366 2019", ["366 2020", "1 2020", "001 2366"]),
+        ("%D", "06/31/99", ["07/01/99"]),
+    ],
+)
+def test_a_day_that_its_month_does_not_have_is_no_date(form: str, wrong: str, sound: list[str]) -> None:
+    assert one("date", [*sound, None], format=form, missing="fill", fill="1970-01-02")
+    with pytest.raises(UnfitError) as caught:
+        one("date", [sound[0], sound[0], wrong, sound[0]], format=form)
+    (fault,) = caught.value.faults
+    assert (fault.row, fault.column) == (2, "x")
+    assert wrong not in str(caught.value)
+
+
 def test_a_privacy_unit_is_not_lost_on_the_way_to_an_estimator() -> None:
     pd = pytest.importorskip("pandas")
     schema = Schema([Column("who", "privacy unit"), Column("a", "number"), Column("b", "number")], max_rows=1)
