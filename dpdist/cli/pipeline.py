@@ -225,10 +225,16 @@ def _condition(made: Release, *, disjoint: bool) -> str:
 )
 @click.option(
     "--quantile",
-    default="0.95",
-    show_default=True,
-    help="Share of the rows that are at most as long as the clip norm.",
+    help="Share of the rows that are at most as long as the clip norm. [default: 0.95, or what --components asks for]",
 )
+@click.option(
+    "--components",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="Take the quantile that suits K components: noise and shortening together cost these least. Where the whole "
+    "matrix counts, leave it out.",
+)
+@click.option("--release-epsilon", metavar="E", help="With --components, the epsilon of the release to come.")
 @click.option(
     "--grid",
     default=str(NormGrid()),
@@ -249,14 +255,14 @@ def _condition(made: Release, *, disjoint: bool) -> str:
 @trusted_option
 @json_option
 def bound(
-    rows: AnyStore, epsilon: str, delta: str | None, quantile: str, grid: str, neighbours: str, centre: str,
-    accept_large_delta: bool,
+    rows: AnyStore, epsilon: str, delta: str | None, quantile: str | None, components: int | None,
+    release_epsilon: str | None, grid: str, neighbours: str, centre: str, accept_large_delta: bool,
     ledger: LedgerAddress | None, cluster: Cluster, trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Choose the clip norm of ROWS privately: a quantile of the norms of its rows, for a small epsilon.
 
-    The noisy histogram of the norms is charged to the ledger, once: the same command again, or with another
-    --quantile, costs nothing. Exit code 4 if the quantile may lie beyond the grid.
+    The noisy histogram of the norms is charged to the ledger, once: the same command again, or with another --quantile
+    or --components, costs nothing. Exit code 4 if the quantile may lie beyond the grid.
     """
     request = norms_request_from(
         epsilon=epsilon, delta=delta, grid=grid, neighbours=neighbours, centre=centre,
@@ -264,8 +270,9 @@ def bound(
     )  # fmt: skip
     where = replace(cluster, trusted_worker=trusted == "worker")
     choice = clip_norm.choose_clip_norm(
-        rows, request, quantile, ledger=ledger, cluster=where, budget_delta=delta is None, say=say
-    )
+        rows, request, quantile, components=components, release_epsilon=release_epsilon, ledger=ledger, cluster=where,
+        budget_delta=delta is None, say=say,
+    )  # fmt: skip
     following = next_command(rows, choice, centre)
     words = choice.words()
     answer(
@@ -283,7 +290,8 @@ def next_command(rows: AnyStore, choice: clip_norm.ClipChoice, centre: str) -> s
     more = "" if centre == "none" else f" --centre {shlex.quote(centre)}"
     more += f" --delta {_delta(loss)}" if loss.delta_atto else ""
     more += "" if neighbours is Neighbours.REPLACE_ONE else f" --neighbours {neighbours}"
-    return f"dpdist release {shlex.quote(str(rows))} RELEASE --epsilon E --clip {exactly(choice.clip)}{more}"
+    epsilon = "E" if choice.purpose is None else f"{choice.purpose.loss.epsilon:.12g}"
+    return f"dpdist release {shlex.quote(str(rows))} RELEASE --epsilon {epsilon} --clip {exactly(choice.clip)}{more}"
 
 
 def _delta(loss: PrivacyLoss) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from dpdist._util.text import exactly
-from dpdist.errors import RefusedError
+from dpdist._util.text import counted, exactly
+from dpdist.errors import RefusedError, UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import LedgerAddressGiven, absolute
 from dpdist.ledger.ledger import Ledger
@@ -24,8 +24,9 @@ from dpdist.naming import parameter
 from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.histograms import draw_histogram
 from dpdist.privacy import caution
-from dpdist.privacy.guarantee import MICRO
+from dpdist.privacy.guarantee import MICRO, Number, PrivacyLoss
 from dpdist.release import norm_histogram, worth
+from dpdist.release.clip_trade import ForComponents, noise_share, quantile_for
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
 from dpdist.release.parse import quantile_from
 from dpdist.release.worth import Worth
@@ -36,6 +37,8 @@ from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import AnyStore, Store, store_at
 
 _DONE = {State.COMMITTED, State.PUBLISHED}
+_Leading = tuple[int, int]
+"""How many components, and the epsilon of their release in millionths."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class ClipChoice:
     enough_micro
         An epsilon, in millionths, with which the answer would be useful; None: it is, or none up to 10 would do, or n
         is private.
+    purpose
+        What the quantile was chosen for; None: it was asked for.
     """
 
     histogram: NormHistogram
@@ -62,6 +67,7 @@ class ClipChoice:
     found: QuantileFound
     fresh: bool
     enough_micro: int | None = None
+    purpose: ForComponents | None = None
 
     def __repr__(self) -> str:
         clip, how = "none" if self.clip is None else exactly(self.clip), "charged now" if self.fresh else "drawn before"
@@ -91,6 +97,7 @@ class ClipChoice:
         return {
             "clip": self.clip,
             "quantile": float(self.quantile),
+            **({} if self.purpose is None else {"components": self.purpose.number, "for": self.purpose.loss.to_json()}),
             "above": self._edge(self.found.above_edge),
             "up_to": self._edge(self.found.up_to_edge),
             "confidence": self.found.confidence,
@@ -104,13 +111,23 @@ class ClipChoice:
 
     def words(self) -> str:
         """Return what was found, what it is worth and what it cost, in sentences."""
-        said = self._not_found() if self.clip is None else self._chosen(self.clip)
+        said = self._not_found() if self.clip is None else f"{self._chosen(self.clip)}{self._why()}"
         guarantee = self.histogram.guarantee
         law = "" if guarantee.mu_squared is None else f" (Gaussian, mu² {float(guarantee.mu_squared):.3g})"
         how = "charged now" if self.fresh else "drawn before: the same answer, nothing spent"
         return (
             f"{said}\nCost: {guarantee.loss}{law} under {guarantee.neighbours}, {self.histogram.release_id} ({how})."
             f"{caution.in_words(self.histogram.cautions)}"
+        )
+
+    def _why(self) -> str:
+        if self.purpose is None:
+            return ""
+        return (
+            f"\nWhy the {float(self.quantile):g}-quantile: for {counted(self.purpose.number, 'component')} of a "
+            f"release of {self.purpose.loss}, noise and shortening together are expected to cost least there. It is a "
+            f"rule of thumb. Where the whole matrix counts (Frobenius error), take {parameter('quantile', '0.95')}, at "
+            "no cost."
         )
 
     @property
@@ -193,8 +210,10 @@ class ClipChoice:
 def choose_clip_norm(
     rows: AnyStore,
     request: NormsRequest,
-    quantile: str | float | Fraction = 0.95,
+    quantile: str | float | Fraction | None = None,
     *,
+    components: int | None = None,
+    release_epsilon: Number | None = None,
     ledger: LedgerAddressGiven | None = None,
     cluster: Cluster | None = None,
     budget_delta: bool = False,
@@ -213,8 +232,14 @@ def choose_clip_norm(
         The rows.zarr, or its address (``s3://``, ``gs://``, ``az://``).
     request : NormsRequest
         What to spend, and the public grid of norms to choose from.
-    quantile : str, float or Fraction, default 0.95
-        The share of the rows that shall be at most as long as the clip norm, between 0 and 1.
+    quantile : str, float or Fraction, default None
+        The share of the rows that shall be at most as long as the clip norm, between 0 and 1. None: 0.95, or the one
+        for ``components``.
+    components : int, default None
+        K, from 1 to d - 1: take the quantile at which noise and shortening are expected to cost the K leading
+        components least, by a rule of thumb (:mod:`dpdist.release.clip_trade`). None: take ``quantile``.
+    release_epsilon : str, int, float or Decimal, default None
+        With ``components``, the epsilon of the release to come, at the delta of the histogram: its noise counts.
     ledger : str or path-like, default None
         Where the budget is kept. None: beside the rows, ``.ledger`` in place of ``.zarr``; of rows at an address, the
         one that this machine remembers.
@@ -236,7 +261,8 @@ def choose_clip_norm(
     Raises
     ------
     UsageError
-        If the request makes no sense for this table.
+        If the request makes no sense for this table, a quantile and ``components`` are both given, or ``components``
+        without ``release_epsilon`` or the reverse.
     RefusedError
         If the budget does not suffice, there is none, the noise would hide the quantile, or the rows come in periods.
     DataError
@@ -264,8 +290,7 @@ def choose_clip_norm(
     >>> choice.clip  # doctest: +SKIP
     90.51
     """
-    quantile = quantile if isinstance(quantile, Fraction) else quantile_from(str(quantile))
-    require_quantile(quantile)
+    asked = _asked(quantile, components, release_epsilon)
     table, where = _table_at(store_at(rows)), chosen(cluster)
     request.bound(table.columns)  # refuses public vectors of another length
     account = absolute(ledger_place(table, ledger))
@@ -274,24 +299,47 @@ def choose_clip_norm(
         transaction, state, left = _looked_up(transaction, budget_delta)
         if state in _DONE:
             transaction.reserve()  # refuses a ledger that is not of these rows
-            return _choice(transaction, norm_histogram.published(transaction), quantile, fresh=False)
-        _foretell(transaction, quantile, state, left, say)
+            return _choice(transaction, norm_histogram.published(transaction), asked, fresh=False)
+        _foretell(transaction, asked, state, left, say)
     seconds = seconds_of(table, row_seconds=BOUND_SECONDS * table.columns, entries=0)
     with where.computing(seconds, trusted_worker=where.trusted_worker) as engine:
         engine.require_visible(table.probe, ROOT)
         if where.trusted_worker:
             transaction, state, left = engine.trusted(_looked_up, transaction, budget_delta)
             if state not in _DONE:
-                _foretell(transaction, quantile, state, left, say)
+                _foretell(transaction, asked, state, left, say)
         fresh = engine.trusted(transaction.reserve) is State.RESERVED
         if fresh:
             draw_histogram(engine, transaction, "Counting norms")
-        return _choice(transaction, engine.trusted(norm_histogram.published, transaction), quantile, fresh=fresh)
+        return _choice(transaction, engine.trusted(norm_histogram.published, transaction), asked, fresh=fresh)
+
+
+def _asked(
+    quantile: str | float | Fraction | None, components: int | None, release_epsilon: Number | None
+) -> Fraction | _Leading:
+    """Return the quantile that is asked for, or the components that it is to be chosen for."""
+    if (components is None) != (release_epsilon is None):
+        raise UsageError(
+            f"{parameter('components')} and {parameter('release_epsilon')} belong together: how much a clip norm may "
+            "shorten depends on the noise of the release that it is for."
+        )
+    if components is not None and release_epsilon is not None:
+        if quantile is not None:
+            raise UsageError(
+                f"{parameter('components')} chooses the quantile: leave {parameter('quantile')} out, or take it alone."
+            )
+        if components < 1:
+            raise UsageError("At least one component is asked for.", parameter="components")
+        return components, PrivacyLoss.parse(release_epsilon, 0).epsilon_micro
+    share = Fraction(95, 100) if quantile is None else quantile
+    share = share if isinstance(share, Fraction) else quantile_from(str(share))
+    require_quantile(share)
+    return share
 
 
 def _foretell(
     transaction: NormsTransaction,
-    quantile: Fraction,
+    asked: Fraction | _Leading,
     state: State | None,
     left_micro: int | None,
     say: Callable[[str], None] | None,
@@ -303,17 +351,31 @@ def _foretell(
     caution.warn(request.calibrated(table).guarantee.loss, request.neighbours, table.rows)
     if state is State.RESERVED:
         return
-    said = worth.forecast(request, table, quantile, left_micro)
+    if isinstance(asked, tuple):
+        noise_share(_purpose(asked, request), request.neighbours, table.columns, table.max_rows)
+    said = worth.forecast(request, table, None if isinstance(asked, tuple) else asked, left_micro)
     if say is not None:
         say(said)
 
 
-def _choice(transaction: NormsTransaction, histogram: NormHistogram, quantile: Fraction, *, fresh: bool) -> ClipChoice:
+def _purpose(asked: _Leading, request: NormsRequest) -> ForComponents:
+    number, epsilon_micro = asked
+    return ForComponents(number, PrivacyLoss(epsilon_micro, request.loss.delta_atto))
+
+
+def _choice(
+    transaction: NormsTransaction, histogram: NormHistogram, asked: Fraction | _Leading, *, fresh: bool
+) -> ClipChoice:
+    request, table = transaction.request, transaction.table
+    purpose = _purpose(asked, request) if isinstance(asked, tuple) else None
+    quantile = asked if isinstance(asked, Fraction) else Fraction(95, 100)
+    if purpose is not None:
+        quantile = quantile_for(purpose, histogram, table.columns, table.max_rows)
     found = quantile_of(histogram.counts, histogram.noise, quantile, rows=histogram.rows)
-    choice = ClipChoice(histogram, quantile, found, fresh)
+    choice = ClipChoice(histogram, quantile, found, fresh, purpose=purpose)
     if choice.worth.useful:
         return choice
-    return replace(choice, enough_micro=worth.useful_epsilon(transaction.request, transaction.table, quantile))
+    return replace(choice, enough_micro=worth.useful_epsilon(request, table, quantile))
 
 
 def _looked_up(transaction: NormsTransaction, budget_delta: bool) -> tuple[NormsTransaction, State | None, int | None]:

@@ -170,13 +170,15 @@ def _two_digits(value: float) -> int:
     return math.ceil(value / unit) * unit
 
 
-def forecast(request: NormsRequest, table: Table, quantile: Fraction, left_micro: int | None = None) -> str:
+def forecast(request: NormsRequest, table: Table, asked: Fraction | None, left_micro: int | None = None) -> str:
     """Say what an answer will be worth, before anything is spent.
 
     Parameters
     ----------
-    request, table, quantile
+    request, table
         What is asked for, of which rows.
+    asked
+        The quantile; None: one that will follow from the answer. Then the median, the easiest, must be worth something.
     left_micro
         The largest epsilon, in millionths, that the budget still pays for such a request; None: not known here.
 
@@ -186,6 +188,7 @@ def forecast(request: NormsRequest, table: Table, quantile: Fraction, left_micro
         If n is public and nothing would bound the clip norm from above: the noise moves ranks by more rows than lie
         above the quantile. It names an epsilon with which the answer is useful, or says that the table is too small.
     """
+    quantile = Fraction(1, 2) if asked is None else asked
     worth = worth_of(request, table, quantile)
     moved = f"moves ranks by up to {worth.error:.0f} rows (confidence {worth.confidence:g})"
     if worth.rows is None:
@@ -199,7 +202,9 @@ def forecast(request: NormsRequest, table: Table, quantile: Fraction, left_micro
             f"rows lie above the {float(quantile):g}-quantile: the answer would be worth nothing. Nothing was read or "
             f"spent. {_advice(request, table, quantile, left_micro)}"
         )
-    said = f"Forecast: the noise {moved} of {worth.rows}. The clip norm will lie {worth.ends()}, rounded up to the grid"
+    said = f"Forecast: the noise {moved} of {worth.rows}"
+    if asked is not None:
+        said += f". The clip norm will lie {worth.ends()}, rounded up to the grid"
     if worth.useful:
         return f"{said}."
     return f"{said}, which is rough. {_advice(request, table, quantile, left_micro)}"
