@@ -11,6 +11,7 @@ from dpdist.cli.options import LOCAL, PLACE, cluster_options, count_of, json_opt
 from dpdist.cli.words import answer
 from dpdist.errors import UsageError
 from dpdist.pca.correlation import correlation as correlation_of
+from dpdist.pca.loadings import intervals_of, loadings_json
 from dpdist.pca.scree import require_scree, scree
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline.components import fit_components
@@ -57,6 +58,7 @@ def pca(
     found = fitted.components
     standardised = correlation_of(opened, len(found.components)) if correlation else None
     seen = None if found.eigenvalues is None or correlation else scree(opened, found.eigenvalues)
+    ends = None if seen is None else intervals_of(opened, found, seen)
     lengths = shortened(opened)
     if plot is not None:
         draw_scree(require_scree(opened, found.eigenvalues), plot)
@@ -71,6 +73,7 @@ def pca(
         "shortened": lengths.to_json(),
         **({} if seen is None else seen.to_json()),
         **({} if standardised is None else standardised.to_json()),
+        **loadings_json(found.components, standardised.loadings if standardised else ends, opened.names),
         **blindly_scaled_json(opened),
     }
     largest = "" if found.eigenvalues is None else f", largest eigenvalue {found.eigenvalues[0]:.6g}"
@@ -80,6 +83,8 @@ def pca(
     before = "" if fresh else ", written before and left alone"
     words = f"{model}: {counted(len(found.components), 'component')}{largest}{before}.{warning}"
     table = "" if seen is None else f"\n{text.above_noise(seen)}"
+    if ends is not None and (largest := text.loadings(found.components, ends, opened.names)):
+        table += f"\n{largest}"
     if standardised is not None:
         table = f"\n{text.standardised(standardised, opened.names)}"
     table += f"\n{blindly}" if (blindly := blindly_scaled_words(opened)) else ""

@@ -40,6 +40,7 @@ from dpdist.errors import UsageError
 from dpdist.naming import parameter
 from dpdist.pca.components import Components, about_mean, mean_variance
 from dpdist.pca.eigen import signed, top_eigenpairs
+from dpdist.pca.loadings import EntryNoise, loading_intervals
 from dpdist.pca.scree import entry_variances
 from dpdist.release.artefact import Release
 from dpdist.release.scaling import weightless
@@ -68,12 +69,16 @@ class Correlation:
         (k,): of each component in the variance of the standardised columns that are left.
     intervals
         (k, 2): where these lie (see the module); None for more than 2000 columns.
+    loadings
+        (k, d, 2): where the loadings lie (:mod:`dpdist.pca.loadings`), NaN of columns that were left out; None
+        likewise.
     """
 
     components: Components
     left_out: tuple[str, ...]
     shares: Values
     intervals: Values | None
+    loadings: Values | None
 
     def to_json(self) -> dict[str, object]:
         """Return what is said of the components as JSON values."""
@@ -120,12 +125,16 @@ def correlation(release: Release, count: int) -> Correlation:
     divisor = 1 / np.sqrt(variances[kept])
     standard = matrix[np.ix_(kept, kept)] * np.outer(divisor, divisor)
     np.fill_diagonal(standard, 1)
-    intervals = None
+    intervals = ends = None
     if len(kept) <= _MOST:
         values, columns = np.linalg.eigh(standard)
-        noise = _Noise(on, off, mean_noise, about.mean[kept])
+        noise = EntryNoise(on, off, mean_noise, about.mean[kept])
         intervals = _intervals(values, columns, divisor, noise)[::-1][:count] / len(kept)
-        values, vectors = values[::-1][:count], signed(columns.T[::-1][:count])
+        vectors = signed(columns.T[::-1][:count])
+        columns[:, ::-1][:, :count] = vectors.T
+        ends = np.full((count, len(variances), 2), np.nan)
+        ends[:, kept] = loading_intervals(values, columns, count, noise, divisor)
+        values = values[::-1][:count]
     else:
         values, vectors = top_eigenpairs(standard, count)
     loadings = np.zeros((count, len(variances)))
@@ -135,7 +144,7 @@ def correlation(release: Release, count: int) -> Correlation:
     divided[kept] /= divisor
     found = Components(loadings, values, per_row=True, mean=centre + scale * about.mean, scale=divided)
     left_out = tuple(release.names[j] for j in sorted(set(range(len(variances))) - set(kept.tolist())))
-    return Correlation(found, left_out, values / len(kept), intervals)
+    return Correlation(found, left_out, values / len(kept), intervals, ends)
 
 
 def _require_centre(release: Release) -> None:
@@ -153,17 +162,7 @@ def _require_centre(release: Release) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Noise:
-    """Variances of the noise on the matrix and on the mean, and the mean itself, in units of the bounded rows."""
-
-    on: float
-    off: float
-    mean: float
-    centre: Values
-
-
-def _intervals(values: Values, columns: Values, divisor: Values, noise: _Noise) -> Values:
+def _intervals(values: Values, columns: Values, divisor: Values, noise: EntryNoise) -> Values:
     """Return where each eigenvalue of the correlation matrix lies, (d, 2), from all eigenpairs (see the module)."""
     a = divisor[:, None] * columns
     squares, quartic = (a**2).sum(axis=0), (a**4).sum(axis=0)

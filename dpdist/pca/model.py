@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
 from dpdist._util.notebook import short, table
-from dpdist.errors import DataError, ResumableError, quiet
+from dpdist.errors import DataError, ResumableError, UsageError, quiet
 from dpdist.naming import step
 from dpdist.pca.components import Components
 from dpdist.pca.correlation import Correlation
@@ -27,6 +27,9 @@ from dpdist.release.artefact import Release
 from dpdist.rows.schema import Schema
 from dpdist.storage.arrays import Text, digest_of_objects, put_array, read_arrays, require_format
 from dpdist.storage.store import AnyStore, store_at
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMAT = "dpdist-model/1"
 
@@ -58,6 +61,26 @@ class Model:
     def __repr__(self) -> str:
         k, d = self.components.components.shape
         return f"Model(k={k}, d={d}, of {short(self.release_id)})"
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the loadings by name, as a pandas DataFrame.
+
+        Returns
+        -------
+        DataFrame
+            (k, d) float64: a row for each component, numbered from 1, and a column for each column of the rows.
+
+        Raises
+        ------
+        UsageError
+            If pandas is not installed.
+        """
+        try:
+            import pandas as pd  # noqa: PLC0415 - a library that nothing else here needs
+        except ImportError:
+            raise UsageError("A DataFrame needs pandas, which is not installed: pip install pandas") from None
+        numbers = pd.RangeIndex(1, len(self.components.components) + 1, name="component")
+        return pd.DataFrame(self.components.components, index=numbers, columns=list(self.names))
 
     def _repr_html_(self) -> str:
         return table("Model", {"release": self.release_id}) + self.components._repr_html_()

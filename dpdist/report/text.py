@@ -85,20 +85,50 @@ def above_noise(found: Scree) -> str:
     return "\n".join([*(_row(row, widths) for row in rows), wrapped(last), wrapped(_legend(found))])
 
 
+def loadings(vectors: npt.NDArray[np.float64], ends: npt.NDArray[np.float64], names: Sequence[str]) -> str:
+    """Return a table of the largest loadings of the components that stand above the noise; empty where none does."""
+    rows = [
+        (str(i + 1), largest_loadings(vector, ends[i], names))
+        for i, vector in enumerate(vectors[:_SHOWN])
+        if np.isfinite(ends[i]).any()
+    ]
+    if not rows:
+        return ""
+    first = max(len(number) for number, _ in rows)
+    width = max(shutil.get_terminal_size().columns - first - len(_GAP), _NARROWEST)
+    lines = [_row(row, (first, width)) for row in rows]
+    said = (
+        "Largest loadings, and between which ends the true one lies in about 95 of 100 releases, with respect to the "
+        "noise."
+    )
+    return "\n".join([wrapped(said), *lines])
+
+
+def largest_loadings(vector: npt.NDArray[np.float64], ends: npt.NDArray[np.float64], names: Sequence[str]) -> str:
+    """Return the largest loadings of a component by name, each with its ends where these are known."""
+    said = []
+    for j in np.argsort(-np.abs(vector), kind="stable")[:_LOADINGS]:
+        if vector[j]:
+            low, high = 100 * ends[j]  # rounded outwards
+            known = f" ({np.floor(low) / 100:+.2f} .. {np.ceil(high) / 100:+.2f})" if np.isfinite(low) else ""
+            said.append(f"{names[j]} {vector[j]:+.2f}{known}")
+    return ", ".join(said)
+
+
 def standardised(found: Correlation, names: Sequence[str]) -> str:
     """Return a table of components of a correlation matrix: their shares of variance, and their largest loadings."""
     rows = [("no.", "share of variance", "between", "largest loadings")]
     for i, (share, vector) in enumerate(zip(found.shares, found.components.components, strict=True)):
         ends = "-" if found.intervals is None else between(found.intervals[i])
-        largest = [j for j in np.argsort(-np.abs(vector), kind="stable")[:_LOADINGS] if vector[j]]
-        rows.append((str(i + 1), f"{share:.3f}", ends, ", ".join(f"{names[j]} {vector[j]:+.2f}" for j in largest)))
+        reach = np.full((len(vector), 2), np.nan) if found.loadings is None else found.loadings[i]
+        rows.append((str(i + 1), f"{share:.3f}", ends, largest_loadings(vector, reach, names)))
     rows[_SHOWN + 1 :] = [("...", "", "", "")] if len(rows) > _SHOWN + 1 else []
     widths = max(len(each[0]) for each in rows), 17, 14
     width = max(shutil.get_terminal_size().columns - sum(widths) - len(widths) * len(_GAP), _NARROWEST)
     lines = [_row(row, (*widths, width)) for row in rows]
     said = (
-        "Components of the correlation matrix, of columns standardised by what was released. A share lies between the "
-        "two ends in about 95 of 100 releases, with respect to the noise."
+        "Components of the correlation matrix, of columns standardised by what was released. A share, or a loading, "
+        "lies between its two ends in about 95 of 100 releases, with respect to the noise."
     )
     if found.left_out:
         were = "was" if len(found.left_out) == 1 else "were"

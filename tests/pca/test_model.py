@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import zarr
 from support.releases import archive_of, assemble
 
-from dpdist.errors import DataError
+from dpdist.errors import DataError, UsageError
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.pca.components import Components
 from dpdist.pca.model import Model, open_model, save
@@ -74,6 +75,16 @@ def test_a_model_reads_back_as_it_was_written(tmp_path: Path, per_row: bool) -> 
     assert (found.release_id, found.names, found.components.per_row) == ("week-47", NAMES, per_row)
     for name in ARRAYS:
         assert getattr(found.components, name).tobytes() == getattr(written.components, name).tobytes()
+
+
+def test_loadings_go_into_a_frame_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = model().to_frame()
+    assert list(frame.columns) == list(NAMES)
+    assert list(frame.index) == list(range(1, len(model().components.components) + 1))
+    np.testing.assert_array_equal(frame.to_numpy(), model().components.components)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError, match="pip install pandas"):
+        model().to_frame()
 
 
 def test_a_model_says_between_what_the_squared_cosines_lie_where_the_edge_is_known(tmp_path: Path) -> None:
