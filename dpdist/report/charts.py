@@ -46,7 +46,7 @@ def guesses(guarantee: Guarantee) -> Markup:
     right = 100 * accuracy(guarantee)
     most = min(_GUESSES, math.ceil(right - 1e-6))
     step = (WIDTH + 4) / _ACROSS
-    side = step - 4
+    side = step - 4.5
     cells = [box(i % _ACROSS * step, i // _ACROSS * step, side, side) for i in range(_GUESSES)]
     below = 5 * step
     words = f"Of 100 guesses, 50 are right by chance. With the release at most {share_up(accuracy(guarantee))} are."
@@ -76,12 +76,12 @@ def tests(guarantee: Guarantee) -> Markup:
         path("edge", [line(at)]),
         *(text(x(0) - 6, y(t) + 4, f"{100 * t:g} %", anchor="end") for t in ticks),
         *(text(x(t), 248, f"{100 * t:g} %", anchor="end" if t == 1 else "middle") for t in ticks),
-        text((x(0) + x(1)) / 2, 266, "false suspicions voiced", anchor="middle"),
+        text((x(0) + x(1)) / 2, 266, "false alarms", anchor="middle"),
         text(x(0.97), y(0.06), "grey line: guessing", anchor="end", kind="soft"),
         text(x(0.97), y(0.15), "blue line: most with this release", anchor="end", kind="soft"),
     ]
-    words = "; ".join(f"at {100 * a:g} % false alarms {share_up(hits(guarantee, a))} %" for a in (0.05, 0.1, 0.5))
-    return chart("tests", "Right suspicions found, at most, by false alarms", f"Found at most: {words}.", 272, parts)
+    words = "; ".join(f"{share_up(hits(guarantee, a))} % at {100 * a:g} % false alarms" for a in (0.05, 0.1, 0.5))
+    return chart("tests", "True alarms of any test, at most, by its false alarms", f"At most {words}.", 272, parts)
 
 
 def spectrum(found: Scree, per_row: bool, total: int) -> Markup:

@@ -52,7 +52,7 @@ class Promise:
     arithmetic
         What the proof is about.
     found
-        Pairs of words: the share of false alarms, and the largest share that is found.
+        Pairs of words: the share of false alarms of a test, and the largest one of its true alarms.
     """
 
     sentence: str
@@ -143,7 +143,7 @@ def accuracy(guarantee: Guarantee) -> float:
 
 
 def hits(guarantee: Guarantee, alarms: float) -> float:
-    """Return the largest share of true cases that can be found by a release, where so many of the others are accused.
+    """Return the largest share of true alarms of any test of a release that raises so many false ones.
 
     Parameters
     ----------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,7 @@ from dpdist.release.artefact import Release
 from dpdist.report.answers import DROWNED, about_intervals, outward
 from dpdist.report.charts import bar, explained, heat, spectrum
 from dpdist.report.numbers import common_power, digits, in_units
-from dpdist.report.svg import image
+from dpdist.report.svg import image, shortened_name
 from dpdist.report.text import between
 
 _WHOLE = 2048
@@ -32,10 +33,14 @@ _LOADINGS = 8
 """Loadings of a component that are shown, the largest."""
 _LISTED = 12
 """Components above the noise that are listed at once; those after them are folded."""
+_LEAST = 0.0005
+"""Magnitude of the least loading that is shown, with three digits."""
 _ROWS = 100
 """Eigenvalues of the noise that are listed."""
 _PAIRED = 12
 """Columns of the heat map: on a small screen a cell of more is too small to see."""
+_LETTERS = 40
+"""Of a name of two in one line."""
 _COEFFICIENTS = 100
 """Coefficients that are listed of one regression."""
 
@@ -68,7 +73,7 @@ class Loadings:
 
     number: int
     about: str
-    rows: tuple[tuple[str, Markup, str], ...]
+    rows: tuple[tuple[Markup, Markup, str], ...]
     picture: Markup | None
     drowned: bool
 
@@ -229,9 +234,9 @@ def _loadings(
     largest = np.argsort(-np.abs(vector), kind="stable")[:_LOADINGS]
     reach = float(np.abs(vector).max())
     rows = tuple(
-        (release.names[j], bar(float(vector[j]), reach), f"{vector[j]:+.3f}".replace("-", "\N{MINUS SIGN}"))
+        (_name(release.names[j]), bar(float(vector[j]), reach), f"{vector[j]:+.3f}".replace("-", "\N{MINUS SIGN}"))
         for j in largest
-        if vector[j]
+        if abs(vector[j]) >= _LEAST
     )
     return Loadings(i + 1, about, rows, None, drowned)
 
@@ -288,9 +293,11 @@ def heat_of(release: Release) -> Heat:
     )
     table = tuple(
         (
-            Markup("<bdi>{}</bdi> and <bdi>{}</bdi>").format(names[found.columns[j]], names[found.columns[i]]),
+            _brief(names[found.columns[j]]) + " and " + _brief(names[found.columns[i]]),
             _signed(found.values[i, j]),
-            f"{_signed(found.intervals[i, j, 0])} … {_signed(found.intervals[i, j, 1])}",
+            _signed(math.floor(1000 * found.intervals[i, j, 0]) / 1000)
+            + " … "
+            + _signed(math.ceil(1000 * found.intervals[i, j, 1]) / 1000),
         )
         for i, j in rows
     )
@@ -301,7 +308,7 @@ def heat_of(release: Release) -> Heat:
 
 
 def _signed(value: float) -> str:
-    return f"{value:.2f}".replace("-", "\N{MINUS SIGN}")
+    return f"{round(value, 3) + 0.0:.3f}".replace("-", "\N{MINUS SIGN}")
 
 
 @dataclass(frozen=True)
@@ -382,10 +389,20 @@ def _explained(release: Release, found: Regression, *, first: bool) -> Explained
     )
 
 
+def _name(name: str) -> Markup:
+    """Return a name that keeps its own direction of writing, cut after two lines; a pointer on it shows all of it."""
+    return Markup('<bdi class="name" title="{}">{}</bdi>').format(name, name)
+
+
+def _brief(name: str) -> Markup:
+    """Return a name that keeps its own direction of writing, cut after some letters."""
+    return Markup('<bdi title="{}">{}</bdi>').format(name, shortened_name(name, _LETTERS))
+
+
 def _row(name: str, each: Estimate) -> tuple[str | Markup, ...]:
     population = each.population_interval
     return (
-        Markup("<bdi>{}</bdi>").format(name),
+        _name(name),
         digits(each.value),
         " … ".join(map(digits, each.interval)),
         "not known" if population is None else " … ".join(map(digits, population)),
