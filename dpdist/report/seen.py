@@ -198,7 +198,14 @@ def _all_values(release: Release, first: Values) -> Values:
 
 
 def _clear(found: Scree, one: float) -> Table:
-    head = ("component", "eigenvalue", "without the noise", "exact one between", "squared cosine", "between")
+    head = (
+        "component",
+        "eigenvalue",
+        "without the noise",
+        "exact one of shortened rows in",
+        "squared cosine",
+        "between",
+    )
     rows = []
     for i in np.flatnonzero(found.strengths):
         low, high = found.intervals[i] / one
@@ -214,7 +221,7 @@ def _drowned(found: Scree, one: float) -> Table:
         (str(i + 1), digits(found.eigenvalues[i] / one), digits(found.intervals[i, 1] / one))
         for i in np.flatnonzero(found.eigenvalues <= found.edge)[:_ROWS]
     ]
-    return Table(("component", "eigenvalue", "exact one at most"), tuple(rows))
+    return Table(("component", "eigenvalue", "exact one of shortened rows at most"), tuple(rows))
 
 
 def _ends(interval: Values) -> str:
