@@ -135,7 +135,7 @@ def block_of(release: Release, columns: Sequence[int]) -> Block:
             "epsilon or more rows."
         )
     chosen = np.array(columns)
-    moment = _read(release, chosen)
+    moment = moment_of(release, chosen)
     moment[np.diag_indices_from(moment)] -= release.noise.mean_diagonal * unit
     kappa = release.bound.constant * release.bound.unit
     if kappa and rows is not None and release.row_sum is not None:
@@ -173,8 +173,8 @@ def require_law(mechanism: str, noise: Noise | None) -> None:
         )
 
 
-def _read(release: Release, columns: npt.NDArray[np.int64]) -> Matrix:
-    """Return a part of the second moment, of which no more than a row of tiles is read at once."""
+def moment_of(release: Release, columns: npt.NDArray[np.int64]) -> Matrix:
+    """Return the second moment of some columns, (w, w), of which no more than a row of tiles is read at once."""
     if release.in_memory:
         return release.second_moment[np.ix_(columns, columns)]
     found = np.empty((columns.size, columns.size))

@@ -23,17 +23,18 @@ lie between -1 and 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.answers.block import EntryNoise, entry_noise, require_law
+from dpdist.answers.block import EntryNoise, entry_noise, moment_of, require_law
 from dpdist.answers.regression import NORMAL
 from dpdist.answers.shrinkage import Shrinkage, optimal, within_trace
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
 from dpdist.pca.components import AboutMean, about_mean
+from dpdist.pca.correlation import ABOVE, evidence, require_centre
 from dpdist.pca.scree import noise_law, scree
 from dpdist.release.artefact import Release
 
@@ -98,6 +99,62 @@ class Covariance:
         found = np.linalg.inv(self.matrix).astype(np.float64)
         found += found.T.copy()
         return found / 2
+
+
+@dataclass(frozen=True)
+class Correlations:
+    """Correlations among some columns of a release, as released.
+
+    Attributes
+    ----------
+    columns
+        Their places in the release, ascending; w of them.
+    clear
+        How many columns have a variance that stands above the noise, those that are left out here too.
+    values
+        (w, w), from -1 to 1.
+    intervals
+        (w, w, 2): between which each exact one lies with probability 0.95.
+    """
+
+    columns: tuple[int, ...]
+    clear: int
+    values: Matrix
+    intervals: Matrix
+
+
+def correlations(release: Release, most: int) -> Correlations:
+    """Return the correlations among the columns whose variances stand farthest above the noise.
+
+    They are about the mean, or the public centre if no mean was released.
+
+    Parameters
+    ----------
+    release
+        The release.
+    most
+        Largest number of columns.
+
+    Raises
+    ------
+    UsageError
+        If the release is of components only, has neither a mean nor a centre, is too large for memory, is drowned in
+        noise, or nobody knows the variance of its noise.
+    """
+    require_centre(release)
+    about = about_mean(release)
+    variances = release.moment_diagonal / about.divisor - about.mean**2 + about.diagonal
+    found = evidence(release, variances)
+    clear = int((found > ABOVE).sum())
+    places = np.sort(np.argsort(-found, kind="stable")[: min(most, clear)])
+    part = replace(about, mean=about.mean[places])
+    released = part.matrix(moment_of(release, places))
+    _, errors = _errors(release, part, released)
+    if errors is None:
+        raise AssertionError("evidence refuses a release of which nobody knows the variance of the noise")
+    ends: Matrix = np.clip(_ends(_raw_correlation(released), errors), -1, 1)
+    ends[np.diag_indices(len(places))] = 1
+    return Correlations(tuple(places.tolist()), clear, _raw_correlation(released), ends)
 
 
 def _ends(values: Matrix, errors: Matrix) -> Matrix:

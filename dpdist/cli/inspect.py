@@ -14,6 +14,7 @@ from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.pipeline import inspect as inspecting
 from dpdist.release.artefact import open_release
+from dpdist.release.parse import columns_from
 from dpdist.report.inspection import words
 from dpdist.storage.store import AnyStore, store_at
 
@@ -50,11 +51,17 @@ def inspect(path: AnyStore, ledger: LedgerAddress | None, verify: bool, clean: b
 @click.option("--components", default="auto", metavar="K|auto", help="How many to show [default: auto].")
 @click.option("--image", metavar="HxW", help="Draw components as images of this shape, such as 28x28.")
 @click.option("--ledger", type=LEDGER, help="The ledger that was charged, to show what is left of the budget.")
+@click.option("--target", help="Columns to explain by others, comma-separated; as of regress.")
+@click.option("--on", help="Comma-separated columns to explain them by [default: all others].")
 @json_option
 def report_command(
-    release: AnyStore, out: AnyStore, components: str, image: str | None, ledger: LedgerAddress | None, as_json: bool
-) -> None:
-    """Write OUT, one HTML page about RELEASE for people: guarantee, budget, noise and components. Free."""
+    release: AnyStore, out: AnyStore, components: str, image: str | None, ledger: LedgerAddress | None,
+    target: str | None, on: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Write OUT, one HTML page about RELEASE for people: guarantee, components, noise and budget. Free.
+
+    It loads nothing from anywhere and runs nothing. It is readable on a phone, in the dark and on paper.
+    """
     from dpdist.report import html  # noqa: PLC0415 - scipy.special and templates, only needed here
 
     html.write(
@@ -63,5 +70,7 @@ def report_command(
         count=count_of(components),
         image=html.Shape.parse(image) if image else None,
         ledger=Ledger(ledger) if ledger else None,
+        targets=() if target is None else columns_from(target),
+        on=None if on is None else columns_from(on),
     )
     answer(as_json, {"report": str(out)}, f"{out}: open it in a browser. It loads nothing from anywhere.")

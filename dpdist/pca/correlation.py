@@ -46,7 +46,7 @@ from dpdist.release.artefact import Release
 from dpdist.release.scaling import weightless
 
 Values = npt.NDArray[np.float64]
-_ABOVE = 4.0
+ABOVE = 4.0
 """Standard deviations of the noise by which a column has to stand above it."""
 _SURE = 2.0
 """Those between the middle of an interval and its end."""
@@ -105,16 +105,13 @@ def correlation(release: Release, count: int) -> Correlation:
     UsageError
         If count is out of range, the release is no such one or too large for memory, or the noise drowns it.
     """
-    _require_centre(release)
+    require_centre(release)
     about = about_mean(release)
     on, off = entry_variances(release)
     mean_noise = mean_variance(release)
     matrix = about.matrix(release.second_moment)
-    deviation = np.sqrt(on + 4 * about.mean**2 * mean_noise)
     variances = np.diag(matrix)
-    above = variances > _ABOVE * deviation
-    above[list(weightless(release, range(len(variances))))] = False  # chance alone would bring one in
-    kept = np.flatnonzero(above)
+    kept = np.flatnonzero(evidence(release, variances) > ABOVE)
     if not 1 <= count <= len(kept):
         raise UsageError(
             f"{count} components were asked for; {len(kept)} of {len(variances)} columns stand above the noise, and a "
@@ -147,7 +144,34 @@ def correlation(release: Release, count: int) -> Correlation:
     return Correlation(found, left_out, values / len(kept), intervals, ends)
 
 
-def _require_centre(release: Release) -> None:
+def evidence(release: Release, variances: Values) -> Values:
+    """Return how many standard deviations of the noise each column's variance stands above 0, (d,).
+
+    Parameters
+    ----------
+    release
+        The release.
+    variances
+        (d,), as released, in squared units of the bounded rows: per row where n is known.
+    """
+    about = about_mean(release)
+    on, _ = entry_variances(release)
+    found: Values = np.zeros(len(variances))
+    deviation = np.sqrt(on + 4 * about.mean**2 * mean_variance(release))
+    positive = variances > 0
+    found[positive] = variances[positive] / np.maximum(deviation, np.finfo(float).tiny)[positive]
+    found[list(weightless(release, range(len(variances))))] = 0  # chance alone would bring one in
+    return found
+
+
+def require_centre(release: Release) -> None:
+    """Refuse a release that has no correlations.
+
+    Raises
+    ------
+    UsageError
+        If it is of components only, is too large for memory, or has neither a mean nor a centre.
+    """
     if release.subspace is not None:
         raise UsageError(f"{release.mechanism} released components, and no second moment to take correlations of.")
     if not release.in_memory:

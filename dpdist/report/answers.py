@@ -39,7 +39,7 @@ def regression(found: Regression) -> str:
     left = len(found.names) - len(shown)
     low, high = found.r2_interval
     about = "about its mean" if found.centred else "about the public centre: no mean was released"
-    last = f"R² {found.r2.value:.3f}, between {_outward(low, high)}: of the variance of {found.target} {about}."
+    last = f"R² {found.r2.value:.3f}, between {outward(low, high)}: of the variance of {found.target} {about}."
     return "\n".join([
         f"Regression of {found.target} on {counted(len(found.names), 'column')}",
         *aligned(rows),
@@ -77,7 +77,8 @@ def _between(ends: tuple[float, float]) -> str:
     return f"{ends[0]:.3g} .. {ends[1]:.3g}"
 
 
-def _outward(low: float, high: float) -> str:
+def outward(low: float, high: float) -> str:
+    """Return the ends of an interval to three digits after the point, rounded outwards."""
     return f"{math.floor(1000 * low) / 1000:.3g} and {math.ceil(1000 * high) / 1000:.3g}"
 
 

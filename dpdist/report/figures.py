@@ -1,15 +1,13 @@
-"""Pictures: forecasts, scree plots, components; matplotlib is an extra, and is asked for only here."""
+"""Pictures: forecasts and scree plots; matplotlib is an extra, and is asked for only here."""
 
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dpdist._util.paths import AnyPath, local
 from dpdist.errors import DataError, UsageError, quiet
@@ -18,12 +16,10 @@ from dpdist.pca.scree import Scree
 from dpdist.storage.atomic import replace_file
 
 _POINTS = 200
-_BARS = 8
-_LETTERS = 40
 
 
 @contextmanager
-def picture(path: AnyPath | IO[bytes], *, size: tuple[float, float] = (7, 4.5)) -> Iterator[Any]:
+def picture(path: AnyPath, *, size: tuple[float, float] = (7, 4.5)) -> Iterator[Any]:
     """Draw on the axes of the block; they are saved at its end, all at once, in the format that the name says.
 
     Raises
@@ -36,13 +32,9 @@ def picture(path: AnyPath | IO[bytes], *, size: tuple[float, float] = (7, 4.5)) 
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
     except ImportError:
-        raise UsageError("Pictures and reports need matplotlib: pip install 'dpdist[plots]'.") from None
+        raise UsageError("Pictures need matplotlib: pip install 'dpdist[plots]'.") from None
     figure = Figure(figsize=size, layout="constrained")
     yield figure.add_subplot()
-    if not isinstance(path, str | os.PathLike):
-        with quiet():
-            figure.savefig(path, dpi=150)
-        return
     path = local(path)
     drawn = io.BytesIO()
     try:
@@ -71,7 +63,7 @@ def draw_forecast(found: Forecast, path: AnyPath) -> None:
             axes.legend(frameon=False, fontsize=8)
 
 
-def draw_scree(found: Scree, path: AnyPath | IO[bytes]) -> None:
+def draw_scree(found: Scree, path: AnyPath) -> None:
     """Draw the eigenvalues over the edge of the noise, with what the noise added taken off."""
     places = np.arange(1, found.eigenvalues.size + 1)
     low, high = found.intervals.T
@@ -95,59 +87,3 @@ def draw_scree(found: Scree, path: AnyPath | IO[bytes]) -> None:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_title(f"{found.above} of {found.eigenvalues.size} components stand above the noise", fontsize=10)
         axes.legend(frameon=False, fontsize=8)
-
-
-def draw_images(images: npt.NDArray[np.float64], path: AnyPath | IO[bytes]) -> None:
-    """Draw components as images side by side, each on its own scale; red is positive, blue negative.
-
-    Parameters
-    ----------
-    images
-        (k, height, width).
-    path
-        Where to.
-    """
-    count, height, width = images.shape
-    across = min(8, count)
-    down = -(-count // across)
-    # one picture of all, with a gap of a pixel or more between them
-    gap = max(1, width // 10)
-    board = np.full((down * (height + gap) - gap, across * (width + gap) - gap), np.nan)
-    for i, image in enumerate(images):
-        top, left = (i // across) * (height + gap), (i % across) * (width + gap)
-        board[top : top + height, left : left + width] = image / np.abs(image).max()
-    with picture(path, size=(9, 9 * board.shape[0] / board.shape[1])) as axes:
-        axes.imshow(board, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
-        axes.set_axis_off()
-
-
-def draw_loadings(components: npt.NDArray[np.float64], names: Sequence[str], path: AnyPath | IO[bytes]) -> None:
-    """Draw the largest loadings of components as bars, a panel each.
-
-    Parameters
-    ----------
-    components
-        (k, d), few.
-    names
-        Of the columns; long ones are cut.
-    path
-        Where to.
-    """
-    with picture(path, size=(9, 0.6 + 0.24 * len(components) * (_BARS + 2))) as axes:
-        labels: list[str] = []
-        place = 0.0
-        places: list[float] = []
-        for i, one in enumerate(components):
-            largest = np.argsort(-np.abs(one), kind="stable")[:_BARS]
-            for column in largest:
-                axes.barh(place, one[column], color="tab:red" if one[column] > 0 else "tab:blue", height=0.8)
-                labels.append(f"{i + 1}: {names[column][:_LETTERS]}")
-                places.append(place)
-                place += 1
-            place += 1
-        # a dollar sign would begin a formula
-        axes.set_yticks(places, [label.replace("$", r"\$") for label in labels], fontsize=8)
-        axes.invert_yaxis()
-        axes.axvline(0, color="black", lw=0.6)
-        reach = 1.1 * np.abs(components).max()
-        axes.set(xlabel="loading", xlim=(-reach, reach))

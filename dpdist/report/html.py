@@ -1,46 +1,46 @@
-"""One page about one release, for people: what is promised, how the budget stands, and what can be seen over the noise.
+"""One page about one release, for people: what is promised, what can be seen over the noise, and how it was made.
 
-The page is a single HTML file that loads nothing from anywhere. All of it is post-processing of public numbers: the
-release, and of the ledger only the budget and what is left of it. Names of columns come from whoever made the files
-and are escaped.
+The page is a single HTML file that loads nothing from anywhere and runs nothing. All of it is post-processing of public
+numbers: the release, and of the ledger only what was charged and what is left. Names of columns come from whoever made
+the files and are escaped.
 """
 
 from __future__ import annotations
 
-import base64
-import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
-import numpy as np
 from markupsafe import Markup
-from scipy.special import ndtr
 
 from dpdist._util.html import render
 from dpdist._util.text import counted, exactly
 from dpdist._version import __version__
+from dpdist.answers.columns import beside, places_of, source_units
 from dpdist.errors import UsageError
+from dpdist.ledger.balance import Balance
 from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
 from dpdist.mechanisms.registry import mechanism_named
-from dpdist.pca.components import Components, components
+from dpdist.pca.components import components
 from dpdist.pca.rounding import Rounding, rounding
-from dpdist.pca.scree import Scree, Values, above_noise, noise_law, scree
+from dpdist.pca.scree import above_noise
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline.release import stage_words
-from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours
 from dpdist.release.artefact import Release
-from dpdist.report.figures import draw_images, draw_loadings, draw_scree
-from dpdist.report.numbers import common_power, digits, in_units, number
-from dpdist.report.text import ALONE, SURE, between
+from dpdist.report.charts import guesses, tests
+from dpdist.report.numbers import digits, number
+from dpdist.report.promise import promise
+from dpdist.report.seen import edge_is_known, explained_of, heat_of, seen_of
+from dpdist.report.text import ALONE, SURE
 from dpdist.storage.store import AnyStore, store_at
 
-_PICTURED = 24
-"""So many components are drawn as images; the table lists all."""
-_LOADED = 6
-"""So many are drawn as loadings."""
 _DEFAULT = 10
-_EXPONENT = 700.0
-"""Largest x whose ``exp(x)`` is written as a number."""
+_PAST = 50
+"""Releases of a ledger that are listed, the latest."""
+_PARTS = 20
+"""Tables, periods and summed releases that are listed."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ def write(
     count: int | None = None,
     image: Shape | None = None,
     ledger: Ledger | None = None,
+    targets: Sequence[str] = (),
+    on: Sequence[str] | None = None,
 ) -> None:
     """Write the page about a release; a page that is there is replaced.
 
@@ -88,54 +90,68 @@ def write(
     path
         Where it goes.
     count
-        Number of components; None takes those above the noise, and at least ten.
+        Number of components that are shown one by one; None takes those above the noise, and at least ten.
     image
-        Draw the components as images of this shape instead of as loadings.
+        Draw the components as images of this shape instead of by their largest loadings.
     ledger
-        The ledger that was charged, to show its budget and what is left.
+        The ledger that was charged, to show what was charged to it and what is left.
+    targets
+        Names of columns to explain by others; none: no regression.
+    on
+        Names of the columns that explain them; None: all others.
 
     Raises
     ------
     UsageError
-        If there are not so many components, the image has another number of pixels, the ledger does not know of the
-        release, or matplotlib is not installed.
+        If there are not so many components or no such columns, the image has another number of pixels, the ledger does
+        not know of the release, or it gives no regression.
     DataError
         If the page cannot be written.
     """
+    _require_fitting(release, image, ledger)
+    found = components(release, count or _default_count(release))
+    page = render(
+        "dpdist.report",
+        "release.html",
+        version=__version__,
+        today=datetime.now(UTC).date().isoformat(),
+        release=release,
+        guarantee=release.guarantee,
+        promise=promise(release),
+        pictures=None if release.guarantee is None else (guesses(release.guarantee), tests(release.guarantee)),
+        budget=None if ledger is None else _budget(ledger, release),
+        mechanism=mechanism_named(release.mechanism).info,
+        facts=_facts(release),
+        seen=seen_of(release, found, None if image is None else (image.height, image.width)),
+        images=image is not None,
+        legend=f"{ALONE} {SURE}",
+        heat=None if release.subspace is not None else heat_of(release),
+        explained=_explained(release, targets, on),
+        shortened=shortened(release),
+        noise=_noise(release),
+        edge_known=edge_is_known(release),
+    )
+    place, private = store_at(path), not release.private_as_claimed
+    place.parent.replace(str(place).rpartition("/")[2], page.encode(), "report", private=private)
+
+
+def _require_fitting(release: Release, image: Shape | None, ledger: Ledger | None) -> None:
     d = release.bound.columns
     if image is not None and image.height * image.width != d:
         raise UsageError(
             f"An image of {image.height} x {image.width} pixels does not show {d} columns.", parameter="image"
         )
-    if ledger is not None and ledger.record(release.release_id) is None:
-        raise UsageError(
-            f"The ledger does not know of {release.release_id}: name the one that was charged.", parameter="ledger"
-        )
-    if ledger is not None:
-        ledger.require_current()  # else what is said to be left is not
-    found = components(release, count or _default_count(release))
-    seen = None if found.eigenvalues is None else scree(release, found.eigenvalues)
-    page = render(
-        "dpdist.report",
-        "release.html",
-        version=__version__,
-        release=release,
-        guarantee=release.guarantee,
-        promise=None if release.guarantee is None else _promise(release.guarantee),
-        balance=None if ledger is None else ledger.balance(),
-        ledger_head=None if ledger is None else ledger.head,
-        mechanism=mechanism_named(release.mechanism).info,
-        noise=_noise(release),
-        eigenvalues=None if found.eigenvalues is None else _eigenvalues(found, found.eigenvalues, seen),
-        scree=None if seen is None else _scree(seen),
-        shortened=shortened(release),
-        stage=stage_words(release).strip(),
-        rounding=_rounding(rounding(release)),
-        shown=_shown(release, found, seen, image),
-        edge_known=noise_law(release) is not None,
-    )
-    place, private = store_at(path), not release.private_as_claimed
-    place.parent.replace(str(place).rpartition("/")[2], page.encode(), "report", private=private)
+    if ledger is None:
+        return
+    for one in _drawn(release):
+        if ledger.record(one) is None:
+            raise UsageError(f"The ledger does not know of {one}: name the one that was charged.", parameter="ledger")
+    ledger.require_current()  # else what is said to be left is not
+
+
+def _drawn(release: Release) -> tuple[str, ...]:
+    """Return the ids of the releases that were drawn for this one: a sum is charged as its parts are."""
+    return release.releases or (release.release_id,)
 
 
 def _default_count(release: Release) -> int:
@@ -148,44 +164,59 @@ def _default_count(release: Release) -> int:
         return few
 
 
-def _promise(guarantee: Guarantee) -> dict[str, object]:
-    loss, squared = guarantee.loss, guarantee.mu_squared
-    return {
-        "rows_public": guarantee.neighbours is Neighbours.REPLACE_ONE,
-        "epsilon": f"{loss.epsilon:g}",
-        "delta": number(loss.delta),
-        "factor": number(float(f"{math.exp(loss.epsilon):.3g}")) if loss.epsilon < _EXPONENT else None,
-        "accuracy": f"{100 * _accuracy(guarantee):.1f}",
-        "mu": None if squared is None else f"{math.sqrt(squared):.6g}",
-        "integer_exact": guarantee.arithmetic is Arithmetic.INTEGER_EXACT,
-    }
+def _explained(release: Release, targets: Sequence[str], on: Sequence[str] | None) -> object:
+    if not targets:
+        if on is not None:
+            raise UsageError("Columns explain a target: name one, or several.", parameter="target")
+        return ()
+    places = places_of(release, targets, "target")
+    chosen = beside(release, places) if on is None else places_of(release, on, "on")
+    return explained_of(release, places, chosen, source_units(release))
 
 
-def _accuracy(guarantee: Guarantee) -> float:
-    """Return the largest probability of telling two neighbouring tables apart, both as likely beforehand.
+def _facts(release: Release) -> list[tuple[str, object]]:
+    """Return of what rows the release is, by public names."""
+    said: list[tuple[str, object]] = [("rows", "private" if release.rows is None else str(release.rows))]
+    said.append(("columns", str(release.bound.columns)))
+    if release.unit is not None:
+        unit = release.unit
+        said.append(("whose rows", Markup("one <bdi>{}</bdi>, {} at most").format(unit.column, unit.max_rows)))
+    if release.extents:
+        several = len({extent.dataset for extent in release.extents}) > 1
+        said.append(
+            ("of", _some([f"{extent}{f' of {extent.dataset}' if several else ''}" for extent in release.extents]))
+        )
+        said.append(("table", _some(sorted({extent.dataset for extent in release.extents}))))
+    if release.releases:
+        said.append((f"sum of {counted(len(release.releases), 'release')}", _some(release.releases)))
+    if release.schema is not None:
+        said.append(("schema", f"{counted(len(release.schema.columns), 'column')} of the source were mapped by it"))
+    return said
 
-    It is ``(1 + TV) / 2``: ``(e^epsilon + delta) / (1 + e^epsilon)`` for (epsilon, delta) (Kairouz, Oh & Viswanath
-    2017, Theorem 2.1), and ``Phi(mu/2)`` for a Gaussian release (Dong, Roth & Su 2022, section 2.2).
-    """
-    share = 1 / (1 + math.exp(-guarantee.loss.epsilon))
-    general = share + guarantee.loss.delta * (1 - share)
-    return general if guarantee.mu_squared is None else min(general, float(ndtr(math.sqrt(guarantee.mu_squared) / 2)))
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _PARTS
+    return ", ".join(names[:_PARTS]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _noise(release: Release) -> dict[str, object]:
+def _noise(release: Release) -> list[tuple[str, object]]:
     bound, variance, count = release.bound, release.noise.variance_off_diagonal, release.row_count
-    said: dict[str, object] = {
-        "clip_norm": exactly(bound.clip_norm),
-        "unit": number(bound.unit),
-        "deviation": None,
-        "per_row": "",
-    }
+    info = mechanism_named(release.mechanism).info
+    said: list[tuple[str, object]] = [("mechanism", info.name), ("law", info.law)]
     if variance is not None:
         deviation = math.sqrt(variance) * bound.unit**2
-        said["deviation"] = number(deviation)
+        words = Markup("{} of an entry off the diagonal").format(number(deviation))
         if count is not None and count > 0:
-            said["per_row"] = Markup("; {} per row").format(number(deviation / count))
-    return said
+            words += Markup("; {} per row").format(number(deviation / count))
+        said.append(("standard deviation", words))
+    said.append(("calibrated to", info.sensitivity))
+    grid = Markup("Euclidean norm {}, on a grid of {}").format(exactly(bound.clip_norm), number(bound.unit))
+    said.append(("rows were bounded to", grid))
+    if stage := stage_words(release).strip():
+        said.append(("stage", stage))
+    if (found := _rounding(rounding(release))) is not None:
+        said.append(("rounding", found))
+    return [*said, ("published by", info.reference)]
 
 
 def _rounding(found: Rounding | None) -> Markup | None:
@@ -199,63 +230,30 @@ def _rounding(found: Rounding | None) -> Markup | None:
     return said
 
 
-def _eigenvalues(found: Components, eigenvalues: Values, seen: Scree | None) -> dict[str, object]:
-    """Return the table of eigenvalues: alone, or beside the noise where its edge is known."""
-    unit = " per row" if found.per_row else ""
-    if seen is None:
-        power = common_power(eigenvalues.tolist())
-        head = ["component", Markup("eigenvalue{}{}").format(unit, in_units(power))]
-        rows = [[str(i + 1), digits(value / 10.0**power)] for i, value in enumerate(eigenvalues)]
-        return {"head": head, "rows": rows, "faint": ()}
-    power = common_power([*seen.eigenvalues.tolist(), *seen.intervals.ravel().tolist()])
-    one = 10.0**power
-    rows = []
-    for i, (value, strength, cosine) in enumerate(
-        zip(seen.eigenvalues, seen.strengths, seen.squared_cosines, strict=True)
-    ):
-        low, high = seen.intervals[i]
-        clear = (digits(strength / one), f"{cosine:.3f}") if strength else ("-", "drowned")
-        ends = between(seen.cosine_intervals[i]).replace("..", "…")
-        rows.append([
-            str(i + 1), digits(value / one), clear[0], f"{digits(low / one)} … {digits(high / one)}", clear[1], ends,
-        ])  # fmt: skip
-    head = [
-        "component", "eigenvalue", "without the noise", "exact one of shortened rows in", "squared cosine", "between",
-    ]  # fmt: skip
-    return {
-        "head": head,
-        "rows": rows,
-        "faint": np.flatnonzero(seen.strengths == 0).tolist(),
-        "of": unit or " of the sum over all rows",
-        "units": in_units(power),
-        "edge": digits(seen.edge / one),
-    }
+@dataclass(frozen=True)
+class _Budget:
+    """What a ledger says: its balance, its head, and what was charged, the latest last."""
+
+    balance: Balance
+    head: str
+    charged: tuple[tuple[str, str, str, bool], ...]
+    before: int
+
+    @property
+    def share(self) -> str:
+        """What is charged of the budget in percent; of all closed periods, where rows come in periods."""
+        return f"{100 * (self.balance.left_closed or self.balance.left).share:.1f}"
 
 
-def _scree(seen: Scree) -> dict[str, object]:
-    png = io.BytesIO()
-    draw_scree(seen, png)
-    return {
-        "above": seen.above,
-        "count": counted(len(seen.eigenvalues), "component"),
-        "chance": f"{1 - seen.confidence:.2g}",
-        "confidence": f"{seen.confidence:g}",
-        "words": f"{ALONE} {SURE}",
-        "picture": base64.b64encode(png.getvalue()).decode(),
-    }
-
-
-def _shown(release: Release, found: Components, seen: Scree | None, image: Shape | None) -> dict[str, object]:
-    """Return the picture of the components, and the words below it."""
-    png = io.BytesIO()
-    shown = found.components[: _PICTURED if image is not None else _LOADED]
-    if image is not None:
-        draw_images(shown.reshape(len(shown), image.height, image.width), png)
-        words = "Components as images: red is positive, blue negative."
-    else:
-        draw_loadings(shown, release.names, png)
-        words = "The largest loadings of the first components."
-    drowned = [] if seen is None else [str(i + 1) for i in np.flatnonzero(seen.strengths[: len(shown)] == 0)]
-    if drowned:
-        words += f" Drowned, and perhaps nothing but noise: {', '.join(drowned)}."
-    return {"words": words, "picture": base64.b64encode(png.getvalue()).decode()}
+def _budget(ledger: Ledger, release: Release) -> _Budget:
+    charged = [record for record in ledger.records if record.state is not State.ABORTED]
+    rows = tuple(
+        (
+            record.release_id,
+            str(record.guarantee.loss),
+            counted(len(record.periods), "period") if record.periods else "all rows",
+            record.release_id in _drawn(release),
+        )
+        for record in charged[-_PAST:]
+    )
+    return _Budget(ledger.balance(), ledger.head, rows, max(0, len(charged) - _PAST))

@@ -12,7 +12,7 @@ from support.releases import assemble
 from support.tallies import FALSE_ALARM
 
 from dpdist.answers.block import EntryNoise
-from dpdist.answers.covariance import _correlation_variances, _entry_variances, covariance
+from dpdist.answers.covariance import _correlation_variances, _entry_variances, correlations, covariance
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.errors import UsageError
 from dpdist.mechanisms.attack import KnownMoment
@@ -119,6 +119,22 @@ def test_a_variance_that_may_be_nothing_tells_no_correlation() -> None:
     at_most = found.correlation_intervals[0, 1]
     assert at_most.tolist() == [-1, 1] or found.released[1, 1] > 1.96 * found.errors[1, 1]  # type: ignore[index]
     assert found.correlation_intervals[0, 0].tolist() == [1, 1]
+
+
+def test_correlations_of_the_clearest_columns_are_those_of_all_with_their_intervals() -> None:
+    """The third column varies least, by far: 0.25 for 1, where the noise on a variance is about 0.02."""
+    mixed = np.array([[1, 0.8, 0, 0], [0, 0.6, 0, 0], [0, 0, 0.5, 0], [0, 0, 0, 1]])
+    x = np.random.default_rng(9).normal(size=(4000, 4)) @ mixed
+    release = drawn(x + np.array([0, 0.5, 0, 0]), 3.0).release()
+    whole = covariance(release)
+    assert whole.correlation_intervals is not None
+    for most, expected in ((9, [0, 1, 2, 3]), (3, [0, 1, 3])):
+        found, block = correlations(release, most), np.ix_(expected, expected)
+        assert (list(found.columns), found.clear) == (expected, 4)
+        np.testing.assert_allclose(found.intervals, whole.correlation_intervals[block], atol=1e-9)
+        assert inside(found.values, found.intervals).all()
+    with pytest.raises(UsageError, match="no mean and no centre"):
+        correlations(drawn(x, 3.0, centring=Centring.NONE).release(), 4)
 
 
 def test_what_gives_no_covariance_is_refused_with_what_does() -> None:

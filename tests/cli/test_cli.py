@@ -317,7 +317,7 @@ COMMANDS = {
     "forecast": ("--d", "--n", "--epsilon", "--delta", "--clip", "--spectrum", "--mechanism", "--plot", "--json"),
     "pca": ("RELEASE", "MODEL", "--components", "--plot"),
     "project": ("ROWS", "MODEL", "SCORES", "--scheduler", "--workers"),
-    "report": ("RELEASE", "OUT", "--components", "--image", "--ledger"),
+    "report": ("RELEASE", "OUT", "--components", "--image", "--ledger", "--target", "--on"),
     "run": ("JOB",),
     "demo": ("[DIRECTORY]",),
     "mechanisms": ("--json",),

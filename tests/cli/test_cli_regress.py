@@ -92,3 +92,14 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(call: Call, asked: tuple[s
     said = call("regress", *asked)
     assert said.code == (4 if asked[0] == "rows.zarr" else 2)
     assert words in said.message
+
+
+def test_a_report_regresses_the_same_columns(table: Path, call: Call) -> None:
+    asked = ("--target", "income", "--on", '"height, cm",weight')
+    said = call("regress", "release.zarr", *asked, "--json").json
+    assert call("report", "release.zarr", "report.html", *asked).code == 0
+    text = (table / "report.html").read_text()
+    assert f"R² is {said['r2']['value']:.3f}," in text
+    assert call("report", "release.zarr", "report.html", "--target", "nobody").message.startswith(
+        "dpdist: There is no column 'nobody' (--target)."
+    )

@@ -1,0 +1,230 @@
+"""The charts of the page about a release, drawn from its public numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from markupsafe import Markup
+
+from dpdist.answers.covariance import Correlations
+from dpdist.answers.regression import Regression
+from dpdist.pca.scree import Scree
+from dpdist.privacy.guarantee import Guarantee
+from dpdist.report.numbers import common_power, digits
+from dpdist.report.promise import accuracy, hits, share_up
+from dpdist.report.svg import (
+    WIDTH,
+    Axis,
+    Values,
+    box,
+    chart,
+    line,
+    path,
+    place,
+    power_words,
+    rule,
+    shortened_name,
+    text,
+)
+
+_GUESSES = 100
+_ACROSS = 20
+_FEW = 40
+"""Up to so many components each is a place of its own; more are drawn over a logarithm."""
+_LEFT = 52.0
+"""Where the chart of the spectrum begins: there is room for a number beside it."""
+_CURVE = np.concatenate([[0.0], np.geomspace(1e-4, 0.01, 12), np.linspace(0.015, 1, 60)])
+"""Shares of false alarms at which the curve is drawn."""
+_LETTERS = 17
+"""Of a name beside the heat map: what there is room for."""
+
+
+def guesses(guarantee: Guarantee) -> Markup:
+    """Draw a hundred guesses about one row, at even odds: those right anyway, and those that the release may add."""
+    right = 100 * accuracy(guarantee)
+    most = min(_GUESSES, math.ceil(right - 1e-6))
+    step = (WIDTH + 4) / _ACROSS
+    side = step - 4.5
+    cells = [box(i % _ACROSS * step, i // _ACROSS * step, side, side) for i in range(_GUESSES)]
+    below = 5 * step
+    words = f"Of 100 guesses, 50 are right by chance. With the release at most {share_up(accuracy(guarantee))} are."
+    legend = [("noise", "right by chance: 50"), ("seen", f"more with this release: {_more(right)} at most")]
+    if most < _GUESSES:
+        legend.append(("open", "wrong all the same"))
+    parts = [path("noise", cells[:50]), path("seen", cells[50:most]), path("open", cells[most:])]
+    for i, (kind, said) in enumerate(legend):
+        top = below + 8 + 17 * i
+        parts += [path(kind, [box(0, top, 11, 11)]), text(18, top + 10, said)]
+    return chart("guesses", "100 guesses about one row", words, below + 8 + 17 * len(legend), parts)
+
+
+def _more(right: float) -> str:
+    return f"{math.ceil(10 * (right - 50) - 1e-6) / 10:g}"
+
+
+def tests(guarantee: Guarantee) -> Markup:
+    """Draw what every test of one row can do with a release: the trade-off of found cases and false alarms."""
+    x, y = Axis(0, 1, 42, WIDTH - 8), Axis(0, 1, 232, 12)
+    ticks = (0.0, 0.25, 0.5, 0.75, 1.0)
+    at = [(x(a), y(hits(guarantee, float(a)))) for a in _CURVE]
+    parts = [
+        path("grid", [rule(x(0), y(t), dx=x(1) - x(0)) for t in ticks]),
+        path("area", [line([*at, (x(0), y(0))]) + "z"]),
+        path("guess", [line([(x(0), y(0)), (x(1), y(1))])]),
+        path("edge", [line(at)]),
+        *(text(x(0) - 6, y(t) + 4, f"{100 * t:g} %", anchor="end") for t in ticks),
+        *(text(x(t), 248, f"{100 * t:g} %", anchor="end" if t == 1 else "middle") for t in ticks),
+        text((x(0) + x(1)) / 2, 266, "false alarms", anchor="middle"),
+        text(x(0.97), y(0.06), "grey line: guessing", anchor="end", kind="soft"),
+        text(x(0.97), y(0.15), "blue line: most with this release", anchor="end", kind="soft"),
+    ]
+    words = "; ".join(f"{share_up(hits(guarantee, a))} % at {100 * a:g} % false alarms" for a in (0.05, 0.1, 0.5))
+    return chart("tests", "True alarms of any test, at most, by its false alarms", f"At most {words}.", 272, parts)
+
+
+def spectrum(found: Scree, per_row: bool, total: int) -> Markup:
+    """Draw eigenvalues with their intervals and the edge of the noise.
+
+    Parameters
+    ----------
+    found
+        The eigenvalues, descending; of all components, or the first ones.
+    per_row
+        Whether they are per row.
+    total
+        How many components there are.
+    """
+    values, edge = found.eigenvalues, found.edge
+    low, high = found.intervals.T
+    bottom, top = min(float(values.min()), 0.0), max(float(high.max()), edge)
+
+    def warp(value: float) -> float:
+        return math.asinh(2 * value / edge) if edge > 0 else value
+
+    power = common_power([bottom, top])
+    one = 10.0**power
+    count = len(values)
+    x = _places(count)
+    y = Axis(bottom, top, 232, 20, warp)
+    seen = values > edge
+    parts = [
+        path("drown", [box(_LEFT, y(edge), WIDTH - _LEFT - 8, y.start - y(edge))]),
+        path("noisy", _each(x, y, low, high, ~seen)),
+        path("sure", _each(x, y, low, high, seen)),
+        path("dots faint", _each(x, y, values, values, ~seen)),
+        path("dots", _each(x, y, values, values, seen)),
+        path("limit", [rule(_LEFT, y(edge), dx=WIDTH - _LEFT - 8)]),
+        *_value_ticks(y, edge, one),
+        *(text(x(i), 248, f"{i}", anchor="middle") for i in _component_ticks(count)),
+        text((_LEFT + WIDTH) / 2, 266, "component", anchor="middle"),
+        text(WIDTH - 10, y(edge) - 5, "the noise ends here", anchor="end", kind="soft halo"),
+        text(_LEFT, 9, f"eigenvalue{' per row' if per_row else ''}{power_words(power)}", kind="soft"),
+    ]
+    words = (
+        f"{found.above} of {total} eigenvalues stand above the edge of the noise at {digits(edge / one)}"
+        f"{power_words(power)}. The largest is {digits(float(values[0]) / one)}."
+    )
+    return chart("spectrum", "Eigenvalues over the noise", words, 272, parts)
+
+
+def _places(count: int) -> Axis:
+    if count <= _FEW:
+        return Axis(0.5, count + 0.5, _LEFT, WIDTH - 8)
+    return Axis(0.8, count, _LEFT, WIDTH - 12, math.log)
+
+
+def _component_ticks(count: int) -> list[int]:
+    if count <= _FEW:
+        step = max(1, -(-count // 10))
+        return list(range(1, count + 1, step))
+    ticks = [one * 10**power for power in range(len(str(count))) for one in (1, 2, 5)]
+    ticks = [tick for tick in ticks if tick <= count]
+    return ticks if count < 1000 else [tick for tick in ticks if str(tick)[0] == "1"]
+
+
+def _value_ticks(y: Axis, edge: float, one: float) -> list[Markup]:
+    """Mark 0, the edge, and powers of ten beyond it where there is room."""
+    highest = y.high
+    values = [0.0, edge]
+    if edge > 0:
+        first, last = math.floor(math.log10(edge)), math.ceil(math.log10(highest))
+        decades = [factor * 10.0**p for p in range(first, last + 1) for factor in (1, 2, 5)]
+        values += sorted((v for v in decades if edge < v <= highest), reverse=True)
+    taken: list[float] = []
+    parts = []
+    for value in values:
+        at = y(value)
+        if any(abs(at - other) < 15 for other in taken) and value:
+            continue
+        taken.append(at)
+        parts.append(text(_LEFT - 6, at + 4, digits(float(f"{value / one:.3g}")), anchor="end"))
+    return parts
+
+
+def _each(x: Axis, y: Axis, low: Values, high: Values, which: np.typing.NDArray[np.bool_]) -> list[str]:
+    """Return a line from each low to its high; those that would cover one another are drawn once."""
+    drawn = {}
+    for i in np.flatnonzero(which).tolist():
+        top, end = round(y(float(high[i])), 1), round(y(float(low[i])), 1)
+        drawn[round(2 * x(i + 1)), round(top), round(end)] = rule(x(i + 1), top, dy=end - top)
+    return list(drawn.values())
+
+
+def heat(found: Correlations, names: Sequence[str]) -> tuple[Markup, Markup]:
+    """Draw correlations, and beside them what each may be off by: half of its interval, on the same scale."""
+    size = len(found.columns)
+    left, side = 126.0, min(30.0, (WIDTH - 126) / size)
+    labels = [text(0, 18 + (i + 0.7) * side, f"{i + 1}  {shortened_name(name, _LETTERS)}") for i, name in
+              enumerate(names[j] for j in found.columns)]  # fmt: skip
+    labels += [text(left + (j + 0.5) * side, 11, j + 1, anchor="middle") for j in range(size)]
+    off = (found.intervals[..., 1] - found.intervals[..., 0]) / 2
+    sure = (found.intervals[..., 0] > 0) | (found.intervals[..., 1] < 0)
+    height = 20 + size * side
+    cells: list[list[Markup]] = [[], []]
+    for i in range(size):
+        for j in range(size):
+            steps = box(left + j * side, 18 + i * side, side - 1, side - 1)
+            kind = "plus" if found.values[i, j] > 0 else "minus"
+            cells[0].append(_cell(kind if sure[i, j] else "noise", abs(found.values[i, j]), steps))
+            cells[1].append(_cell("noise", off[i, j], steps))
+    pairs = size * (size - 1) // 2
+    count = int(np.triu(sure, 1).sum())
+    frame = path("open", [box(left, 18, size * side - 1, size * side - 1)])
+    clear = f"Of {pairs} correlations {count} have an interval without 0."
+    most = f"Half of each interval: {off.max():.2g} at most."
+    return (
+        chart("heat", "Correlations", clear, height, [*labels, frame, *cells[0]]),
+        chart("off", "What noise may do to each correlation", most, height, [*labels, frame, *cells[1]]),
+    )
+
+
+def _cell(kind: str, share: float, steps: str) -> Markup:
+    return Markup('<path class="{}" fill-opacity="{}" d="{}"/>').format(kind, f"{min(1.0, share):.2g}", steps)
+
+
+def explained(found: Regression) -> Markup:
+    """Draw R² with its interval on a line from 0 to 1."""
+    low, high = found.r2_interval
+    x = Axis(0, 1, 12, WIDTH - 12)
+    ends = x(low), x(high)
+    parts = [
+        path("grid", [rule(x(0), 24, dx=x(1) - x(0))]),
+        path("sure", [rule(ends[0], 24, dx=max(1.0, ends[1] - ends[0]))]),
+        path("dots", [rule(x(found.r2.value), 24)]),
+        text(x(0), 46, "0: nothing"),
+        text(x(1), 46, "1: all of it", anchor="end"),
+    ]
+    return chart("explained", "Share of the variance explained", f"R² is {found.r2.value:.3f}.", 52, parts)
+
+
+def bar(value: float, reach: float) -> Markup:
+    """Draw a loading as a bar to the left or the right; the number stands beside it."""
+    length = 50 * value / reach
+    start = min(0.0, length)
+    return Markup(
+        '<svg class="bar" viewBox="-51 0 102 10" preserveAspectRatio="none" aria-hidden="true">'
+        '<path class="grid" d="M0 0v10"/>'
+        '<path class="{}" d="M{} 1h{}v8h-{}z"/></svg>'
+    ).format("plus" if value > 0 else "minus", place(start), place(abs(length)), place(abs(length)))
