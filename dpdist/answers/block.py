@@ -112,7 +112,7 @@ class Block:
         return found
 
 
-def block_of(release: Release, columns: Sequence[int]) -> Block:
+def block_of(release: Release, columns: Sequence[int] | npt.NDArray[np.int64]) -> Block:
     """Return the part of a release that is about some of its columns.
 
     Raises
@@ -142,7 +142,7 @@ def block_of(release: Release, columns: Sequence[int]) -> Block:
         sums = kappa * release.row_sum[chosen]
         moment = np.block([[moment, sums[:, None]], [sums[None], np.array([[kappa**2 * rows]])]])
     exact = len(columns) if kappa and release.rows is not None else None
-    return Block(moment, tuple(columns), kappa, entry_noise(release, exact), rows, release)
+    return Block(moment, tuple(map(int, columns)), kappa, entry_noise(release, exact), rows, release)
 
 
 def require_law(mechanism: str, noise: Noise | None) -> None:

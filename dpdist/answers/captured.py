@@ -71,6 +71,11 @@ class Captured:
         return _ends(self.variances, self.deviations, np.inf)
 
     @property
+    def rest_interval(self) -> Matrix:
+        """(2,): the same of the mean variance along all other directions."""
+        return _ends(np.array([self.rest]), np.array([self.rest_deviation]), np.inf)[0]
+
+    @property
     def share_intervals(self) -> Matrix:
         """(k, 2): the same of the shares."""
         return _ends(self.shares, self.share_deviations, 1.0)
@@ -106,13 +111,8 @@ def captured(release: Release, found: Components) -> Captured | None:
     Returns
     -------
     captured
-        None where the law of the noise is not known, components alone were released, or the release is too large for
-        memory.
-
-    Raises
-    ------
-    DrownedError
-        If the trace of the release is not above its noise.
+        None where the law of the noise is not known, components alone were released, the release is too large for
+        memory, or its whole variance is drowned in the noise.
     """
     law = noise_law(release)
     known = release.noise.variance_diagonal is not None and release.noise.variance_off_diagonal is not None
@@ -133,9 +133,7 @@ def captured(release: Release, found: Components) -> Captured | None:
     span, one, none = _Span.of(found.components, ratios), np.ones(k), np.zeros(k)
     nothing = float(_span_variances(noise, span, (none, one), none)[0])
     if total * about.divisor <= NORMAL * math.sqrt(nothing):
-        raise DrownedError(
-            "The whole variance is drowned in the noise of this release. Take a larger epsilon or more rows."
-        )
+        return None
     loose = _loose(values, k, law)
     held = np.cumsum(variances)
     if k == d:
@@ -167,17 +165,20 @@ def holding(release: Release, share: float) -> Components:
     Raises
     ------
     UsageError
-        If nothing is known of the noise of the release, or it is too large for memory.
+        If the share is not between 0 and 1, nothing is known of the noise of the release, or it is too large for
+        memory.
     DrownedError
         If the components that stand above the noise do not hold so much for sure.
     """
+    if not 0 < share < 1:
+        raise UsageError(f"A share of the variance is between 0 and 1, not {share:g}.", parameter="components")
     instead = f"pass their number ({parameter('components', 'K')})"
     if not release.in_memory:
         raise UsageError(f"The release is too large for memory to tell a share of its variance: {instead}.")
     seen = above_noise(release)
     told = captured(release, seen)
     if told is None:
-        raise UsageError(f"{release.mechanism} states no variance of its noise, so no share is known: {instead}.")
+        raise UsageError(f"This release tells no share of its variance, as far as the noise lets see: {instead}.")
     low = told.share_intervals[:, 0]
     enough = np.flatnonzero(low >= share)
     if not enough.size:

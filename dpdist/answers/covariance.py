@@ -105,7 +105,7 @@ class Covariance:
         ends: Matrix = np.clip(_ends(_raw_correlation(self.released), self.correlation_errors), -1, 1)
         ends[~np.outer(known, known)] = -1, 1
         ends[np.diag_indices(len(known))] = 1
-        return _spread_out(ends[np.ix_(self.known, self.known)], self.known, len(known))
+        return spread_out(ends[np.ix_(self.known, self.known)], self.known, len(known))
 
     @property
     def precision(self) -> Matrix | None:
@@ -114,7 +114,7 @@ class Covariance:
             return None
         found = np.linalg.inv(self.matrix[np.ix_(self.known, self.known)]).astype(np.float64)
         found += found.T.copy()
-        return _spread_out(found / 2, self.known, len(self.matrix))
+        return spread_out(found / 2, self.known, len(self.matrix))
 
 
 def _ends(values: Matrix, errors: Matrix) -> Matrix:
@@ -122,7 +122,7 @@ def _ends(values: Matrix, errors: Matrix) -> Matrix:
     return found
 
 
-def _spread_out(values: Matrix, places: npt.NDArray[np.int64], d: int) -> Matrix:
+def spread_out(values: Matrix, places: npt.NDArray[np.int64], d: int) -> Matrix:
     """Return (c, c, ...) values as (d, d, ...), NaN elsewhere."""
     if len(places) == d:
         return values
@@ -181,10 +181,10 @@ def covariance(
     edge = scree(release, about.mean[:0])
     return Covariance(
         location=location,
-        matrix=_spread_out(matrix * squared, known, d),
-        released=_spread_out(released * squared, known, d),
-        errors=None if errors is None else _spread_out(errors * squared, known, d),
-        correlation_errors=None if correlations is None else _spread_out(correlations, known, d),
+        matrix=spread_out(matrix * squared, known, d),
+        released=spread_out(released * squared, known, d),
+        errors=None if errors is None else spread_out(errors * squared, known, d),
+        correlation_errors=None if correlations is None else spread_out(correlations, known, d),
         shrinkage=shrinkage,
         seen=None if edge is None else int((np.linalg.eigvalsh(released) > edge.edge).sum()),
         distance=distance,

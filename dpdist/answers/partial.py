@@ -71,7 +71,7 @@ class Partial:
         return ends
 
 
-def partial_correlation(release: Release, columns: Sequence[int]) -> Partial:
+def partial_correlation(release: Release, columns: Sequence[int] | npt.NDArray[np.int64]) -> Partial:
     """Return the partial correlations of some columns of a release.
 
     Parameters

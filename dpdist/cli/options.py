@@ -295,6 +295,19 @@ def count_of(components: str) -> int | None:
     return int(components)
 
 
+def share_of(components: str) -> float | None:
+    """Return a number of components as typed, or below 1 the share of the variance that they hold; None for auto.
+
+    Raises
+    ------
+    UsageError
+        If it is none of these.
+    """
+    if not re.fullmatch(r"0?\.[0-9]{1,15}", components):
+        return count_of(components)
+    return float(components)
+
+
 def bandwidth_of(text: str | None) -> float | None:
     """Return the bytes a second of a text such as 10GB; None for None.
 
