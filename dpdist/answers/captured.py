@@ -136,10 +136,10 @@ def captured(release: Release, found: Components) -> Captured | None:
         return None
     loose = _loose(values, k, law)
     held = np.cumsum(variances)
-    if k == d:
-        held[-1] = total  # and nothing else
     shares = held / total
     spread = _span_variances(noise, span, (one, -shares), none) / about.divisor**2 + loose
+    if k == d:  # all of it, whatever the noise
+        shares[-1], spread[-1] = 1.0, 0.0
     left = total - held
     over = _span_variances(noise, span, (-one, one), left / kappa**2 if kappa else none) / about.divisor**2 + loose
     rest = max(1, d - k)

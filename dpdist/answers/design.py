@@ -170,7 +170,9 @@ def principal_design(block: Block, count: int, components: int | None) -> Design
     values, vectors = np.linalg.eigh(about_mean_of(block, count))
     seen = int((values > edge).sum())
     if components is not None and not 1 <= components <= count:
-        raise UsageError(f"{components} components, of {counted(count, 'column')}.", parameter="components")
+        raise UsageError(
+            f"{components} components were asked for, of {counted(count, 'column')}.", parameter="components"
+        )
     clear, along = seen, values[:0]
     while clear:
         along = values[count - clear :] - excess(values[count - clear :], values[: count - clear], law)

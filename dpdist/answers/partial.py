@@ -31,9 +31,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.answers.block import EntryNoise, block_of, require_about
-from dpdist.answers.design import about_mean_of, edge_of, ridge_design
+from dpdist.answers.design import LARGER, about_mean_of, edge_of, ridge_design
 from dpdist.answers.regression import NORMAL
 from dpdist.errors import UsageError
+from dpdist.pca.scree import DrownedError
 from dpdist.release.artefact import Release
 
 Matrix = npt.NDArray[np.float64]
@@ -86,7 +87,7 @@ def partial_correlation(release: Release, columns: Sequence[int] | npt.NDArray[n
     UsageError
         If it is no such release, there are fewer rows than columns, or the noise has no known law.
     DrownedError
-        If the noise drowns all columns.
+        If no direction of the columns varies more than the noise.
     DataError
         If there are too many columns.
     """
@@ -97,6 +98,8 @@ def partial_correlation(release: Release, columns: Sequence[int] | npt.NDArray[n
         raise UsageError(f"There are fewer rows than columns, {p}, so each column is a sum of others.")
     least = float(np.linalg.eigvalsh(about_mean_of(block, p))[0])
     design = ridge_design(block, p, 0.0 if least > _CLEAR * edge_of(block, p) else None)
+    if not design.seen:
+        raise DrownedError(f"No direction of the columns varies more than the noise of this release. {LARGER}")
     precision = np.diagonal(design.inverse)[:p]
     w = design.inverse[:p] / np.sqrt(precision)[:, None]
     noise = block.noise

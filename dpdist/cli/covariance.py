@@ -95,8 +95,8 @@ def _partial(release: Release, found: Covariance) -> tuple[Partial | None, str]:
     if not made.ridge:
         return made, ""
     return made, (
-        f"Partial correlations are those after {made.ridge:.6g} was added to the sum of squares of each column, because "
-        "not every direction among them stands clear of the noise: they lie nearer to 0."
+        f"Partial correlations are those after {made.ridge:.6g} was added to the sum of squares of each column, as not "
+        "every direction among them stands clear of the noise: they lie nearer to 0."
     )
 
 

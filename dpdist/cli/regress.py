@@ -46,7 +46,8 @@ def regress(release: AnyStore, target: str, on: str | None, ridge: str, componen
     opened = open_release(release)
     targets = places_of(opened, columns_from(target), "target")
     chosen = beside(opened, targets) if on is None else places_of(opened, columns_from(on), "on")
-    among = None if components is None else count_of(components) or components
+    number = None if components is None else count_of(components)
+    among = components if number is None else number
     found = regressions(opened, targets, chosen, ridge_of(ridge), source_units(opened), components=among)
     lengths, blindly = shortened(opened), blindly_scaled_words(opened)
     each = [one.to_json() for one in found]
