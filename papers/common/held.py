@@ -93,12 +93,12 @@ def variances(scene: Drawn, release: Release) -> Found:
     along = np.einsum("ij,jk,ik->i", vectors, exact, vectors)
     trace, (k, d) = float(np.trace(exact)), vectors.shape
     shares = (np.array([along.sum() / trace]), found.share_intervals[-1:])
-    told = {"variances of scores": (along, found.intervals), "share of variance": shares}
-    if k < d:
-        told["noise variance"] = (np.array([(trace - along.sum()) / (d - k)]), found.rest_interval[None])
-    else:
-        del told["share of variance"]  # all of it
-    return told
+    rest = np.array([(trace - along.sum()) / max(1, d - k)])
+    return {
+        "variances of scores": (along, found.intervals),
+        "share of variance": shares,
+        "noise variance": (rest, found.rest_interval[None]),
+    }
 
 
 KINDS: dict[str, Callable[[Drawn, Release], Found]] = {
