@@ -17,7 +17,8 @@ whatever m is,
 To second order the excess itself varies (:func:`dpdist.answers.shrinkage.excess_variance`), which is added. An interval
 is 1.96 standard deviations to each side, from 0 on, and up to 1 for a share.
 
-Measured (`workflows/answers.py`).
+Measured (`workflows/answers.py`): intervals of variances hold in 93 % of releases or more on average, in 80 for the
+weakest of 30 columns that all stand just above the noise; those of shares in 87 % or more.
 """
 
 from __future__ import annotations
@@ -135,12 +136,12 @@ def captured(release: Release, found: Components) -> Captured | None:
     if total * about.divisor <= NORMAL * math.sqrt(nothing):
         return None
     loose = _loose(values, k, law)
-    held = np.cumsum(variances)
+    held = np.cumsum(values[:k]) - _sum_excess(values, k, law)
     shares = held / total
     spread = _span_variances(noise, span, (one, -shares), none) / about.divisor**2 + loose
-    if k == d:  # all of it, whatever the noise
-        shares[-1], spread[-1] = 1.0, 0.0
     left = total - held
+    if k == d:  # all of it, whatever the noise
+        shares[-1], spread[-1], left[-1] = 1.0, 0.0, 0.0
     over = _span_variances(noise, span, (-one, one), left / kappa**2 if kappa else none) / about.divisor**2 + loose
     rest = max(1, d - k)
     return Captured(
@@ -199,6 +200,34 @@ def _excess(values: Matrix, count: int, law: NoiseLaw) -> Matrix:
     g = (1 / (values[:count, None] - 1j * width - values)).sum(axis=1) - 1j / width  # without itself
     g /= law.size
     found: Matrix = (g * law.transform(g)).imag / g.imag
+    return found
+
+
+def _sum_excess(values: Matrix, count: int, law: NoiseLaw) -> Matrix:
+    """Return what noise adds along the first 1, 2, ... eigenvectors together, against those that are left out.
+
+    Of a semicircle this is ``2 v Re g``, and right on average with hardly any width, by Stein's identity, also where
+    many values are close. What another law adds to that is taken with the width of an eigenvalue.
+    """
+    if len(values) == 1:
+        return np.zeros(1)
+    width = math.sqrt(law.variance / law.size)
+    sharp = _beyond(values, count, width / math.sqrt(law.size)) / law.size
+    found = 2 * law.variance * sharp.real
+    if not all(kind.semicircle for kind in law.kinds):
+        wide = _beyond(values, count, width) / law.size
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found += (wide * law.transform(wide)).imag / wide.imag - 2 * law.variance * wide.real
+    if count == len(values):
+        found[:, -1] = 0
+    added: Matrix = np.triu(found).sum(axis=0)
+    return added
+
+
+def _beyond(values: Matrix, count: int, width: float) -> npt.NDArray[np.complex128]:
+    """Return of each i and k, (count, count), the sum over j > k of ``1 / (y_i - i width - y_j)``."""
+    pairs = 1 / (values[:count, None] - 1j * width - values)
+    found: npt.NDArray[np.complex128] = (pairs.sum(axis=1)[:, None] - np.cumsum(pairs, axis=1))[:, :count]
     return found
 
 

@@ -19,6 +19,9 @@ To second order an entry of D is ``2 sum E_ij² / (y_i - y_j)`` over what was le
 the eigenvectors. So it varies by ``8 v² sum (y_i - y_j)^-2`` itself, v the variance of an entry off the diagonal. This
 is added to that of ``E u``. So is what a law adds along V whose entries depend on each other, as those of a Wishart
 matrix do (:func:`dpdist.answers.shrinkage.tied`).
+
+Measured (`workflows/answers.py`): intervals of coefficients hold in 91 % of releases or more on average, least where
+weak components of a Wishart law come in.
 """
 
 from __future__ import annotations

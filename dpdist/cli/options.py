@@ -303,9 +303,11 @@ def share_of(components: str) -> float | None:
     UsageError
         If it is none of these.
     """
-    if not re.fullmatch(r"0?\.[0-9]{1,15}", components):
-        return count_of(components)
-    return float(components)
+    if re.fullmatch(r"0?\.[0-9]{1,15}", components):
+        return float(components)
+    if components != "auto" and not components.isdecimal():
+        raise UsageError(f"--components takes a number, a share of the variance or auto, not {components!r}.")
+    return count_of(components)
 
 
 def bandwidth_of(text: str | None) -> float | None:

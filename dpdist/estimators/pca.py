@@ -443,7 +443,8 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     def to_sklearn(self) -> Any:
         """Return a fitted ``sklearn.decomposition.PCA`` of the same components, for tools that know no other.
 
-        It is as public as this estimator, and gives the same scores, whitened alike, and the same likelihoods. Its
+        It is as public as this estimator, and gives the same scores, whitened alike, and the same likelihoods where it
+        does not whiten: those of scikit-learn are of another model then. Its
         ``explained_variance_`` are ``score_variances_`` and its ``noise_variance_`` is that of the release, at least 0;
         they are missing where the release tells no variances, and so is what needs them.
 

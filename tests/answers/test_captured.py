@@ -46,6 +46,7 @@ def test_without_noise_to_speak_of_it_is_what_the_rows_have() -> None:
     whole = captured(release, components(release, 8))
     assert whole is not None
     assert whole.share_intervals[-1].tolist() == [1, 1]
+    assert (whole.rest, *whole.rest_interval) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("exact", [None, 5])
