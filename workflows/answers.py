@@ -64,7 +64,7 @@ def _distances(scene: Drawn) -> dict[str, Any]:
             found = covariance(scene.release())
         except UsageError:
             continue
-        told.append((found.distance, np.linalg.norm(found.matrix - exact) / np.linalg.norm(exact)))
+        told.append((float(found.distance or 0), float(np.linalg.norm(found.matrix - exact) / np.linalg.norm(exact))))
     if not told:
         return {"releases": RELEASES, "refused": RELEASES}
     said, true = np.mean(told, axis=0)

@@ -74,7 +74,8 @@ class Captured:
     @property
     def rest_interval(self) -> Matrix:
         """(2,): the same of the mean variance along all other directions."""
-        return _ends(np.array([self.rest]), np.array([self.rest_deviation]), np.inf)[0]
+        ends: Matrix = _ends(np.array([self.rest]), np.array([self.rest_deviation]), np.inf)[0]
+        return ends
 
     @property
     def share_intervals(self) -> Matrix:
@@ -120,7 +121,7 @@ def captured(release: Release, found: Components) -> Captured | None:
     if law is None or not known or not release.in_memory:
         return None
     about = about_mean(release)
-    values = np.linalg.eigvalsh(about.matrix(release.second_moment))[::-1]
+    values: Matrix = np.linalg.eigvalsh(about.matrix(release.second_moment))[::-1].astype(np.float64)
     k, d = found.components.shape
     kappa = release.bound.constant * release.bound.unit
     noise = entry_noise(release, d if kappa and release.rows is not None else None)

@@ -209,8 +209,8 @@ def principal_design(block: Block, count: int, components: int | None) -> Design
     whole = basis @ turned
     inverse = (whole / (among + shift)) @ whole.T
     inside, outside = values[count - k :], values[: count - k]
-    along = Along(basis[:, :k], excess_variance(inside, outside, law), tied(inside, outside, law))
-    return Design(places, moment, inverse, 0.0, shift, seen, k, along)
+    known = Along(basis[:, :k], excess_variance(inside, outside, law), tied(inside, outside, law))
+    return Design(places, moment, inverse, 0.0, shift, seen, k, known)
 
 
 def _places(block: Block, count: int) -> npt.NDArray[np.int64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from typing import Any
 
 import click
 import numpy as np
@@ -122,7 +123,7 @@ def _write_zarr(place: Store, rows: Matrix, found: Synthetic, release: Release) 
     from zarr.storage import MemoryStore  # noqa: PLC0415
 
     objects: dict[str, Buffer] = {}
-    told = {"columns": list(found.names), "status": release.status, "release_id": release.release_id}
+    told: dict[str, Any] = {"columns": list(found.names), "status": release.status, "release_id": release.release_id}
     high = max(1, min(len(rows), (16 << 20) // rows[:1].nbytes))
     array = zarr.create_array(
         MemoryStore(objects), shape=rows.shape, chunks=(high, rows.shape[1]), attributes=told, zarr_format=3,

@@ -332,7 +332,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         """
         with naming(ESTIMATORS):
             count = _count(self.n_components)
-            number = count if isinstance(count, int) else None
+            number = _number(count)
             release = released(self, X, partial(_require_components, count=number), number)
             try:
                 self._learn(*self._components_of(release, X, count))
@@ -492,7 +492,8 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         rows = rows_at(given)
         if release.in_memory or rows is None:
             return release, _taken(release, count)
-        return components_of(release_place(self, rows, request_of(self, count)), count, cluster=self.cluster)
+        place = release_place(self, rows, request_of(self, _number(count)))
+        return components_of(place, count, cluster=self.cluster)
 
     def _learn(self, release: Release, found: Components) -> None:
         self.guarantee_ = proved(release)
@@ -515,7 +516,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 def _count(n_components: object) -> float | None:
     if isinstance(n_components, str) and n_components == AUTO:
         return None
-    if isinstance(n_components, numbers.Real) and 0 < n_components < 1:
+    if isinstance(n_components, float | np.floating) and 0 < n_components < 1:
         return float(n_components)
     if isinstance(n_components, bool) or not isinstance(n_components, numbers.Integral) or n_components < 1:
         raise UsageError(
@@ -523,6 +524,11 @@ def _count(n_components: object) -> float | None:
             "stand above the noise."
         )
     return int(n_components)
+
+
+def _number(count: float | None) -> int | None:
+    """Return a number of components; None where it follows from the release."""
+    return count if isinstance(count, int) else None
 
 
 def _require_components(request: ReleaseRequest, columns: int, *, count: int | None) -> None:
