@@ -126,7 +126,8 @@ def captured(release: Release, found: Components) -> Captured | None:
     kappa = release.bound.constant * release.bound.unit
     noise = entry_noise(release, d if kappa and release.rows is not None else None)
     ratios = about.mean / kappa if kappa else np.zeros(d)
-    variances = values[:k] - _excess(values, k, law)
+    each, together = _excess(values, k, law)
+    variances = values[:k] - each
     own = np.sqrt(
         _score_variances(noise, found.components, ratios, variances / kappa**2 if kappa else None) / about.divisor**2
         + excess_variance(values[:k], values, law) - 8 * law.variance / d
@@ -137,7 +138,7 @@ def captured(release: Release, found: Components) -> Captured | None:
     if total * about.divisor <= NORMAL * math.sqrt(nothing):
         return None
     loose = _loose(values, k, law)
-    held = np.cumsum(values[:k]) - _sum_excess(values, k, law)
+    held = np.cumsum(values[:k]) - together
     shares = held / total
     spread = _span_variances(noise, span, (one, -shares), none) / about.divisor**2 + loose
     left = total - held
@@ -193,43 +194,23 @@ def holding(release: Release, share: float) -> Components:
     return seen.leading(int(enough[0]) + 1)
 
 
-def _excess(values: Matrix, count: int, law: NoiseLaw) -> Matrix:
-    """Return what noise adds along each of the leading eigenvectors, against all others."""
-    if len(values) == 1:
-        return np.zeros(1)
-    width = math.sqrt(law.variance / law.size)
-    g = (1 / (values[:count, None] - 1j * width - values)).sum(axis=1) - 1j / width  # without itself
-    g /= law.size
-    found: Matrix = (g * law.transform(g)).imag / g.imag
-    return found
+def _excess(values: Matrix, count: int, law: NoiseLaw) -> tuple[Matrix, Matrix]:
+    """Return what noise adds along each of the leading eigenvectors, and along the first 1, 2, ... together.
 
-
-def _sum_excess(values: Matrix, count: int, law: NoiseLaw) -> Matrix:
-    """Return what noise adds along the first 1, 2, ... eigenvectors together, against those that are left out.
-
-    Of a semicircle this is ``2 v Re g``, and right on average with hardly any width, by Stein's identity, also where
-    many values are close. What another law adds to that is taken with the width of an eigenvalue.
+    Of a semicircle it is ``2 v Re g``. In a sum, what two vectors in it take from each other cancels. What is left is
+    right on average with hardly any width, by Stein's identity, also where many values are close. What another law
+    adds to that is taken with the width of an eigenvalue.
     """
     if len(values) == 1:
-        return np.zeros(1)
+        return np.zeros(1), np.zeros(1)
     width = math.sqrt(law.variance / law.size)
-    sharp = _beyond(values, count, width / math.sqrt(law.size)) / law.size
-    found = 2 * law.variance * sharp.real
-    if not all(kind.semicircle for kind in law.kinds):
-        wide = _beyond(values, count, width) / law.size
-        with np.errstate(invalid="ignore", divide="ignore"):
-            found += (wide * law.transform(wide)).imag / wide.imag - 2 * law.variance * wide.real
-    if count == len(values):
-        found[:, -1] = 0
-    added: Matrix = np.triu(found).sum(axis=0)
-    return added
-
-
-def _beyond(values: Matrix, count: int, width: float) -> npt.NDArray[np.complex128]:
-    """Return of each i and k, (count, count), the sum over j > k of ``1 / (y_i - i width - y_j)``."""
-    pairs = 1 / (values[:count, None] - 1j * width - values)
-    found: npt.NDArray[np.complex128] = (pairs.sum(axis=1)[:, None] - np.cumsum(pairs, axis=1))[:, :count]
-    return found
+    g = ((1 / (values[:count, None] - 1j * width - values)).sum(axis=1) - 1j / width) / law.size  # without itself
+    each: Matrix = (g * law.transform(g)).imag / g.imag
+    pairs = (1 / (values[:count, None] - 1j * width / math.sqrt(law.size) - values)).real
+    beyond = pairs.sum(axis=1)[:, None] - np.cumsum(pairs, axis=1)[:, :count]  # of i and k, over j > k
+    linear = 2 * law.variance / law.size * np.triu(beyond).sum(axis=0)
+    together: Matrix = linear + np.cumsum(each - 2 * law.variance * g.real)
+    return each, together
 
 
 def _score_variances(noise: EntryNoise, vectors: Matrix, ratios: Matrix, corner: Matrix | None) -> Matrix:
