@@ -18,7 +18,7 @@ To second order the excess itself varies (:func:`dpdist.answers.shrinkage.excess
 is 1.96 standard deviations to each side, from 0 on, and up to 1 for a share.
 
 Measured (`workflows/answers.py`): intervals of variances hold in 93 % of releases or more on average, in 80 for the
-weakest of 30 columns that all stand just above the noise; those of shares in 87 % or more.
+weakest of 30 columns that all stand just above the noise; those of shares in 88 % or more.
 """
 
 from __future__ import annotations
