@@ -17,7 +17,7 @@ whatever m is,
 To second order the excess itself varies (:func:`dpdist.answers.shrinkage.excess_variance`), which is added. An interval
 is 1.96 standard deviations to each side, from 0 on, and up to 1 for a share.
 
-Measured (`workflows/answers.py`): intervals of variances hold in 93 % of releases or more on average, in 80 for the
+Measured (`workflows/answers.py`): intervals of variances hold in 93 % of releases or more on average, in 79 for the
 weakest of 30 columns that all stand just above the noise; those of shares in 88 % or more.
 """
 
