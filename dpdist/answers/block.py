@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from dpdist.errors import DataError, UsageError
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
-from dpdist.naming import parameter
+from dpdist.naming import parameter, step
 from dpdist.pca.noise_edge import NoiseLaw, law_of
 from dpdist.pca.scree import entry_variances
 from dpdist.release.artefact import Release
@@ -112,7 +112,7 @@ class Block:
         return found
 
 
-def block_of(release: Release, columns: Sequence[int]) -> Block:
+def block_of(release: Release, columns: Sequence[int] | npt.NDArray[np.int64]) -> Block:
     """Return the part of a release that is about some of its columns.
 
     Raises
@@ -142,7 +142,7 @@ def block_of(release: Release, columns: Sequence[int]) -> Block:
         sums = kappa * release.row_sum[chosen]
         moment = np.block([[moment, sums[:, None]], [sums[None], np.array([[kappa**2 * rows]])]])
     exact = len(columns) if kappa and release.rows is not None else None
-    return Block(moment, tuple(columns), kappa, entry_noise(release, exact), rows, release)
+    return Block(moment, tuple(map(int, columns)), kappa, entry_noise(release, exact), rows, release)
 
 
 def require_law(mechanism: str, noise: Noise | None) -> None:
@@ -170,6 +170,22 @@ def require_law(mechanism: str, noise: Noise | None) -> None:
         raise UsageError(
             f"The noise of {mechanism} has no known law, so nothing could be said of the error: take a release by "
             f"{instead}."
+        )
+
+
+def require_about(release: Release) -> None:
+    """Refuse a release of which nothing says about what its columns vary.
+
+    Raises
+    ------
+    UsageError
+        If it has no mean, and its rows were shifted by no centre.
+    """
+    if not release.bound.constant and release.bound.centre is None and release.subspace is None:
+        raise UsageError(
+            "This release has no mean and no centre, so nothing says about what its columns vary. Release with "
+            f"{parameter('centre', 'private')} or a public centre. Its second moment about zero is what "
+            f"{step('covariance')} gives."
         )
 
 

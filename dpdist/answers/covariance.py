@@ -18,11 +18,19 @@ where the last term is the error of a private m. Without a released mean ``v_i =
 
 The variance of ``tr(B E)`` is ``2 v |B|² + (on - 2 v) sum B_kk²`` (:class:`dpdist.answers.block.EntryNoise`), without
 the entry (c, c) where m is public. Where a variance cannot be told from 0, nothing is said of its correlations: they
-lie between -1 and 1.
+lie between -1 and 1. Columns that weigh nothing in a release (:func:`dpdist.release.scaling.weightless`) are left out
+of all that is computed, and are NaN in it.
+
+**The distance** of the shrunk matrix from the exact one, in the units in which rows were bounded. The values that are
+put in place of the released ones are ``u^T A0 u`` and an error of about the variance of an entry on the diagonal. So
+the squared Frobenius distance is on average ``|A0|² - sum xi²`` and twice the sum of these variances; and ``|A0|²`` is
+``|A|²`` without the variances of all entries. What is told is the root of that over ``|A0|``, and no more than that of
+a matrix that was not shrunk.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,8 +43,10 @@ from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
 from dpdist.pca.components import AboutMean, about_mean
 from dpdist.pca.correlation import ABOVE, evidence, require_centre
-from dpdist.pca.scree import noise_law, scree
+from dpdist.pca.noise_edge import law_of
+from dpdist.pca.scree import scree
 from dpdist.release.artefact import Release
+from dpdist.release.scaling import cure, weightless
 
 Matrix = npt.NDArray[np.float64]
 
@@ -58,6 +68,11 @@ class Covariance:
         What made the one of the other.
     seen
         How many directions vary more than the edge of the noise; None where nobody knows it.
+    distance
+        How far ``matrix`` is from the exact one, relative to it, in Frobenius norm and in the units of the bounded
+        rows: an estimate, from 0 to 1. None unless it is shrunk by ``OPTIMAL``.
+    known
+        (c,): places of the columns that weigh something in the release. What there is of the others is NaN.
     """
 
     location: Matrix
@@ -67,6 +82,8 @@ class Covariance:
     correlation_errors: Matrix | None
     shrinkage: Shrinkage
     seen: int | None
+    distance: float | None
+    known: npt.NDArray[np.int64]
 
     @property
     def correlation(self) -> Matrix:
@@ -89,16 +106,16 @@ class Covariance:
         ends: Matrix = np.clip(_ends(_raw_correlation(self.released), self.correlation_errors), -1, 1)
         ends[~np.outer(known, known)] = -1, 1
         ends[np.diag_indices(len(known))] = 1
-        return ends
+        return spread_out(ends[np.ix_(self.known, self.known)], self.known, len(known))
 
     @property
     def precision(self) -> Matrix | None:
         """(d, d): the inverse of the shrunk matrix; None where it is not positive definite."""
         if self.shrinkage is not Shrinkage.OPTIMAL:
             return None
-        found = np.linalg.inv(self.matrix).astype(np.float64)
+        found = np.linalg.inv(self.matrix[np.ix_(self.known, self.known)]).astype(np.float64)
         found += found.T.copy()
-        return found / 2
+        return spread_out(found / 2, self.known, len(self.matrix))
 
 
 @dataclass(frozen=True)
@@ -162,6 +179,15 @@ def _ends(values: Matrix, errors: Matrix) -> Matrix:
     return found
 
 
+def spread_out(values: Matrix, places: npt.NDArray[np.int64], d: int) -> Matrix:
+    """Return (c, c, ...) values as (d, d, ...), NaN elsewhere."""
+    if len(places) == d:
+        return values
+    found: Matrix = np.full((d, d, *values.shape[2:]), np.nan)
+    found[np.ix_(places, places)] = values
+    return found
+
+
 def _correlation(matrix: Matrix) -> Matrix:
     variances = np.diagonal(matrix)
     spread = np.sqrt(np.where(variances > 0, variances, np.nan))
@@ -178,8 +204,8 @@ def covariance(
     Raises
     ------
     UsageError
-        If it is of components only, n is private and no mean was released, the noise drowns n, or its law is not known
-        and the matrix shall be shrunk by it.
+        If it is of components only, n is private and no mean was released, the noise drowns n, no column weighs
+        anything, or its law is not known and the matrix shall be shrunk by it.
     DataError
         If it is too large for memory.
     """
@@ -190,26 +216,44 @@ def covariance(
     about = about_mean(release)
     if not about.per_row:
         raise UsageError(no_rows())
-    released = about.matrix(release.second_moment)
-    law = noise_law(release)
-    matrix = released
+    d = release.bound.columns
+    hidden = weightless(release, range(d))
+    known = np.setdiff1d(np.arange(d), hidden)
+    if not known.size:
+        raise UsageError(f"No column of this release weighs anything. {cure()}")
+    released = about.matrix(release.second_moment)[np.ix_(known, known)]
+    about = replace(about, mean=about.mean[known])
+    law = law_of(release.noise, known.size, release.bound.unit**2 / about.divisor)
+    errors, correlations = _errors(release, about, released)
+    matrix, distance = released, None
     if shrinkage is Shrinkage.OPTIMAL and law is not None:
         matrix = optimal(released, law)
+        distance = None if errors is None else _distance(released, matrix, errors)
     elif shrinkage is Shrinkage.TRACE:
         matrix = within_trace(released, release.bound.shortened_norm**2)
     centre, scale = release.bound.input_units if units is None else units
-    squared = np.outer(scale, scale)
-    errors, correlations = _errors(release, about, released)
+    squared = np.outer(scale, scale)[np.ix_(known, known)]
+    location = np.full(d, np.nan)
+    location[known] = centre[known] + scale[known] * about.mean
     edge = scree(release, about.mean[:0])
     return Covariance(
-        location=centre + scale * about.mean,
-        matrix=matrix * squared,
-        released=released * squared,
-        errors=None if errors is None else errors * squared,
-        correlation_errors=correlations,
+        location=location,
+        matrix=spread_out(matrix * squared, known, d),
+        released=spread_out(released * squared, known, d),
+        errors=None if errors is None else spread_out(errors * squared, known, d),
+        correlation_errors=None if correlations is None else spread_out(correlations, known, d),
         shrinkage=shrinkage,
         seen=None if edge is None else int((np.linalg.eigvalsh(released) > edge.edge).sum()),
+        distance=distance,
+        known=known,
     )
+
+
+def _distance(released: Matrix, matrix: Matrix, errors: Matrix) -> float:
+    noise = float((errors**2).sum())
+    exact = float((released**2).sum()) - noise
+    left = exact - float((matrix**2).sum()) + 2 * float((np.diagonal(errors) ** 2).sum())
+    return 1.0 if exact <= 0 else math.sqrt(min(1.0, noise / exact, max(0.0, left / exact)))
 
 
 def _raw_correlation(released: Matrix) -> Matrix:
@@ -225,7 +269,7 @@ def _errors(release: Release, about: AboutMean, released: Matrix) -> tuple[Matri
     if release.noise.variance_diagonal is None or release.noise.variance_off_diagonal is None:
         return None, None
     kappa = release.bound.constant * release.bound.unit
-    noise = entry_noise(release, release.bound.columns if kappa and release.rows is not None else None)
+    noise = entry_noise(release, len(released) if kappa and release.rows is not None else None)
     ratios = about.mean / kappa if kappa else np.zeros(len(released))
     shift = released / kappa**2 if kappa else np.zeros_like(released)
     variances = np.diagonal(released)

@@ -45,8 +45,10 @@ have adapted to the noise, so ``u^T E u`` is negative on average: by Stein's ide
 where G stands for 0 in the row of y, and v tr G is the shift. That is added. The variance of ``u^T E u`` is
 ``2 v |u|^4`` by its linear part and at most ``8 v² |u|^4 tr G²`` by that mean's own spread.
 
-Measured (`workflows/regression.py`): for `gaussian` and `two-sided-wishart`, weak and strong signals, few and clipped
-rows, the intervals of the coefficients hold in 93 % of releases or more on average.
+On principal components (:func:`dpdist.answers.design.principal_design`) all of this holds with another G.
+
+Measured (`workflows/regression.py`, `workflows/answers.py`): for `gaussian` and `two-sided-wishart`, weak and strong
+signals, few and clipped rows, the intervals of the coefficients hold in 93 % of releases or more on average.
 """
 
 from __future__ import annotations
@@ -60,9 +62,9 @@ import numpy.typing as npt
 
 from dpdist._util.text import counted, listed
 from dpdist.answers.block import Block, EntryNoise, block_of, deviation
+from dpdist.answers.design import LARGER, Design, principal_design, ridge_design
 from dpdist.errors import UsageError
 from dpdist.naming import parameter
-from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw
 from dpdist.pca.scree import DrownedError
 from dpdist.release.artefact import Release
 from dpdist.release.scaling import cure, weightless
@@ -70,8 +72,6 @@ from dpdist.release.scaling import cure, weightless
 Matrix = npt.NDArray[np.float64]
 NORMAL = 1.959964
 """Standard deviations to each side that hold 0.95 of a normal."""
-_MOST_AMPLIFIED = 4.0
-_LARGER = "Take a larger epsilon or more rows."
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,8 @@ class Regression:
         Whether the release has a mean.
     seen
         How many directions among the regressors vary more than the edge of the noise.
+    components
+        How many principal components of the regressors it is on; None: on the regressors, with the ridge.
     """
 
     target: str
@@ -148,6 +150,7 @@ class Regression:
     ridge: float
     centred: bool
     seen: int
+    components: int | None = None
 
     @property
     def r2_interval(self) -> tuple[float, float]:
@@ -169,6 +172,7 @@ class Regression:
             "coefficients": {name: each.to_json() for name, each in zip(self.names, self.coefficients, strict=True)},
             "r2": {"value": self.r2.value, "low": low, "high": high},
             "ridge": self.ridge,
+            "components": self.components,
             "fitted_intercept": self.centred,
             "directions": len(self.names),
             "directions_above_noise": self.seen,
@@ -182,6 +186,8 @@ def regressions(
     on: Sequence[int],
     ridge: float | None = None,
     units: tuple[Matrix, Matrix] | None = None,
+    *,
+    components: int | str | None = None,
 ) -> tuple[Regression, ...]:
     """Return the regression of each target on the same columns.
 
@@ -197,14 +203,18 @@ def regressions(
     units
         Centre and scale, (d,) each, by which ``centre + scale * row`` is in the units of the answer; None: those of the
         rows as they were given.
+    components
+        How many principal components of the regressors to regress on, instead of a ridge; ``"auto"``: those that stand
+        above the noise. None: the ridge.
 
     Raises
     ------
     UsageError
-        If targets are regressors too, one of all these weighs nothing in the release (its scale is 2^64), there are
-        fewer rows than columns, the noise has no known law, or the ridge is too small for it.
+        If both a ridge and components are given, targets are regressors too, one of all these weighs nothing in the
+        release (its scale is 2^64), there are fewer rows than columns, the noise has no known law, or the ridge is too
+        small for it.
     DrownedError
-        If a target, or all columns, are drowned in noise.
+        If a target, all columns, or components that were asked for are drowned in noise.
     """
     if not on:
         raise UsageError(f"There is no column to regress on: name some ({parameter('on')}).")
@@ -213,10 +223,18 @@ def regressions(
         raise UsageError(f"{names}: a target cannot be regressed on itself: leave it out of {parameter('on')}.")
     if ridge is not None and not (math.isfinite(ridge) and ridge >= 0):
         raise UsageError("The ridge is a number, at least 0, or auto.", parameter="ridge")
+    if ridge is not None and components is not None:
+        raise UsageError(
+            f"Components that stand above the noise need no ridge: leave {parameter('ridge')} or "
+            f"{parameter('components')} out."
+        )
     _require_weight(release, targets, on)
     block = block_of(release, [*on, *targets])
     _require_rows(block, len(on))
-    design = _design(block, len(on), ridge)
+    if components is None:
+        design = ridge_design(block, len(on), ridge)
+    else:
+        design = principal_design(block, len(on), None if isinstance(components, str) else components)
     told = release.bound.input_units if units is None else units
     return tuple(_regression(block, design, len(on) + i, told) for i in range(len(targets)))
 
@@ -241,84 +259,14 @@ def _require_rows(block: Block, count: int) -> None:
     )
 
 
-@dataclass(frozen=True)
-class _Design:
-    """What all targets share: the regressors, the constant last."""
-
-    places: npt.NDArray[np.int64]
-    moment: Matrix
-    inverse: Matrix
-    ridge: float
-    shift: float
-    seen: int
-
-
-def _design(block: Block, count: int, ridge: float | None) -> _Design:
-    width = len(block.moment)
-    places = np.array([*range(count), *([width - 1] if block.kappa else [])])
-    moment = block.moment[np.ix_(places, places)]
-    law = block.law(len(places))
-    edge = law.edge_at(CONFIDENCE)
-    taken = edge if ridge is None else float(ridge)
-    ridged = moment.copy()
-    ridged[range(count), range(count)] += taken
-    about = moment[:count, :count]
-    if block.kappa:
-        about = about - np.outer(moment[:count, -1], moment[:count, -1]) / moment[-1, -1]
-    spread = np.linalg.eigvalsh(about)
-    values, vectors = np.linalg.eigh(ridged)
-    shift = shift_of(values, law)
-    if shift is None and taken >= edge:
-        raise DrownedError(f"The noise of this release drowns all columns to regress on. {_LARGER}")
-    if shift is None or (taken < edge and spread[0] + taken <= edge):
-        raise UsageError(
-            f"With a ridge of {taken:g} the columns may be collinear, as far as the noise lets see: take "
-            f"{parameter('ridge', 'auto')}, which is {edge:.6g} here, or leave out columns that are nearly sums of "
-            f"others ({parameter('on')})."
-        )
-    inverse = (vectors / (values + shift)) @ vectors.T
-    return _Design(places, moment, inverse, taken, shift, int((spread > edge).sum()))
-
-
-def shift_of(values: Matrix, law: NoiseLaw) -> float | None:
-    """Return what to add to a noisy matrix so that its inverse is on average that of the exact one; None if nothing.
-
-    Parameters
-    ----------
-    values
-        Eigenvalues of the noisy matrix.
-    law
-        Of its noise.
-    """
-    from scipy.optimize import brentq  # noqa: PLC0415 - SciPy takes its time, and few need it
-
-    bottom = -float(values.min())
-
-    def mean(shift: float) -> float:
-        return float((1 / (values + shift)).mean())
-
-    def off(shift: float) -> float:  # grows with the shift: the mean falls, and R grows
-        return shift + float(law.transform(-mean(shift)))
-
-    near = bottom + 1e-9 * (law.threshold + abs(bottom))
-    far = bottom + law.threshold * (1 + 1e-9) + 1e-9 * abs(bottom)
-    low = near if mean(near) <= law.critical else float(brentq(lambda at: mean(at) - law.critical, near, far))
-    if off(low) > 0:
-        return None
-    high = max(low, -float(law.transform(-law.critical))) + law.edge
-    shift = float(brentq(off, low, high))
-    slope = law.slope(-mean(shift)) + 1 / mean(shift) ** 2
-    amplified = 1 + slope * float((1 / (values + shift) ** 2).mean())
-    return shift if amplified <= _MOST_AMPLIFIED else None
-
-
-def _regression(block: Block, design: _Design, target: int, units: tuple[Matrix, Matrix]) -> Regression:
+def _regression(block: Block, design: Design, target: int, units: tuple[Matrix, Matrix]) -> Regression:
     count = len(design.places) - bool(block.kappa)
     order = np.array([*design.places, target])
     noise = EntryNoise(
         block.noise.on, block.noise.off, None if block.noise.exact is None else count, block.noise.shared
     )
     moment = block.moment[np.ix_(order, order)]
+    moment[:-1, :-1] = design.moment
     solved = design.inverse @ moment[:-1, -1]
     residual = np.append(-solved, 1.0)
     names = block.release.names
@@ -329,25 +277,27 @@ def _regression(block: Block, design: _Design, target: int, units: tuple[Matrix,
             f" Or leave it out: name other targets ({parameter('target')})." if len(block.columns) > count + 1 else ""
         )
         raise DrownedError(
-            f"The variance of {names[block.columns[target]]!r} is drowned in the noise of this release. {_LARGER} "
+            f"The variance of {names[block.columns[target]]!r} is drowned in the noise of this release. {LARGER} "
             f"A public scale for columns of small values helps, if they are released anew.{others}"
         )
-    errors = noise.of_product(residual)[:-1, :-1], max(rest, 0.0)
+    doubted, loose = design.doubt(solved, noise.off)
+    errors = noise.of_product(residual)[:-1, :-1] + doubted, max(rest, 0.0)
     intercept, coefficients = _in_units(block, design, (solved, *errors), target, units)
     return Regression(
         target=names[block.columns[target]],
         names=tuple(names[i] for i in block.columns[:count]),
         intercept=intercept,
         coefficients=coefficients,
-        r2=_r2(design, noise, (rest, residual), (total, about)),
+        r2=_r2(design, noise, (rest, residual), (total, about), loose),
         ridge=design.ridge,
         centred=bool(block.kappa),
         seen=design.seen,
+        components=design.components,
     )
 
 
 def _sums_of_squares(
-    block: Block, design: _Design, noise: EntryNoise, moment: Matrix, residual: Matrix
+    block: Block, design: Design, noise: EntryNoise, moment: Matrix, residual: Matrix
 ) -> tuple[float, float, Matrix]:
     """Return that of the residuals, that of the target, and the vector that the latter is a quadratic form of."""
     solved, inverse = residual[:-1], design.inverse
@@ -363,16 +313,18 @@ def _sums_of_squares(
     return rest, total, about
 
 
-def _r2(design: _Design, noise: EntryNoise, rest: tuple[float, Matrix], total: tuple[float, Matrix]) -> Estimate:
+def _r2(
+    design: Design, noise: EntryNoise, rest: tuple[float, Matrix], total: tuple[float, Matrix], loose: float
+) -> Estimate:
     (left, u), (whole, v) = rest, total
     share = left / whole
     linear = noise.of_functional(np.outer(u, u) - share * np.outer(v, v))
     adapted = 8 * noise.off**2 * float(u @ u) ** 2 * float((design.inverse**2).sum())
-    return Estimate(1 - share, deviation(linear + adapted) / whole)
+    return Estimate(1 - share, deviation(linear + adapted + loose) / whole)
 
 
 def _in_units(
-    block: Block, design: _Design, known: tuple[Matrix, Matrix, float], target: int, units: tuple[Matrix, Matrix]
+    block: Block, design: Design, known: tuple[Matrix, Matrix, float], target: int, units: tuple[Matrix, Matrix]
 ) -> tuple[Estimate, tuple[Estimate, ...]]:
     """Return intercept and coefficients of ``y = intercept + sum c_j x_j``, rows as they were given.
 

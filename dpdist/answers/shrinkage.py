@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import UsageError
+from dpdist.mechanisms.noise_law import EdgeKind
 from dpdist.pca.noise_edge import NoiseLaw
 
 Matrix = npt.NDArray[np.float64]
@@ -78,6 +79,62 @@ def optimal_values(values: Matrix, law: NoiseLaw) -> Matrix:
     ascending: Matrix = isotonic_regression(found).x
     least = float(np.sqrt(2 * variance / d))
     return least + on_simplex(ascending - least, float(values.sum()) - d * least)
+
+
+def excess(values: Matrix, others: Matrix, law: NoiseLaw) -> Matrix:
+    """Return what noise adds to a noisy matrix along some of its eigenvectors, because they are that.
+
+    Parameters
+    ----------
+    values
+        (k,): their eigenvalues y.
+    others
+        (m,): those of the eigenvectors that they turn into under noise.
+    law
+        Of the noise, in the units of the matrix.
+
+    Returns
+    -------
+    excess
+        (k,): ``y - u^T A0 u``, as above, on average.
+    """
+    if not others.size:
+        return np.zeros_like(values)
+    width = np.sqrt(law.variance / law.size)
+    g = (1 / (values[:, None] - 1j * width - others)).sum(axis=1) / law.size
+    found: Matrix = (g * law.transform(g)).imag / g.imag
+    return found
+
+
+def excess_variance(values: Matrix, others: Matrix, law: NoiseLaw) -> Matrix:
+    """Return the variance of that excess, (k,), to second order in the noise: ``8 v² sum (y_i - y_j)^-2``."""
+    v = law.variance / law.size
+    found: Matrix = 8 * v**2 * (1 / ((values[:, None] - others) ** 2 + v)).sum(axis=1)
+    return found
+
+
+_TIED = {EdgeKind.WISHART: (3.0, 1), EdgeKind.TWO_SIDED_WISHART: (1.12, 2), EdgeKind.NUCLEAR: (1.12, 2)}
+
+
+def tied(values: Matrix, others: Matrix, law: NoiseLaw) -> Matrix:
+    """Return by which share noise beside a noisy matrix varies more along its eigenvectors, (k,).
+
+    Let a further column be beside the matrix. For normal noise what it has is independent of the matrix. A Wishart
+    matrix of scale s is ``s G G^T``: given G, the product with the further column varies along u by ``s² |u^T G|²``,
+    and u is where that is large. With ``x = d s g``, the derivative of ``g R(g)`` tells its mean: ``1 / (1 - x)²``
+    times that of any direction, and for the difference of two ``(1 / (1 - x)² + 1 / (1 + x)²) / 2``. Here these are
+    taken to grow like g and g², from 1 to their values at the critical g for as many degrees of freedom as columns,
+    which is not less. Nuclear-norm noise is taken like the difference of two.
+    """
+    if not others.size:
+        return np.zeros_like(values)
+    width = np.sqrt(law.variance / law.size)
+    g = np.abs((1 / (values[:, None] - 1j * width - others)).sum(axis=1)) / law.size
+    share = np.minimum(1.0, g / law.critical)
+    found = np.zeros_like(values)
+    for most, power in (_TIED[kind] for kind in law.kinds if kind in _TIED):
+        found = np.maximum(found, most * share**power)
+    return found
 
 
 def within_trace(matrix: Matrix, bound: float) -> Matrix:

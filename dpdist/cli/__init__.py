@@ -42,6 +42,7 @@ _COMMANDS = {
     "report": ("inspect", "report_command", "Write one HTML page about a release, for people."),
     "run": ("jobs", "run", "Run a whole job from a file."),
     "schema": ("schema", "schema_command", "Draft what the columns of files mean, for a person to complete."),
+    "synthesise": ("synthesise", "synthesise", "Draw normal rows with the mean and covariance of a release."),
     "status": ("jobs", "status", "Show where a job stands."),
 }
 """Where each command is, and what it does: it is imported when it is used."""

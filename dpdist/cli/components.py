@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from dpdist._util.text import counted
-from dpdist.cli.options import LOCAL, PLACE, cluster_options, count_of, json_option
+from dpdist._util.text import counted, wrapped
+from dpdist.answers.captured import WIDE, captured
+from dpdist.cli.options import LOCAL, PLACE, cluster_options, json_option, share_of
 from dpdist.cli.words import answer
 from dpdist.errors import UsageError
 from dpdist.pca.correlation import correlation as correlation_of
@@ -30,8 +31,9 @@ from dpdist.storage.store import AnyStore
 @click.option(
     "--components",
     required=True,
-    metavar="K|auto",
-    help="Number of principal components, or auto: those that stand above the noise at confidence 0.95.",
+    metavar="K|SHARE|auto",
+    help="Number of principal components; the share of the variance that they hold for sure, such as 0.9; or auto: "
+    "those that stand above the noise at confidence 0.95.",
 )
 @click.option(
     "--correlation",
@@ -53,12 +55,13 @@ def pca(
     if correlation and plot is not None:
         raise UsageError("--plot shows eigenvalues over the noise of the second moment: leave it or --correlation out.")
     fitted, opened, fresh = fit_components(
-        release, model, count_of(components), correlation=correlation, cluster=cluster
+        release, model, share_of(components), correlation=correlation, cluster=cluster
     )
     found = fitted.components
     standardised = correlation_of(opened, len(found.components)) if correlation else None
     seen = None if found.eigenvalues is None or correlation else scree(opened, found.eigenvalues)
     ends = None if seen is None else intervals_of(opened, found, seen)
+    held = None if seen is None or len(opened.names) > WIDE else captured(opened, found)
     lengths = shortened(opened)
     if plot is not None:
         draw_scree(require_scree(opened, found.eigenvalues), plot)
@@ -72,6 +75,7 @@ def pca(
         "cautions": list(opened.cautions),
         "shortened": lengths.to_json(),
         **({} if seen is None else seen.to_json()),
+        **({} if held is None else held.to_json()),
         **({} if standardised is None else standardised.to_json()),
         **loadings_json(found.components, standardised.loadings if standardised else ends, opened.names),
         **blindly_scaled_json(opened),
@@ -85,6 +89,7 @@ def pca(
     table = "" if seen is None else f"\n{text.above_noise(seen)}"
     if ends is not None and (largest := text.loadings(found.components, ends, opened.names)):
         table += f"\n{largest}"
+    table += "" if held is None else f"\n{wrapped(held.words())}"
     if standardised is not None:
         table = f"\n{text.standardised(standardised, opened.names)}"
     table += f"\n{blindly}" if (blindly := blindly_scaled_words(opened)) else ""

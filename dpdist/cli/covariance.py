@@ -11,11 +11,12 @@ import numpy as np
 
 from dpdist._util.text import counted
 from dpdist.answers.columns import source_units
-from dpdist.answers.covariance import Covariance, covariance
+from dpdist.answers.covariance import Covariance, covariance, spread_out
+from dpdist.answers.partial import Partial, partial_correlation
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.cli.options import PLACE, json_option
 from dpdist.cli.words import answer
-from dpdist.errors import UsageError
+from dpdist.errors import DataError, UsageError
 from dpdist.pca.shortened import shortened
 from dpdist.privacy.caution import in_words
 from dpdist.release.artefact import Release, open_release
@@ -40,8 +41,9 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
     """Write OUT, the covariance of RELEASE, shrunk to be near the exact one and positive. Free.
 
     OUT ends in .csv, a table of the matrix with the names of the columns above it, or in .npz: covariance, correlation,
-    location, and between which ends each entry lies (low, high) in 95 of 100 releases. They are in units of the source.
-    Columns of which a private scale saw too little are named there. What is there is replaced.
+    partial correlation given all other columns, location, and between which ends each entry lies (low, high) in 95 of
+    100 releases. They are in units of the source. Columns of which a private scale saw too little are named there; of
+    those that weigh nothing all numbers are nan. What is there is replaced.
     """
     place = store_at(out)
     name = str(place).rpartition("/")[2]
@@ -50,7 +52,8 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
         raise UsageError(f"OUT ends in {' or '.join(_KINDS)}, not as {name} does.")
     opened = open_release(release)
     found = covariance(opened, Shrinkage(shrinkage), source_units(opened))
-    content = _table(found, opened) if kind == ".csv" else _arrays(found, opened)
+    partial, told = _partial(opened, found) if kind == ".npz" else (None, "")
+    content = _table(found, opened) if kind == ".csv" else _arrays(found, partial, opened)
     place.parent.replace(name, content, "covariance", private=not opened.private_as_claimed)
     lengths = shortened(opened)
     d = opened.bound.columns
@@ -60,6 +63,8 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
         "columns": d,
         "shrinkage": shrinkage,
         "directions_above_noise": found.seen,
+        "covariance_error": found.distance,
+        "partial_ridge": None if partial is None else partial.ridge,
         "cautions": list(opened.cautions),
         **blindly_scaled_json(opened),
         "shortened": lengths.to_json(),
@@ -69,7 +74,7 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
     mark = "" if opened.status == "private" else f" {opened.status.upper()}: do not publish it."
     words = f"{out}: covariance of {counted(d, 'column')}, shrinkage {shrinkage}.{seen}{drowned}{mark}"
     blindly = blindly_scaled_words(opened)
-    words = f"{words}{in_words(opened.cautions)} {blindly}".rstrip()
+    words = " ".join(filter(None, (f"{words}{in_words(opened.cautions)}", told, blindly)))
     answer(as_json, value, f"{words}\n{lengths.words()} {lengths.warning()}".rstrip())
 
 
@@ -81,14 +86,33 @@ def _table(found: Covariance, release: Release) -> bytes:
     return text.getvalue().encode()
 
 
-def _arrays(found: Covariance, release: Release) -> bytes:
+def _partial(release: Release, found: Covariance) -> tuple[Partial | None, str]:
+    """Return partial correlations of the columns that weigh something, or none, and what there is to say of them."""
+    try:
+        made = partial_correlation(release, found.known)
+    except (UsageError, DataError) as error:
+        return None, f"No partial correlations: {error}"
+    if not made.ridge:
+        return made, ""
+    return made, (
+        f"Partial correlations are those after {made.ridge:.6g} was added to the sum of squares of each column, as not "
+        "every direction among them stands clear of the noise: they lie nearer to 0."
+    )
+
+
+def _arrays(found: Covariance, partial: Partial | None, release: Release) -> bytes:
     ends = {"": found.intervals, "correlation_": found.correlation_intervals}
+    if partial is not None:
+        ends["partial_correlation_"] = spread_out(partial.intervals, found.known, len(found.matrix))
     arrays: dict[str, Any] = {
         f"{what}{end}": both[..., place]
         for what, both in ends.items()
         if both is not None
         for place, end in enumerate(("low", "high"))
     }
+    if partial is not None:
+        arrays["partial_correlation"] = spread_out(partial.matrix, found.known, len(found.matrix))
+        arrays["partial_ridge"] = np.array(partial.ridge)
     arrays |= {
         "covariance": found.matrix,
         "correlation": found.correlation,

@@ -295,6 +295,21 @@ def count_of(components: str) -> int | None:
     return int(components)
 
 
+def share_of(components: str) -> float | None:
+    """Return a number of components as typed, or below 1 the share of the variance that they hold; None for auto.
+
+    Raises
+    ------
+    UsageError
+        If it is none of these.
+    """
+    if re.fullmatch(r"0?\.[0-9]{1,15}", components):
+        return float(components)
+    if components != "auto" and not components.isdecimal():
+        raise UsageError(f"--components takes a number, a share of the variance or auto, not {components!r}.")
+    return count_of(components)
+
+
 def bandwidth_of(text: str | None) -> float | None:
     """Return the bytes a second of a text such as 10GB; None for None.
 

@@ -6,7 +6,7 @@ import click
 
 from dpdist.answers.columns import beside, places_of, source_units
 from dpdist.answers.regression import regressions
-from dpdist.cli.options import PLACE, json_option
+from dpdist.cli.options import PLACE, count_of, json_option
 from dpdist.cli.words import answer
 from dpdist.errors import UsageError
 from dpdist.pca.shortened import shortened
@@ -30,17 +30,25 @@ from dpdist.storage.store import AnyStore
     metavar="auto|L",
     help="Added to the sum of squares of each column; auto: the edge of the noise [default: auto].",
 )
+@click.option(
+    "--components",
+    metavar="K|auto",
+    help="Regress on K principal components of these columns instead of a ridge; auto: those clear of the noise.",
+)
 @json_option
-def regress(release: AnyStore, target: str, on: str | None, ridge: str, as_json: bool) -> None:
+def regress(release: AnyStore, target: str, on: str | None, ridge: str, components: str | None, as_json: bool) -> None:
     """Explain a column of RELEASE by others: coefficients in the units of the source, with intervals. Free.
 
-    It is a ridge regression of the rows as they were shortened to the clip norm. A category of a schema stands for the
+    It is a ridge regression of the rows as they were shortened to the clip norm, or a principal component regression. A
+    category of a schema stands for the
     columns of its categories.
     """
     opened = open_release(release)
     targets = places_of(opened, columns_from(target), "target")
     chosen = beside(opened, targets) if on is None else places_of(opened, columns_from(on), "on")
-    found = regressions(opened, targets, chosen, ridge_of(ridge), source_units(opened))
+    number = None if components is None else count_of(components)
+    among = components if number is None else number
+    found = regressions(opened, targets, chosen, ridge_of(ridge), source_units(opened), components=among)
     lengths, blindly = shortened(opened), blindly_scaled_words(opened)
     each = [one.to_json() for one in found]
     value = {
@@ -53,7 +61,7 @@ def regress(release: AnyStore, target: str, on: str | None, ridge: str, as_json:
         **(each[0] if len(each) == 1 else {"regressions": each}),
     }
     mark = "" if opened.status == "private" else f"{opened.status.upper()}: do not publish it.\n"
-    tables = "\n\n".join(map(regression, found))
+    tables = "\n\n".join(regression(each, opened) for each in found)
     about = " ".join(filter(None, (about_intervals(opened), blindly)))
     if on is None and opened.blindly_scaled[1]:
         about += " They are left out here."

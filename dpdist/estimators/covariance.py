@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from dpdist._util.notebook import Shown
 from dpdist._util.paths import AnyPath
 from dpdist._util.text import listed
 from dpdist.answers.block import require_law
-from dpdist.answers.covariance import covariance, no_rows
+from dpdist.answers.covariance import covariance, no_rows, spread_out
+from dpdist.answers.partial import Partial, partial_correlation
 from dpdist.answers.shrinkage import Shrinkage
+from dpdist.answers.synthetic import synthetic
 from dpdist.errors import DrownedWarning, UsageError
 from dpdist.estimators.fit import (
     ESTIMATORS,
@@ -100,6 +103,13 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         (d, d) float64, of ``covariance_``.
     precision_ : ndarray or None
         (d, d) float64, the inverse of ``covariance_``; None unless it is shrunk by ``"optimal"``.
+    partial_correlation_, partial_correlation_intervals_ : ndarray
+        (d, d) and (d, d, 2) float64: correlation of two columns given all others, from the release itself, and its
+        interval as below. They are made when asked for; :class:`dpdist.UsageError` says why there are none, such as
+        where the noise drowns all columns.
+    partial_ridge_ : float
+        What was added to the sum of squares of each column for these, in squared units of the rows after centre and
+        scale: 0 where every direction stands clear of the noise, else the edge of the noise, which draws them to 0.
     covariance_intervals_, correlation_intervals_ : ndarray or None
         (d, d, 2) float64: between these the exact entry lies in 95 of 100 releases. They are about the entries as
         released; a shrunk one may lie beyond an end. None where the mechanism states no variance.
@@ -112,6 +122,12 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         As of :class:`dpdist.PrivatePCA`.
     n_features_in_, feature_names_in_ : int, ndarray of str
         d and, where the columns have names, these.
+
+    Notes
+    -----
+    A private scale may find numbers beyond 2^20 in a column. It weighs nothing then, and nothing is known of it
+    (``release_.blindly_scaled``): all numbers about it are NaN, distances and likelihoods are of the other columns, and
+    so are sampled rows.
 
     See Also
     --------
@@ -285,9 +301,54 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         y
             Ignored.
         """
-        _, determinant = np.linalg.slogdet(self.get_precision())
+        known = np.isfinite(self.location_)
+        _, determinant = np.linalg.slogdet(self.get_precision()[np.ix_(known, known)])
         distance = float(self.mahalanobis(X).mean())
-        return float(determinant - distance - self.location_.size * math.log(2 * math.pi)) / 2
+        return float(determinant - distance - known.sum() * math.log(2 * math.pi)) / 2
+
+    @property
+    def partial_correlation_(self) -> Matrix:
+        """(d, d): correlations of two columns given all others."""
+        return self._partial()[1](self._partial()[0].matrix)
+
+    @property
+    def partial_correlation_intervals_(self) -> Matrix:
+        """(d, d, 2): between which they lie in 95 of 100 releases."""
+        return self._partial()[1](self._partial()[0].intervals)
+
+    @property
+    def partial_ridge_(self) -> float:
+        """What was added to the sum of squares of each column for them."""
+        return self._partial()[0].ridge
+
+    def sample(self, n_samples: int = 1, random_state: Any = None) -> Matrix:
+        """Return synthetic rows: normal, with mean ``location_`` and covariance ``covariance_``. As public as these.
+
+        Parameters
+        ----------
+        n_samples
+            How many.
+        random_state
+            Seed or generator, as scikit-learn takes them; never from private data.
+
+        Returns
+        -------
+        rows
+            (n_samples, d) float64, in units of X; NaN in columns that weigh nothing in the release.
+
+        Raises
+        ------
+        UsageError
+            As of :meth:`get_precision`; if no mean was released and rows were shifted by no centre, or no direction
+            varies more than the noise.
+        """
+        self.get_precision()
+        with naming(ESTIMATORS):
+            made = synthetic(self.release_)
+            drawn = made.draw(int(n_samples), check_random_state(random_state))
+        found: Matrix = np.full((len(drawn), self.location_.size), np.nan)
+        found[:, np.isfinite(self.location_)] = drawn
+        return found
 
     def error_norm(
         self, comp_cov: Matrix, norm: str = "frobenius", *, scaling: bool = True, squared: bool = True
@@ -313,9 +374,10 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         check_is_fitted(self, "covariance_")
         if norm not in {"frobenius", "spectral"}:
             raise UsageError("norm is 'frobenius' or 'spectral'.")
-        apart = np.asarray(comp_cov, dtype=np.float64) - self.covariance_
+        known = np.isfinite(self.location_)
+        apart = (np.asarray(comp_cov, dtype=np.float64) - self.covariance_)[np.ix_(known, known)]
         found = float(np.linalg.norm(apart, 2 if norm == "spectral" else "fro")) ** 2
-        found /= self.location_.size if scaling else 1
+        found /= len(apart) if scaling else 1
         return found if squared else math.sqrt(found)
 
     def __sklearn_tags__(self) -> Any:
@@ -323,6 +385,14 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         tags.input_tags.sparse = True
         tags.non_deterministic = True
         return tags
+
+    def _partial(self) -> tuple[Partial, Callable[[Matrix], Matrix]]:
+        """Return partial correlations of the columns that weigh something, and what puts them in their places."""
+        check_is_fitted(self, "covariance_")
+        known = np.flatnonzero(np.isfinite(self.location_))
+        with naming(ESTIMATORS):
+            found = partial_correlation(self.release_, known)
+        return found, partial(spread_out, places=known, d=self.location_.size)
 
     def _facts(self) -> dict[str, object]:
         return facts_of(self)
@@ -345,8 +415,9 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
 
 
 def _distances(rows: npt.NDArray[np.generic], location: Matrix, precision: Matrix) -> Matrix:
-    apart = rows.astype(np.float64) - location
-    found: Matrix = np.einsum("ij,jk,ik->i", apart, precision, apart, optimize=True)[:, None]
+    known = np.isfinite(location)
+    apart = rows[:, known].astype(np.float64) - location[known]
+    found: Matrix = np.einsum("ij,jk,ik->i", apart, precision[np.ix_(known, known)], apart, optimize=True)[:, None]
     return found
 
 

@@ -16,7 +16,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpdist._util.notebook import Shown
 from dpdist._util.paths import AnyPath
+from dpdist.answers.captured import WIDE, captured, holding
 from dpdist.errors import DataError, DrownedWarning, UsageError
+from dpdist.estimators import likelihood
 from dpdist.estimators.fit import (
     ESTIMATORS,
     Centre,
@@ -29,7 +31,7 @@ from dpdist.estimators.fit import (
     require_private,
     tell_columns,
 )
-from dpdist.estimators.inputs import rows_at, rows_of, scores_given
+from dpdist.estimators.inputs import RowsError, rows_at, rows_of, scores_given
 from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import LedgerAddressGiven
 from dpdist.ledger.budget import Budget
@@ -56,8 +58,13 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     Parameters
     ----------
-    n_components : int or "auto", default "auto"
-        Number of components k, or ``"auto"``: those that stand above the noise of the release, at confidence 0.95.
+    n_components : int, float or "auto", default "auto"
+        Number of components k, or ``"auto"``: those that stand above the noise of the release, at confidence 0.95. Or,
+        between 0 and 1, the share of the variance that they shall hold: the fewest of which the lower end of the
+        interval of that share is not below it.
+    whiten : bool, default False
+        Whether ``transform`` divides the scores by the square roots of ``score_variances_``, so that they vary by about
+        1. Refused where the noise lets one of these be 0.
     epsilon : str, int, float or Decimal
         What the release may cost: a number, or decimal text, of whole millionths. Required.
     delta : str, int, float or Decimal, default None
@@ -122,6 +129,16 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         the trace of the released matrix, which is repaired where noise made it smaller than their sum. 0 where the
         eigenvalue is not beyond the edge of the noise; where no edge is known, eigenvalues as released. None where
         no matrix was released.
+    score_variances_, score_variance_intervals_ : ndarray or None
+        (k,) and (k, 2) float64: variance of the scores of the shortened rows on each component, which is less than its
+        eigenvalue, and between which it lies in 95 of 100 releases. The variance of a whitened score lies between the
+        same ends over ``score_variances_``. None where the law of the noise is not known, n is private and no mean was
+        released, or there are more than 2000 columns and nothing asks for them.
+    noise_variance_, noise_variance_interval_ : float, ndarray or None
+        Mean variance along all other directions, as of scikit-learn's PCA, and (2,) its interval; 0 where k is d. None
+        likewise.
+    captured_variance_ratio_, captured_variance_ratio_interval_ : float, ndarray or None
+        Share of the variance of the shortened rows that the k components hold together, and (2,) its interval.
     n_above_noise_ : int or None
         How many of the k components stand above the noise of the release, at confidence 0.95. If these are not all, a
         :class:`dpdist.DrownedWarning` says so. None where the edge of the noise is not known.
@@ -201,8 +218,9 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     def __init__(
         self,
-        n_components: int | str = AUTO,
+        n_components: float | str = AUTO,
         *,
+        whiten: bool = False,
         epsilon: Number,
         clip: float | str,
         delta: Number | None = None,
@@ -223,6 +241,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         cluster: Cluster | None = None,
     ) -> None:
         self.n_components = n_components
+        self.whiten = whiten
         self.epsilon = epsilon
         self.clip = clip
         self.delta = delta
@@ -246,8 +265,9 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     def from_release(
         cls,
         release: Release | str | os.PathLike[str],
-        n_components: int | str = AUTO,
+        n_components: float | str = AUTO,
         *,
+        whiten: bool = False,
         cluster: Cluster | None = None,
     ) -> Self:
         """Return an estimator that is fitted to a release that was made before, at no cost.
@@ -256,7 +276,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         ----------
         release
             A release, or the path of a release.zarr.
-        n_components
+        n_components, whiten
             As of the class.
         cluster
             Where a release that is too large for memory is multiplied; None: in this process.
@@ -264,7 +284,8 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         Raises
         ------
         UsageError
-            If there are not so many components, or none stands above the noise.
+            If there are not so many components, none stands above the noise, those that do hold no such share for
+            sure, or they cannot be whitened.
         RefusedError
             If the release is not private as claimed.
         DataError
@@ -279,7 +300,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             else:
                 raise DataError("The release is too large for memory: pass the path of its release.zarr.")
             require_private(opened)
-            made = cls(n_components, **parameters_of(opened), cluster=cluster)
+            made = cls(n_components, whiten=whiten, **parameters_of(opened), cluster=cluster)
             tell_columns(made, opened)
             made.release_ = opened
             made._learn(opened, found)
@@ -311,7 +332,8 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         """
         with naming(ESTIMATORS):
             count = _count(self.n_components)
-            release = released(self, X, partial(_require_components, count=count), count)
+            number = _number(count)
+            release = released(self, X, partial(_require_components, count=number), number)
             try:
                 self._learn(*self._components_of(release, X, count))
             except UsageError as error:
@@ -320,7 +342,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         return self
 
     def transform(self, X: object) -> Any:  # noqa: N803
-        """Return the scores of rows: ``((X - mean_) / scale_) @ components_.T``. They are private.
+        """Return the scores of rows: ``((X - mean_) / scale_) @ components_.T``, whitened if asked. They are private.
 
         Parameters
         ----------
@@ -332,7 +354,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         scores
             (n, k) float64, or float32 of float32 rows: of a Dask array a Dask array, nothing of which is computed yet;
             of a DataArray a DataArray of dimensions (rows, component); else a NumPy array. Of the path of a rows.zarr
-            the bits that ``dpdist project`` writes.
+            the bits that ``dpdist project`` writes, if it does not whiten.
 
         Raises
         ------
@@ -342,7 +364,8 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         check_is_fitted(self, "components_")
         with naming(ESTIMATORS):
             rows = rows_of(self, X, fitting=False)
-            found = Components(self.components_, None, per_row=False, mean=self.mean_, scale=self.scale_)
+            divided = self.components_ / likelihood.deviations(self)
+            found = Components(divided, None, per_row=False, mean=self.mean_, scale=self.scale_)
             if (path := rows_at(X)) is not None:
                 return scores_in_memory(open_rows(path), found)
             projector = Projector(found, rows.dtype)
@@ -371,15 +394,59 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         with naming(ESTIMATORS):
             scores = scores_given(X, self.n_components_)
             names = list(getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)]))
-            map_ = partial(_rows_of_scores, mean=self.mean_, scale=self.scale_, components=self.components_)
+            times = self.components_ * likelihood.deviations(self)
+            map_ = partial(_rows_of_scores, mean=self.mean_, scale=self.scale_, components=times)
             return scores.mapped(map_, self.n_features_in_, np.float64, names, "feature")
+
+    def score_samples(self, X: object) -> Any:  # noqa: N803
+        """Return the log-likelihood of rows by the model of probabilistic PCA, (n,) float64. They are private.
+
+        The model is that of scikit-learn's PCA, from what was released: normal with mean ``mean_``, variances
+        ``score_variances_`` along the components and ``noise_variance_`` along all else.
+
+        Parameters
+        ----------
+        X
+            (n, d), of any kind that ``fit`` takes but the path of a rows.zarr. Of a Dask array they are lazy.
+
+        Raises
+        ------
+        UsageError
+            If the release tells no variances, or the noise lets one of them be 0.
+        DataError
+            If X cannot be used or has other columns; a ValueError too.
+
+        References
+        ----------
+        Tipping & Bishop 1999.
+        """
+        check_is_fitted(self, "components_")
+        with naming(ESTIMATORS):
+            if rows_at(X) is not None:
+                raise RowsError("Likelihoods are of rows in memory or lazy, and not of a rows.zarr.")
+            model = likelihood.model_of(self)
+            rows = rows_of(self, X, fitting=False)
+            return rows.mapped(model.log_likelihoods, 1, np.float64, ["likelihood"], "likelihood")[:, 0]
+
+    def score(self, X: object, y: object = None) -> float:  # noqa: N803, ARG002 - scikit-learn's names
+        """Return the mean log-likelihood of rows (:meth:`score_samples`). It is private.
+
+        Parameters
+        ----------
+        X
+            As of :meth:`score_samples`; a Dask array is computed.
+        y
+            Ignored.
+        """
+        return float(self.score_samples(X).mean())
 
     def to_sklearn(self) -> Any:
         """Return a fitted ``sklearn.decomposition.PCA`` of the same components, for tools that know no other.
 
-        It is as public as this estimator, and gives the same scores. Its ``explained_variance_`` and
-        ``noise_variance_``, the mean of the variances of all other directions, are those of the release, and at least
-        0; they are missing where the release tells no variances, and so is what needs them.
+        It is as public as this estimator, and gives the same scores, whitened alike, and the same likelihoods where it
+        does not whiten: those of scikit-learn are of another model then. Its
+        ``explained_variance_`` are ``score_variances_`` and its ``noise_variance_`` is that of the release, at least 0;
+        they are missing where the release tells no variances, and so is what needs them.
 
         Raises
         ------
@@ -393,17 +460,15 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             raise UsageError(
                 "A PCA of scikit-learn divides by no scale: divide the rows by scale_ before, and fit without a scale."
             )
-        made = PCA(n_components=self.n_components_)
+        made = PCA(n_components=self.n_components_, whiten=self.whiten)
         made.components_, made.mean_ = self.components_.copy(), self.mean_.copy()
         made.n_components_, made.n_features_in_ = self.n_components_, self.n_features_in_
         if hasattr(self, "feature_names_in_"):
             made.feature_names_in_ = self.feature_names_in_
-        trace = total_variance(self.release_)
-        if self.explained_variance_ is not None and trace is not None:
-            made.explained_variance_ = np.maximum(self.explained_variance_, 0)
+        if self.score_variances_ is not None and self.noise_variance_ is not None:
+            made.explained_variance_ = np.maximum(self.score_variances_, 0)
             made.explained_variance_ratio_ = self.explained_variance_ratio_
-            rest = self.n_features_in_ - self.n_components_
-            made.noise_variance_ = max(0.0, trace - float(made.explained_variance_.sum())) / max(1, rest)
+            made.noise_variance_ = max(0.0, self.noise_variance_)
         return made
 
     @property
@@ -423,11 +488,12 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             facts |= {"components": self.n_components_, "above the noise": self.n_above_noise_}
         return facts
 
-    def _components_of(self, release: Release, given: object, count: int | None) -> tuple[Release, Components]:
+    def _components_of(self, release: Release, given: object, count: float | None) -> tuple[Release, Components]:
         rows = rows_at(given)
         if release.in_memory or rows is None:
             return release, _taken(release, count)
-        return components_of(release_place(self, rows, request_of(self, count)), count, cluster=self.cluster)
+        place = release_place(self, rows, request_of(self, _number(count)))
+        return components_of(place, count, cluster=self.cluster)
 
     def _learn(self, release: Release, found: Components) -> None:
         self.guarantee_ = proved(release)
@@ -440,16 +506,29 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         self.n_above_noise_: int | None = None if seen is None else seen.above
         self.squared_cosines_: Matrix | None = None if seen is None else seen.squared_cosines
         self.squared_cosine_intervals_: Matrix | None = None if seen is None else seen.cosine_intervals
+        asked = self.whiten or isinstance(_count(self.n_components), float)
+        held = captured(release, found) if asked or release.bound.columns <= WIDE else None
+        likelihood.tell(self, found, held)
         if seen is not None and seen.above < self.n_components_:
             _warn_of_drowned(seen.above, self.n_components_)
 
 
-def _count(n_components: object) -> int | None:
+def _count(n_components: object) -> float | None:
     if isinstance(n_components, str) and n_components == AUTO:
         return None
+    if isinstance(n_components, float | np.floating) and 0 < n_components < 1:
+        return float(n_components)
     if isinstance(n_components, bool) or not isinstance(n_components, numbers.Integral) or n_components < 1:
-        raise UsageError(f"n_components is a number of at least 1, or {AUTO!r}: those that stand above the noise.")
+        raise UsageError(
+            f"n_components is a number of at least 1, a share of the variance between 0 and 1, or {AUTO!r}: those that "
+            "stand above the noise."
+        )
     return int(n_components)
+
+
+def _number(count: float | None) -> int | None:
+    """Return a number of components; None where it follows from the release."""
+    return count if isinstance(count, int) else None
 
 
 def _require_components(request: ReleaseRequest, columns: int, *, count: int | None) -> None:
@@ -492,7 +571,9 @@ def _warn_of_drowned(above: int, count: int) -> None:
     )
 
 
-def _taken(release: Release, count: int | None) -> Components:
+def _taken(release: Release, count: float | None) -> Components:
+    if isinstance(count, float):
+        return holding(release, count)
     return above_noise(release) if count is None else components(release, count)
 
 

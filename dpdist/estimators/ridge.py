@@ -63,6 +63,10 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
         What is added to the sum of squares of each column of X, in squared units of the rows after the public centre
         and scale, as ``alpha`` of scikit-learn's ``Ridge``. ``"auto"``: the edge of the noise, below which nothing can
         be seen. The intercept is free of it.
+    n_components : int or "auto", default None
+        How many principal components of X, as released, to regress on instead of a ridge; ``"auto"``: those clear of
+        the noise. Then ``coef_`` is in their span, and intervals are about the regression on these directions. None:
+        the ridge.
     epsilon : str, int, float or Decimal
         What the release may cost, of whole millionths. Required.
     clip : float or "auto"
@@ -111,11 +115,14 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
         where n is private and no mean was released. Rows of one privacy unit are hardly independent: where a unit may
         own several (``release_.unit``), these intervals are too narrow.
     r2_ : float or ndarray
-        The share of the variance of the shortened rows' target that the coefficients explain, as the release tells.
+        The share of the variance of the shortened rows' target that the coefficients explain, as the release tells:
+        about its mean, where that was released, else about the centre.
     r2_intervals_ : ndarray
         Two ends for each, as above.
     ridge_ : float
-        The ridge that was taken.
+        The ridge that was taken; 0 on principal components.
+    n_components_ : int or None
+        How many principal components were taken; None: the ridge.
     target_names_ : ndarray of str
         Names of the targets, (k,).
     guarantee_, release_ : Guarantee, Release
@@ -168,6 +175,7 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
         self,
         ridge: float | str = AUTO,
         *,
+        n_components: int | str | None = None,
         epsilon: Number,
         clip: float | str,
         delta: Number | None = None,
@@ -188,6 +196,7 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
         cluster: Cluster | None = None,
     ) -> None:
         self.ridge = ridge
+        self.n_components = n_components
         self.epsilon = epsilon
         self.clip = clip
         self.delta = delta
@@ -215,6 +224,7 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
         on: Names | None = None,
         *,
         ridge: float | str = AUTO,
+        n_components: int | str | None = None,
     ) -> Self:
         """Return an estimator that is fitted to a release that was made before, at no cost.
 
@@ -226,7 +236,7 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
             Name of a column, or a list of names; one of the schema stands for all columns that were made of it.
         on
             Likewise, the columns of X. None: all that were made of other columns than the targets.
-        ridge
+        ridge, n_components
             As of the class.
 
         Raises
@@ -242,7 +252,7 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
         with naming(ESTIMATORS):
             opened = release if isinstance(release, Release) else open_release(release)
             require_private(opened)
-            made = cls(ridge, **parameters_of(opened))
+            made = cls(ridge, n_components=n_components, **parameters_of(opened))
             made.release_ = opened
             made._learn(opened, target, on)
         return made
@@ -271,7 +281,7 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
             If X or y cannot be used; a ValueError too for what is in memory.
         """
         with naming(ESTIMATORS):
-            _ridge(self.ridge)
+            _asked(self.ridge, self.n_components)
             if (path := rows_at(X)) is None:
                 given = targets_of(y, self)
                 release = released(self, X, _require_matrix, beside=partial(self._joined, given))
@@ -347,7 +357,8 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
         columns = beside(release, targets) if on is None else places_of(release, _listed(on), "on")
         unknown = set(weightless(release, columns)) if whole else set()
         known = [i for i in columns if i not in unknown]
-        found = regressions(release, targets, known, _ridge(self.ridge))
+        ridge, components = _asked(self.ridge, self.n_components)
+        found = regressions(release, targets, known, ridge, components=components)
         flat = isinstance(target, str) and len(found) == 1
         self.n_features_in_ = len(columns)
         names = tuple(release.names[i] for i in columns)
@@ -355,7 +366,7 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
             self.feature_names_in_ = np.array(names, dtype=object)
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
-        self.ridge_ = found[0].ridge
+        self.ridge_, self.n_components_ = found[0].ridge, found[0].components
         self.target_names_ = np.array([each.target for each in found], dtype=object)
         self.coef_, self.coef_intervals_, self.coef_population_intervals_ = _arrays(
             [_placed(each.coefficients, columns, unknown) for each in found], flat=flat
@@ -405,12 +416,19 @@ def _named(y: object) -> Names:
     raise RowsError("For the path of a rows.zarr y is the name of one of its columns, or a list of names.")
 
 
-def _ridge(given: object) -> float | None:
-    if isinstance(given, str) and given == AUTO:
-        return None
-    if isinstance(given, bool) or not isinstance(given, numbers.Real):
+def _asked(ridge: object, components: object) -> tuple[float | None, int | str | None]:
+    """Return ridge and number of components as :func:`dpdist.answers.regression.regressions` takes them."""
+    known = isinstance(ridge, str) and ridge == AUTO
+    if not known and (isinstance(ridge, bool) or not isinstance(ridge, numbers.Real)):
         raise UsageError(f"ridge is a number, at least 0, or {AUTO!r}: the edge of the noise.")
-    return float(given)
+    taken = None if known else float(ridge)  # type: ignore[arg-type]
+    if components is None or (isinstance(components, str) and components == AUTO):
+        return taken, components
+    if isinstance(components, bool) or not isinstance(components, numbers.Integral) or components < 1:
+        raise UsageError(f"n_components is a number of at least 1, {AUTO!r}, or None: a ridge.")
+    if not known:
+        raise UsageError("Components that stand above the noise need no ridge: leave ridge or n_components out.")
+    return None, int(components)
 
 
 def _require_matrix(request: ReleaseRequest, columns: int) -> None:

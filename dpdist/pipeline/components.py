@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from dpdist._util.text import listed
+from dpdist.answers.captured import holding
 from dpdist.errors import DataError, UsageError
 from dpdist.moment.operator import Matrix
 from dpdist.naming import parameter
@@ -51,7 +52,7 @@ class FittedModel(NamedTuple):
 def fit_components(
     release: AnyStore,
     model: AnyStore,
-    components: int | None = None,
+    components: float | None = None,
     *,
     correlation: bool = False,
     cluster: Cluster | None = None,
@@ -68,8 +69,9 @@ def fit_components(
         The release.zarr, or its address.
     model : str or path-like
         The folder to write, or its address.
-    components : int, default None
-        How many, from 1 to the number of columns. None: those that stand above the noise, at confidence 0.95.
+    components : int or float, default None
+        How many, from 1 to the number of columns; or below 1 the share of the variance that they shall hold, by the
+        lower end of its interval. None: those that stand above the noise, at confidence 0.95.
     correlation : bool, default False
         Whether to take the components of the correlation matrix: of columns that are standardised by what was released,
         without those that do not stand above the noise. It needs a number of components, and a release with its mean
@@ -86,7 +88,8 @@ def fit_components(
     Raises
     ------
     UsageError
-        If there are not so many components, the release is drowned in noise, or none stands above it.
+        If there are not so many components, the release is drowned in noise, none stands above it, or those that do
+        hold no such share for sure.
     DataError
         If there is no release, something else stands at the target, it cannot be written, or the cluster cannot be
         used.
@@ -119,9 +122,10 @@ def fit_components(
     release, target = store_at(release), store_at(model)
     opened = open_release(release)
     made = {"format": models.FORMAT, "release_id": opened.release_id, "correlation": correlation or None}
-    if not made_from(target, "model", **made, **({} if components is None else {"k": components})):
+    counted = isinstance(components, int)
+    if not made_from(target, "model", **made, **({"k": components} if counted else {})):
         target.require_new("model")  # before there is any work
-    elif components is not None:
+    elif counted:
         return FittedModel(models.open_model(target), opened, fresh=False)
     standardised = _correlation(opened, components) if correlation else None
     taken = standardised.components if standardised else _components_of(opened, release, components, cluster)
@@ -132,8 +136,8 @@ def fit_components(
     return FittedModel(models.open_model(target), opened, fresh=False)
 
 
-def _correlation(opened: Release, count: int | None) -> Correlation:
-    if count is None:
+def _correlation(opened: Release, count: float | None) -> Correlation:
+    if not isinstance(count, int):
         raise UsageError(
             f"{parameter('correlation')} needs a number of components: which of them stand above the noise is said of "
             "the second moment alone.",
@@ -143,7 +147,7 @@ def _correlation(opened: Release, count: int | None) -> Correlation:
 
 
 def components_of(
-    release: AnyStore, count: int | None, *, cluster: Cluster | None = None
+    release: AnyStore, count: float | None, *, cluster: Cluster | None = None
 ) -> tuple[Release, Components]:
     """Take the top components of a release.zarr, as :func:`fit_components`, and write nothing."""
     release = store_at(release)
@@ -151,7 +155,9 @@ def components_of(
     return opened, _components_of(opened, release, count, cluster)
 
 
-def _components_of(opened: Release, release: Store, count: int | None, cluster: Cluster | None) -> Components:
+def _components_of(opened: Release, release: Store, count: float | None, cluster: Cluster | None) -> Components:
+    if count is not None and not isinstance(count, int):
+        return holding(opened, count)
     where = chosen(cluster)
     with ExitStack() as stack:
         product = None

@@ -11,7 +11,7 @@ from dpdist.report.text import aligned
 
 _SHOWN = 25
 _ABOUT = (
-    "Each interval holds in 95 of 100 releases, for the ridge regression of the rows as they were shortened. That of "
+    "Each interval holds in 95 of 100 releases, for this regression of the rows as they were shortened. That of "
     "the population holds if the rows are independent draws from it, with residuals of equal variance."
 )
 
@@ -26,8 +26,8 @@ def about_intervals(release: Release) -> str:
     )
 
 
-def regression(found: Regression) -> str:
-    """Return a table of the coefficients of one target, and what there is to know of them.
+def regression(found: Regression, release: Release) -> str:
+    """Return a table of the coefficients of one target of a release, and what there is to know of them.
 
     Of more than 25 those are shown that are the most standard deviations away from 0.
     """
@@ -38,7 +38,7 @@ def regression(found: Regression) -> str:
     rows += [(_short(found.names[i]), *_cells(found.coefficients[i])) for i in sorted(shown)]
     left = len(found.names) - len(shown)
     low, high = found.r2_interval
-    about = "about its mean" if found.centred else "about the public centre: no mean was released"
+    about = "about its mean" if found.centred else f"about {centre_words(release)}: no mean was released"
     last = f"R² {found.r2.value:.3f}, between {outward(low, high)}: of the variance of {found.target} {about}."
     return "\n".join([
         f"Regression of {found.target} on {counted(len(found.names), 'column')}",
@@ -50,10 +50,23 @@ def regression(found: Regression) -> str:
     ])  # fmt: skip
 
 
+def centre_words(release: Release) -> str:
+    """Say what rows were shifted by."""
+    if release.stage is not None and "centre" in release.stage.chosen:
+        return "the centre that was chosen privately"
+    return "zero" if release.bound.centre is None else "the public centre"
+
+
 DROWNED = "DROWNED: as far as the noise lets see, the columns may explain nothing of the target."
 
 
 def _ridge(found: Regression) -> str:
+    if found.components is not None:
+        return (
+            f"It is on {counted(found.components, 'principal component')} of {counted(len(found.names), 'column')}, as "
+            f"released; {found.seen} vary more than the noise. Intervals are about the regression on these, which are "
+            "public directions: along others coefficients are 0."
+        )
     said = f"The ridge is {found.ridge:.6g}, added to the sum of squares of each column."
     below = len(found.names) - found.seen
     if not below:

@@ -18,7 +18,8 @@ from support.tallies import FALSE_ALARM
 from dpdist import Column, Schema
 from dpdist.answers.block import EntryNoise, block_of
 from dpdist.answers.columns import beside, places_of, source_units
-from dpdist.answers.regression import Regression, regressions, shift_of
+from dpdist.answers.design import shift_of
+from dpdist.answers.regression import Regression, regressions
 from dpdist.errors import UsageError
 from dpdist.estimators.fit import save
 from dpdist.mechanisms.noise_law import EdgeKind, Noise

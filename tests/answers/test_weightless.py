@@ -63,7 +63,7 @@ def test_a_sum_of_releases_knows_it_too() -> None:
 def test_it_is_in_no_correlation_matrix_even_where_chance_lifts_it_above_the_noise(
     release: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpdist.pca.correlation._ABOVE", -100.0)  # so that every column stands above the noise
+    monkeypatch.setattr("dpdist.pca.correlation.ABOVE", -100.0)  # so that every column stands above the noise
     found = correlation(release, 2)
     assert found.left_out == ("stamp",)
     assert (found.components.components[:, 1] == 0).all()
@@ -98,18 +98,39 @@ def test_a_fitted_ridge_of_such_a_target_is_refused_and_keeps_the_release() -> N
         assert PrivateRidge.from_release(made.release_, "c2").coef_.shape == (2,)
 
 
-def test_a_fitted_covariance_names_it() -> None:
+def test_a_fitted_covariance_names_it_and_says_nothing_of_it() -> None:
+    rows = rows_of(2800)
     with pytest.warns(DrownedWarning, match="weigh nothing: c1"):
-        PrivateCovariance(**PRIVATE).fit(rows_of(2800))
+        found = PrivateCovariance(**PRIVATE).fit(rows)
+    known = [0, 2, 3]
+    assert found.errors_ is not None
+    assert found.precision_ is not None
+    told = (found.covariance_, found.correlation_, found.precision_, found.errors_, found.covariance_intervals_,
+            found.correlation_intervals_, found.partial_correlation_, found.partial_correlation_intervals_)  # fmt: skip
+    for matrix in told:
+        assert np.isnan(matrix[1]).all()  # type: ignore[index]
+        assert np.isnan(matrix[:, 1]).all()  # type: ignore[index]
+        assert np.isfinite(matrix[np.ix_(known, known)]).all()  # type: ignore[index]
+    assert np.flatnonzero(np.isnan(found.location_)).tolist() == [1]
+    assert np.linalg.eigvalsh(found.covariance_[np.ix_(known, known)])[0] > 0
+    sampled = found.sample(9)
+    assert np.isnan(sampled[:, 1]).all()
+    assert np.isfinite(sampled[:, known]).all()
+    other = rows.copy()
+    other[:, 1] = 0
+    assert np.isfinite(found.score(rows))
+    assert np.array_equal(found.mahalanobis(rows), found.mahalanobis(other))
+    assert found.error_norm(np.eye(4)) > 0
 
 
 def test_the_commands_leave_it_out_and_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     monkeypatch.chdir(tmp_path)
     rows = np.column_stack([rows_of(), np.arange(3000) == 5])
     np.savetxt("table.csv", rows, delimiter=",", header=",".join((*NAMES, "rare")), comments="")
-    assert call("ingest", "table.csv", "rows.zarr", "--budget-epsilon", "8", "--budget-delta", "1e-5").code == 0
+    assert call("ingest", "table.csv", "rows.zarr", "--budget-epsilon", "16", "--budget-delta", "1e-5").code == 0
     asked = ("--epsilon", "8", "--delta", "1e-6", "--clip", "auto", "--scale", "private", "--centre", "private")
     assert call("release", "rows.zarr", "release.zarr", *asked).code == 0
+    assert call("release", "rows.zarr", "shifted.zarr", *asked[:-2], "--epsilon", "1").code == 0
     said = "No variance was seen, over the noise, of 1 column, so a public rule scaled it: rare. 1 column had numbers "
     said += "beyond 2^20, and weigh nothing: stamp. Nothing is known of them."
     commands: tuple[tuple[str, ...], ...] = (
@@ -121,6 +142,11 @@ def test_the_commands_leave_it_out_and_name_it(tmp_path: Path, monkeypatch: pyte
         assert said in " ".join(call(*command).err.split()), command
         told = call(*command, "--json").json
         assert (told["no_variance_seen"], told["weigh_nothing"]) == (["rare"], ["stamp"])
+    drawn_rows = call("synthesise", "release.zarr", "drawn.csv", "--rows", "3")
+    assert said in " ".join(drawn_rows.err.split())
+    assert Path("drawn.csv").read_text().startswith("age,height,income,rare\n")
+    assert "Regression" in (alone := call("regress", "shifted.zarr", "--target", "income")).err
+    assert "about the centre that was chosen privately: no mean was released" in " ".join(alone.err.split())
     assert call("covariance", "release.zarr", "found.npz").code == 0
     with np.load("found.npz") as arrays:
         assert (arrays["no_variance_seen"].tolist(), arrays["weigh_nothing"].tolist()) == (["rare"], ["stamp"])

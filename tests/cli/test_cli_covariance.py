@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
+from pyarrow import parquet
 from support.cli_scene import Call
 
 from dpdist import PrivateCovariance
@@ -45,6 +47,10 @@ def test_a_table_and_arrays_hold_what_the_estimator_does(release: Path, call: Ca
     assert fitted.covariance_intervals_ is not None
     assert np.array_equal(np.stack([stored["low"], stored["high"]], -1), fitted.covariance_intervals_)
     assert np.all(stored["correlation_low"] <= stored["correlation_high"])
+    assert np.array_equal(stored["partial_correlation"], fitted.partial_correlation_)
+    ends = np.stack([stored["partial_correlation_low"], stored["partial_correlation_high"]], -1)
+    assert np.array_equal(ends, fitted.partial_correlation_intervals_)
+    assert stored["partial_ridge"] == fitted.partial_ridge_ == 0
 
 
 @pytest.mark.usefixtures("release")
@@ -65,6 +71,36 @@ def test_what_is_not_private_as_claimed_is_marked_and_kept_from_others(call: Cal
     with np.load("sn.npz") as stored:
         assert str(stored["status"]) == "not private as claimed"
     assert Path("sn.npz").stat().st_mode & 0o077 == 0
+
+
+def test_synthetic_rows_come_in_the_kinds_of_files_that_are_ingested(release: Path, call: Call) -> None:
+    asked = ("synthesise", "release.zarr")
+    said = call(*asked, "drawn.csv", "--rows", "3000", "--seed", "7")
+    assert said.code == 0
+    assert "drawn.csv: 3000 synthetic rows of 3 columns." in said.err
+    assert "% off by the noise" in said.err
+    with Path("drawn.csv").open() as file:
+        names, *lines = csv.reader(file)
+    assert names == ["a, b", "weight", "age"]
+    rows = np.array(lines, dtype=np.float64)
+    told = PrivateCovariance.from_release(release).covariance_
+    assert np.abs(np.cov(rows, rowvar=False) - told).max() < 0.2  # 7 deviations
+    for kind in ("npy", "parquet", "zarr"):
+        value = call(*asked, f"drawn.{kind}", "--rows", "3000", "--seed", "7", "--json").json
+        assert (value["rows"], value["columns"], value["seed"]) == (3000, names, 7)
+        assert 0 < value["covariance_error"] < 0.2
+    frame = parquet.read_table("drawn.parquet")
+    assert frame.column_names == names
+    assert frame.schema.metadata[b"dpdist.status"] == b"private"
+    stored = zarr.open_array("drawn.zarr", mode="r")
+    assert stored.attrs["columns"] == names
+    for read in (np.load("drawn.npy"), frame.to_pandas().to_numpy(), np.asarray(stored[...])):
+        assert np.array_equal(read, rows)
+    assert call(*asked, "drawn.npy", "--rows", "5").code == 0
+    assert np.load("drawn.npy").shape == (5, 3)  # a file is replaced
+    again = call(*asked, "rows.zarr", "--rows", "5")  # the private ones
+    assert (again.code, "exists already" in again.message) == (4, True)
+    assert call("ingest", "drawn.parquet", "synthetic.zarr").code == 0
 
 
 @pytest.mark.usefixtures("release")

@@ -47,6 +47,11 @@ def test_a_regression_is_printed_as_json(table: Path, call: Call) -> None:
     )
     assert list(some.json["coefficients"]) == ["height, cm", "income"]
     assert some.json["ridge"] == 90
+    among = call("regress", "release.zarr", "--target", "income", "--components", "3", "--json").json
+    assert (among["components"], among["ridge"], said["components"]) == (3, 0, None)
+    assert (
+        call("regress", "release.zarr", "--target", "income", "--components", "auto", "--json").json["components"] == 3
+    )
     both = call("regress", "release.zarr", "--target", "weight,income", "--json").json
     assert [each["target"] for each in both["regressions"]] == ["weight", "income"]
     assert {len(each["coefficients"]) for each in both["regressions"]} == {2}
@@ -64,6 +69,9 @@ def test_words_fit_a_terminal_and_say_of_which_rows_they_are(call: Call, monkeyp
                   "rows shortened to norm 3.9"):  # fmt: skip
         assert words in said.err
     assert "NOT PRIVATE" not in said.err
+    among = " ".join(call("regress", "release.zarr", "--target", "income", "--components", "2").err.split())
+    assert "It is on 2 principal components of 3 columns, as released" in among
+    assert "about the regression on these" in among
 
 
 @pytest.mark.usefixtures("table")
@@ -75,6 +83,10 @@ def test_what_is_not_private_as_claimed_is_marked(call: Call) -> None:
     assert said.code == 0
     assert said.err.startswith("NOT PRIVATE AS CLAIMED: do not publish it.\n")
     assert call("regress", "sn.zarr", "--target", "income", "--json").json["status"] == "not private as claimed"
+    assert call("release", "public.zarr", "mean.zarr", *reproduced, "--centre", "private").code == 0
+    for name in ("drawn.npy", "drawn.zarr"):
+        assert "NOT PRIVATE AS CLAIMED: do not publish it." in call("synthesise", "mean.zarr", name, "--rows", "9").err
+        assert Path(name).stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.usefixtures("table")
@@ -85,6 +97,11 @@ def test_what_is_not_private_as_claimed_is_marked(call: Call) -> None:
         (("release.zarr", "--target", "income", "--on", "income,weight"), "leave it out of --on"),
         (("release.zarr", "--target", "income", "--ridge", "much"), "--ridge takes a number or auto, not 'much'"),
         (("release.zarr", "--target", "income", "--ridge", "-1"), "at least 0, or auto (--ridge)"),
+        (("release.zarr", "--target", "income", "--components", "0"), "0 components were asked for, of 3 columns"),
+        (
+            ("release.zarr", "--target", "income", "--components", "2", "--ridge", "3"),
+            "leave --ridge or --components out",
+        ),
         (("rows.zarr", "--target", "income"), "not 'dpdist-release/1'"),
     ],
 )

@@ -212,9 +212,15 @@ def test_pca_says_which_components_stand_above_the_noise(released: Path, call: C
     else:
         assert said.json["components"] == said.json["above_noise"]
         assert said.json["eigenvalues"][-1] > said.json["noise_edge"]
+    held = call("pca", "release.zarr", "share.zarr", "--components", "0.1", "--json")
+    if held.code == 2:
+        assert "above the noise" in held.message
+    else:
+        assert held.json["captured_variance"]["low"] >= 0.1
+        assert call("pca", "release.zarr", "share.zarr", "--components", ".1", "--json").json["fresh"] is False
     said = call("pca", "release.zarr", "other.zarr", "--components", "many")
     assert said.code == 2
-    assert "a number or auto" in said.message
+    assert "a number, a share of the variance or auto" in said.message
 
 
 FORECAST = ("forecast", "--d", "30", "--n", "9000", "--epsilon", "1", "--delta", "1e-6", "--clip", "10")

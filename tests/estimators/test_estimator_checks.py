@@ -12,11 +12,12 @@ from dpdist import PrivateCovariance, PrivatePCA, PrivateRidge
 
 # the checks fit the same rows again and again; one that declared no budget would be refused, as it should
 ASKED: dict[str, Any] = {"epsilon": 1000, "delta": 1e-6, "clip": 100, "budget_epsilon": 10**6, "budget_delta": 0.5}
+LITTLE_NOISE = {**ASKED, "epsilon": 10**5, "clip": 5}  # the rows are few, and likelihoods of noise are refused
 ESTIMATORS = [
-    PrivatePCA(1, **ASKED),
-    PrivatePCA(1, **ASKED, centre="private", neighbours="add-remove"),
+    PrivatePCA(1, **LITTLE_NOISE, whiten=True),
+    PrivatePCA(1, **LITTLE_NOISE, centre="private", neighbours="add-remove"),
     PrivateCovariance(**ASKED),
-    PrivateRidge(**{**ASKED, "epsilon": 10**5, "clip": 5}),  # these rows are few
+    PrivateRidge(**LITTLE_NOISE),
 ]
 FAR = {"check_fit_check_is_fitted", "check_n_features_in"}
 SHORT = "rows far from zero are shortened so much that the noise may drown their target, which is refused"

@@ -227,3 +227,18 @@ def test_columns_that_may_explain_nothing_come_with_a_warning() -> None:
     drowned = [str(each.message) for each in said if each.category is DrownedWarning]
     assert drowned
     assert "may explain nothing of y" in drowned[0]
+
+
+def test_principal_components_are_another_way_to_regress(register: Register) -> None:
+    x, y = rows_of()
+    found = PrivateRidge(n_components=7, **FINE).fit(x, y)
+    assert (found.n_components_, found.ridge_) == (7, 0)
+    assert np.allclose(found.coef_, known(x, y, 0).coef_, atol=0.02)
+    some = PrivateRidge.from_release(found.release_, "y", n_components="auto")
+    assert some.n_components_ == 7
+    assert clone(some).n_components == "auto"
+    fitted = len(register._fits)
+    for wrong in ({"n_components": 0}, {"n_components": "all"}, {"n_components": 2, "ridge": 1.0}):
+        with pytest.raises(UsageError, match="n_components"):
+            PrivateRidge(**{**FINE, **wrong}).fit(x, y)
+    assert len(register._fits) == fitted

@@ -1,0 +1,104 @@
+"""Synthetic rows: normal ones with the mean and the shrunk covariance of a release. Post-processing, free of charge.
+
+A row is ``location + L z``, with z standard normal and ``L L^T`` the shrunk covariance
+(:mod:`dpdist.answers.covariance`). So means, variances and correlations of many rows are those of the release, and
+nothing else is: no skewness, no categories, no ranges. A column of a category or a boolean holds numbers about the
+share of its ones, and not 0 and 1. A number may lie beyond a public range.
+
+**Errors.** The covariance the rows are drawn from is off by what the noise does to the release; how far in all is an
+estimate (``Covariance.distance``), and the intervals of entries are those of the covariance. A sample covariance of N
+rows is off from that by its sampling error besides, as of any N rows.
+
+The generator needs no secret: what is drawn follows from what is public. Its seed is given by the caller or comes from
+the operating system, and never from rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist.answers.block import require_about
+from dpdist.answers.covariance import Covariance, covariance
+from dpdist.errors import UsageError
+from dpdist.naming import step
+from dpdist.pca.scree import DrownedError
+from dpdist.release.artefact import Release
+
+Matrix = npt.NDArray[np.float64]
+MOST_NUMBERS = 1 << 27
+"""That are drawn at once: 1 GiB."""
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """What synthetic rows are drawn from.
+
+    Attributes
+    ----------
+    names
+        Of their columns: those that weigh something in the release.
+    location, factor
+        (c,) and (c, c): mean, and L.
+    distance
+        How far the covariance is from that of the shortened rows, relative to it, about; None where nobody knows it.
+    """
+
+    names: tuple[str, ...]
+    location: Matrix
+    factor: Matrix
+    distance: float | None
+
+    def draw(self, count: int, generator: np.random.Generator | np.random.RandomState) -> Matrix:
+        """Return so many rows, (count, c).
+
+        Raises
+        ------
+        UsageError
+            If there are none, or too many numbers for one go.
+        """
+        if not 1 <= count <= MOST_NUMBERS // len(self.names):
+            raise UsageError(
+                f"From 1 to {MOST_NUMBERS // len(self.names)} rows of {len(self.names)} columns are drawn at once, not "
+                f"{count}."
+            )
+        found: Matrix = generator.standard_normal((count, len(self.names))) @ self.factor.T
+        found += self.location
+        return found
+
+
+def synthetic(release: Release, units: tuple[Matrix, Matrix] | None = None) -> Synthetic:
+    """Return what synthetic rows of a release are drawn from, in units as of the covariance.
+
+    Raises
+    ------
+    UsageError
+        If the release has no mean and no centre, or gives no covariance.
+    DrownedError
+        If no direction varies more than the noise.
+    DataError
+        If it is too large for memory.
+    """
+    require_about(release)
+    return of_covariance(covariance(release, units=units), release.names)
+
+
+def of_covariance(found: Covariance, names: tuple[str, ...]) -> Synthetic:
+    """Return the same of a covariance that was shrunk to be positive definite.
+
+    Raises
+    ------
+    DrownedError
+        If no direction varies more than the noise.
+    """
+    if found.seen == 0:
+        raise DrownedError(
+            "No direction of the columns varies more than the noise of this release, so rows drawn from it would be "
+            f"noise. Take a larger epsilon, more rows or fewer columns: {step('forecast')} says what would be needed."
+        )
+    matrix = found.matrix[np.ix_(found.known, found.known)]
+    spread = np.sqrt(np.diagonal(matrix))
+    factor = np.linalg.cholesky(matrix / np.outer(spread, spread)) * spread[:, None]
+    return Synthetic(tuple(names[i] for i in found.known), found.location[found.known], factor, found.distance)
