@@ -6,11 +6,12 @@ from dpdist._util.text import counted, labelled
 from dpdist.jobs.status import JobStatus, Preview
 from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import MICRO
+from dpdist.privacy.parallel import Charge
 
 
 def preview_words(preview: Preview) -> str:
     """Return a preview as text."""
-    lines = [f"{of}: {charge.guarantee.loss}" for of, charge in preview.releases]
+    lines = [f"{of}: {charge.guarantee.loss}{_reads(charge)}" for of, charge in preview.releases]
     if preview.new_periods:
         lines.insert(0, f"Periods to close: {', '.join(preview.new_periods)}.")
     if preview.parts is not None:
@@ -23,6 +24,14 @@ def preview_words(preview: Preview) -> str:
     if preview.refused is not None:
         lines.append(f"THE RUN WOULD BE REFUSED. {preview.refused}")
     return "\n".join([*lines, "Nothing was read, charged or published."])
+
+
+def _reads(charge: Charge) -> str:
+    """Say how many periods a release reads, where that is not one."""
+    if len(charge.periods) < 2:
+        return ""
+    less = f", less of those before {charge.periods[-1]}" if charge.weights else ""
+    return f"{less}; it reads {len(charge.periods)} periods"
 
 
 def status_words(status: JobStatus) -> str:
