@@ -214,6 +214,7 @@ def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
     fresh: list[str] = []
     for folder in filter(None, (series.releases, series.releases / "total", series.models)):
         make_public_folder(folder)
+    _require_unchanged(series)
     count = 0
     with job.cluster.kept() as cluster:
         for count in _counts(series, sources, say, problems):
@@ -326,6 +327,18 @@ def _release(series: Series, count: int, cluster: Cluster, say: Callable[[str], 
             fresh.append(outcome.release.release_id)
             say(outcome.words())
     return fresh
+
+
+def _require_unchanged(series: Series) -> None:
+    """Refuse a job whose parameters changed before anything is charged: by the latest release that is published."""
+    periods = list(series.ledger.periods)
+    for count in range(len(periods), 0, -1):
+        node = series.plan.released(count)[0]
+        target = series.path_of(periods, node)
+        if target.exists():
+            span = series.span(node)
+            _require_same_job(target, replace(series.request, period=span.label).release_id(span))
+            return
 
 
 def _require_same_job(target: Path, release_id: str) -> None:
