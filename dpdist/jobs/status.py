@@ -112,6 +112,8 @@ class JobStatus:
         The releases that are charged and not published.
     periods_closed, last_period, periods_waiting
         Of rows that come in periods.
+    periods_at_most
+        How many a series of nights is for; None where there is no last one.
     head
         Digest of the journal's last entry; None before there is a ledger.
     """
@@ -126,6 +128,7 @@ class JobStatus:
     periods_closed: int
     last_period: str | None
     periods_waiting: tuple[str, ...]
+    periods_at_most: int | None
     head: str | None
 
     def to_json(self) -> dict[str, object]:
@@ -141,6 +144,7 @@ class JobStatus:
             "periods_closed": self.periods_closed,
             "last_period": self.last_period,
             "periods_waiting": list(self.periods_waiting),
+            "periods_at_most": self.periods_at_most,
             "head": self.head,
         }
 
@@ -334,5 +338,6 @@ def status_of(job: Job) -> JobStatus:
         periods_closed=len(closed),
         last_period=closed[-1] if closed else None,
         periods_waiting=tuple(new_periods(job, closed)),
+        periods_at_most=job.plan.horizon,
         head=ledger.head if ledger else None,
     )

@@ -50,7 +50,8 @@ def status_words(status: JobStatus) -> str:
     if status.periods_closed or status.periods_waiting:
         waiting = ", ".join(status.periods_waiting) or "none"
         last = f", the last {status.last_period}" if status.last_period else ""
-        lines.append(("periods", f"{status.periods_closed} closed{last}; waiting: {waiting}"))
+        of = "" if status.periods_at_most is None else f" of {status.periods_at_most}"
+        lines.append(("periods", f"{status.periods_closed} closed{of}{last}; waiting: {waiting}"))
     words = labelled(lines)
     if status.refused is not None:
         words = f"NOTHING NEW CAN BE RELEASED; what is said of the balance may be out of date.\n{words}"

@@ -29,7 +29,7 @@ from dpdist.privacy.accounting import Left
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.toeplitz import Toeplitz
-from dpdist.report.status import preview_words
+from dpdist.report.status import preview_words, status_words
 from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.chunks import ChunkReader
 from dpdist.runtime import connection
@@ -103,6 +103,7 @@ def test_a_series_ends_and_keeps_its_parameters(year: tuple[Place, list[Counter[
     found = status.preview(job_file.read_job(place.job))
     assert (found.releases, found.new_periods) == ((), ())
     assert "d4 comes after the 3" in preview_words(found)
+    assert "3 closed of 3, the last d3; waiting: d4" in status_words(status.status_of(job_file.read_job(place.job)))
     for other in (ROOT.replace("= 3", "= 4"), BANDED, JOB + "continual = 3\n"):
         place.job.write_text(other)  # a tree has other releases besides, and may not charge them before this is noticed
         with pytest.raises(RefusedError, match="was released with other parameters"):
@@ -190,7 +191,7 @@ def test_the_error_of_a_banded_total_is_as_stated(place: Place, chunks: list[str
 
     def statistic(found: np.ndarray) -> float:
         error = (found[:3, :3] - place.exact(total.bound, *names)).astype(np.float64)
-        return float((error[np.triu_indices(3, 1)] ** 2).sum() + (np.diag(error) ** 2).sum() / 2) / predicted
+        return float(((error[np.triu_indices(3, 1)] ** 2).sum() + (np.diag(error) ** 2).sum() / 2) / predicted)
 
     assert low < statistic(total.lattice) < high
     night = open_release(place.published / "d3.zarr")

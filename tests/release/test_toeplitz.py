@@ -22,6 +22,7 @@ from dpdist.mechanisms.gaussian import CalibratedGaussian, Gaussian
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.pca.components import components
+from dpdist.pipeline.inspect import inspect_path
 from dpdist.privacy import accounting
 from dpdist.privacy.accounting import caps_for
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
@@ -31,6 +32,7 @@ from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, unfolded
 from dpdist.release.coverage import Coverage
 from dpdist.release.toeplitz import LONGEST, Night, Toeplitz, banded, square_root
+from dpdist.report.inspection import words
 from dpdist.rows.bounding import RowBound
 
 WHOLE = PrivacyLoss.parse("1", "1e-6")
@@ -258,6 +260,7 @@ def test_a_night_is_stored_as_integers_alone_and_is_no_second_moment(tmp_path: P
     ):
         with pytest.raises(UsageError, match=r"one night of a series.*Take the total"):
             asked()
+    assert "2 periods, each added 32 to 64 times: no second moment" in words(inspect_path(tmp_path / "night.zarr"))
     attributes = tmp_path / "night.zarr" / "zarr.json"
     attributes.write_text(attributes.read_text().replace('"weights"', '"weighed"'))
     with pytest.raises(DataError, match="damaged"):
