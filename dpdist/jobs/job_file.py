@@ -36,6 +36,7 @@
     continual = 365              # with periods: so many keep the noise of their total logarithmic in their number
     factorisation = "tree"       # or "square-root", "banded": less noise, and older rows are read every night
     band = 64                    # with "banded": how many periods a night reads
+    window = 7                   # with either: the sum of the last 7 periods too, from the same releases
     ledger = "rows.ledger"       # or "postgresql+psycopg://user@host/database?ledger=NAME", without a password
 
     [pca]                        # optional
@@ -113,6 +114,7 @@ class Job:
     periodic: bool = False
     in_place: bool = False
     plan: Tree | Toeplitz = field(default_factory=lambda: Tree(1))
+    window: int | None = None
     correlation: bool = False
     choices: Choices = field(default_factory=Choices)
 
@@ -242,6 +244,7 @@ def _job(
         periodic=rows.periods,
         in_place=rows.in_place,
         plan=make(lambda: _plan(release)),
+        window=release.window,
         correlation=pca is not None and pca.correlation,
         choices=make(lambda: Choices(rows.variable, rows.missing, rows.header, _schema(rows, files))),
     )
@@ -355,7 +358,7 @@ def _contradictions(sections: Sections) -> Iterator[str]:
                 )
         yield from _unfit_for_periods(sections)
     else:
-        for key in ("continual", "factorisation", "band"):
+        for key in ("continual", "factorisation", "band", "window"):
             if getattr(release, key) is not None:
                 yield f"[release] {key} needs periods = true in [rows]."
     yield from _unfit_factorisation(release)
@@ -371,6 +374,8 @@ def _unfit_factorisation(release: Release) -> Iterator[str]:
         )
     if release.band is not None and release.factorisation != "banded":
         yield '[release] band needs factorisation = "banded".'
+    if release.window is not None and release.factorisation not in {"square-root", "banded"}:
+        yield '[release] window needs factorisation = "square-root" or "banded".'
 
 
 def _unfit_components(sections: Sections) -> Iterator[str]:

@@ -7,7 +7,9 @@
     published/total/2026-01-08.zarr         the total up to this period, estimated from all these releases
 
 With ``factorisation = "square-root"`` or ``"banded"`` each release is named by one period, and adds it and earlier ones
-by weights (:mod:`dpdist.release.toeplitz`). Only the totals are second moments then.
+by weights (:mod:`dpdist.release.toeplitz`). Only the totals are second moments then, and with ``window = 7`` ::
+
+    published/window-7/2026-01-08.zarr      the sum of the last 7 periods, or of all where there are fewer
 
 A run may be started any number of times, at once or never on some nights. Periods are closed in the order of their
 names and released in that order; a release that is there is left alone, one that a dead run left is resumed by its id.
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from dpdist._util.paths import local
@@ -145,6 +147,10 @@ class Series:
     def total_path(self, period: str) -> Path:
         """Return where the total up to a period is written."""
         return self.releases / "total" / f"{period}.zarr"
+
+    def window_path(self, period: str, window: int) -> Path:
+        """Return where the sum of so many periods up to one is written."""
+        return self.releases / f"window-{window}" / f"{period}.zarr"
 
 
 def share_of(request: ReleaseRequest, columns: int, plan: Tree | Toeplitz) -> PrivacyLoss:
@@ -400,6 +406,12 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
         f"{total}: the total of {counted(len(periods), 'period')}, {words}. This file is public."
         f"{caution.in_words(released.cautions)}"
     )
+    if job.window is not None and isinstance(series.plan, Toeplitz):
+        window = series.window_path(periods[-1], job.window)
+        make_public_folder(window.parent)
+        write_sum(unfolded(series.plan, len(periods), partial(_opened, series, periods), job.window), window)
+        last = counted(min(job.window, len(periods)), "period")
+        say(f"{window}: that of the last {last}, from the same releases. This file is public.")
     model = None
     if series.models is not None:
         model = series.models / f"{periods[-1]}.zarr"
@@ -412,6 +424,10 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
     return total, model
 
 
+def _opened(series: Series, periods: Sequence[str], node: Node | Night) -> Release:
+    return open_release(series.path_of(periods, node))
+
+
 def _write_total(series: Series, periods: Sequence[str], target: Path) -> None:
     """Write the total of some periods: of all nights, or the sum of the best estimates of the trees.
 
@@ -419,12 +435,12 @@ def _write_total(series: Series, periods: Sequence[str], target: Path) -> None:
     again. A total that an older version made, which took the roots only, stays as it was published, and is not built
     upon.
     """
-    plan, parts = series.plan, list[Release]()
+    plan, parts, released = series.plan, list[Release](), partial(_opened, series, periods)
     if isinstance(plan, Toeplitz):
-        write_sum(unfolded(plan, len(periods), lambda each: open_release(series.path_of(periods, each))), target)
+        write_sum(unfolded(plan, len(periods), released), target)
         return
     for node in reversed(total_of(len(periods), plan.levels)):
-        parts.append(estimated(node, lambda each: open_release(series.path_of(periods, each))))
+        parts.append(estimated(node, released))
         known = _known_total(series, plan, periods[: node.start])
         if known is not None:
             parts.append(known)

@@ -180,6 +180,14 @@ class Release(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             f"a number of periods, from 1 to {LONGEST}",
         ),
     ] = None
+    window: Annotated[
+        Annotated[int, Meta(ge=1, le=2**20)] | None,
+        _key(
+            "Of a square root or a banded factorisation: the last periods of which the sum is written too, from the "
+            "same releases.",
+            "a number of periods, at least 1",
+        ),
+    ] = None
     ledger: Annotated[
         str | None,
         _key(

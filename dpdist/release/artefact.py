@@ -97,6 +97,9 @@ class Heading:
         What was drawn before it, and what it took from that; None: nothing was.
     weights
         How often it adds the rows of each period of its extent; none: every row once.
+    window
+        Of how many periods it is, the last ones of its extent, while its guarantee is of all that were read; None: of
+        all.
     """
 
     release_id: str
@@ -117,6 +120,7 @@ class Heading:
     schema: Schema | None = None
     stage: Stage | None = None
     weights: tuple[int, ...] = ()
+    window: int | None = None
 
     @property
     def private_as_claimed(self) -> bool:
@@ -188,6 +192,7 @@ class Heading:
             **({} if self.schema is None else {"schema": self.schema.to_json()}),
             **({} if self.stage is None else {"stage": to_builtins(self.stage)}),
             **({"weights": list(self.weights)} if self.weights else {}),
+            **({} if self.window is None else {"window": self.window}),
             "library": f"dpdist {__version__}",
         }
 
@@ -252,6 +257,9 @@ class Release(Heading):
     weights : tuple of int
         How often it adds the rows of each period of its extent; none: every row once. With weights it is no second
         moment, and what asks for one is refused.
+    window : int or None
+        Of how many periods it is, the last ones of its extent, while its guarantee is of all that were read; None: of
+        all.
     answer : ndarray or Array
         The released integers, (w, w) int64, w = d or d + 1, one unit is ``bound.unit**2``; or the released subspace,
         (k, d) float64, orthonormal rows. What is large is an array on the disk, of which parts can be read.
@@ -522,6 +530,7 @@ def open_release(path: AnyStore) -> Release:
             schema=None if said.schema is None else Schema.from_json(said.schema),
             stage=said.stage,
             weights=said.weights,
+            window=said.window,
         )
         sound = _is_sound(release, arrays) and said.status == release.status
     except ResumableError:  # its store did not answer

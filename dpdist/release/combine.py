@@ -24,6 +24,7 @@ from fractions import Fraction
 from functools import reduce
 from operator import add
 
+import msgspec
 import numpy as np
 
 from dpdist.errors import DataError, RefusedError, UsageError
@@ -33,7 +34,7 @@ from dpdist.privacy.guarantee import ATTO, Arithmetic, Guarantee, PrivacyLoss
 from dpdist.release.archive import archived, publish
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.continual import Node
-from dpdist.release.coverage import Coverage, merged
+from dpdist.release.coverage import merged
 from dpdist.release.toeplitz import Night, Toeplitz
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.store import AnyStore, store_at
@@ -151,11 +152,12 @@ def estimated(node: Node, released: Callable[[Node], Release]) -> Release:
     return replace(made, noise=reduce(add, noises), answer=whole + (2 * rest + divisor) // (2 * divisor))
 
 
-def unfolded(plan: Toeplitz, count: int, released: Callable[[Night], Release]) -> Release:
-    """Return the total of the first periods, from the releases of all their nights.
+def unfolded(plan: Toeplitz, count: int, released: Callable[[Night], Release], window: int | None = None) -> Release:
+    """Return the sum of the first periods, or of the last of them, from the releases of all nights so far.
 
-    The sum of integers, each release by its weight, is computed in float64 and rounded to the nearest integer. Nothing
-    cancels, as no weight is negative: the error is at most ``count + 3`` roundings, 2^-53 of the total each.
+    The sum of integers, each release by its weight, is computed in float64 and rounded to the nearest integer. No
+    weight of a total is negative, so nothing cancels: the error is at most ``count + 3`` roundings, 2^-53 of the total
+    each. That of a window is at most the errors of two totals.
 
     Parameters
     ----------
@@ -163,6 +165,8 @@ def unfolded(plan: Toeplitz, count: int, released: Callable[[Night], Release]) -
         The series, and the number of periods.
     released
         Gives the release of each night. One at a time is held in memory, beside two matrices.
+    window
+        How many periods, the last ones; None, or as many as there are: all.
 
     Returns
     -------
@@ -176,38 +180,43 @@ def unfolded(plan: Toeplitz, count: int, released: Callable[[Night], Release]) -
     DataError
         If one is of other periods or weights than its night, or the total leaves 64-bit integers.
     """
-    last = released(plan.night(count))
-    apart = set(plan.apart(count))
+    last, window = released(plan.night(count)), min(window or count, count)
+    before = count - window
+    added, taken = set(plan.apart(count)), set(plan.apart(before))
     total = np.zeros(last.lattice.shape)
     ids: list[str] = []
     conditions: set[str | None] = set()
     guarantees: list[Guarantee] = []
     noises: list[Noise] = []
-    disjoint: list[tuple[int | None, tuple[Coverage, ...]]] = []
-    for number, weight in enumerate(reversed(plan.inverse(count)), 1):
+    rows: int | None = 0
+    for number, weight in enumerate(reversed(plan.inverse(count, window)), 1):
         night = plan.night(number)
         release = released(night)
         _require_alike(last, release, weighted=True)
         _require_night(last, night, release)
         total += weight * release.lattice.astype(np.float64)
-        noises.append(release.noise.weighted(weight))
+        noises.append(release.noise.weighted(abs(weight)))
         ids.append(release.release_id)
         conditions.add(release.condition)
         if release.guarantee is not None:
             guarantees.append(release.guarantee)
-        if night in apart:
-            disjoint.append((release.rows, release.extents))
+        if number == 1:
+            first = release.extents[0].first
+        if rows is not None:
+            times = (night in added) - (night in taken)
+            rows = None if release.rows is None else rows + times * release.rows
     if np.abs(total).max() >= _LIMIT:
         raise _too_large()
-    rows = [number for number, _ in disjoint if number is not None]
     joint = _of_nights(parallel(guarantees), plan.shares_of(count))
+    extent = msgspec.structs.replace(last.extents[0], start=0, first=first)  # also of a window: all are read for it
     return replace(
-        _made_of(last, tuple(sorted(ids)), joint, conditions),
+        _made_of(last, tuple(sorted(ids)), joint, conditions, f" last {window}" if before else ""),
         noise=reduce(add, noises),
-        rows=sum(rows) if len(rows) == len(disjoint) else None,
+        rows=rows,
         answer=np.rint(total).astype(np.int64),
-        extents=merged(extent for _, extents in disjoint for extent in extents),
+        extents=(extent,),
         weights=(),
+        window=window if before else None,
     )
 
 
@@ -227,11 +236,13 @@ def _require_night(last: Release, night: Night, release: Release) -> None:
         raise DataError(f"{release.release_id} is not the night of the series that its name says. Restore it.")
 
 
-def _made_of(first: Release, ids: tuple[str, ...], joint: Guarantee, conditions: Iterable[str | None]) -> Release:
-    """Return a release as the first of several, but of all of them and drawn by none."""
+def _made_of(
+    first: Release, ids: tuple[str, ...], joint: Guarantee, conditions: Iterable[str | None], what: str = ""
+) -> Release:
+    """Return a release as the first of several, but of all of them and drawn by none; ``what`` of them, if not all."""
     return replace(
         first,
-        release_id=f"c-{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:32]}",
+        release_id=f"c-{hashlib.sha256((' '.join(ids) + what).encode()).hexdigest()[:32]}",
         claim=joint.loss,
         guarantee=joint,
         ledger_head=None,
@@ -311,6 +322,7 @@ def _require_alike(first: Release, other: Release, *, weighted: bool = False) ->
         ("bound (clip norm, grid bits, centre or scale)", first.bound == other.bound),
         ("neighbouring relation", first.neighbours is other.neighbours),
         ("privacy unit", first.unit == other.unit),
+        ("window", first.window == other.window),
         ("schema", first.schema == other.schema),
         ("mechanism", first.mechanism == other.mechanism),
     ):

@@ -15,6 +15,9 @@ coefficients f(k) of ``(1 - x)^(-1/2)`` c would be f as well, and the matrix of 
 totals (Fichtenberger, Henzinger & Upadhyay 2023). Here ``F(k) = floor(2^6 f(k) + 1/2)``, which costs less than a
 thousandth of the standard deviation.
 
+The sum of the last w periods, a *window*, is a total less an earlier one: night t - k weighs ``c(k) - c(k - w)``. It
+tells what all nights tell, also of rows of earlier periods, and says so by its extent.
+
 **Privacy.** A row of period s is added F(t - s) times on night t. Night t is a release of its own, of rows with weights
 (:mod:`dpdist.privacy.parallel`): Gaussian noise on a sum that an exchanged row of period s changes by F(t - s) times
 what it changes A_s by. If mu is what it guarantees the rows of the newest period, whose weight F(0) is the largest, it
@@ -134,8 +137,10 @@ class Toeplitz:
             yield night
             count = night.start
 
-    def inverse(self, count: int) -> list[float]:
+    def inverse(self, count: int, window: int | None = None) -> list[float]:
         """Return c(0), ..., c(count - 1): what the nights weigh in a total, the last one first.
+
+        In the sum of the last ``window`` periods, a total less an earlier one, it is ``c(k) - c(k - window)``.
 
         The coefficients a of 1 / F obey ``a(k) F(0) = - sum of F(j) a(k - j)``, and c are their partial sums. They are
         computed as integers over 2^128, which leaves less than 2^-100, and rounded to float64.
@@ -151,7 +156,9 @@ class Toeplitz:
             near = min(k, len(weights) - 1)
             added = sum(map(mul, weights[1 : near + 1], reversed(found[k - near :])))
             found.append(-added // weights[0])
-        return [total / (1 << _PLACES) for total in accumulate(found[:count])]
+        totals = list(accumulate(found[:count]))
+        earlier = [0] * count if window is None else ([0] * window + totals)[:count]
+        return [(total - less) / (1 << _PLACES) for total, less in zip(totals, earlier, strict=True)]
 
     def variance_factor(self, count: int) -> float:
         """Return the variance of the total of ``count`` periods over that of one Gaussian release with all of the loss.

@@ -122,6 +122,7 @@ def _release_lines(facts: ReleaseFacts) -> _Lines:
         *_schema_lines(release.schema),
         ("noise", release.noise.law),
         *([("sum of", counted(len(release.releases), "release"))] if release.releases else []),
+        *([("window", f"the last {counted(release.window, 'period')}")] if release.window else []),
         *([("weights", _weights_words(release.weights))] if release.weights else []),
         ("made by", f"dpdist {__version__}"),
     ]

@@ -520,6 +520,7 @@ def test_two_runs_at_once_publish_once(place: Place) -> None:
         (JOB + 'factorisation = "square-root"\ncontinual = 5000\n', "4096 periods at most"),
         (JOB + 'factorisation = "banded"\ncontinual = 3\n', "continual names one"),
         (JOB + "band = 3\n", "band needs factorisation"),
+        (JOB + "window = 3\n", "window needs factorisation"),
         (JOB.replace("periods = true\n", "") + 'factorisation = "banded"\n', "factorisation needs periods"),
         (JOB.replace("periods = true\n", "") + "continual = 3\n", "needs periods = true"),
         (JOB + '[pca]\npath = "m"\ncomponents = 1\n[project]\npath = "s"\n', "for a table without periods"),

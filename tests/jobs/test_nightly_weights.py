@@ -28,6 +28,7 @@ from dpdist.moment.total import moment_task, partition_moment
 from dpdist.privacy.accounting import Left
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
+from dpdist.release.combine import combined
 from dpdist.release.toeplitz import Toeplitz
 from dpdist.report.status import preview_words, status_words
 from dpdist.rows.bounding import DITHERED, RowBound
@@ -57,7 +58,7 @@ def year(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, list
         patch.setattr(ChunkReader, "_checked", noted)
         (folder / "incoming").mkdir()
         made = Place(folder)
-        made.job.write_text(ROOT)
+        made.job.write_text(ROOT + "window = 2\n")
         for number in (1, 2, 3):
             made.arrive(f"d{number}")
             reads.append(Counter())
@@ -77,8 +78,15 @@ def test_a_square_root_reads_all_rows_every_night(year: tuple[Place, list[Counte
         assert len(total.releases) == number
         assert total.guarantee is not None
         assert total.guarantee.loss.within(PrivacyLoss.parse("1", "1e-6"))
-        error = np.abs(total.lattice - place.exact(total.bound, *(f"d{n}" for n in range(1, number + 1))))
-        assert error.max() < 8 * total.noise["variance_diagonal"] ** 0.5
+        names = [f"d{n}" for n in range(1, number + 1)]
+        window = open_release(place.published / "window-2" / f"d{number}.zarr")
+        assert (window.rows, window.window) == (30 * min(2, number), 2 if number > 2 else None)
+        assert (window.releases, window.guarantee, window.extents) == (total.releases, total.guarantee, total.extents)
+        for found, of in ((total, names), (window, names[-2:])):
+            error = np.abs(found.lattice - place.exact(found.bound, *of))
+            assert error.max() < 8 * found.noise["variance_diagonal"] ** 0.5
+    with pytest.raises(UsageError, match="differ in their window"):
+        combined([total, window])
     assert [record.weights for record in place.ledger.records] == [(64,), (32, 64), (24, 32, 64)]
     assert set(place.events().items()) >= {("reserved", 3), ("committed", 3), ("published", 3), ("closed", 3)}
     left = left_of(place.ledger)
