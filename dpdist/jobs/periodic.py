@@ -377,7 +377,7 @@ def _require_whole(series: Series, release_id: str, span: Span) -> None:
         raise RefusedError(
             f"The nights of this series together cost each row {series.job.request.loss}; the budget is "
             f"{series.ledger.budget}, and of it there is left for a row to come: {accounts.to_come.left()}. Nothing "
-            f"was read or spent. Ask for less ({parameter('epsilon')})."
+            f"was charged or drawn. Ask for less ({parameter('epsilon')})."
         )
 
 
