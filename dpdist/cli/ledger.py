@@ -140,6 +140,7 @@ def _ledger_json(opened: Ledger) -> dict[str, object]:
                 "guarantee": record.guarantee.to_json(),
                 "digest": record.digest,
                 **({"periods": list(record.periods)} if record.periods else {}),
+                **({"weights": list(record.weights)} if record.weights else {}),
                 **({"stage": None if record.stage is None else record.stage.digest} if record.draws > 1 else {}),
             }
             for record in opened.records

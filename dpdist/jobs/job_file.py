@@ -34,6 +34,9 @@
     id = "week-47"
     accept_large_delta = false   # true: also a delta of 1/n or more
     continual = 365              # with periods: so many keep the noise of their total logarithmic in their number
+    factorisation = "tree"       # or "square-root", "banded": less noise, and older rows are read every night
+    band = 64                    # with "banded": how many periods a night reads
+    window = 7                   # with either: the sum of the last 7 periods too, from the same releases
     ledger = "rows.ledger"       # or "postgresql+psycopg://user@host/database?ledger=NAME", without a password
 
     [pca]                        # optional
@@ -74,8 +77,10 @@ from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.naming import naming, step
 from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release.continual import Tree, levels_for
 from dpdist.release.parse import LARGEST_FILE, clip_from, read_public_centre, request_from
 from dpdist.release.request import Centring, ReleaseRequest, share_from
+from dpdist.release.toeplitz import BAND, Toeplitz, banded, square_root
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit, unit_from
@@ -108,7 +113,8 @@ class Job:
     unit: Unit | None = None
     periodic: bool = False
     in_place: bool = False
-    continual: int = 1
+    plan: Tree | Toeplitz = field(default_factory=lambda: Tree(1))
+    window: int | None = None
     correlation: bool = False
     choices: Choices = field(default_factory=Choices)
 
@@ -237,10 +243,20 @@ def _job(
         unit=make(lambda: unit_from(rows.privacy_unit, rows.max_rows)),
         periodic=rows.periods,
         in_place=rows.in_place,
-        continual=release.continual or 1,
+        plan=make(lambda: _plan(release)),
+        window=release.window,
         correlation=pca is not None and pca.correlation,
         choices=make(lambda: Choices(rows.variable, rows.missing, rows.header, _schema(rows, files))),
     )
+
+
+def _plan(release: Release) -> Tree | Toeplitz:
+    """Return what is released when a period is closed."""
+    if release.factorisation == "square-root":
+        return square_root(release.continual or 1)
+    if release.factorisation == "banded":
+        return banded(release.band or BAND)
+    return Tree(levels_for(release.continual or 1))
 
 
 def _source(text: str, folder: Path) -> SourceLocation:
@@ -341,8 +357,25 @@ def _contradictions(sections: Sections) -> Iterator[str]:
                     f"{what} holds for all periods. Choose it from what is publicly known."
                 )
         yield from _unfit_for_periods(sections)
-    elif release.continual is not None:
-        yield "[release] continual needs periods = true in [rows]."
+    else:
+        for key in ("continual", "factorisation", "band", "window"):
+            if getattr(release, key) is not None:
+                yield f"[release] {key} needs periods = true in [rows]."
+    yield from _unfit_factorisation(release)
+
+
+def _unfit_factorisation(release: Release) -> Iterator[str]:
+    if release.factorisation in {"tree", "square-root"} and release.continual is None:
+        yield f'[release] factorisation = "{release.factorisation}" needs continual, the number of periods it is for.'
+    if release.factorisation == "banded" and release.continual is not None:
+        yield (
+            '[release] factorisation = "banded" is for any number of periods, and continual names one. Leave continual '
+            "out; band says how many periods a night reads."
+        )
+    if release.band is not None and release.factorisation != "banded":
+        yield '[release] band needs factorisation = "banded".'
+    if release.window is not None and release.factorisation not in {"square-root", "banded"}:
+        yield '[release] window needs factorisation = "square-root" or "banded".'
 
 
 def _unfit_components(sections: Sections) -> Iterator[str]:

@@ -6,10 +6,16 @@
     published/2026-01-05--2026-01-08.zarr   that of four, with ``continual`` only
     published/total/2026-01-08.zarr         the total up to this period, estimated from all these releases
 
+With ``factorisation = "square-root"`` or ``"banded"`` each release is named by one period, and adds it and earlier ones
+by weights (:mod:`dpdist.release.toeplitz`). Only the totals are second moments then, and with ``window = 7`` ::
+
+    published/window-7/2026-01-08.zarr      the sum of the last 7 periods, or of all where there are fewer
+
 A run may be started any number of times, at once or never on some nights. Periods are closed in the order of their
 names and released in that order; a release that is there is left alone, one that a dead run left is resumed by its id.
 The clock plays no part: a period is new when its entry is in the source and the ledger has not closed it. The work of a
-run is the rows of the new periods; with ``continual`` also, on nights that end a larger node, the rows of that node.
+run is the rows of the new periods; with ``continual`` also, on nights that end a larger node, the rows of that node;
+with weights, those of all periods or of the last ones.
 
 Three faults do not stop new periods: files of an old period that came late or changed, an entry that repeats another,
 and an entry whose name is no period's. They are told at the end, and the run counts as refused. A new period whose
@@ -20,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from dpdist._util.paths import local
@@ -34,17 +40,19 @@ from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
+from dpdist.naming import parameter, step
 from dpdist.pca.scree import DrownedError, require_edge
 from dpdist.pipeline import budget, release
 from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.release import Outcome
 from dpdist.privacy import accounting, caution
-from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.combine import combined, estimated, write_sum
-from dpdist.release.continual import Node, ended, levels_for, total_of
+from dpdist.release.combine import combined, estimated, unfolded, write_sum
+from dpdist.release.continual import Node, Tree, total_of
 from dpdist.release.request import ReleaseRequest
+from dpdist.release.toeplitz import Night, Toeplitz
 from dpdist.rows.periods import PeriodicTable, Span
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import attributes_of
@@ -95,19 +103,19 @@ class Series:
     place: LedgerAddress
 
     @property
-    def levels(self) -> int:
-        """Number of releases that each row may be in."""
-        return levels_for(self.job.continual)
+    def plan(self) -> Tree | Toeplitz:
+        """What is released when a period is closed."""
+        return self.job.plan
 
     @cached_property
     def request(self) -> ReleaseRequest:
-        """What is asked for each node: an equal share of the loss for each level.
+        """What is asked each time: a share of the loss.
 
         Releases that are added up are rounded alike, on one grid: so all of them are rounded as the first one was.
         """
         whole = self.job.request
-        asked = replace(whole, loss=share_of(whole, len(self.columns), self.levels))
-        leaf = Node(0, 1)
+        asked = replace(whole, loss=share_of(whole, len(self.columns), self.plan))
+        (leaf,) = self.plan.released(1)
         first, target = self.span(leaf), self.path_of(list(self.ledger.periods), leaf)
         named = replace(asked, period=first.label)
         return replace(trusted.charged_request(named, first, self.ledger, store_at(target)), period=asked.period)
@@ -117,10 +125,10 @@ class Series:
         """Column names, those of the first period."""
         return open_rows(self.table.rows_of(next(iter(self.ledger.periods)))).names
 
-    def span(self, node: Node) -> Span:
-        """Return the rows of a node."""
+    def span(self, node: Node | Night) -> Span:
+        """Return the rows of a node or a night."""
         seals = list(self.ledger.periods.items())[node.start : node.stop]
-        return self.table.span(dict(seals), node.start)
+        return replace(self.table.span(dict(seals), node.start), weights=node.weights)
 
     @property
     def releases(self) -> Path:
@@ -132,25 +140,32 @@ class Series:
         """The folder of the models, or None."""
         return None if self.job.model is None else local(str(self.job.model))
 
-    def path_of(self, periods: Sequence[str], node: Node) -> Path:
-        """Return where the release of a node is published."""
-        first, last = periods[node.start], periods[node.stop - 1]
-        name = first if node.stop - node.start == 1 else f"{first}--{last}"
-        return self.releases / f"{name}.zarr"
+    def path_of(self, periods: Sequence[str], node: Node | Night) -> Path:
+        """Return where the release of a node or a night is published."""
+        return self.releases / f"{node.label(periods)}.zarr"
 
     def total_path(self, period: str) -> Path:
         """Return where the total up to a period is written."""
         return self.releases / "total" / f"{period}.zarr"
 
+    def window_path(self, period: str, window: int) -> Path:
+        """Return where the sum of so many periods up to one is written."""
+        return self.releases / f"window-{window}" / f"{period}.zarr"
 
-def share_of(request: ReleaseRequest, columns: int, levels: int) -> PrivacyLoss:
-    """Return the loss of the release of one node, so that all levels together keep the loss that is asked for.
+
+def share_of(request: ReleaseRequest, columns: int, plan: Tree | Toeplitz) -> PrivacyLoss:
+    """Return the loss of one release, so that all of them together keep the loss that is asked for.
 
     Raises
     ------
     UsageError
-        If releases of this mechanism cannot be added up, or so small a loss cannot be divided.
+        If releases of this mechanism cannot be added up, or not by weights, or so small a loss cannot be divided.
     """
+    if isinstance(plan, Toeplitz) and request.mechanism != "gaussian":
+        raise UsageError(
+            f"{request.mechanism} cannot add periods by weights: take {parameter('mechanism', 'gaussian')}, or "
+            f"{parameter('factorisation', 'tree')}."
+        )
     if not request.mechanism_info.additive:
         raise UsageError(
             f"{request.mechanism} cannot be added up over periods: take a mechanism that adds noise to the moment, "
@@ -158,7 +173,7 @@ def share_of(request: ReleaseRequest, columns: int, levels: int) -> PrivacyLoss:
         )
     guarantee = request.calibrated(columns).guarantee
     gaussian = guarantee is not None and guarantee.mu_squared is not None
-    return accounting.share(request.loss, levels, gaussian=gaussian)
+    return accounting.share(request.loss, plan.shares, gaussian=gaussian)
 
 
 def open_series(job: Job) -> Series:
@@ -205,6 +220,7 @@ def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
     fresh: list[str] = []
     for folder in filter(None, (series.releases, series.releases / "total", series.models)):
         make_public_folder(folder)
+    _require_unchanged(series)
     count = 0
     with job.cluster.kept() as cluster:
         for count in _counts(series, sources, say, problems):
@@ -229,9 +245,12 @@ def _counts(
     problems: list[DpdistError],
 ) -> Iterator[int]:
     """Yield the numbers of the closed periods, from 1, and close the new ones meanwhile, each when its turn comes."""
-    count = 0
+    count, horizon = 0, series.plan.horizon
     for close in (None, *sources.items()):
         if close is not None:
+            if horizon is not None and close[0] not in series.ledger.periods and len(series.ledger.periods) >= horizon:
+                problems.append(RefusedError(past_horizon(horizon, close[0])))
+                return
             try:
                 _close(series, *close, say)
             except RefusedError as error:  # late, or a repetition: mended or not, those after it need not wait
@@ -240,8 +259,21 @@ def _counts(
                 problems.append(error)
                 return
         while count < len(series.ledger.periods):  # another run may have closed some too
+            if count == horizon:
+                problems.append(RefusedError(past_horizon(count, list(series.ledger.periods)[count])))
+                return
             count += 1
             yield count
+
+
+def past_horizon(horizon: int, period: str) -> str:
+    """Say why a period is not released: a square root cannot be extended."""
+    return (
+        f"The period {period} comes after the {horizon} that this series is for ({parameter('continual')}): the nights "
+        "of so many have the whole loss of a row, and it cannot be extended. Begin a new table for this period and "
+        "those to come: other folders for source and path in [rows], and for path in [release]. Their totals can be "
+        f"added to the last one of this ({step('combine')})."
+    )
 
 
 def _close(series: Series, period: str, entry: Path, say: Callable[[str], None]) -> None:
@@ -286,7 +318,7 @@ def _release(series: Series, count: int, cluster: Cluster, say: Callable[[str], 
         require_edge(series.request, len(series.columns))
     periods = list(series.ledger.periods)
     fresh = []
-    for node in ended(count, series.levels):
+    for node in series.plan.released(count):
         target = series.path_of(periods, node)
         if target.exists() and count < len(periods):
             continue  # published on an earlier night; the last period is looked at, so that a changed job is noticed
@@ -294,12 +326,25 @@ def _release(series: Series, count: int, cluster: Cluster, say: Callable[[str], 
         request = replace(series.request, period=span.label)
         release_id = request.release_id(span)
         _require_same_job(target, release_id)
+        _require_whole(series, release_id, span)
         _require_small_delta(series, release_id, periods[: node.stop])
         outcome: Outcome = release.release_table(span, target, request, ledger=series.place, cluster=cluster)
         if outcome.fresh:
             fresh.append(outcome.release.release_id)
             say(outcome.words())
     return fresh
+
+
+def _require_unchanged(series: Series) -> None:
+    """Refuse a job whose parameters changed before anything is charged: by the latest release that is published."""
+    periods = list(series.ledger.periods)
+    for count in range(len(periods), 0, -1):
+        node = series.plan.released(count)[0]
+        target = series.path_of(periods, node)
+        if target.exists():
+            span = series.span(node)
+            _require_same_job(target, replace(series.request, period=span.label).release_id(span))
+            return
 
 
 def _require_same_job(target: Path, release_id: str) -> None:
@@ -309,6 +354,30 @@ def _require_same_job(target: Path, release_id: str) -> None:
             f"{target} was released with other parameters than the job has now. A job with periods keeps its "
             "parameters: otherwise each row would be charged for both. Undo the change. If the budget suffices, you "
             "can name another folder instead ([release] path)."
+        )
+
+
+def whole_of(night: Guarantee, plan: Toeplitz) -> Guarantee:
+    """Return what all nights of a series together cost a row that is in all of them, from what one night guarantees."""
+    if night.mu_squared is None:
+        raise AssertionError("a night is a Gaussian release")
+    return replace(night, mu_squared=night.mu_squared * plan.shares)
+
+
+def _require_whole(series: Series, release_id: str, span: Span) -> None:
+    """Refuse a night where a row of a period to come could not bear all nights: the series could not go on."""
+    record = series.ledger.record(release_id)
+    if not isinstance(series.plan, Toeplitz) or (record is not None and record.state is not State.ABORTED):
+        return
+    night = series.request.guarantee(span)
+    accounts = None if night is None else series.ledger.accounts(night)
+    if night is None or accounts is None:
+        return  # the charge itself will say why
+    if not accounts.to_come.holds(whole_of(night, series.plan)):
+        raise RefusedError(
+            f"The nights of this series together cost each row {series.job.request.loss}; the budget is "
+            f"{series.ledger.budget}, and of it there is left for a row to come: {accounts.to_come.left()}. Nothing "
+            f"was charged or drawn. Ask for less ({parameter('epsilon')})."
         )
 
 
@@ -330,13 +399,19 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
         return None, None
     total = series.total_path(periods[-1])
     _write_total(series, periods, total)
-    so_far = " for all that is published of these rows so far" if series.levels > 1 else ""
+    so_far = " for all that is published of these rows so far" if series.plan.shares > 1 else ""
     released = open_release(total)
     words = f"{released.guarantee_words()}{so_far}"
     say(
         f"{total}: the total of {counted(len(periods), 'period')}, {words}. This file is public."
         f"{caution.in_words(released.cautions)}"
     )
+    if job.window is not None and isinstance(series.plan, Toeplitz):
+        window = series.window_path(periods[-1], job.window)
+        make_public_folder(window.parent)
+        write_sum(unfolded(series.plan, len(periods), partial(_opened, series, periods), job.window), window)
+        last = counted(min(job.window, len(periods)), "period")
+        say(f"{window}: that of the last {last}, from the same releases. This file is public.")
     model = None
     if series.models is not None:
         model = series.models / f"{periods[-1]}.zarr"
@@ -349,16 +424,24 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
     return total, model
 
 
-def _write_total(series: Series, periods: Sequence[str], target: Path) -> None:
-    """Write the sum of the best estimates of the trees of some periods.
+def _opened(series: Series, periods: Sequence[str], node: Node | Night) -> Release:
+    return open_release(series.path_of(periods, node))
 
-    That of the periods before the last tree, if it is still there, spares reading the releases of these again. A total
-    that an older version made, which took the roots only, stays as it was published, and is not built upon.
+
+def _write_total(series: Series, periods: Sequence[str], target: Path) -> None:
+    """Write the total of some periods: of all nights, or the sum of the best estimates of the trees.
+
+    Of trees, the total of the periods before the last one, if it is still there, spares reading the releases of these
+    again. A total that an older version made, which took the roots only, stays as it was published, and is not built
+    upon.
     """
-    parts: list[Release] = []
-    for node in reversed(total_of(len(periods), series.levels)):
-        parts.append(estimated(node, lambda each: open_release(series.path_of(periods, each))))
-        known = _known_total(series, periods[: node.start])
+    plan, parts, released = series.plan, list[Release](), partial(_opened, series, periods)
+    if isinstance(plan, Toeplitz):
+        write_sum(unfolded(plan, len(periods), released), target)
+        return
+    for node in reversed(total_of(len(periods), plan.levels)):
+        parts.append(estimated(node, released))
+        known = _known_total(series, plan, periods[: node.start])
         if known is not None:
             parts.append(known)
             break
@@ -368,10 +451,10 @@ def _write_total(series: Series, periods: Sequence[str], target: Path) -> None:
         write_sum(total, target)
 
 
-def _known_total(series: Series, periods: Sequence[str]) -> Release | None:
+def _known_total(series: Series, plan: Tree, periods: Sequence[str]) -> Release | None:
     """Return the published total of some periods, or None if there is none or it was not made of all their releases."""
     if not periods or not (target := series.total_path(periods[-1])).exists():
         return None
     known = open_release(target)
-    number = sum((2 << node.level) - 1 for node in total_of(len(periods), series.levels))
+    number = sum((2 << node.level) - 1 for node in total_of(len(periods), plan.levels))
     return known if len(known.releases) == number else None

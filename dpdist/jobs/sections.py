@@ -21,6 +21,7 @@ from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.naming import COMMAND_LINE
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.request import ROWS_AT_MOST, Centring, Word
+from dpdist.release.toeplitz import BAND, LONGEST
 
 SCHEMA = Path(__file__).with_name("job.schema.json")
 
@@ -162,6 +163,29 @@ class Release(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _key(
             "With periods: for so many, the noise of their total grows with the logarithm of their number only.",
             f"a number of periods, from 1 to {2**20}",
+        ),
+    ] = None
+    factorisation: Annotated[
+        Literal["tree", "square-root", "banded"] | None,
+        _key(
+            "With periods: tree (the default) adds runs of periods. square-root, for as many as continual says, and "
+            "banded, for any number, add all or the last ones by weights: less noise, and they are read every night.",
+            '"tree", "square-root" or "banded"',
+        ),
+    ] = None
+    band: Annotated[
+        Annotated[int, Meta(ge=1, le=LONGEST)] | None,
+        _key(
+            f"Of a banded factorisation: how many periods a night reads at most [default: {BAND}].",
+            f"a number of periods, from 1 to {LONGEST}",
+        ),
+    ] = None
+    window: Annotated[
+        Annotated[int, Meta(ge=1, le=2**20)] | None,
+        _key(
+            "Of a square root or a banded factorisation: the last periods of which the sum is written too, from the "
+            "same releases.",
+            "a number of periods, at least 1",
         ),
     ] = None
     ledger: Annotated[

@@ -14,7 +14,7 @@ from dpdist.errors import DataError, RefusedError
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.periods import waiting
 from dpdist.jobs.job_file import Job
-from dpdist.jobs.periodic import share_of
+from dpdist.jobs.periodic import past_horizon, share_of, whole_of
 from dpdist.jobs.run import require_components, require_same_rows
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.ledger import Ledger
@@ -25,8 +25,8 @@ from dpdist.privacy import caution
 from dpdist.privacy.accounting import Left, caps_for
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
-from dpdist.release.continual import ended, levels_for
 from dpdist.release.request import Parts
+from dpdist.release.toeplitz import Toeplitz
 from dpdist.release.trusted import charged_request, stands_at
 from dpdist.release.worth import choice_refused
 from dpdist.rows.dataset import RowsTable
@@ -58,7 +58,7 @@ class Preview:
     parts
         Where a release would choose something first: what its parts cost; else None.
     refused
-        Why it would be refused all the same, where it could choose no clip norm; else None.
+        Why it would be refused all the same, where it could choose no clip norm, or a series has ended; else None.
     """
 
     releases: tuple[tuple[str, Charge], ...]
@@ -73,7 +73,14 @@ class Preview:
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
         return {
-            "releases": [{"of": of, **charge.guarantee.loss.to_json()} for of, charge in self.releases],
+            "releases": [
+                {
+                    "of": of,
+                    **charge.guarantee.loss.to_json(),
+                    **({"reads": len(charge.periods)} if charge.periods else {}),
+                }
+                for of, charge in self.releases
+            ],
             "new_periods": list(self.new_periods),
             "budget": None if self.budget is None else self.budget.to_json(),
             "charged": self.charged,
@@ -105,6 +112,8 @@ class JobStatus:
         The releases that are charged and not published.
     periods_closed, last_period, periods_waiting
         Of rows that come in periods.
+    periods_at_most
+        How many a series of nights is for; None where there is no last one.
     head
         Digest of the journal's last entry; None before there is a ledger.
     """
@@ -119,6 +128,7 @@ class JobStatus:
     periods_closed: int
     last_period: str | None
     periods_waiting: tuple[str, ...]
+    periods_at_most: int | None
     head: str | None
 
     def to_json(self) -> dict[str, object]:
@@ -134,6 +144,7 @@ class JobStatus:
             "periods_closed": self.periods_closed,
             "last_period": self.last_period,
             "periods_waiting": list(self.periods_waiting),
+            "periods_at_most": self.periods_at_most,
             "head": self.head,
         }
 
@@ -191,21 +202,26 @@ def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
                 return []
             _require_small_delta(job, table.rows)
         return [("the whole table", Charge(_proved(job.request.proved(columns, unit))))]
-    levels = levels_for(job.continual)
-    request = replace(job.request, loss=share_of(job.request, columns, levels))
-    guarantee = _proved(request.calibrated(columns).guarantee)
+    request = replace(job.request, loss=share_of(job.request, columns, job.plan))
     closed = list(ledger.periods) if ledger else []
     periods = [*closed, *new_periods(job, closed)]
-    charged = {record.periods for record in ledger.records if record.state is not State.ABORTED} if ledger else set()
+    records = ledger.records if ledger else []
+    charged = {(record.periods, record.weights) for record in records if record.state is not State.ABORTED}
     if len(periods) > len(closed):
         _require_small_delta(job, open_periods(job.rows).count(closed) if closed else 1)
     out = []
-    for count in range(1, len(periods) + 1):
-        for node in ended(count, levels):
+    for count in range(1, _released_of(job, len(periods)) + 1):
+        for node in job.plan.released(count):
             names = tuple(periods[node.start : node.stop])
-            if names not in charged:
-                out.append((names[0] if len(names) == 1 else f"{names[0]}--{names[-1]}", Charge(guarantee, names)))
+            if (names, node.weights) not in charged:
+                guarantee = _proved(request.calibrated(columns, max(node.weights, default=1)).guarantee)
+                out.append((node.label(periods), Charge(guarantee, names, node.weights)))
     return out
+
+
+def _released_of(job: Job, periods: int) -> int:
+    """Return how many of so many periods are released: no more than a series is for."""
+    return periods if job.plan.horizon is None else min(periods, job.plan.horizon)
 
 
 def require_places(job: Job) -> None:
@@ -257,7 +273,10 @@ def preview(job: Job) -> Preview:
     if ledger is not None and _charges(job, ledger):
         ledger.require_current()
     budget, plan = _budget(job, ledger), planned(job, ledger)
-    fresh = new_periods(job, list(ledger.periods) if ledger else [])
+    closed = list(ledger.periods) if ledger else []
+    fresh = new_periods(job, closed)
+    late = _released_of(job, len(closed) + len(fresh))
+    beyond, fresh = [*closed, *fresh][late:], fresh[: max(0, late - len(closed))]
     first = plan[0][1].guarantee if plan else None
     if ledger is not None:
         filters = ledger.accounts(first)
@@ -265,9 +284,11 @@ def preview(job: Job) -> Preview:
         filters = None if budget is None else PeriodFilters(budget, caps_for(budget, first))
     fits, left = filters is not None or not plan, None
     if filters is not None:
+        if first is not None and isinstance(job.plan, Toeplitz):
+            fits = filters.to_come.holds(whole_of(first, job.plan))
         for period in fresh:
             filters.close(period)
-        fits = all(filters.book(f"planned {number}", charge) for number, (_, charge) in enumerate(plan))
+        fits = fits and all(filters.book(f"planned {number}", charge) for number, (_, charge) in enumerate(plan))
         left = filters.left()
     charged = ledger.balance().charged if ledger else 0
     parts = refused = None
@@ -276,6 +297,8 @@ def preview(job: Job) -> Preview:
         parts = job.request.parts(_columns(job, table), _max_rows(job, table))
         if table is not None:  # before, the number of its rows is not known
             refused = choice_refused(job.request, table.columns, table.rows, table.max_rows)
+    if beyond:
+        refused = past_horizon(late, beyond[0])
     return Preview(tuple(plan), tuple(fresh), budget, charged, left, budget is not None and fits, parts, refused)
 
 
@@ -315,5 +338,6 @@ def status_of(job: Job) -> JobStatus:
         periods_closed=len(closed),
         last_period=closed[-1] if closed else None,
         periods_waiting=tuple(new_periods(job, closed)),
+        periods_at_most=job.plan.horizon,
         head=ledger.head if ledger else None,
     )

@@ -45,6 +45,13 @@ def closed_as_read(view: View, periods: Mapping[str, str], place: str) -> tuple[
     return tuple(sorted(periods))
 
 
+def charge_of(guarantee: Guarantee, periods: tuple[str, ...], weights: Mapping[str, int]) -> Charge:
+    """Return what a release of some periods is charged, where it adds the rows of each as often as a weight says."""
+    if weights and weights.keys() != set(periods):
+        raise AssertionError("weights are those of the periods that are read")
+    return Charge(guarantee, periods, tuple(weights[period] for period in periods) if weights else ())
+
+
 def require_apart(view: View, periods: tuple[str, ...], place: str) -> None:
     """Refuse a period whose rows are those of another, which two copies of a ledger may have closed, each one."""
     closed = view.periods or {}

@@ -55,13 +55,18 @@ class Capped(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="ca
 
 
 class Reserved(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="reserved"):
-    """A release was charged, to some periods or to all rows; with two draws, for both of them."""
+    """A release was charged, to some periods or to all rows; with two draws, for both of them.
+
+    Where it adds the rows of each period as often as a weight says, each period bears what follows from its weight. A
+    version that knows no weights charges all of them the most.
+    """
 
     id: str
     parameters: dict[str, object]
     guarantee: GuaranteeJson
     periods: tuple[str, ...] = ()
     draws: Literal[1, 2] = 1
+    weights: tuple[int, ...] = ()
 
 
 class Begun(Struct, frozen=True, tag_field="event", tag="begun"):
@@ -114,6 +119,8 @@ class CommittedRelease(Struct, frozen=True, omit_defaults=True):
         SHA-256 of the committed bytes; None where only the stage was committed.
     stage
         That of the stage; None of a release of one draw.
+    weights
+        How often it adds the rows of each period; none: once.
     """
 
     id: str
@@ -122,6 +129,7 @@ class CommittedRelease(Struct, frozen=True, omit_defaults=True):
     periods: tuple[str, ...]
     digest: str | None
     stage: str | None = None
+    weights: tuple[int, ...] = ()
 
     @property
     def drawn(self) -> frozenset[str]:

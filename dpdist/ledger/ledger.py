@@ -50,7 +50,15 @@ from dpdist._util.text import canonical, counted, listed
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, address_given
 from dpdist.ledger.balance import Balance
-from dpdist.ledger.charging import caps_to_fix, closed_as_read, require_apart, require_charged, require_kept, restated
+from dpdist.ledger.charging import (
+    caps_to_fix,
+    charge_of,
+    closed_as_read,
+    require_apart,
+    require_charged,
+    require_kept,
+    restated,
+)
 from dpdist.ledger.entries import (
     Aborted,
     Begun,
@@ -70,7 +78,7 @@ from dpdist.ledger.witness import FolderWitness, Witness
 from dpdist.ledger.witnessed import Witnessed
 from dpdist.naming import parameter, step
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
-from dpdist.privacy.parallel import PERIOD_PATTERN, Charge, PeriodFilters
+from dpdist.privacy.parallel import PERIOD_PATTERN, PeriodFilters
 
 ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
 """What a release id is made of; no dots, because drafts are named ``id.fence.token``."""
@@ -288,6 +296,7 @@ class Ledger(Witnessed):
         guarantee: Guarantee,
         periods: Mapping[str, str] | None = None,
         draws: Literal[1, 2] = 1,
+        weights: Mapping[str, int] | None = None,
     ) -> State:
         """Charge a release, once: the same id with the same parameters is charged no second time.
 
@@ -299,6 +308,8 @@ class Ledger(Witnessed):
             The periods it reads, each with the digest of the content it will read; none: it may read every row.
         draws
             2 where a stage is drawn first; then the guarantee is that of both together.
+        weights
+            How often it adds the rows of each period, where these differ; the guarantee is for the largest.
 
         Returns
         -------
@@ -324,9 +335,11 @@ class Ledger(Witnessed):
                     f"The ledger {self._storage} belongs to another data set. Pass the ledger of these rows.",
                     parameter="ledger",
                 )
-            charge = Charge(guarantee, closed_as_read(view, periods or {}, place))
+            charge = charge_of(guarantee, closed_as_read(view, periods or {}, place), weights or {})
             known = view.records.get(release_id)
-            same = known is None or (known.parameters, known.periods, known.draws) == (asked, charge.periods, draws)
+            same = known is None or (known.parameters, known.periods, known.draws, known.weights) == (
+                asked, charge.periods, draws, charge.weights,
+            )  # fmt: skip
             if known is not None and not same:
                 raise RefusedError(
                     f"The release id {release_id} stands for other parameters in {self._storage}: "
@@ -338,7 +351,7 @@ class Ledger(Witnessed):
                 return known.state
             require_apart(view, charge.periods, place)
             caps = caps_to_fix(view, self._budget_of(view), charge, place)
-            reserved = Reserved(release_id, asked, guarantee.to_json(), charge.periods, draws)
+            reserved = Reserved(release_id, asked, guarantee.to_json(), charge.periods, draws, charge.weights)
             self._append(view, transaction, *(restated(view) if draws > 1 else ()), *caps, reserved)
         return State.RESERVED
 

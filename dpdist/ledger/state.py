@@ -95,6 +95,8 @@ class Record:
         1, or 2 where a stage is drawn first, and the release follows from what that published.
     stage
         The first of two draws, once it is committed.
+    weights
+        How often it adds the rows of each period; none: once.
     """
 
     release_id: str
@@ -108,6 +110,12 @@ class Record:
     witnessed: bool = False
     draws: int = 1
     stage: Draw | None = None
+    weights: tuple[int, ...] = ()
+
+    @property
+    def charge(self) -> Charge:
+        """What it guarantees, and of which periods."""
+        return Charge(self.guarantee, self.periods, self.weights)
 
     @property
     def due(self) -> Part | None:
@@ -155,7 +163,7 @@ class Record:
         """Return what a witness keeps of it; the inverse of :meth:`adopted`."""
         stage = None if self.stage is None else self.stage.digest
         return CommittedRelease(
-            self.release_id, self.parameters, self.guarantee.to_json(), self.periods, self.digest, stage
+            self.release_id, self.parameters, self.guarantee.to_json(), self.periods, self.digest, stage, self.weights
         )
 
     @classmethod
@@ -171,6 +179,7 @@ class Record:
             periods=release.periods,
             draws=1 if release.stage is None else 2,
             stage=None if release.stage is None else Draw(None, release.stage),
+            weights=release.weights,
         )
 
     def elsewhere(self, release_id: str) -> Record:
@@ -311,9 +320,11 @@ class View:
             raise DataError(f"The release {event.id} is charged to a period that was never closed.")
         guarantee = Guarantee.from_json(event.guarantee)
         record = Record(
-            event.id, event.parameters, guarantee, State.RESERVED, fence, periods=event.periods, draws=event.draws
-        )
+            event.id, event.parameters, guarantee, State.RESERVED, fence,
+            periods=event.periods, draws=event.draws, weights=event.weights,
+        )  # fmt: skip
         self.records[event.id] = record
+        _ = record.charge  # refuses weights that no version wrote
         if self.accounts is not None:
             self._book(self.accounts, record)
         elif self.begun_with_caps:
@@ -331,7 +342,7 @@ class View:
         """Charge a release; what does not fit, or is under another relation than the first one, keeps no budget."""
         first = next(other for other in self.records.values() if other.state is not State.ABORTED)
         alike = first.guarantee.neighbours is record.guarantee.neighbours
-        if not accounts.book(record.release_id, Charge(record.guarantee, record.periods)) or not alike:
+        if not accounts.book(record.release_id, record.charge) or not alike:
             self.exceeded = self.exceeded or record.release_id
 
     def _adopt(self, event: Adopted) -> None:
@@ -383,7 +394,7 @@ class View:
     @property
     def charged(self) -> list[Charge]:
         """What the releases guarantee, and of which periods, that were charged and not refunded."""
-        return [Charge(r.guarantee, r.periods) for r in self.records.values() if r.state is not State.ABORTED]
+        return [r.charge for r in self.records.values() if r.state is not State.ABORTED]
 
     def caps(self, first: Guarantee | None = None) -> tuple[CapSet, ...] | None:
         """Return the caps: those that are fixed, or those that would be if this were the next release.
@@ -419,7 +430,7 @@ class View:
             return None
         accounts = PeriodFilters(self._budget(), caps, self.periods or ())
         active = [record for record in self.records.values() if record.state is not State.ABORTED]
-        booked = [accounts.book(r.release_id, Charge(r.guarantee, r.periods)) for r in active]
+        booked = [accounts.book(r.release_id, r.charge) for r in active]
         return accounts if all(booked) else None
 
     def fixed_caps(self) -> CapSet:

@@ -238,7 +238,9 @@ def _fits(table: Sizes, bound: RowBound, band: Band, threads: int, memory: int) 
 def _worker_bytes(table: Sizes, bound: RowBound, band: Band, threads: int, *, several: bool) -> int:
     """Return the memory of a worker: what each thread computes and reads, and the sums beside it."""
     # the product is added in place where it is a whole triangle; then the total, and one more while it is packed
-    at_work = 8 * ((2 if several else 1) * band.height * band.width + 2 * band.entries)
+    # and the sum of what was added before, where rows are added unequally often
+    triangles = 3 if table.weights else 2
+    at_work = 8 * ((2 if several else 1) * band.height * band.width + triangles * band.entries)
     waiting = 8 * band.entries * _SUMS
     piece = min(piece_rows(bound.width), table.chunk_rows)
     reading = table.buffer_bytes(piece)

@@ -212,6 +212,8 @@ def partition_product(task: ProductTask) -> Partial[np.int64]:
         If a chunk is missing, short or altered.
     """
     table, bound = task.partition.table, task.partition.bound
+    if table.weights:
+        raise AssertionError("rows that are added unequally often are summed, and not multiplied with vectors")
     vectors = np.ldexp(task.vectors, GRID_BITS)
     if not np.array_equal(vectors, np.rint(vectors)) or not (np.square(vectors).sum(axis=0) <= 4.0**GRID_BITS).all():
         raise AssertionError("vectors that a moment is multiplied with lie on their grid, and none is longer than 1")

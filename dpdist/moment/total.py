@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -104,7 +105,7 @@ def require_summable(table: Sizes, bound: RowBound) -> None:
     """
     if bound.columns != table.columns:
         raise DataError(f"The bound is for {bound.columns} columns, {table} has {table.columns}.")
-    if table.rows > bound.total_rows:
+    if table.added_rows > bound.total_rows:
         raise DataError(
             f"{table} has more rows than 64-bit integers can sum at {bound.grid_bits} grid bits: take fewer grid bits.",
             parameter="grid_bits",
@@ -128,11 +129,25 @@ def moment_task(table: Table, bound: RowBound, band: Band | None = None) -> Mome
 def partition_moment(task: MomentTask) -> Partial[np.int64]:
     """Sum one band of one partition: bound its rows, block by block, and add the products of their columns.
 
+    Where rows are added several times, those that are added equally often are summed once, and their sum is multiplied.
+
     Raises
     ------
     DataError
         If a chunk is missing, short or altered.
     """
+    total: Partial[np.int64] | None = None
+    for weight, chunks in groupby(task.chunks, task.table.weight_of):
+        numbers = list(chunks)
+        part = _summed(task.cut(range(numbers[0], numbers[-1] + 1)))
+        if weight != 1:
+            np.multiply(part.values, weight, out=part.values)
+        total = part if total is None else add_partials(total, part)
+    return _summed(task) if total is None else total
+
+
+def _summed(task: MomentTask) -> Partial[np.int64]:
+    """Sum one band of one partition, every row once."""
     sums = GramSum(task.band, task.bound.norm_bound, None if _worth_compiling(task.table) else Arithmetic.FLOAT64)
     most = block_rows(task.table.rows, task.bound)
     if sums.arithmetic is not Arithmetic.FLOAT64:

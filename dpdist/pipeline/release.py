@@ -97,8 +97,13 @@ class Outcome:
         return (
             f"{self.path}: {found.release_id} ({how}). {found.mechanism}, "
             f"{found.guarantee_words()}, {found.guarantee.arithmetic}.{stage_words(found)} This file is public."
-            f"{caution.in_words(found.cautions)} {shortened(found).warning()}{rounding_warning(found)}".rstrip()
+            f"{caution.in_words(found.cautions)} {_moment_words(found)}".rstrip()
         )
+
+
+def _moment_words(found: Release) -> str:
+    """Say what should be known of a second moment; what a sum of several weights is not is told of their total."""
+    return "" if found.weights else f"{shortened(found).warning()}{rounding_warning(found)}"
 
 
 def stage_words(found: Release) -> str:
@@ -278,7 +283,7 @@ def _layout(cluster_engine: Engine | Here, transaction: trusted.MomentTransactio
     request, table = transaction.request, transaction.table
     if request.by_products:
         return None
-    independent = isinstance(request.calibrated(table.columns, table.max_rows), IndependentEntries)
+    independent = isinstance(request.calibrated(table.columns, table.changed_rows), IndependentEntries)
     bound, workers = request.bound(table.columns), len(cluster_engine.workers)
     layout = layout_of(
         table, bound, workers, cluster_engine.memory, divisible=independent, threads=cluster_engine.threads

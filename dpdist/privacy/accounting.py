@@ -97,11 +97,12 @@ def gaussian_sigma(loss: PrivacyLoss) -> float:
     return high
 
 
-def share(loss: PrivacyLoss, count: int, *, gaussian: bool) -> PrivacyLoss:
+def share(loss: PrivacyLoss, count: int | Fraction, *, gaussian: bool) -> PrivacyLoss:
     """Return the loss that each of ``count`` equal releases may have, so that together they keep to a loss.
 
     Gaussian ones keep its delta, at which an epsilon stands for one mu: the largest epsilon is taken whose mu², times
-    ``count``, still keeps the whole loss. Others divide epsilon, and delta, evenly.
+    ``count``, still keeps the whole loss. So ``count`` may be a fraction of at least 1, for a release that costs some
+    rows less than others. Others divide epsilon, and delta, evenly.
 
     Raises
     ------
@@ -119,7 +120,9 @@ def share(loss: PrivacyLoss, count: int, *, gaussian: bool) -> PrivacyLoss:
     low = loss.epsilon_micro // count
     delta = loss.delta_atto if gaussian else loss.delta_atto // count
     if low < 1 or (loss.delta_atto and not delta):
-        raise UsageError(f"{loss} cannot be divided into {count} shares: ask for more of it, or for fewer levels.")
+        raise UsageError(
+            f"{loss} cannot be divided into {float(count):.4g} shares: ask for more of it, or for fewer levels."
+        )
     if not gaussian:
         return PrivacyLoss(low, delta)
     square = 1 / (count * Fraction(gaussian_sigma(loss)) ** 2)
@@ -130,7 +133,7 @@ def share(loss: PrivacyLoss, count: int, *, gaussian: bool) -> PrivacyLoss:
     share = PrivacyLoss(low, delta)
     together = count / Fraction(gaussian_sigma(share)) ** 2
     if gaussian_delta(Fraction(loss.epsilon_micro, MICRO), together) > loss.delta:
-        raise UsageError(f"{loss} cannot be divided into {count} Gaussian shares: ask for more of it.")
+        raise UsageError(f"{loss} cannot be divided into {float(count):.4g} Gaussian shares: ask for more of it.")
     return share
 
 

@@ -31,6 +31,14 @@ m_i is 1, and that is at most sqrt k times the mu of a row; where one reads all 
 because a norm of a sum over k rows is at most the sum of k norms. :func:`dpdist.release.continual.person_factor` has
 the numbers of a tree of periods.
 
+**Weights.** A release may add each row of period p as often as a weight w_p >= 1 says. Let w be the largest weight, and
+let the release be Gaussian, calibrated for neighbours that differ in w rows at once
+(:mod:`dpdist.mechanisms.sensitivity`). Neighbours that differ in period p change the sum by w_p D, where a row changes
+it by D: an integer matrix, as the rows are integers. Of Gaussian noise mu is proportional to the largest norm of the
+change, so it is ``mu w_p / w`` for them, mu what is guaranteed at all, and period p is charged ``mu² (w_p / w)²``,
+exactly. The proof above holds with these ratios: for each pair of neighbours they are fixed with the request, before
+the answer. :mod:`dpdist.release.toeplitz` has the weights of a series of periods.
+
 **What is taken for granted.** The theorem is of tables whose periods are all accepted. A file that repeats another byte
 for byte, or rows that repeat those of another period, are refused, because they would be charged and counted twice; so
 whoever may put files among the sources and sees which periods are published can test whether rows are equal to a guess
@@ -39,8 +47,9 @@ of all of them. The right to put files there is for those who may see the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from dpdist.privacy.accounting import CapSet, Filter, Left
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
@@ -48,10 +57,41 @@ from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 
 @dataclass(frozen=True)
 class Charge:
-    """What one release guarantees, and the periods it reads; no periods: the whole table."""
+    """What one release guarantees, and the periods it reads.
+
+    Parameters
+    ----------
+    guarantee
+        Of the rows that are added most often.
+    periods
+        None: the whole table.
+    weights
+        How often the rows of each period are added; none: all equally often.
+
+    Raises
+    ------
+    ValueError
+        If there are weights, and not one of at least 1 for each period, or the guarantee is not Gaussian.
+    """
 
     guarantee: Guarantee
     periods: tuple[str, ...] = ()
+    weights: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.weights:
+            return
+        if len(self.weights) != len(self.periods) or min(self.weights) < 1 or self.guarantee.mu_squared is None:
+            raise ValueError("weights are of periods, one of at least 1 for each, and of Gaussian releases")
+
+    def borne(self) -> Iterator[tuple[str, Guarantee]]:
+        """Yield each period that is read, and what the release guarantees its rows."""
+        square, most = self.guarantee.mu_squared, max(self.weights, default=1)
+        by_weight = {most: self.guarantee}
+        for period, weight in zip(self.periods, self.weights or (most,) * len(self.periods), strict=True):
+            if weight not in by_weight and square is not None:
+                by_weight[weight] = replace(self.guarantee, mu_squared=square * Fraction(weight, most) ** 2)
+            yield period, by_weight[weight]
 
 
 @dataclass
@@ -98,16 +138,23 @@ class PeriodFilters:
         chosen = list(periods)
         return [self.closed[period] for period in chosen] if chosen else [self.to_come, *self.closed.values()]
 
+    def _bearing(self, charge: Charge) -> list[tuple[Filter, Guarantee]]:
+        """Return the accounts of the rows that a release reads, each with what it guarantees these rows."""
+        if not charge.periods:
+            return [(account, charge.guarantee) for account in self._read(())]
+        return [(self.closed[period], guarantee) for period, guarantee in charge.borne()]
+
     def holds(self, charge: Charge) -> bool:
         """Say whether every row that a release reads can bear it."""
-        return all(account.holds(charge.guarantee) for account in self._read(charge.periods))
+        return all(account.holds(guarantee) for account, guarantee in self._bearing(charge))
 
     def book(self, key: str, charge: Charge) -> bool:
         """Charge a release to every row that it reads; False, and nothing is charged, if one cannot bear it."""
-        if not self.holds(charge):
+        bearing = self._bearing(charge)
+        if not all(account.holds(guarantee) for account, guarantee in bearing):
             return False
-        for account in self._read(charge.periods):
-            account.book(key, charge.guarantee)
+        for account, guarantee in bearing:
+            account.book(key, guarantee)
         return True
 
     def refund(self, key: str) -> None:

@@ -56,9 +56,10 @@ def archived(heading: Heading, answer: npt.NDArray[np.float64] | Bands) -> Itera
 def _matrices(heading: Heading, bands: Bands, store: MemoryStore, group: zarr.Group) -> Iterator[bytes]:
     bound = heading.bound
     lattice = _tiled(group, "lattice", bound.width, np.int64)
-    moment = _tiled(group, "second_moment", bound.columns, np.float64)
+    plain = not heading.weights  # otherwise the integers are no second moment, and are stored alone
+    moment = _tiled(group, "second_moment", bound.columns, np.float64) if plain else None
     row_sum = np.empty(bound.columns)
-    if bound.constant:
+    if bound.constant and plain:
         shape = row_sum.shape
         stored_sum = group.create_array(name="row_sum", shape=shape, chunks=shape, **array_options(row_sum.dtype))
     drawn = 0
@@ -71,7 +72,8 @@ def _matrices(heading: Heading, bands: Bands, store: MemoryStore, group: zarr.Gr
         for rows, columns in band.tiles():
             tile = band.block(values, rows, columns)
             _put(lattice, rows, columns, tile)
-            _put(moment, rows, columns, tile * bound.unit**2)
+            if moment is not None:
+                _put(moment, rows, columns, tile * bound.unit**2)
             if columns.stop > bound.columns:  # the appended column
                 sums = tile[: max(0, bound.columns - rows.start), -1]
                 row_sum[rows.start : rows.start + sums.size] = sums * heading.row_sum_step
@@ -79,7 +81,7 @@ def _matrices(heading: Heading, bands: Bands, store: MemoryStore, group: zarr.Gr
         del values  # no band is held when the next one comes
     if drawn != bound.width:
         raise AssertionError("a band is missing")
-    if bound.constant:
+    if bound.constant and plain:
         stored_sum[:] = row_sum
         yield from _files(store)
 

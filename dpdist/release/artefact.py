@@ -13,6 +13,9 @@ time.
 Rounding without bias adds n/4 squared steps to each entry of the diagonal (:mod:`dpdist.rows.dither`). They are in both
 stored matrices. :attr:`Release.second_moment` subtracts them, where n is public or released.
 
+A release that adds the rows of each period as often as a weight says has ``weights``, one for each period of its
+extent, and ``lattice`` alone: it is no second moment. A total is made of several (:mod:`dpdist.release.toeplitz`).
+
 Matrices are stored in square tiles, and a large one is read tile by tile. How a release is written stands in
 :mod:`dpdist.release.archive`.
 """
@@ -92,6 +95,11 @@ class Heading:
         By what the rows were made of the columns of their source; None: these were numbers.
     stage
         What was drawn before it, and what it took from that; None: nothing was.
+    weights
+        How often it adds the rows of each period of its extent; none: every row once.
+    window
+        Of how many periods it is, the last ones of its extent, while its guarantee is of all that were read; None: of
+        all.
     """
 
     release_id: str
@@ -111,6 +119,8 @@ class Heading:
     condition: str | None = None
     schema: Schema | None = None
     stage: Stage | None = None
+    weights: tuple[int, ...] = ()
+    window: int | None = None
 
     @property
     def private_as_claimed(self) -> bool:
@@ -144,7 +154,8 @@ class Heading:
     @property
     def corner(self) -> int | None:
         """What the last entry of an augmented matrix is known to be, ``n constant²``; None where it is noisy."""
-        return self.rows * self.bound.constant**2 if self.bound.constant and self.rows is not None else None
+        known = self.bound.constant and self.rows is not None and not self.weights
+        return (self.rows or 0) * self.bound.constant**2 if known else None
 
     @property
     def row_sum_step(self) -> float:
@@ -180,6 +191,8 @@ class Heading:
             **({} if self.condition is None else {"condition": self.condition}),
             **({} if self.schema is None else {"schema": self.schema.to_json()}),
             **({} if self.stage is None else {"stage": to_builtins(self.stage)}),
+            **({"weights": list(self.weights)} if self.weights else {}),
+            **({} if self.window is None else {"window": self.window}),
             "library": f"dpdist {__version__}",
         }
 
@@ -241,6 +254,12 @@ class Release(Heading):
     stage : Stage or None
         What was drawn before it under the same id, and what it took from that (``mechanism``, ``guarantee``, ``chosen``
         and ``answer``); None: nothing was. The guarantee of the release is of both together.
+    weights : tuple of int
+        How often it adds the rows of each period of its extent; none: every row once. With weights it is no second
+        moment, and what asks for one is refused.
+    window : int or None
+        Of how many periods it is, the last ones of its extent, while its guarantee is of all that were read; None: of
+        all.
     answer : ndarray or Array
         The released integers, (w, w) int64, w = d or d + 1, one unit is ``bound.unit**2``; or the released subspace,
         (k, d) float64, orthonormal rows. What is large is an array on the disk, of which parts can be read.
@@ -303,11 +322,28 @@ class Release(Heading):
         UsageError
             If a subspace was released.
         """
-        return self._integers(slice(None), slice(None))
-
-    def _integers(self, rows: slice, columns: slice) -> npt.NDArray[np.int64]:
         if self.subspace is not None:
             raise UsageError(f"{self.mechanism} released components, and no second moment.")
+        return np.asarray(self.answer[:], dtype=np.int64)
+
+    def require_moment(self) -> None:
+        """Refuse a release that is no second moment.
+
+        Raises
+        ------
+        UsageError
+            If a subspace was released, or rows are added unequally often.
+        """
+        if self.subspace is not None:
+            raise UsageError(f"{self.mechanism} released components, and no second moment.")
+        if self.weights:
+            raise UsageError(
+                f"{self.release_id} is one night of a series, in which each period has a weight: it is no second "
+                "moment of rows. Take the total of the series, which stands in the folder total beside it."
+            )
+
+    def _integers(self, rows: slice, columns: slice) -> npt.NDArray[np.int64]:
+        self.require_moment()
         return np.asarray(self.answer[rows, columns], dtype=np.int64)
 
     @property
@@ -368,13 +404,13 @@ class Release(Heading):
 def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:
     """Say whether the arrays of a release have the right shapes and agree with one another; it reads all of them."""
     answer, d, width = release.answer, release.bound.columns, release.bound.width
-    if len(release.names) != d:
-        return False
-    if release.stage is not None and not _follows(release.stage, release.bound):
+    if len(release.names) != d or not (release.stage is None or _follows(release.stage, release.bound)):
         return False
     if (frame := release.subspace) is not None:
         k = frame.shape[0]
         return frame.shape == (k, d) and 1 <= k <= d and bool(np.allclose(frame @ frame.T, np.eye(k)))
+    if release.weights:
+        return answer.shape == (width, width) and _is_weighted(release)
     moment = arrays["second_moment"]
     if answer.shape != (width, width) or moment.shape != (d, d) or moment.dtype != np.float64:
         return False
@@ -384,6 +420,15 @@ def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:
         _tile_is_sound(answer, moment, (slice(rows.start, rows.stop), slice(columns.start, columns.stop)), release)
         for rows, columns in Band.whole(width).tiles()
     )
+
+
+def _is_weighted(release: Release) -> bool:
+    """Say whether there is a weight for each period, and each tile of integers is the mirror image of its opposite."""
+    answer = release.answer
+    periods = [extent.stop - extent.start for extent in release.extents if extent.start is not None and extent.stop]
+    places = ((slice(r.start, r.stop), slice(c.start, c.stop)) for r, c in Band.whole(release.bound.width).tiles())
+    symmetric = all(np.array_equal(np.asarray(answer[p]), np.asarray(answer[p[::-1]]).T) for p in places)
+    return symmetric and periods == [len(release.weights)]
 
 
 def _follows(stage: Stage, bound: RowBound) -> bool:
@@ -460,6 +505,7 @@ def open_release(path: AnyStore) -> Release:
         bound = RowBound.from_json(said.bound)
         moment = mechanism_named(said.mechanism).info.output is Output.SECOND_MOMENT
         names = {"second_moment", "lattice"} | ({"row_sum"} if bound.constant else set()) if moment else {"components"}
+        names = {"lattice"} if moment and said.weights else names
         arrays = complete_arrays(store, names)
         stored = arrays["lattice" if moment else "components"]
         if stored.dtype != (np.int64 if moment else np.float64):
@@ -483,6 +529,8 @@ def open_release(path: AnyStore) -> Release:
             condition=said.condition,
             schema=None if said.schema is None else Schema.from_json(said.schema),
             stage=said.stage,
+            weights=said.weights,
+            window=said.window,
         )
         sound = _is_sound(release, arrays) and said.status == release.status
     except ResumableError:  # its store did not answer

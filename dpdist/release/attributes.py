@@ -49,7 +49,7 @@ class Attributes(Struct, frozen=True):
     ----------
     n
         Number of rows, where it is public.
-    releases, condition, rows_at_most, schema, stage
+    releases, condition, rows_at_most, schema, stage, weights, window
         Stored where there are any.
     """
 
@@ -71,6 +71,8 @@ class Attributes(Struct, frozen=True):
     rows_at_most: Annotated[int, Meta(ge=1)] | None = None
     schema: dict[str, Any] | None = None
     stage: Stage | None = None
+    weights: tuple[Annotated[int, Meta(ge=1, le=2**31)], ...] = ()
+    window: Annotated[int, Meta(ge=1)] | None = None
 
     @classmethod
     def of(cls, info: dict[str, Any]) -> Attributes:

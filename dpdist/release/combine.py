@@ -10,7 +10,8 @@ guarantees are composed as if every row were in each table. Where releases prote
 not ensure this, and neither do the periods of one table.
 
 Of nodes of a tree of periods, the same rows are in one release of each level. Their best estimate
-(:mod:`dpdist.release.continual`) is a release too, as private as the composition of the levels.
+(:mod:`dpdist.release.continual`) is a release too, as private as the composition of the levels. So is the total of
+nights that add periods by weights (:mod:`dpdist.release.toeplitz`), as private as all nights together.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fractions import Fraction
 from functools import reduce
 from operator import add
 
+import msgspec
 import numpy as np
 
 from dpdist.errors import DataError, RefusedError, UsageError
@@ -33,6 +35,7 @@ from dpdist.release.archive import archived, publish
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.continual import Node
 from dpdist.release.coverage import merged
+from dpdist.release.toeplitz import Night, Toeplitz
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.store import AnyStore, store_at
 from dpdist.triangle import Band, packed
@@ -149,11 +152,97 @@ def estimated(node: Node, released: Callable[[Node], Release]) -> Release:
     return replace(made, noise=reduce(add, noises), answer=whole + (2 * rest + divisor) // (2 * divisor))
 
 
-def _made_of(first: Release, ids: tuple[str, ...], joint: Guarantee, conditions: Iterable[str | None]) -> Release:
-    """Return a release as the first of several, but of all of them and drawn by none."""
+def unfolded(plan: Toeplitz, count: int, released: Callable[[Night], Release], window: int | None = None) -> Release:
+    """Return the sum of the first periods, or of the last of them, from the releases of all nights so far.
+
+    The sum of integers, each release by its weight, is computed in float64 and rounded to the nearest integer. No
+    weight of a total is negative, so nothing cancels: the error is at most ``count + 3`` roundings, 2^-53 of the total
+    each. That of a window is at most the errors of two totals.
+
+    Parameters
+    ----------
+    plan, count
+        The series, and the number of periods.
+    released
+        Gives the release of each night. One at a time is held in memory, beside two matrices.
+    window
+        How many periods, the last ones; None, or as many as there are: all.
+
+    Returns
+    -------
+    Release
+        With the ids of all nights, and their weighted noise.
+
+    Raises
+    ------
+    UsageError, RefusedError
+        If they are not alike, or one is not private as claimed.
+    DataError
+        If one is of other periods or weights than its night, or the total leaves 64-bit integers.
+    """
+    last, window = released(plan.night(count)), min(window or count, count)
+    before = count - window
+    added, taken = set(plan.apart(count)), set(plan.apart(before))
+    total = np.zeros(last.lattice.shape)
+    ids: list[str] = []
+    conditions: set[str | None] = set()
+    guarantees: list[Guarantee] = []
+    noises: list[Noise] = []
+    rows: int | None = 0
+    for number, weight in enumerate(reversed(plan.inverse(count, window)), 1):
+        night = plan.night(number)
+        release = released(night)
+        _require_alike(last, release, weighted=True)
+        _require_night(last, night, release)
+        total += weight * release.lattice.astype(np.float64)
+        noises.append(release.noise.weighted(abs(weight)))
+        ids.append(release.release_id)
+        conditions.add(release.condition)
+        if release.guarantee is not None:
+            guarantees.append(release.guarantee)
+        if number == 1:
+            first = release.extents[0].first
+        if rows is not None:
+            times = (night in added) - (night in taken)
+            rows = None if release.rows is None else rows + times * release.rows
+    if np.abs(total).max() >= _LIMIT:
+        raise _too_large()
+    joint = _of_nights(parallel(guarantees), plan.shares_of(count))
+    extent = msgspec.structs.replace(last.extents[0], start=0, first=first)  # also of a window: all are read for it
+    return replace(
+        _made_of(last, tuple(sorted(ids)), joint, conditions, f" last {window}" if before else ""),
+        noise=reduce(add, noises),
+        rows=rows,
+        answer=np.rint(total).astype(np.int64),
+        extents=(extent,),
+        weights=(),
+        window=window if before else None,
+    )
+
+
+def _of_nights(one: Guarantee, shares: Fraction) -> Guarantee:
+    """Return what holds of nights together, by the weakest of them and the most mu² that a row bears of all."""
+    if one.mu_squared is None:
+        raise DataError("A night of a series is no Gaussian release. Restore it from a copy.")
+    together = replace(one, mu_squared=one.mu_squared * shares)
+    loss = PrivacyLoss(composed_epsilon_micro([together], one.loss.delta_atto), one.loss.delta_atto)
+    return _joint(one, [one], loss, together.mu_squared, alike=False)
+
+
+def _require_night(last: Release, night: Night, release: Release) -> None:
+    """Refuse a release of other periods or weights than a night of the series has."""
+    found = [(e.dataset, e.start, e.stop) for e in release.extents]
+    if found != [(last.extents[0].dataset, night.start, night.stop)] or release.weights != night.weights:
+        raise DataError(f"{release.release_id} is not the night of the series that its name says. Restore it.")
+
+
+def _made_of(
+    first: Release, ids: tuple[str, ...], joint: Guarantee, conditions: Iterable[str | None], what: str = ""
+) -> Release:
+    """Return a release as the first of several, but of all of them and drawn by none; ``what`` of them, if not all."""
     return replace(
         first,
-        release_id=f"c-{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:32]}",
+        release_id=f"c-{hashlib.sha256((' '.join(ids) + what).encode()).hexdigest()[:32]}",
         claim=joint.loss,
         guarantee=joint,
         ledger_head=None,
@@ -221,9 +310,11 @@ def write_sum(total: Release, target: AnyStore) -> bool:
     return True
 
 
-def _require_alike(first: Release, other: Release) -> None:
+def _require_alike(first: Release, other: Release, *, weighted: bool = False) -> None:
     if other.subspace is not None:
         raise UsageError(f"{other.release_id} released components; only second moments can be added up.")
+    if not weighted:
+        other.require_moment()
     if not other.private_as_claimed:
         raise RefusedError(f"{other.release_id} is not private as claimed: it was made for reproduction only.")
     for what, same in (
@@ -231,6 +322,7 @@ def _require_alike(first: Release, other: Release) -> None:
         ("bound (clip norm, grid bits, centre or scale)", first.bound == other.bound),
         ("neighbouring relation", first.neighbours is other.neighbours),
         ("privacy unit", first.unit == other.unit),
+        ("window", first.window == other.window),
         ("schema", first.schema == other.schema),
         ("mechanism", first.mechanism == other.mechanism),
     ):

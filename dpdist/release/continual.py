@@ -39,9 +39,10 @@ un-noised partial sums or old noise from night to night, would put into a file w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,16 @@ class Node:
         return (self.stop - self.start).bit_length() - 1
 
     @property
+    def weights(self) -> tuple[int, ...]:
+        """None: its rows are added once."""
+        return ()
+
+    def label(self, periods: Sequence[str]) -> str:
+        """Return its name: the period, or the first and the last one."""
+        first, last = periods[self.start], periods[self.stop - 1]
+        return first if self.stop - self.start == 1 else f"{first}--{last}"
+
+    @property
     def weight(self) -> Fraction:
         """What its own draw weighs in its best estimate, which is also the variance of that over the draw's, v_h."""
         return Fraction(1 << self.level, (2 << self.level) - 1)
@@ -78,6 +89,30 @@ class Node:
         for level in reversed(range(self.level + 1)):
             size = 1 << level
             yield from (Node(start, start + size) for start in range(self.start, self.stop, size))
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Which nodes are released, and when.
+
+    Parameters
+    ----------
+    levels
+        L.
+    """
+
+    levels: int
+    horizon: ClassVar[None] = None
+    """There is no last period: after the planned ones the noise only grows faster."""
+
+    @property
+    def shares(self) -> Fraction:
+        """Releases that each row is in at most."""
+        return Fraction(self.levels)
+
+    def released(self, count: int) -> list[Node]:
+        """Return the nodes that are released when period number ``count``, counted from 1, is closed."""
+        return ended(count, self.levels)
 
 
 def levels_for(horizon: int) -> int:

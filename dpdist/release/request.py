@@ -322,6 +322,7 @@ class ReleaseRequest:
         """Return the request with the number of grid bits that it has for a table.
 
         Releases of periods are added up: so the bits of each follow from the same public number, and not from its own.
+        How often rows are added is left out: a total has the noise and the rounding of rows that are added once.
         """
         public = self.neighbours is Neighbours.REPLACE_ONE and not table.periodic
         return self.on_grid(table.columns, table.rows if public else None, table.max_rows)
@@ -405,7 +406,7 @@ class ReleaseRequest:
         columns
             Columns of the table.
         max_rows
-            How many rows one privacy unit may own.
+            How many rows of the sum neighbours differ in at most: those of one privacy unit, as often as each is added.
 
         Raises
         ------
@@ -446,7 +447,7 @@ class ReleaseRequest:
 
     def guarantee(self, table: Table) -> Guarantee | None:
         """Return what is proved of a release of a table; None where nothing is."""
-        return self.of_table(table).proved(table.columns, table.max_rows)
+        return self.of_table(table).proved(table.columns, table.changed_rows)
 
     def proved(self, columns: int, max_rows: int = 1) -> Guarantee | None:
         """Return what is proved of a release of so many columns, of all its parts together; None where nothing is."""
@@ -468,6 +469,7 @@ class ReleaseRequest:
             "options": self.mechanism_info.filled(self.options),
             **({"for_reproduction": True} if self.for_reproduction else {}),
             **({} if table.unit is None else {"unit": table.unit.to_json()}),
+            **({"weights": list(table.weights)} if table.weights else {}),
         }
 
     def _bound_json(self, columns: int) -> dict[str, object]:

@@ -136,6 +136,7 @@ class ReleaseTransaction(Generic[RequestT_co]):
             guarantee=guarantee,
             periods=self.table.seals,
             draws=self.draws,
+            weights=dict(zip(self.table.seals, self.table.weights, strict=bool(self.table.weights))),
         )
 
     def commit(self, drawn: Callable[[str], Iterable[bytes]]) -> None:

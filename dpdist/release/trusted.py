@@ -268,7 +268,7 @@ def conclude(
 def _drawers(transaction: MomentTransaction, beside: int) -> Pool[Band]:
     """Return the processes that draw noise beside this one: they start while the first band is still summed."""
     request, table = transaction.request, transaction.table
-    if not isinstance(request.calibrated(table.columns, table.max_rows), IndependentEntries):
+    if not isinstance(request.calibrated(table.columns, table.changed_rows), IndependentEntries):
         return Pool(0)
     return Pool(drawing.processes_for(request.bound(table.columns).width, beside))
 
@@ -284,7 +284,7 @@ def _drawn(
 ) -> Iterator[bytes]:
     """Yield the archive of one fresh noisy release, drawn on the way; nothing of the exact moment is in it."""
     request, table = transaction.request, transaction.table
-    calibrated = request.calibrated(table.columns, table.max_rows)
+    calibrated = request.calibrated(table.columns, table.changed_rows)
     heading = _heading(
         request,
         calibrated,
@@ -296,6 +296,7 @@ def _drawn(
         ledger_head=ledger_head,
         condition=condition,
         schema=table.schema,
+        weights=table.weights,
     )
     if transaction.staged is not None:
         heading = transaction.staged.told(heading)
@@ -314,6 +315,7 @@ def _heading(
     ledger_head: str | None = None,
     condition: str | None = None,
     schema: Schema | None = None,
+    weights: tuple[int, ...] = (),
 ) -> Heading:
     """Return what is told of a release: of what was asked for, what is proved, and n only where it is public."""
     public = request.neighbours is Neighbours.REPLACE_ONE
@@ -333,6 +335,7 @@ def _heading(
         unit=unit,
         condition=condition,
         schema=schema,
+        weights=weights,
     )
 
 

@@ -122,8 +122,14 @@ def _release_lines(facts: ReleaseFacts) -> _Lines:
         *_schema_lines(release.schema),
         ("noise", release.noise.law),
         *([("sum of", counted(len(release.releases), "release"))] if release.releases else []),
+        *([("window", f"the last {counted(release.window, 'period')}")] if release.window else []),
+        *([("weights", _weights_words(release.weights))] if release.weights else []),
         ("made by", f"dpdist {__version__}"),
     ]
+
+
+def _weights_words(weights: tuple[int, ...]) -> str:
+    return f"{counted(len(weights), 'period')}, each added {min(weights)} to {max(weights)} times: no second moment"
 
 
 def _grid_words(bound: RowBound) -> str:

@@ -6,11 +6,12 @@ from dpdist._util.text import counted, labelled
 from dpdist.jobs.status import JobStatus, Preview
 from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import MICRO
+from dpdist.privacy.parallel import Charge
 
 
 def preview_words(preview: Preview) -> str:
     """Return a preview as text."""
-    lines = [f"{of}: {charge.guarantee.loss}" for of, charge in preview.releases]
+    lines = [f"{of}: {charge.guarantee.loss}{_reads(charge)}" for of, charge in preview.releases]
     if preview.new_periods:
         lines.insert(0, f"Periods to close: {', '.join(preview.new_periods)}.")
     if preview.parts is not None:
@@ -23,6 +24,14 @@ def preview_words(preview: Preview) -> str:
     if preview.refused is not None:
         lines.append(f"THE RUN WOULD BE REFUSED. {preview.refused}")
     return "\n".join([*lines, "Nothing was read, charged or published."])
+
+
+def _reads(charge: Charge) -> str:
+    """Say how many periods a release reads, where that is not one."""
+    if len(charge.periods) < 2:
+        return ""
+    less = f", less of those before {charge.periods[-1]}" if charge.weights else ""
+    return f"{less}; it reads {len(charge.periods)} periods"
 
 
 def status_words(status: JobStatus) -> str:
@@ -41,7 +50,8 @@ def status_words(status: JobStatus) -> str:
     if status.periods_closed or status.periods_waiting:
         waiting = ", ".join(status.periods_waiting) or "none"
         last = f", the last {status.last_period}" if status.last_period else ""
-        lines.append(("periods", f"{status.periods_closed} closed{last}; waiting: {waiting}"))
+        of = "" if status.periods_at_most is None else f" of {status.periods_at_most}"
+        lines.append(("periods", f"{status.periods_closed} closed{of}{last}; waiting: {waiting}"))
     words = labelled(lines)
     if status.refused is not None:
         words = f"NOTHING NEW CAN BE RELEASED; what is said of the balance may be out of date.\n{words}"

@@ -104,6 +104,11 @@ class RowsTable(Shape):
         return 1 if self.unit is None else self.unit.max_rows
 
     @property
+    def changed_rows(self) -> int:
+        """Those of one privacy unit."""
+        return self.max_rows
+
+    @property
     def probe(self) -> Store:
         """A rows.zarr that is there wherever the rows are: this one."""
         return self.store
@@ -147,6 +152,10 @@ class RowsTable(Shape):
     def located(self, index: int) -> tuple[RowsTable, int]:
         """Return the table that holds a chunk, and the number of the chunk there."""
         return self, index
+
+    def weight_of(self, index: int) -> int:  # noqa: ARG002
+        """Return 1: every row is added once."""
+        return 1
 
 
 def chunk_rows_for(columns: int, dtype: str, rows: int) -> int:

@@ -124,6 +124,8 @@ class Span:
         The rows of each period, at least one.
     start
         Position of the first among all periods, from 0.
+    weights
+        How often each row of each part is added, at least once; none: every row once.
     """
 
     store: Store
@@ -132,6 +134,11 @@ class Span:
     ledger_id: str | None
     parts: tuple[RowsTable, ...]
     start: int = 0
+    weights: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.weights and (len(self.weights) != len(self.parts) or min(self.weights) < 1):
+            raise ValueError("every period has a weight of at least 1, or none has one")
 
     def __str__(self) -> str:
         return str(self.store)
@@ -166,6 +173,17 @@ class Span:
     def max_rows(self) -> int:
         """One row."""
         return 1
+
+    @property
+    def changed_rows(self) -> int:
+        """One row, as often as it is added where that is most often."""
+        return max(self.weights, default=1)
+
+    @property
+    def added_rows(self) -> int:
+        """Number of rows of all of them, each as often as it is added."""
+        weights = self.weights or (1,) * len(self.parts)
+        return sum(weight * part.rows for weight, part in zip(weights, self.parts, strict=True))
 
     @property
     def periodic(self) -> bool:
@@ -214,6 +232,10 @@ class Span:
         """Return the table that stores a chunk, and the number of the chunk there."""
         place = bisect_right(self._ends, index)
         return self.parts[place], index - (self._ends[place - 1] if place else 0)
+
+    def weight_of(self, index: int) -> int:
+        """Return how often each row of a chunk is added."""
+        return self.weights[bisect_right(self._ends, index)] if self.weights else 1
 
 
 def create_periods(place: AnyStore, budget: PrivacyLoss) -> PeriodicTable:

@@ -55,6 +55,16 @@ class Sizes(Protocol):
         """Bytes of all chunks; the most they can be where they are compressed."""
         ...
 
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """How often each row of each of its periods is added; none: every row once."""
+        ...
+
+    @property
+    def added_rows(self) -> int:
+        """Number of rows, each as often as it is added."""
+        ...
+
     def buffer_bytes(self, piece_rows: int) -> int:
         """Bytes that reading its chunks takes, in pieces of so many rows at most."""
         ...
@@ -109,6 +119,11 @@ class Table(Sizes, Protocol):
         ...
 
     @property
+    def changed_rows(self) -> int:
+        """How many rows of the sum neighbours differ in at most: those of a privacy unit, as often as each is added."""
+        ...
+
+    @property
     def periodic(self) -> bool:
         """Whether the rows come in periods."""
         ...
@@ -120,6 +135,10 @@ class Table(Sizes, Protocol):
 
     def located(self, index: int) -> tuple[RowsTable, int]:
         """Return the table that holds a chunk, and the number of the chunk there."""
+        ...
+
+    def weight_of(self, index: int) -> int:
+        """Return how often each row of a chunk is added."""
         ...
 
 
@@ -197,6 +216,16 @@ class Shape:
     def chunks(self) -> int:
         """Number of chunks."""
         return -(-self.rows // self.chunk_rows)
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """None: every row is added once."""
+        return ()
+
+    @property
+    def added_rows(self) -> int:
+        """Number of rows: each is added once."""
+        return self.rows
 
     @property
     def row_bytes(self) -> int:

@@ -138,6 +138,28 @@ def test_a_job_of_before_goes_on_rounding_as_its_first_period_was_rounded(trunca
     assert len(Ledger(truncated / "periods.ledger").records) == 3
 
 
+def test_a_stored_series_of_weighted_nights_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    """Written by dpdist at the commit that brought weights: a square root for 3 nights, of which there were two."""
+    with tarfile.open(STORED / "weighted-1.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "state"))
+    shown, charged = tree(tmp_path / "published"), Ledger("visits.ledger").charges
+    assert [charge.weights for charge in charged] == [(64,), (32, 64)]
+    assert open_release("published/d2.zarr").weights == (32, 64)
+    said = call("run", "job.toml")
+    assert said.code == 0, said.err
+    assert tree(tmp_path / "published") == shown
+    np.save("incoming/d3.npy", np.eye(3))
+    assert call("run", "job.toml").code == 0
+    assert shown.items() <= tree(tmp_path / "published").items()
+    assert Ledger("visits.ledger").charges[:2] == charged
+    total = open_release("published/total/d3.zarr")
+    assert (len(total.releases), total.rows) == (3, 11)
+
+
 def test_a_reservation_of_before_keeps_its_rule_and_one_that_was_refunded_does_not(truncated: Path) -> None:
     table, place = open_rows(truncated / "rows.zarr"), truncated / "rows.ledger"
     asked = ReleaseRequest("gaussian", PrivacyLoss.parse("0.25", "1e-6"), 4.0)

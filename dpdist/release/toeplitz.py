@@ -1,0 +1,221 @@
+"""Continual release by a Toeplitz matrix of integers: every night a weighted sum of the periods so far, and new noise.
+
+Number the periods 0, 1, 2, ... as they close, and let A_s be the integer second moment of period s. Night t releases
+
+    Y_t = sum over s <= t of F(t - s) A_s + Z_t,
+
+with integers ``F(0) >= F(1) >= ... >= F(W - 1) >= 1`` and F = 0 from W on. Z_t is the noise of one draw of a Gaussian
+release (:mod:`dpdist.mechanisms.gaussian`), all of one scale. The total of periods 0 ... t follows from what is public,
+
+    sum over r <= t of c(t - r) Y_r = sum over s <= t of A_s + sum over r <= t of c(t - r) Z_r,
+
+where c are the coefficients of the power series ``1 / ((1 - x) (F(0) + F(1) x + ...))``. So it is an unbiased
+estimate, and an entry of its noise has ``sum over k <= t of c(k)²`` times the variance of that of one Z. With F(k) the
+coefficients f(k) of ``(1 - x)^(-1/2)`` c would be f as well, and the matrix of the nights a square root of that of all
+totals (Fichtenberger, Henzinger & Upadhyay 2023). Here ``F(k) = floor(2^6 f(k) + 1/2)``, which costs less than a
+thousandth of the standard deviation.
+
+The sum of the last w periods, a *window*, is a total less an earlier one: night t - k weighs ``c(k) - c(k - w)``. It
+tells what all nights tell, also of rows of earlier periods, and says so by its extent.
+
+**Privacy.** A row of period s is added F(t - s) times on night t. Night t is a release of its own, of rows with weights
+(:mod:`dpdist.privacy.parallel`): Gaussian noise on a sum that an exchanged row of period s changes by F(t - s) times
+what it changes A_s by. If mu is what it guarantees the rows of the newest period, whose weight F(0) is the largest, it
+costs period s ``mu² F(t - s)² / F(0)²``, and is charged just that. All nights together cost a period at most
+``mu² sum of F² / F(0)²``, which is the loss that was asked for: :attr:`Toeplitz.shares` is that factor of mu².
+
+Nothing is proved of the series as a whole, and no record of it is kept: each night is charged for what it adds, before
+it reads a row, and the theorem of :mod:`dpdist.privacy.profile` holds whatever is asked for, in whatever order, and
+whoever chooses later requests, or rows of later periods, from earlier answers: given the past, the two sums of a night
+differ by ``F(t - s) D``, because periods other than s have the same rows in both. (That the whole stream is one
+Gaussian mechanism as its matrix is lower triangular is theorem 2.1 of Denisov et al. 2022.) Weights that were chosen
+otherwise, or a night that is drawn twice under two ids, cost more, and are charged more.
+
+**Rounding.** Every night rounds rows anew, by a secret key of its attempt (:mod:`dpdist.rows.dither`), so the A_s of
+two nights are not the same integers. The guarantee of a night holds for each key. In the total the rounding of period s
+comes ``c(t - r) F(r - s)`` times from night r. These numbers add up to 1 and none is negative, so rounding stays
+unbiased, and its variance is at most that of one rounding.
+
+**How many nights.** ``sum of F²`` must be finite, and known before the first night. A *square root* has W = T, for T
+nights and none more: ``sum of f²`` grows like log T / pi. *Banded*, with W fixed, there is no last night; the noise
+then grows like the square root of t, slowly. In units of one release with all of the loss, 365 nights have a root mean
+square of 2.8, and of 3.1 with W = 64 (:meth:`Toeplitz.variance_factor`).
+
+**Somebody with a row in each of k periods** changes Y_t by as many times ``F(t - s)`` as there are periods. F is not
+negative and does not increase, so k consecutive periods are the worst (:meth:`Toeplitz.person_factor`).
+
+Night t reads the rows of all periods from t - W + 1 on. That is the price of keeping neither an un-noised sum nor old
+noise from night to night, which must never be in a file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+from operator import mul
+
+from dpdist.errors import UsageError
+from dpdist.naming import parameter
+
+_BITS = 6
+"""F(0) is ``2^6``."""
+_PLACES = 128
+"""Binary places of the coefficients of the inverse."""
+LONGEST = 4096
+"""Weights at most: of more, the last ones would be rounded to 0."""
+BAND = 64
+"""Weights of a banded one where nobody says another number."""
+
+
+@dataclass(frozen=True)
+class Night:
+    """The periods that a night adds up.
+
+    Attributes
+    ----------
+    start, stop
+        Positions of the first period and of the one behind the last, from 0.
+    weights
+        How often the rows of each are added.
+    """
+
+    start: int
+    stop: int
+    weights: tuple[int, ...]
+
+    def label(self, periods: Sequence[str]) -> str:
+        """Return its name: that of its last period."""
+        return periods[self.stop - 1]
+
+
+@dataclass(frozen=True)
+class Toeplitz:
+    """Which periods each night adds up, how often, and what the total of them is made of.
+
+    Parameters
+    ----------
+    weights
+        F(0), F(1), ..., positive and not increasing.
+    horizon
+        Number of nights; None: no last night.
+    """
+
+    weights: tuple[int, ...]
+    horizon: int | None
+
+    @property
+    def shares(self) -> Fraction:
+        """The mu² of all nights together over that of one, for a row that is in all of them: ``sum F² / F(0)²``."""
+        return self.shares_of(len(self.weights))
+
+    def shares_of(self, count: int) -> Fraction:
+        """Return the same of the first ``count`` nights, for a row of the first period, which is in most of them."""
+        return Fraction(sum(weight**2 for weight in self.weights[:count]), self.weights[0] ** 2)
+
+    def released(self, count: int) -> list[Night]:
+        """Return what is released when period number ``count``, counted from 1, is closed.
+
+        Examples
+        --------
+        >>> banded(2).released(3)
+        [Night(start=1, stop=3, weights=(32, 64))]
+        """
+        return [self.night(count)]
+
+    def night(self, count: int) -> Night:
+        """Return the night that ends with period number ``count``, counted from 1."""
+        start = max(0, count - len(self.weights))
+        return Night(start, count, self.weights[: count - start][::-1])
+
+    def apart(self, count: int) -> Iterator[Night]:
+        """Yield nights, the last one first, whose periods are disjoint, and together the first ``count`` ones."""
+        while count > 0:
+            night = self.night(count)
+            yield night
+            count = night.start
+
+    def inverse(self, count: int, window: int | None = None) -> list[float]:
+        """Return c(0), ..., c(count - 1): what the nights weigh in a total, the last one first.
+
+        In the sum of the last ``window`` periods, a total less an earlier one, it is ``c(k) - c(k - window)``.
+
+        The coefficients a of 1 / F obey ``a(k) F(0) = - sum of F(j) a(k - j)``, and c are their partial sums. They are
+        computed as integers over 2^128, which leaves less than 2^-100, and rounded to float64.
+
+        Examples
+        --------
+        >>> [c * 64 for c in square_root(4).inverse(4)]
+        [1.0, 0.5, 0.375, 0.3125]
+        """
+        weights = self.weights
+        found = [(1 << _PLACES) // weights[0]]
+        for k in range(1, count):
+            near = min(k, len(weights) - 1)
+            added = sum(map(mul, weights[1 : near + 1], reversed(found[k - near :])))
+            found.append(-added // weights[0])
+        totals = list(accumulate(found[:count]))
+        earlier = [0] * count if window is None else ([0] * window + totals)[:count]
+        return [(total - less) / (1 << _PLACES) for total, less in zip(totals, earlier, strict=True)]
+
+    def variance_factor(self, count: int) -> float:
+        """Return the variance of the total of ``count`` periods over that of one Gaussian release with all of the loss.
+
+        Examples
+        --------
+        >>> round(square_root(365).variance_factor(365) ** 0.5, 2), round(banded(64).variance_factor(365) ** 0.5, 2)
+        (2.95, 3.85)
+        """
+        return math.fsum(c**2 for c in self.inverse(count)) * sum(weight**2 for weight in self.weights)
+
+    def person_factor(self, periods: int) -> float:
+        """Return by how much the GDP mu of all nights grows, at most, for somebody with a row in so many periods.
+
+        Notes
+        -----
+        With c_i what a row of period i adds to each night, ``<c_i, c_j>`` is the sum of ``F(r) F(r + |i - j|)`` over
+        the nights that are left after both: it falls in max(i, j) and in |i - j|. Sorted, the a-th of any periods is at
+        least a, and two of them are no closer than consecutive ones. So the first k periods have the largest
+        ``|sum of c_i|``; and matrices D_i in the place of numbers have ``<D_i, D_j> <= |D|²`` at most.
+
+        Examples
+        --------
+        >>> [round(square_root(365).person_factor(k), 1) for k in (1, 7, 30)]
+        [1.0, 6.0, 22.8]
+        """
+        nights = len(self.weights) if self.horizon is not None else len(self.weights) + periods - 1
+        most = len(self.weights)
+        added = (sum(self.weights[max(0, t - periods + 1) : min(t + 1, most)]) for t in range(nights))
+        return math.sqrt(sum(each**2 for each in added) / sum(weight**2 for weight in self.weights))
+
+
+def square_root(horizon: int) -> Toeplitz:
+    """Return the square root for so many nights.
+
+    Raises
+    ------
+    UsageError
+        If they are more than 4096.
+    """
+    if horizon > LONGEST:
+        raise UsageError(
+            f"{parameter('factorisation', 'square-root')} is for {LONGEST} periods at most: take "
+            f"{parameter('factorisation', 'banded')}, which has no last one."
+        )
+    return Toeplitz(_rounded(horizon), horizon)
+
+
+def banded(band: int) -> Toeplitz:
+    """Return the square root, cut to so many periods a night; it has no last night."""
+    return Toeplitz(_rounded(band), None)
+
+
+def _rounded(count: int) -> tuple[int, ...]:
+    """Return ``floor(2^6 f(k) + 1/2)`` of the coefficients ``f(k) = f(k - 1) (2 k - 1) / (2 k)``, exactly."""
+    found, numerator = [], 1  # f(k) is numerator / 4^k, numerator the binomial coefficient of 2 k over k
+    for k in range(count):
+        found.append(((numerator << (_BITS + 1)) + (1 << 2 * k)) >> (2 * k + 1))
+        numerator = numerator * 2 * (2 * k + 1) // (k + 1)
+    return tuple(found)

@@ -1,0 +1,285 @@
+"""Nights that add periods by weights: the weights, what a row costs, the total and its noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.linalg import toeplitz
+from support.releases import archive_of
+
+from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.mechanisms.gaussian import CalibratedGaussian, Gaussian
+from dpdist.mechanisms.noise_law import EdgeKind, Noise
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.pca.components import components
+from dpdist.pipeline.inspect import inspect_path
+from dpdist.privacy import accounting
+from dpdist.privacy.accounting import caps_for
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.privacy.parallel import Charge, PeriodFilters
+from dpdist.release.archive import publish
+from dpdist.release.artefact import Release, open_release
+from dpdist.release.combine import combined, unfolded
+from dpdist.release.coverage import Coverage
+from dpdist.release.toeplitz import LONGEST, Night, Toeplitz, banded, square_root
+from dpdist.report.inspection import words
+from dpdist.rows.bounding import RowBound
+
+WHOLE = PrivacyLoss.parse("1", "1e-6")
+SERIES = st.one_of(st.integers(1, 12).map(square_root), st.integers(1, 6).map(banded))
+
+
+def matrix(plan: Toeplitz, count: int) -> npt.NDArray[np.float64]:
+    """Return the weights of so many nights, one line each."""
+    column = np.zeros(count)
+    column[: len(plan.weights)] = plan.weights[:count]
+    return np.asarray(np.tril(toeplitz(column)), dtype=np.float64)
+
+
+def calibrated(plan: Toeplitz, size: int, neighbours: Neighbours, bits: int = 8) -> CalibratedGaussian:
+    """Return what draws the noise of a night."""
+    loss = accounting.share(WHOLE, plan.shares, gaussian=True)
+    return Gaussian().calibrate(LatticeQuery(size, 4**bits, neighbours, plan.weights[0]), loss)
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_weights_are_the_coefficients_rounded_to_integers() -> None:
+    found, f = square_root(LONGEST).weights, Fraction(64)
+    for k, weight in enumerate(found[:400]):
+        f = f * (2 * k - 1) / (2 * k) if k else f
+        assert weight == math.floor(f + Fraction(1, 2))
+    assert len(found) == LONGEST
+    assert min(found) == found[-1] == 1
+    assert all(a >= b for a, b in pairwise(found))
+    assert banded(5).weights == found[:5]
+    with pytest.raises(UsageError, match="4096 periods at most"):
+        square_root(LONGEST + 1)
+
+
+@settings(max_examples=30)
+@given(SERIES, st.integers(1, 12))
+def test_every_night_adds_what_the_matrix_says(plan: Toeplitz, count: int) -> None:
+    line = np.zeros(count)
+    (night,) = plan.released(count)
+    line[night.start : night.stop] = night.weights
+    np.testing.assert_array_equal(line, matrix(plan, count)[-1])
+    apart = list(plan.apart(count))[::-1]
+    assert [apart[0].start, *(n.stop for n in apart)] == [*(n.start for n in apart), count]
+
+
+@pytest.mark.parametrize(
+    ("plan", "figures"),
+    [(square_root(365), (2.78, 2.95, 2.95)), (banded(64), (3.07, 3.85, 3.85)), (banded(32), (3.61, 4.77, 4.77))],
+)
+def test_the_noise_of_a_year_is_what_its_matrices_say(plan: Toeplitz, figures: tuple[float, ...]) -> None:
+    """Of NumPy's inverse of the matrix of all nights: root mean square, the worst night, the last."""
+    weights = matrix(plan, 365)
+    totals = np.tril(np.ones((365, 365))) @ np.linalg.inv(weights)
+    np.testing.assert_allclose(plan.inverse(365), totals[-1][::-1], rtol=1e-9)
+    assert min(plan.inverse(365)) > 0
+    np.testing.assert_allclose((totals @ weights), np.tril(np.ones((365, 365))), atol=1e-12)
+    spread = float((matrix(plan, len(plan.weights))[:, 0] ** 2).sum())
+    factors = (totals**2).sum(1) * spread
+    assert plan.variance_factor(365) == pytest.approx(factors[-1])
+    assert plan.variance_factor(1) == pytest.approx(factors[0])
+    assert (factors.mean() ** 0.5, factors.max() ** 0.5, factors[-1] ** 0.5) == pytest.approx(figures, abs=0.005)
+
+
+def test_no_night_weighs_less_than_nothing_in_a_total() -> None:
+    """So nothing cancels; the first coefficients of a longer series are those of a shorter one."""
+    assert min(square_root(LONGEST).inverse(2000)) > 0
+    assert all(min(banded(band).inverse(5 * band)) > 0 for band in (*range(1, 25), 64))
+
+
+# --- what a row costs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("neighbours", Neighbours)
+@pytest.mark.parametrize("plan", [square_root(5), banded(3)], ids=["square-root", "banded"])
+def test_no_integer_row_costs_more_than_it_is_charged_and_the_worst_costs_that(
+    plan: Toeplitz, neighbours: Neighbours
+) -> None:
+    """A search over rows, from the noise as it is drawn; a charge by weights that are one less would be found."""
+    size, most, nights = 3, 2**8, 7 if plan.horizon is None else plan.horizon
+    noise = calibrated(plan, size, neighbours)
+    names = [f"p{s}" for s in range(nights)]
+    random = np.random.default_rng(11)
+    worst = np.zeros(nights)
+    for attempt in range(200):
+        rows = random.normal(size=(2, size))
+        if attempt % 2:
+            rows = np.eye(size)[random.permutation(size)[:2]] * 2.0
+        rows = np.trunc(rows * most / np.maximum(1e-9, np.linalg.norm(rows, axis=1, keepdims=True)))
+        if neighbours is Neighbours.ADD_REMOVE:
+            rows[1] = 0
+        change = np.outer(rows[0], rows[0]) - np.outer(rows[1], rows[1])
+        one = (np.diag(change) ** 2).sum() / noise.sigma_diagonal**2
+        one += (change[np.triu_indices(size, 1)] ** 2).sum() / noise.sigma_off_diagonal**2
+        worst = np.maximum(worst, [(matrix(plan, nights)[:, s] ** 2).sum() * one for s in range(nights)])
+    accounts = PeriodFilters(WHOLE, caps_for(WHOLE), names)
+    less = PeriodFilters(WHOLE, caps_for(WHOLE), names)
+    for count in range(1, nights + 1):
+        night = plan.night(count)
+        read = tuple(names[night.start : night.stop])
+        assert accounts.book(f"n{count}", Charge(noise.guarantee, read, night.weights))
+        smaller = (*(max(1, weight - 1) for weight in night.weights[:-1]), night.weights[-1])
+        assert less.book(f"n{count}", Charge(noise.guarantee, read, smaller))
+    for s, name in enumerate(names):
+        charged = _charged(accounts, name)
+        assert worst[s] <= charged * (1 + 1e-12)
+        assert worst[s] >= charged * 0.999
+        if 0 < s < nights - 1 and plan.horizon is not None:
+            assert worst[s] > _charged(less, name)
+    whole = float(1 / Fraction(accounting.gaussian_sigma(WHOLE)) ** 2)
+    assert 0.999 * whole < _charged(accounts, names[0]) <= whole
+
+
+def _charged(accounts: PeriodFilters, name: str) -> float:
+    """Return the mu² that a period was charged."""
+    account = accounts.closed[name]
+    return float(account.caps[-1].mu_squared - account._rest[-1].mu_squared)  # type: ignore[union-attr]
+
+
+def test_charges_are_exact_fractions_and_no_others_are_taken() -> None:
+    guarantee = calibrated(square_root(3), 3, Neighbours.REPLACE_ONE).guarantee
+    borne = dict(Charge(guarantee, ("a", "b", "c"), (24, 32, 64)).borne())
+    assert guarantee.mu_squared is not None
+    assert borne["a"].mu_squared == guarantee.mu_squared * Fraction(9, 64)
+    assert borne["b"].mu_squared == guarantee.mu_squared / 4
+    assert borne["c"] == guarantee
+    assert {g for _, g in Charge(guarantee, ("a", "b")).borne()} == {guarantee}
+    for weights in ((1,), (0, 1), (1, 2, 3)):
+        with pytest.raises(ValueError, match="weights are of periods"):
+            Charge(guarantee, ("a", "b"), weights)
+    with pytest.raises(ValueError, match="weights are of periods"):
+        Charge(replace(guarantee, mu_squared=None), ("a",), (2,))
+
+
+@pytest.mark.parametrize("plan", [square_root(10), banded(4)], ids=["square-root", "banded"])
+def test_the_factor_of_a_person_is_the_worst_there_is(plan: Toeplitz) -> None:
+    """Every choice of k of ten periods, all nights that read them released."""
+    weights = matrix(plan, plan.horizon or 14)
+    for k in (1, 2, 3, 5):
+        worst = max(
+            (weights[:, list(chosen)].sum(1) ** 2).sum() for chosen in combinations(range(10 if plan.horizon else 9), k)
+        )
+        assert plan.person_factor(k) == pytest.approx(math.sqrt(worst / (weights[:, 0] ** 2).sum()))
+
+
+# --- totals -----------------------------------------------------------------------------------------------------------
+
+
+def nights_of(plan: Toeplitz, moments: npt.NDArray[np.int64], **changes: Any) -> dict[Night, Release]:
+    """Return the releases of nights whose noise happens to be zero."""
+    guarantee = calibrated(plan, 2, Neighbours.REPLACE_ONE).guarantee
+    found = {}
+    for count in range(1, len(moments) + 1):
+        night = plan.night(count)
+        lattice = np.einsum("s,sij->ij", np.array(night.weights), moments[night.start : night.stop])
+        found[night] = Release(
+            release_id=f"r-{count}",
+            mechanism="gaussian",
+            names=("a", "b"),
+            neighbours=Neighbours.REPLACE_ONE,
+            claim=guarantee.loss,
+            guarantee=guarantee,
+            bound=RowBound(2, clip_norm=8.0, grid_bits=4),
+            noise=Noise("by hand", EdgeKind.NORMAL, variance_diagonal=2.0, variance_off_diagonal=1.0),
+            rows=sum(10 + s for s in range(night.start, night.stop)),
+            answer=lattice,
+            extents=(Coverage("d", night.start, night.stop, f"day {night.start}", f"day {night.stop - 1}"),),
+            weights=night.weights,
+            **changes,
+        )
+    return found
+
+
+@settings(max_examples=30, deadline=None)
+@given(SERIES, st.integers(1, 12), st.none() | st.integers(1, 13), st.integers(0, 2**32))
+def test_a_total_or_a_window_is_that_of_its_periods(plan: Toeplitz, count: int, window: int | None, seed: int) -> None:
+    """Integers without noise come out exactly; ids, rows and noise are those of all nights."""
+    count = min(count, plan.horizon or count)
+    moments = np.random.default_rng(seed).integers(-(2**40), 2**40, (count, 2, 2))
+    moments += moments.transpose(0, 2, 1)
+    nights = nights_of(plan, moments)
+    total = unfolded(plan, count, nights.__getitem__, window)
+    first = max(0, count - (window or count))
+    np.testing.assert_array_equal(total.lattice, moments[first:].sum(0))
+    assert total.rows == sum(10 + s for s in range(first, count))
+    assert (total.release_id == unfolded(plan, count, nights.__getitem__).release_id) == (first == 0)
+    assert total.weights == ()
+    assert total.releases == tuple(sorted(release.release_id for release in nights.values()))
+    (extent,) = total.extents
+    assert (extent.start, extent.stop, extent.first, extent.last) == (0, count, "day 0", f"day {count - 1}")
+    assert total.window == (window if first else None)
+    one = calibrated(plan, 2, Neighbours.REPLACE_ONE).guarantee
+    assert total.guarantee is not None
+    assert one.mu_squared is not None
+    spread = Fraction(sum(w**2 for w in plan.weights[:count]), plan.weights[0] ** 2)
+    assert total.guarantee.mu_squared == one.mu_squared * spread
+    assert total.guarantee.loss.within(WHOLE)
+    inverse = np.linalg.inv(matrix(plan, count))[first:].sum(0)
+    assert total.noise["variance_diagonal"] == pytest.approx(2 * (inverse**2).sum())
+    assert total.noise["variance_off_diagonal"] == pytest.approx((inverse**2).sum())
+
+
+def test_a_window_is_added_to_nothing_that_may_be_of_rows_it_read() -> None:
+    """Its nights read earlier periods too: beside another release of these the guarantee would not be the weakest."""
+    plan = square_root(4)
+    nights = nights_of(plan, np.ones((4, 2, 2), np.int64))
+    window = unfolded(plan, 4, nights.__getitem__, 2)
+    earlier = replace(window, release_id="r-other", releases=(), extents=(Coverage("d", 0, 1, "day 0", "day 0"),))
+    with pytest.raises(RefusedError, match="of the same rows"):
+        combined([window, earlier])
+    with pytest.raises(UsageError, match="differ in their window"):
+        combined([window, replace(earlier, window=None)])
+    elsewhere = replace(earlier, extents=(Coverage("e", 0, 4, "day 0", "day 3"),))
+    assert combined([window, elsewhere], disjoint=True).window == 2
+
+
+def test_a_total_of_other_nights_than_its_own_is_refused() -> None:
+    plan = square_root(3)
+    nights = nights_of(plan, np.ones((3, 2, 2), np.int64))
+    wrong = {night: replace(release, weights=(9,) * len(night.weights)) for night, release in nights.items()}
+    with pytest.raises(DataError, match="is not the night of the series"):
+        unfolded(plan, 3, wrong.__getitem__)
+    other = {night: nights[plan.night(1)] if night.stop == 2 else release for night, release in nights.items()}
+    with pytest.raises(DataError, match="r-1 is not the night of the series"):
+        unfolded(plan, 3, other.__getitem__)
+    plain = {night: replace(release, weights=()) for night, release in nights.items()}
+    with pytest.raises(DataError, match="is not the night of the series"):
+        unfolded(plan, 3, plain.__getitem__)
+
+
+def test_a_night_is_stored_as_integers_alone_and_is_no_second_moment(tmp_path: Path) -> None:
+    release = nights_of(banded(2), np.array([[[4, 1], [1, 5]]] * 3))[Night(1, 3, (32, 64))]
+    publish(archive_of(release), tmp_path / "night.zarr")
+    assert {p.name for p in (tmp_path / "night.zarr").iterdir() if p.is_dir()} == {"lattice"}
+    found = open_release(tmp_path / "night.zarr")
+    assert (found.weights, found.rows) == ((32, 64), 23)
+    np.testing.assert_array_equal(found.lattice, release.lattice)
+    for asked in (
+        lambda: found.second_moment,
+        lambda: found.moment_diagonal,
+        lambda: components(found, 1),
+        lambda: combined([found]),
+    ):
+        with pytest.raises(UsageError, match=r"one night of a series.*Take the total"):
+            asked()
+    assert "2 periods, each added 32 to 64 times: no second moment" in words(inspect_path(tmp_path / "night.zarr"))
+    attributes = tmp_path / "night.zarr" / "zarr.json"
+    attributes.write_text(attributes.read_text().replace('"weights"', '"weighed"'))
+    with pytest.raises(DataError, match="damaged"):
+        open_release(tmp_path / "night.zarr")
