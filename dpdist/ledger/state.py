@@ -241,8 +241,8 @@ class View:
             If it cannot follow those before it.
         """
         event = event_of(entry)
-        if not isinstance(event, Begun | CommitWitnessed | Published | Closed):
-            self._draws = None
+        changed = getattr(event, "id", "")
+        before = self.records[changed].drawn if changed in self.records else frozenset()
         match event:
             case Created():
                 self._create(event)
@@ -260,6 +260,12 @@ class View:
                 self._move(event)
             case _:
                 assert_never(event)
+        if isinstance(event, Adopted):
+            self._draws = None
+        elif self._draws is not None and changed:
+            drawn = self.records[changed].drawn
+            more = {draw_of(changed, digest) for digest in drawn - before}
+            self._draws = self._draws | more if before <= drawn else None
 
     def _create(self, event: Created) -> None:
         if event.format not in _FORMATS:

@@ -196,6 +196,7 @@ class StateFile(Generic[Content]):
             put_in_place(self.path, aside, whole, 0o600)
         except OSError as error:
             raise self._unusable(error) from None
+        self._last = whole, content
 
     def _unusable(self, error: OSError) -> DpdistError:
         kind = ResumableError if error.errno in _PASSING else DataError

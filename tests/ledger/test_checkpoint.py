@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,8 @@ def history(chance: random.Random, steps: int) -> list[Event]:
                 [Staged(name, f"{name}.1.s", "5" * 64), CommitWitnessed(name)] if view.records[name].draws > 1 else []
             )
             new = [Begun(name, "0"), *stage, Committed(name, f"{name}.2.x", sha256(name.encode()).hexdigest())]
-            new += [CommitWitnessed(name), Published(name)][: chance.randint(0, 2)]
+            after: list[Event] = [CommitWitnessed(name), Published(name)]
+            new += after[: chance.randint(0, 2)]
         elif action == "adopt" and chance.random() < 0.2:
             release = CommittedRelease(f"other{step}", {}, gaussian("0.01", "1e-6").to_json(), (), "7" * 64)
             new = [Adopted("8" * 64, tuple(open_[:1]), (release,), {}, view.capped)]
@@ -150,6 +152,7 @@ def test_accounts_resumed_anywhere_are_those_of_the_whole_journal(seed: int) -> 
     whole, begun_, resumed = View(), View(), None
     for number, event in enumerate(events, 1):
         whole.fold(entry_of(event))
+        assert whole.draws == replace(whole).draws  # kept up to date, and counted anew
         if number <= cut:
             begun_.fold(entry_of(event))
         if number == cut:
