@@ -98,6 +98,12 @@ def resumed_at(place: LedgerAddress) -> int:
 # --- what is resumed is what is folded --------------------------------------------------------------------------------
 
 
+def draw(name: str, draws: int) -> list[Event]:
+    stage: list[Event] = [Staged(name, f"{name}.1.s", "5" * 64), CommitWitnessed(name)]
+    last = Committed(name, f"{name}.2.x", sha256(name.encode()).hexdigest())
+    return [Begun(name, "0"), *(stage if draws > 1 else ()), last, CommitWitnessed(name), Published(name)]
+
+
 def history(chance: random.Random, steps: int) -> list[Event]:
     """Return a journal: periods, charges of every kind, aborts, ids that come again, stages, adoptions."""
     budget: dict[str, Any] = {**BUDGET.to_json()}
@@ -128,12 +134,7 @@ def history(chance: random.Random, steps: int) -> list[Event]:
             new = [Aborted(chance.choice(open_))]
         elif action == "draw" and open_:
             name = chance.choice(open_)
-            stage = (
-                [Staged(name, f"{name}.1.s", "5" * 64), CommitWitnessed(name)] if view.records[name].draws > 1 else []
-            )
-            new = [Begun(name, "0"), *stage, Committed(name, f"{name}.2.x", sha256(name.encode()).hexdigest())]
-            after: list[Event] = [CommitWitnessed(name), Published(name)]
-            new += after[: chance.randint(0, 2)]
+            new = draw(name, view.records[name].draws)[: chance.randint(1, 6)]
         elif action == "adopt" and chance.random() < 0.2:
             release = CommittedRelease(f"other{step}", {}, gaussian("0.01", "1e-6").to_json(), (), "7" * 64)
             new = [Adopted("8" * 64, tuple(open_[:1]), (release,), {}, view.capped)]
