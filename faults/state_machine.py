@@ -185,6 +185,10 @@ class MemoryTransaction(Transaction):
         rows = enumerate((*self.machine.scene.books.journal, *self.added), start=1)
         return [(number, *row) for number, row in rows if number >= first]
 
+    def _row(self, sequence: int) -> tuple[str, str] | None:
+        rows = (*self.machine.scene.books.journal, *self.added)
+        return rows[sequence - 1] if sequence <= len(rows) else None
+
     def _insert(self, sequence: int, entry: str, digest: str) -> None:
         assert sequence == len(self.machine.scene.books.journal) + len(self.added) + 1
         self.added = (*self.added, (entry, digest))

@@ -6,6 +6,7 @@ the ledger is.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -55,34 +56,36 @@ def charge_of(guarantee: Guarantee, periods: tuple[str, ...], weights: Mapping[s
 def require_apart(view: View, periods: tuple[str, ...], place: str) -> None:
     """Refuse a period whose rows are those of another, which two copies of a ledger may have closed, each one."""
     closed = view.periods or {}
+    times = Counter(closed.values()) if periods else Counter()
     for name in periods:
+        if times[closed[name]] == 1:
+            continue
         others = [other for other, digest in closed.items() if other != name and digest == closed[name]]
-        if others:
-            raise RefusedError(
-                f"The rows of the period {name} are those of {listed(others)}, which another copy of the ledger "
-                f"{place} closed. A further release would charge and count each row twice. Nothing was drawn. What was "
-                "released of these rows can be published again; nothing more can be released."
-            )
+        raise RefusedError(
+            f"The rows of the period {name} are those of {listed(others)}, which another copy of the ledger "
+            f"{place} closed. A further release would charge and count each row twice. Nothing was drawn. What was "
+            "released of these rows can be published again; nothing more can be released."
+        )
 
 
 def caps_to_fix(view: View, budget: PrivacyLoss, charge: Charge, place: str) -> list[Event]:
     """Return what has to be written before a charge that fits: the caps, if they are not fixed yet."""
-    charged, guarantee = view.charged, charge.guarantee
+    first, guarantee = view.first_charged, charge.guarantee
     if view.exhausted:
         raise RefusedError(
             f"The whole budget of {place} was charged when its witness was lost. What was committed can be "
             "published again; nothing more can be released."
         )
     require_kept(view, budget, place)
-    if charged and charged[0].guarantee.neighbours is not guarantee.neighbours:
-        relation = charged[0].guarantee.neighbours
+    if first is not None and first.neighbours is not guarantee.neighbours:
+        relation = first.neighbours
         raise RefusedError(
             f"The budget of {place} is kept under {relation}, the relation of its first release; a loss under "
             f"{guarantee.neighbours} cannot be added to it. Ask for {parameter('neighbours', relation)}."
         )
     accounts = view.accounts_for(guarantee)
     if accounts is None or not accounts.holds(charge):
-        raise RefusedError(refusal(place, budget, accounts, charged, charge))
+        raise RefusedError(refusal(place, budget, accounts, view.charged, charge))
     if view.accounts is not None:
         return []
     return [Capped(tuple(caps.to_json() for caps in accounts.caps))]

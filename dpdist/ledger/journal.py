@@ -72,6 +72,19 @@ class Transaction(ABC):
             after, head = sequence, digest
         return entries, after, head
 
+    def first(self) -> Entry | None:
+        """Return the first entry, or None where there is none that its digest covers."""
+        row = self._row(1)
+        if row is None or row[1] != _digest(_ORIGIN, row[0]):
+            return None
+        entry: Entry = json.loads(row[0])
+        return entry
+
+    def passed(self, after: int, head: str) -> bool:
+        """Say whether the entry of this number has this digest."""
+        row = self._row(after)
+        return row is not None and row[1] == head
+
     def append(self, entry: Entry, after: int, head: str) -> tuple[int, str]:
         """Append an entry behind the given end, and return the new end."""
         text = canonical(entry)
@@ -94,6 +107,10 @@ class Transaction(ABC):
     @abstractmethod
     def _rows(self, first: int) -> Sequence[tuple[int, str, str]]:
         """Return sequence, entry and digest of every entry from a number on, in order."""
+
+    @abstractmethod
+    def _row(self, sequence: int) -> tuple[str, str] | None:
+        """Return one entry and its digest, or None where there is none of that number."""
 
     @abstractmethod
     def _insert(self, sequence: int, entry: str, digest: str) -> None:

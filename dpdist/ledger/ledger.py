@@ -73,7 +73,7 @@ from dpdist.ledger.entries import (
 )
 from dpdist.ledger.journal import Storage, digest_of_file
 from dpdist.ledger.sqlite import FolderStorage
-from dpdist.ledger.state import FORMAT, PERIODIC, Draw, Part, Record, State, View
+from dpdist.ledger.state import FORMAT, PERIODIC, Draw, Part, Record, State
 from dpdist.ledger.witness import FolderWitness, Witness
 from dpdist.ledger.witnessed import Witnessed
 from dpdist.naming import parameter, step
@@ -512,6 +512,8 @@ class Ledger(Witnessed):
     def verify(self) -> None:
         """Check the chain of the journal from its first entry, the witness, the budget, and every committed blob.
 
+        A checkpoint (:mod:`dpdist.ledger.checkpoint`) is not believed: it must say what the journal says.
+
         Raises
         ------
         DataError
@@ -519,7 +521,7 @@ class Ledger(Witnessed):
         RefusedError
             If the ledger is behind its witness.
         """
-        self._view = View()
+        self._proved()
         missing = self.missing()
         if missing or self.exhausted_elsewhere:
             what = f"{listed(missing)} committed" if missing else "the whole budget charged, as an earlier one was lost"

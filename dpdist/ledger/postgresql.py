@@ -160,6 +160,14 @@ class PostgresTransaction(Transaction):
         )
         return [(row[0], row[1], row[2]) for row in self._connection.execute(query.order_by(columns.sequence))]
 
+    def _row(self, sequence: int) -> tuple[str, str] | None:
+        columns = _JOURNAL.c
+        query = select(columns.entry, columns.digest).where(
+            columns.ledger == self._ledger, columns.sequence == sequence
+        )
+        row = self._connection.execute(query).first()
+        return None if row is None else (row[0], row[1])
+
     def _insert(self, sequence: int, entry: str, digest: str) -> None:
         row = {"ledger": self._ledger, "sequence": sequence, "entry": entry, "digest": digest}
         self._connection.execute(insert(_JOURNAL), row)

@@ -52,14 +52,20 @@ class FolderTransaction(Transaction):
 
     def sweep(self, release_id: str, keep: Collection[str]) -> None:
         """Delete the files of an id but those to keep."""
-        for path in self._blobs.glob(f"{release_id}.*"):
-            if path.name not in keep:
-                path.unlink(missing_ok=True)
+        for name in os.listdir(self._blobs):  # noqa: PTH208 - a Path for each of thousands takes ten times as long
+            if name.startswith(f"{release_id}.") and name not in keep:
+                (self._blobs / name).unlink(missing_ok=True)
 
     def _rows(self, first: int) -> Sequence[tuple[int, str, str]]:
         return self._connection.execute(
             "SELECT sequence, entry, digest FROM journal WHERE sequence >= ? ORDER BY sequence", (first,)
         ).fetchall()
+
+    def _row(self, sequence: int) -> tuple[str, str] | None:
+        row: tuple[str, str] | None = self._connection.execute(
+            "SELECT entry, digest FROM journal WHERE sequence = ?", (sequence,)
+        ).fetchone()
+        return row
 
     def _insert(self, sequence: int, entry: str, digest: str) -> None:
         self._connection.execute("INSERT INTO journal VALUES (?, ?, ?)", (sequence, entry, digest))

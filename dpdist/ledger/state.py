@@ -195,6 +195,11 @@ class Record:
         return replace(lost, state=State.STAGED, witnessed=True)
 
 
+def draw_of(release_id: str, digest: str) -> tuple[str, str]:
+    """Return what tells a draw from all others, also where two draws under one id are both known."""
+    return release_id.partition(".")[0], digest
+
+
 @dataclass
 class View:
     """The ledger folded from the journal up to one entry.
@@ -232,6 +237,7 @@ class View:
     condition: str | None = None
     witnessed: bool = False
     exhausted: bool = False
+    _draws: frozenset[tuple[str, str]] | None = field(default=None, init=False, compare=False)
 
     def fold(self, entry: Entry) -> None:
         """Take in the next entry of the journal.
@@ -244,6 +250,8 @@ class View:
             If it cannot follow those before it.
         """
         event = event_of(entry)
+        changed = getattr(event, "id", "")
+        before = self.records[changed].drawn if changed in self.records else frozenset()
         match event:
             case Created():
                 self._create(event)
@@ -261,6 +269,12 @@ class View:
                 self._move(event)
             case _:
                 assert_never(event)
+        if isinstance(event, Adopted):
+            self._draws = None
+        elif self._draws is not None and changed:
+            drawn = self.records[changed].drawn
+            more = {draw_of(changed, digest) for digest in drawn - before}
+            self._draws = self._draws | more if before <= drawn else None
 
     def _create(self, event: Created) -> None:
         if event.format not in _FORMATS:
@@ -381,6 +395,14 @@ class View:
             return None
         return Caps(tuple(caps.to_json() for caps in self.accounts.caps), self.condition)
 
+    @property
+    def draws(self) -> frozenset[tuple[str, str]]:
+        """What tells each draw that was committed from all others, known here or adopted."""
+        if self._draws is None:
+            every = (draw_of(r.release_id, one) for r in self.records.values() for one in r.drawn)
+            self._draws = frozenset(every)
+        return self._draws
+
     def _periods(self) -> dict[str, str]:
         if self.periods is None:
             raise DataError("The journal speaks of periods, and the rows of this ledger come in none.")
@@ -395,6 +417,16 @@ class View:
     def charged(self) -> list[Charge]:
         """What the releases guarantee, and of which periods, that were charged and not refunded."""
         return [r.charge for r in self.records.values() if r.state is not State.ABORTED]
+
+    @property
+    def first_charged(self) -> Guarantee | None:
+        """What the first release guarantees that was charged and not refunded."""
+        return next((r.guarantee for r in self.records.values() if r.state is not State.ABORTED), None)
+
+    @property
+    def count(self) -> int:
+        """How many releases were charged and not refunded."""
+        return sum(record.state is not State.ABORTED for record in self.records.values())
 
     def caps(self, first: Guarantee | None = None) -> tuple[CapSet, ...] | None:
         """Return the caps: those that are fixed, or those that would be if this were the next release.

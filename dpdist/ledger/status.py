@@ -6,13 +6,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dpdist.errors import DataError, UsageError
+from dpdist.ledger import checkpoint
 from dpdist.ledger.balance import Balance
-from dpdist.ledger.entries import Event, entry_of
+from dpdist.ledger.entries import Entry, Event, entry_of
 from dpdist.ledger.journal import Storage, Transaction
 from dpdist.ledger.state import Record, View
 from dpdist.privacy.accounting import CapSet, Left
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
+
+
+def _kept_of(transaction: Transaction) -> bytes | None:
+    """Return the checkpoint that is kept of the ledger whose journal this is."""
+    first = transaction.first()
+    return None if first is None else checkpoint.read(str(first.get("ledger_id")))
 
 
 class FoldedLedger:
@@ -21,6 +28,7 @@ class FoldedLedger:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._view = View()
+        self._kept = 0
 
     @contextmanager
     def _locked(self) -> Iterator[tuple[View, Transaction]]:
@@ -36,19 +44,66 @@ class FoldedLedger:
         DataError
             If the journal is broken, or an entry is none that a ledger writes.
         """
+        if not self._view.after:
+            self._view = self._checkpoint(transaction) or View()
+            self._kept = self._view.after
         view = self._view
         entries, after, head = transaction.read(view.after, view.head)
         try:
             for number, entry in enumerate(entries, view.after + 1):
-                try:
-                    view.fold(entry)
-                except (ValueError, ArithmeticError, KeyError):
-                    raise transaction.broken(number) from None
+                self._fold(view, transaction, number, entry)
         except BaseException:
             self._view = View()  # it holds some of the entries: the next time none of them may be passed over
             raise
         view.after, view.head = after, head
         return view
+
+    @staticmethod
+    def _fold(view: View, transaction: Transaction, number: int, entry: Entry) -> None:
+        try:
+            view.fold(entry)
+        except (ValueError, ArithmeticError, KeyError):
+            raise transaction.broken(number) from None
+
+    @staticmethod
+    def _checkpoint(transaction: Transaction) -> View | None:
+        """Return the view that was kept of this very beginning of the journal; None: it is read from the start."""
+        view = checkpoint.decoded(_kept_of(transaction) or b"")
+        return view if view is not None and transaction.passed(view.after, view.head) else None
+
+    def _keep(self, view: View) -> None:
+        """Keep a checkpoint after every so many entries; the witness is held, and what cannot be kept is not."""
+        if view.after - self._kept >= checkpoint.SPACING:
+            checkpoint.write(view)
+            self._kept = view.after
+
+    def _proved(self) -> View:
+        """Fold the journal from its first entry, and prove the checkpoint if it is of this journal.
+
+        Raises
+        ------
+        DataError
+            If the journal is broken, or the checkpoint says what the journal does not.
+        """
+        with self._storage.transaction() as transaction:
+            content = _kept_of(transaction)
+            kept = checkpoint.decoded(content or b"")
+            view, proved = View(), 0
+            entries, after, head = transaction.read(view.after, view.head)
+            for number, entry in enumerate(entries, 1):
+                self._fold(view, transaction, number, entry)
+                if kept is not None and number == kept.after and transaction.passed(number, kept.head):
+                    view.after, view.head = number, kept.head
+                    if checkpoint.encoded(view) != content:
+                        raise DataError(
+                            f"The checkpoint {checkpoint.path_of(view.ledger_id)} does not say what the journal of "
+                            f"{self._storage} says, whose chain is sound: it was altered. Remove it, and verify again. "
+                            "What was charged since is in the journal, and counts."
+                        )
+                    proved = number
+            view.after, view.head = after, head
+            self._view, self._kept = view, proved
+            return view
 
     def _snapshot(self) -> View:
         with self._locked() as (view, _):
@@ -124,7 +179,7 @@ class FoldedLedger:
         """Return how the budget stands."""
         view = self._snapshot()
         budget = self._budget_of(view)
-        count, accounts = len(view.charged), view.accounts_for()
+        count, accounts = view.count, view.accounts_for()
         if accounts is None:
             nothing = Left(0, 0, budget.delta_atto, 1.0)
             exceeded = view.exceeded is not None

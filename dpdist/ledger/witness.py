@@ -30,6 +30,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 
 from msgspec import Struct
@@ -37,7 +39,7 @@ from msgspec import Struct
 from dpdist.errors import DataError
 from dpdist.ledger import datasets
 from dpdist.ledger.entries import Caps, CommittedRelease
-from dpdist.ledger.state import View
+from dpdist.ledger.state import View, draw_of
 from dpdist.ledger.state_folder import StateFile, state_home
 from dpdist.naming import step
 
@@ -50,7 +52,7 @@ def _lost() -> str:
     return f"If it is lost, remove it and see what {step('ledger adopt')} says."
 
 
-class Testimony(Struct, frozen=True):
+class Testimony(Struct, frozen=True, dict=True):
     """What a witness has seen of a ledger, as it is stored.
 
     Attributes
@@ -80,10 +82,17 @@ class Testimony(Struct, frozen=True):
         periods = None if view.periods is None else dict(view.periods)
         return cls(view.head, releases, periods, view.capped, view.exhausted)
 
+    @cached_property
+    def draws(self) -> frozenset[tuple[str, str]]:
+        """What tells each draw from all others."""
+        return frozenset(draw for release in self.releases for draw in _draws(release))
+
     def unknown_to(self, view: View) -> list[CommittedRelease]:
         """Return the releases that a ledger does not know of, in the order of commitment."""
-        known = {draw for record in view.records.values() for draw in _draws(record.release_id, record.drawn)}
-        return [release for release in self.releases if not _draws(release.id, release.drawn) <= known]
+        known = view.draws
+        if self.draws <= known:
+            return []
+        return [release for release in self.releases if not _draws(release) <= known]
 
     def exhausts(self, view: View) -> bool:
         """Say whether the whole budget was charged elsewhere, and not to this ledger yet."""
@@ -91,14 +100,11 @@ class Testimony(Struct, frozen=True):
 
     def tells(self, view: View) -> bool:
         """Say whether every release that the ledger committed was seen, and that it is exhausted if it is."""
-        seen = {draw for release in self.releases for draw in _draws(release.id, release.drawn)}
-        known = all(_draws(r.release_id, r.drawn) <= seen for r in view.records.values())
-        return known and (self.exhausted or not view.exhausted)
+        return view.draws <= self.draws and (self.exhausted or not view.exhausted)
 
 
-def _draws(release_id: str, drawn: frozenset[str]) -> set[tuple[str, str]]:
-    """Return what tells draws from others, also where two draws under one id are both known."""
-    return {(release_id.partition(".")[0], digest) for digest in drawn}
+def _draws(release: CommittedRelease) -> set[tuple[str, str]]:
+    return {draw_of(release.id, digest) for digest in release.drawn}
 
 
 def _of_stages(testimony: Testimony) -> bool:
@@ -144,11 +150,16 @@ class Witness(Protocol):
 class FolderWitness:
     """One private file for each ledger and one for each data set, under :func:`state_home`."""
 
+    def __init__(self) -> None:
+        self._files: dict[Path, StateFile[Testimony]] = {}  # what one has read, it need not decode again
+
     def _file(self, ledger_id: str) -> StateFile[Testimony]:
         if not re.fullmatch(r"[0-9a-f]{32}", ledger_id):
             raise DataError("The ledger has no proper identity: it is damaged. Restore it from a copy.")
         path = state_home() / "witness" / f"{ledger_id}.json"
-        return StateFile(path, "witness", FORMAT, Testimony, _lost(), later=(STAGES, _of_stages))
+        if path not in self._files:
+            self._files[path] = StateFile(path, "witness", FORMAT, Testimony, _lost(), later=(STAGES, _of_stages))
+        return self._files[path]
 
     def place(self, ledger_id: str) -> str:
         """Return the file."""

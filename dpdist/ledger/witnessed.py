@@ -50,6 +50,7 @@ class Witnessed(FoldedLedger):
         self._witness.charge(self._view.dataset_id, ledger_id, str(self._storage))
         with self._witness.held(ledger_id) as witness, self._locked() as (view, transaction):
             self._require_current(witness, view)
+            self._keep(view)
             yield view, transaction
 
     def _require_current(self, witness: Held, view: View) -> None:

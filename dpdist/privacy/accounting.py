@@ -18,7 +18,7 @@ Ullman & Vadhan 2016 (privacy filters).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -342,11 +342,11 @@ def _short(micro: int) -> str:
     return f"{micro // unit * unit / MICRO:.6f}".rstrip("0").rstrip(".")
 
 
-_Price = tuple[CapSet | None, ...]
+Price = tuple[CapSet | None, ...]
 """What is charged to each set, or left of it; None: it is closed."""
 
 
-def _less(rest: _Price, price: _Price) -> _Price:
+def _less(rest: Price, price: Price) -> Price:
     return tuple(None if r is None or p is None else r - p for r, p in zip(rest, price, strict=True))
 
 
@@ -368,11 +368,28 @@ class Filter:
 
     budget: PrivacyLoss
     caps: tuple[CapSet, ...]
-    _charged: dict[str, _Price] = field(default_factory=dict)
-    _rest: _Price = field(init=False)
+    _charged: dict[str, Price] = field(init=False, default_factory=dict)
+    _rest: Price = field(init=False)
 
     def __post_init__(self) -> None:
-        self._count()
+        self._rest = self.caps
+
+    @classmethod
+    def resumed(cls, budget: PrivacyLoss, caps: tuple[CapSet, ...], charged: dict[str, Price], rest: Price) -> Filter:
+        """Return the account that had these :attr:`charged` and this :attr:`rest`."""
+        account = cls(budget, caps)
+        account._charged, account._rest = charged, rest
+        return account
+
+    @property
+    def charged(self) -> Mapping[str, Price]:
+        """What each release was charged as, by its key."""
+        return self._charged
+
+    @property
+    def rest(self) -> Price:
+        """What is left of each cap set."""
+        return self._rest
 
     def _count(self) -> None:
         """Take all charges from the caps; booking keeps what is left up to date."""
@@ -382,12 +399,14 @@ class Filter:
 
     def copy(self) -> Filter:
         """Return a filter of its own with the same charges."""
-        return Filter(self.budget, self.caps, dict(self._charged))
+        other = Filter(self.budget, self.caps)
+        other._charged, other._rest = dict(self._charged), self._rest
+        return other
 
     def __len__(self) -> int:
         return len(self._charged)
 
-    def _booked(self, guarantee: Guarantee) -> _Price:
+    def _booked(self, guarantee: Guarantee) -> Price:
         options = list(prices(guarantee))
         return tuple(
             None if rest is None else next((price for price in options if rest.holds(price)), None)

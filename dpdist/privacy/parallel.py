@@ -48,7 +48,7 @@ of all of them. The right to put files there is for those who may see the rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from fractions import Fraction
 
 from dpdist.privacy.accounting import CapSet, Filter, Left
@@ -114,13 +114,20 @@ class PeriodFilters:
 
     budget: PrivacyLoss
     caps: tuple[CapSet, ...]
-    periods: Iterable[str] = ()
+    periods: InitVar[Iterable[str]] = ()
     to_come: Filter = field(init=False)
     closed: dict[str, Filter] = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, periods: Iterable[str]) -> None:
         self.to_come = Filter(self.budget, self.caps)
-        self.closed = {period: self.to_come.copy() for period in self.periods}
+        self.closed = {period: self.to_come.copy() for period in periods}
+
+    @classmethod
+    def resumed(cls, to_come: Filter, closed: dict[str, Filter]) -> PeriodFilters:
+        """Return the accounts that consisted of these."""
+        other = cls(to_come.budget, to_come.caps)
+        other.to_come, other.closed = to_come, closed
+        return other
 
     def copy(self) -> PeriodFilters:
         """Return accounts of their own with the same charges."""
@@ -164,7 +171,8 @@ class PeriodFilters:
 
     def left(self, periods: Iterable[str] = ()) -> Left:
         """Return what can still be charged to a release that reads some periods; none named: the whole table."""
-        first, *others = (account.left() for account in self._read(periods))
+        alike = {account.rest: account for account in self._read(periods)}  # most periods of a year bear the same
+        first, *others = (account.left() for account in alike.values())
         for other in others:
             first = first.least(other)
         return first
