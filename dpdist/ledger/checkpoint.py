@@ -43,7 +43,10 @@ from dpdist.privacy.parallel import PeriodFilters
 SPACING = 256
 """A checkpoint is written after so many entries."""
 _FORMAT = f"dpdist-checkpoint/1 of dpdist {__version__}"
-"""Another version may fold entries differently, so it believes no checkpoint of this one."""
+"""Another version may fold entries differently, so it believes no checkpoint of this one.
+
+Whoever changes what an entry amounts to, without a new version of the package, raises the number.
+"""
 _APART = {"records", "accounts", "budget"}
 _PLAIN = tuple(each.name for each in fields(View) if each.init and each.name not in _APART)
 
@@ -245,7 +248,7 @@ def write(view: View) -> bool:
         with open(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - a handle
             file.write(content)
         aside.replace(path)
-    except (OSError, ValueError, OverflowError):
+    except (OSError, ValueError, OverflowError, RecursionError):
         with suppress(OSError):
             aside.unlink(missing_ok=True)
         return False
