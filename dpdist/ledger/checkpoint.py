@@ -41,7 +41,7 @@ from dpdist.privacy.guarantee import Guarantee, GuaranteeJson, PrivacyLoss
 from dpdist.privacy.parallel import PeriodFilters
 
 SPACING = 256
-"""A checkpoint is written after so many entries."""
+"""A checkpoint is written after so many entries, or a 32nd of the journal: so writing it costs each entry the same."""
 _FORMAT = f"dpdist-checkpoint/1 of dpdist {__version__}"
 """Another version may fold entries differently, so it believes no checkpoint of this one.
 
@@ -212,6 +212,11 @@ def _view(checkpoint: _Checkpoint) -> View:
         accounts=accounts,
         **msgspec.to_builtins(checkpoint.plain),
     )
+
+
+def due(after: int, kept: int) -> bool:
+    """Say whether one is to be written after an entry, where the last one was written after another."""
+    return after - kept >= max(SPACING, after // 32)
 
 
 def path_of(ledger_id: str) -> Path | None:
