@@ -41,9 +41,12 @@ from dpdist.privacy.guarantee import Guarantee, GuaranteeJson, PrivacyLoss
 from dpdist.privacy.parallel import PeriodFilters
 
 SPACING = 256
-"""A checkpoint is written after so many entries."""
+"""A checkpoint is written after so many entries, or a 32nd of the journal: so writing it costs each entry the same."""
 _FORMAT = f"dpdist-checkpoint/1 of dpdist {__version__}"
-"""Another version may fold entries differently, so it believes no checkpoint of this one."""
+"""Another version may fold entries differently, so it believes no checkpoint of this one.
+
+Whoever changes what an entry amounts to, without a new version of the package, raises the number.
+"""
 _APART = {"records", "accounts", "budget"}
 _PLAIN = tuple(each.name for each in fields(View) if each.init and each.name not in _APART)
 
@@ -214,6 +217,11 @@ def _view(checkpoint: _Checkpoint) -> View:
     )
 
 
+def due(after: int, kept: int) -> bool:
+    """Say whether one is to be written after an entry, where the last one was written after another."""
+    return after - kept >= max(SPACING, after // 32)
+
+
 def path_of(ledger_id: str) -> Path | None:
     """Return where the checkpoint of a ledger is kept; None where it can have none."""
     if not re.fullmatch(r"[0-9a-f]{32}", ledger_id):
@@ -248,7 +256,7 @@ def write(view: View) -> bool:
         with open(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - a handle
             file.write(content)
         aside.replace(path)
-    except (OSError, ValueError, OverflowError):
+    except (OSError, ValueError, OverflowError, RecursionError):
         with suppress(OSError):
             aside.unlink(missing_ok=True)
         return False

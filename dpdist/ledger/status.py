@@ -72,8 +72,8 @@ class FoldedLedger:
         return view if view is not None and transaction.passed(view.after, view.head) else None
 
     def _keep(self, view: View) -> None:
-        """Keep a checkpoint after every so many entries; the witness is held, and what cannot be kept is not."""
-        if view.after - self._kept >= checkpoint.SPACING:
+        """Keep a checkpoint when one is due; the witness is held, and what cannot be kept is not."""
+        if checkpoint.due(view.after, self._kept):
             checkpoint.write(view)
             self._kept = view.after
 
