@@ -213,7 +213,8 @@ def test_rows_of_a_store_are_never_the_variants(tmp_path: Path, said: str) -> No
     name = "call_DS" if said == "by the store" else "call_genotype"
     rows = np.ones((30, 4, 2), dtype=np.int8)
     dimensions = ["variants", "samples", "ploidy"]
-    found = group.create_array(name, data=rows, **({"dimension_names": dimensions} if said == "format 3" else {}))
+    named = dimensions if said == "format 3" else None
+    found = group.create_array(name, data=rows, dimension_names=named)
     found.attrs.update({"_ARRAY_DIMENSIONS": dimensions} if said == "format 2" else {})
     refused(tmp_path / "t.zarr", "each of its rows is a variant", "one row for each sample")
     turned = group.create_array("turned", data=rows[:, :, 0].T.copy())
@@ -258,6 +259,16 @@ def test_a_bed_file_of_samples_one_after_the_other_is_read_too(tmp_path: Path) -
     shutil.rmtree(tmp_path / "rows.zarr", ignore_errors=True)
     ingest(tmp_path / "t.bed", tmp_path / "rows.zarr")
     assert np.array_equal(stored(tmp_path / "rows.zarr"), genotypes())
+
+
+def test_half_a_call_is_a_missing_genotype(tmp_path: Path) -> None:
+    write_vcf(tmp_path / "t.vcf", np.array([[0, 1], [127, 2]], dtype=np.int8))
+    text = (tmp_path / "t.vcf").read_text()
+    for half in ("0/.", "./1", "1|."):
+        (tmp_path / "t.vcf").write_text(text.replace("./.", half))
+        refused(tmp_path / "t.vcf", "sample 2", "'rs0'", "missing", "--missing")
+    ingest(tmp_path / "t.vcf", tmp_path / "rows.zarr", choices=Choices(missing=0))
+    assert stored(tmp_path / "rows.zarr").tolist() == [[0, 1], [0, 2]]
 
 
 @pytest.mark.parametrize("name", GENOTYPES)
