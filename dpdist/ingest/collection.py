@@ -20,6 +20,7 @@ from dpdist._util.ids import random_token
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.base import PIECE, STORED, UNNAMED, Places, Rows, numbered, require_columns
+from dpdist.ingest.readers.chunked import require_no_variants
 from dpdist.naming import parameter
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import first_of_each
@@ -193,6 +194,7 @@ def collection_of(given: Any) -> Collection | None:
     if is_a(given, "xarray", "DataArray"):
         kind, data = "DataArray", given.data if given.ndim == 2 else given
         labels = labels_of(given) if given.ndim == 2 else None
+        require_no_variants("the DataArray", given.dims[0] if given.dims else None)
     elif is_a(given, "xarray", "Dataset"):
         raise DataError("An xarray Dataset is several tables: pass one DataArray of it, of dimensions (rows, columns).")
     framed = is_a(data, "dask", "DataFrame") or is_a(data, "pandas", "DataFrame")

@@ -224,6 +224,7 @@ def test_blocks_that_are_not_what_was_announced_are_refused(tmp_path: Path) -> N
     refused(da.ones((4, 1)), tmp_path, "two or more")
     refused(da.ones((4, 1, 2)), tmp_path, "3 dimensions")
     refused(xarray.Dataset({"x": ("t", [SECRET])}), tmp_path, "one DataArray")
+    refused(xarray.DataArray(good, dims=("variants", "samples")), tmp_path, "each of its rows is a variant")
     refused(pd.DataFrame(good, columns=["a", "a", "b"]), tmp_path, "one name: a")
     refused(pd.DataFrame(good, columns=["a", "b\x1b[2J", "c"]), tmp_path, "control character")
 

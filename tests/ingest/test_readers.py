@@ -163,6 +163,8 @@ def test_several_netcdf_variables_are_told_and_one_is_chosen(tmp_path: Path) -> 
     xarray.Dataset({"a": ("t", np.arange(5.0))}).to_netcdf(tmp_path / "flat.nc", engine="h5netcdf")
     shutil.rmtree(tmp_path / "rows.zarr")
     refused(tmp_path / "flat.nc", "no variable of two or more dimensions")
+    xarray.Dataset({"a": (("variants", "x"), cube()[:, 0])}).to_netcdf(tmp_path / "sgkit.nc", engine="h5netcdf")
+    refused(tmp_path / "sgkit.nc", "each of its rows is a variant")
 
 
 def test_packed_netcdf_values_are_unpacked_and_filled_ones_are_missing(tmp_path: Path) -> None:
@@ -204,6 +206,22 @@ def test_a_group_of_zarr_arrays_needs_a_choice_where_there_are_several(tmp_path:
     assert np.array_equal(stored(tmp_path / "two.zarr"), cube("int8")[:, 0])
 
 
+@pytest.mark.parametrize("said", ["format 2", "format 3", "by its name", "by the store"])
+def test_rows_of_a_store_are_never_the_variants(tmp_path: Path, said: str) -> None:
+    group = zarr.create_group(tmp_path / "t.zarr", zarr_format=3 if said == "format 3" else 2)
+    group.attrs.update({"vcf_zarr_version": "0.4"} if said == "by the store" else {})
+    name = "call_DS" if said == "by the store" else "call_genotype"
+    rows = np.ones((30, 4, 2), dtype=np.int8)
+    dimensions = ["variants", "samples", "ploidy"]
+    named = dimensions if said == "format 3" else None
+    found = group.create_array(name, data=rows, dimension_names=named)
+    found.attrs.update({"_ARRAY_DIMENSIONS": dimensions} if said == "format 2" else {})
+    refused(tmp_path / "t.zarr", "each of its rows is a variant", "one row for each sample")
+    turned = group.create_array("turned", data=rows[:, :, 0].T.copy())
+    turned.attrs["_ARRAY_DIMENSIONS"] = ["samples", "variants"]
+    assert ingest(tmp_path / "t.zarr", tmp_path / "rows.zarr", choices=Choices("turned")).rows == 4
+
+
 def test_stores_of_a_folder_are_read_in_order(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     for number in (1, 0):
@@ -241,6 +259,16 @@ def test_a_bed_file_of_samples_one_after_the_other_is_read_too(tmp_path: Path) -
     shutil.rmtree(tmp_path / "rows.zarr", ignore_errors=True)
     ingest(tmp_path / "t.bed", tmp_path / "rows.zarr")
     assert np.array_equal(stored(tmp_path / "rows.zarr"), genotypes())
+
+
+def test_half_a_call_is_a_missing_genotype(tmp_path: Path) -> None:
+    write_vcf(tmp_path / "t.vcf", np.array([[0, 1], [127, 2]], dtype=np.int8))
+    text = (tmp_path / "t.vcf").read_text()
+    for half in ("0/.", "./1", "1|."):
+        (tmp_path / "t.vcf").write_text(text.replace("./.", half))
+        refused(tmp_path / "t.vcf", "sample 2", "'rs0'", "missing", "--missing")
+    ingest(tmp_path / "t.vcf", tmp_path / "rows.zarr", choices=Choices(missing=0))
+    assert stored(tmp_path / "rows.zarr").tolist() == [[0, 1], [0, 2]]
 
 
 @pytest.mark.parametrize("name", GENOTYPES)

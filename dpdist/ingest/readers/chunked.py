@@ -32,7 +32,7 @@ _LARGEST = 1 << 30
 
 
 class Layout(NamedTuple):
-    """Shape, type and chunks of an array, and whether any is stored; chunks of 1 where it has none.
+    """Shape, type and chunks of an array, whether any is stored, and what its rows are called; chunks of 1 if none.
 
     Of a chunk that is not stored every value is the fill value. So are sparse arrays written; but of an array without
     any chunk a few bytes could announce more rows than any disk holds.
@@ -42,6 +42,7 @@ class Layout(NamedTuple):
     dtype: np.dtype[np.generic]
     chunks: tuple[int, ...]
     stored: bool = True
+    first: object = None
 
     @property
     def columns(self) -> int:
@@ -68,6 +69,7 @@ class Chunked(Source):
     @property
     def _checked(self) -> Layout:
         found = self._layout
+        require_no_variants(self.path, found.first)
         if len(found.shape) > 2 and min(found.shape) >= 0:
             require_table(self.path, (found.shape[0], found.columns), found.dtype)
         else:
@@ -125,6 +127,24 @@ class Chunked(Source):
         if read.dtype != found.dtype:
             raise TypeError  # not what the file announced
         return read.reshape(read.shape[0], -1)
+
+
+def require_no_variants(path: object, first: object) -> None:
+    """Refuse an array whose first dimension is called ``variants``, as VCF Zarr and sgkit have it.
+
+    Taken for a table, a variant would be protected, and the people would be its columns.
+
+    Raises
+    ------
+    DataError
+        With what to write instead.
+    """
+    if first == "variants":
+        raise DataError(
+            f"{path} holds genotypes of which each of its rows is a variant, and the people, who are to be protected, "
+            "would be its columns. Ingest the VCF that it was made from, or write an array with one row for each "
+            "sample."
+        )
 
 
 def require_chunks(path: Any, size: int) -> None:

@@ -91,7 +91,8 @@ class NetCdf(Chunked):
         def read() -> Layout:
             with self._opened() as array:
                 chunks = array.encoding.get("chunksizes") or (1,) * array.ndim
-                return Layout(array.shape, array.dtype, tuple(map(min, chunks, array.shape)), self._is_stored())
+                chunks = tuple(map(min, chunks, array.shape))
+                return Layout(array.shape, array.dtype, chunks, self._is_stored(), next(iter(array.dims), None))
 
         return attempt(self.path, read)
 

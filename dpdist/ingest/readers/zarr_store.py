@@ -301,6 +301,17 @@ class Store(Chunked):
                 if array.shards and math.prod(array.shards) > _PARTS * math.prod(array.chunks):
                     raise ValueError
                 stored = holds_values(self.path, self._place or "")
-                return Layout(array.shape, array.dtype, tuple(map(min, array.chunks, array.shape)), stored)
+                chunks = tuple(map(min, array.chunks, array.shape))
+                return Layout(array.shape, array.dtype, chunks, stored, self._first(array))
 
         return attempt(self.path, read)
+
+    def _first(self, array: Any) -> object:
+        """Return what the rows are called; in VCF Zarr they are variants where nothing is said."""
+        said = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+        if said:
+            return said[0]
+        if (self._place or self.path.name).rpartition("/")[2] == "call_genotype":
+            return "variants"
+        with opened(self.path) as root:
+            return "variants" if "vcf_zarr_version" in root.attrs else None
