@@ -36,12 +36,19 @@ class Page:
     def __init__(self, address: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._numbers = itertools.count(1)
-        self._connection: WebSocketClientConnection = self._loop.run_until_complete(_connected(address))
+        try:
+            self._connection: WebSocketClientConnection = self._loop.run_until_complete(_connected(address))
+        except BaseException:
+            self._loop.close()
+            raise
 
     def close(self) -> None:
         """Let go of it."""
-        self._connection.close()
+        self._loop.run_until_complete(self._left())  # outside a loop, Tornado makes one and leaves it
         self._loop.close()
+
+    async def _left(self) -> None:
+        self._connection.close()
 
     def tell(self, method: str, **parameters: object) -> dict[str, Any]:
         """Send one command of the protocol, and return its result."""

@@ -79,12 +79,12 @@ def exponent(points: list[Json]) -> float:
 @experiment
 def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) -> None:  # noqa: ARG001 - it needs none
     """Run what is missing and write the results."""
-    folder, sizes, draws = begin(output), (16, 32, 64) if quick else SIZES, 3 if quick else DRAWS
+    folder, sizes = begin(output), (16, 32, 64) if quick else SIZES
     settings: Json = {
         "paper": "Jiang, Xie & Zhang 2016, table 1", "quick": quick, "epsilon": EPSILON, "delta": DELTA,
         "neighbours": "replace-one", "units": "of the unnormalised sum of x x^T with |x| <= 1",
     }  # fmt: skip
-    cells = [{"mechanism": name, "d": d, "draw": draw} for name in NOISES for d in sizes for draw in range(draws)]
+    cells = [{"mechanism": name, "d": d, "draw": draw} for name in NOISES for d in sizes for draw in range(DRAWS)]
     with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as engine:
         rows = runs.run(engine, store, measured, cells, label="Drawing noise")
     raw = runs.averaged(rows, ("mechanism", "d"), "norm")
