@@ -278,6 +278,7 @@ def past_horizon(horizon: int, period: str) -> str:
 
 def _close(series: Series, period: str, entry: Path, say: Callable[[str], None]) -> None:
     with series.table.store.locked():
+        series.ledger.require_current()  # an older copy does not know what it closed: its rows are no strays
         closed = series.ledger.periods
         if period in closed:
             return

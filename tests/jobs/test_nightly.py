@@ -490,6 +490,24 @@ def test_a_night_that_dies_anywhere_is_resumed_by_the_next(place: Place, point: 
     place.ledger.verify()
 
 
+def test_an_older_ledger_loses_no_rows_of_the_periods_it_does_not_know(place: Place) -> None:
+    """It is refused before it looks at rows that it would take for new ones; what adopts them goes on."""
+    place.arrive("d1")
+    place.run()
+    ledger, older = place.folder / "visits.ledger", place.folder / "older.ledger"
+    shutil.copytree(ledger, older)
+    place.arrive("d2")
+    place.run()
+    shutil.rmtree(ledger)
+    older.rename(ledger)
+    refused(place, "ledger adopt")
+    place.ledger.adopt()
+    place.arrive("d3")
+    outcome = place.run()
+    assert outcome.periods == 3
+    assert open_release(outcome.total or "nowhere").rows == 90
+
+
 def test_two_runs_at_once_publish_once(place: Place) -> None:
     place.arrive("d1", "d2", "d3")
     arguments = ["note", "before sealing", str(place.folder / "struck"), "inline", "run", str(place.job)]

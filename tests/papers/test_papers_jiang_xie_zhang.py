@@ -17,7 +17,7 @@ def test_the_exponents_of_the_noise(scheduler: str, tmp_path: Path) -> None:
     assert len(rows) == len(noise.NOISES) * 3 * noise.DRAWS
     for name, row in found["table"].items():
         # three sizes up to 64: finite-size effects are below 0.2, and an exponent next to the right one is 0.5 away; of
-        # Wishart matrices, the worst, it is 1.09 with a standard deviation of 0.045 (simulated): 0.35 is six of these off
+        # Wishart matrices, the worst, it is 1.09 with a standard deviation of 0.045 (simulated): 0.35 is far off
         assert row["exponent about the mean"] == pytest.approx(row["exponent expected"], abs=0.35), name
     norms = found["table"]["jiang-wishart"]["norm"]
     # the edge of a Wishart matrix, s² (sqrt m + sqrt d)² = 1.5 * 4 d, within a fifth at d = 64
