@@ -68,7 +68,7 @@ class Captured:
 
     @property
     def intervals(self) -> Matrix:
-        """(k, 2): between which the variance of each score lies in 95 of 100 releases."""
+        """(k, 2): between which the variance of each score lies in 95 of 100 releases; see the module."""
         return _ends(self.variances, self.deviations, np.inf)
 
     @property
@@ -91,7 +91,8 @@ class Captured:
         """Return the same in a sentence."""
         low, high = self.share_intervals[-1]
         between = f"{math.floor(1000 * low) / 1000:.3f} and {math.ceil(1000 * high) / 1000:.3f}"
-        return f"Together they hold {self.shares[-1]:.3f} of the variance, between {between} in 95 of 100 releases."
+        held = f"Together they hold {self.shares[-1]:.3f} of the variance"
+        return f"{held}, between {between} in about nine of ten releases."
 
 
 def _ends(values: Matrix, deviations: Matrix, most: float) -> Matrix:

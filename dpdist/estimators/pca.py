@@ -131,9 +131,10 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         no matrix was released.
     score_variances_, score_variance_intervals_ : ndarray or None
         (k,) and (k, 2) float64: variance of the scores of the shortened rows on each component, which is less than its
-        eigenvalue, and between which it lies in 95 of 100 releases. The variance of a whitened score lies between the
-        same ends over ``score_variances_``. None where the law of the noise is not known, n is private and no mean was
-        released, or there are more than 2000 columns and nothing asks for them.
+        eigenvalue, and between which it lies in nine of ten releases or more, on average over components (measured:
+        :mod:`dpdist.answers.captured`). The variance of a whitened score lies between the same ends over
+        ``score_variances_``. None where the law of the noise is not known, n is private and no mean was released, or
+        there are more than 2000 columns and nothing asks for them.
     noise_variance_, noise_variance_interval_ : float, ndarray or None
         Mean variance along all other directions, as of scikit-learn's PCA, and (2,) its interval; 0 where k is d. None
         likewise.

@@ -128,7 +128,7 @@ def standardised(found: Correlation, names: Sequence[str]) -> str:
     lines = [_row(row, (*widths, width)) for row in rows]
     said = (
         "Components of the correlation matrix, of columns standardised by what was released. A share, or a loading, "
-        "lies between its two ends in about 95 of 100 releases, with respect to the noise."
+        "lies between its two ends in about nine of ten releases or more, with respect to the noise."
     )
     if found.left_out:
         were = "was" if len(found.left_out) == 1 else "were"
