@@ -71,6 +71,7 @@ def install() -> None:
     for number in _state.answered:
         signal.signal(number, _answer)
     sys.unraisablehook = _unraisable
+    threading.excepthook = _unhandled
     ear, mouth = os.pipe()
     os.set_blocking(mouth, False)
     signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
@@ -148,11 +149,17 @@ def _answer(number: int, _: FrameType | None) -> None:
 
 
 def _unraisable(found: sys.UnraisableHookArgs) -> None:
-    """Notice that the exception was swallowed, without a traceback."""
-    if _state.received is not None and issubclass(found.exc_type, KeyboardInterrupt):
-        _state.swallowed = True
-    else:
+    """Notice that the signal's exception was swallowed; whatever else failed since is not said either."""
+    if _state.received is None:
         sys.__unraisablehook__(found)
+    elif issubclass(found.exc_type, KeyboardInterrupt):
+        _state.swallowed = True
+
+
+def _unhandled(found: threading.ExceptHookArgs) -> None:
+    """Say what a thread died of, unless it died because of a signal: its workers or its loop were gone."""
+    if _state.received is None:
+        threading.__excepthook__(found)
 
 
 def _watch(ear: int, main: int) -> None:

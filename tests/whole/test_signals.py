@@ -16,7 +16,7 @@ from faults import signals
 SENTENCE = "dpdist: Interrupted by {}: the same command resumes, and what was reserved is not charged again.\n"
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 START = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 from pathlib import Path
 from dpdist._util import interruption
 interruption.GRACE_SECONDS = 0.5
@@ -219,6 +219,52 @@ run(work)
     assert ended(tmp_path, script) == (5, "", SENTENCE.format("SIGTERM"))
 
 
+@pytest.mark.parametrize("struck", [True, False])
+def test_what_a_thread_or_a_destructor_dies_of_because_of_the_signal_is_not_said(
+    ended: Ended, tmp_path: Path, struck: bool
+) -> None:
+    """Dask's threads watch processes that are killed meanwhile. Of no signal, both are said."""
+    script = f"""
+class Broken:
+    def __del__(self):
+        raise ValueError("in a destructor")
+def fail():
+    raise OSError("in a thread")
+def work():
+    try:
+        if {struck}:
+            strike()
+    finally:
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+        Broken()
+run(work)
+"""
+    code, _, said = ended(tmp_path, script)
+    assert (code, said) == (5, SENTENCE.format("SIGTERM")) if struck else code == 0
+    assert ("in a destructor" in said, "in a thread" in said) == (not struck, not struck)
+
+
+def test_a_process_that_reads_is_no_second_command_not_even_while_it_starts(ended: Ended, tmp_path: Path) -> None:
+    """Ctrl-C reaches it between its first two instructions; it ignores that, and answers."""
+    script = """
+from types import SimpleNamespace
+from dpdist.ingest.readers.apart import Reading
+def work():
+    fork = os.fork
+    def struck():
+        made = fork()
+        if made == 0:
+            strike(signal.SIGINT)
+        return made
+    os.fork = struck
+    print(Reading(Path.cwd()).ask(SimpleNamespace(path="x", unpacked=0, names=("a",)), "names"))
+run(work)
+"""
+    assert ended(tmp_path, script) == (0, "('a',)\n", "")
+
+
 @pytest.mark.parametrize("late", ["before the rename", "after the rename"])
 def test_what_has_its_place_is_whole_or_not_there(ended: Ended, tmp_path: Path, late: str) -> None:
     """The process is ended from outside the main thread while it moves a folder to its place."""
@@ -268,7 +314,7 @@ def test_a_job_struck_half_way_leaves_nothing_running_and_nothing_in_tmpdir(
     supply: signals.Place, tmp_path: Path, number: signal.Signals, everybody: bool
 ) -> None:
     found, well = signals.again_and_again(tmp_path, supply, "run", number, [3.0, 5.0], everybody=everybody)
-    assert [one.faults for one in found] == [[], []]
+    assert [(one.faults, one.faults and one.words) for one in found] == [([], []), ([], [])]
     assert well
 
 

@@ -18,7 +18,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,6 +45,9 @@ _BEGIN = frozenset({"blocks", "part", "units"})
 """Questions that begin to read rows."""
 _COPIES = 6
 """Of what is unpacked at once, as many may be in the memory: two chunks, each as it lies, unpacked and in order."""
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that the other process answers, if it is a command; none may come here before they mean something else."""
 
 
 class Reading:
@@ -111,13 +114,17 @@ class Reading:
     def _start(self) -> None:
         self._here, there = Pipe()
         self._shared = mmap.mmap(-1, _SHARED)
-        with quiet():  # Python warns where there are threads; the process uses nothing that they may hold
-            self._pid = os.fork()
-        if self._pid == 0:
-            try:
-                _answer(there, self._shared)
-            finally:
-                os._exit(0)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        try:
+            with quiet():  # Python warns where there are threads; the process uses nothing that they may hold
+                self._pid = os.fork()
+            if self._pid == 0:
+                try:
+                    _answer(there, self._shared, before)
+                finally:
+                    os._exit(0)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         there.close()
 
     def close(self) -> None:
@@ -208,9 +215,13 @@ class Apart(Source):
             raise
 
 
-def _answer(pipe: Connection, shared: mmap.mmap) -> None:
-    """Answer questions until there are no more; one that takes too long ends the process."""
+def _answer(pipe: Connection, shared: mmap.mmap, signals: Iterable[int]) -> None:
+    """Answer questions until there are no more; one that takes too long ends the process.
+
+    `signals` are those that are blocked as soon as they mean what they shall mean here.
+    """
     room = _Room(pipe, shared)
+    signal.pthread_sigmask(signal.SIG_SETMASK, signals)
     with suppress(EOFError, OSError):
         while True:
             place, new, *question = pipe.recv()
@@ -228,7 +239,7 @@ class _Room:
             if handle > 2 and handle != pipe.fileno():  # locks and pipes of the other process are not this one's
                 with suppress(OSError):
                     os.close(handle)
-        for number in (signal.SIGTERM, signal.SIGALRM):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
         base.progressed = lambda: signal.alarm(_PATIENCE)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal both get it, and the other one says what happens
