@@ -112,8 +112,8 @@ def labels(path: Path) -> None:
     """Put a store of AnnData whose names unpack to gigabytes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        anndata.settings.zarr_write_format = 2
-        anndata.AnnData(np.ones((40, 4), np.float32)).write_zarr(path)
+        with anndata.settings.override(zarr_write_format=2):
+            anndata.AnnData(np.ones((40, 4), np.float32)).write_zarr(path)
     place = path / "var" / "_index"
     about = json.loads((place / ".zarray").read_text())
     (place / ".zarray").write_text(json.dumps(about | {"compressor": {"id": "zlib", "level": 9}}))
@@ -207,8 +207,8 @@ def test_a_codec_that_runs_what_it_unpacks_is_not_followed(tmp_path: Path, versi
     if version == 2:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            anndata.settings.zarr_write_format = 2
-            anndata.AnnData(np.ones((40, 4), np.float32)).write_zarr(tmp_path / "t.zarr")
+            with anndata.settings.override(zarr_write_format=2):
+                anndata.AnnData(np.ones((40, 4), np.float32)).write_zarr(tmp_path / "t.zarr")
         (tmp_path / "t.zarr" / ".zmetadata").unlink(missing_ok=True)
         place = tmp_path / "t.zarr" / "var" / "_index"
         about = json.loads((place / ".zarray").read_text())

@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anndata
 import h5py
@@ -336,11 +336,12 @@ def test_a_damaged_netcdf_file_is_told_in_one_sentence(tmp_path: Path) -> None:
         assert said.err == f"{said.message}\n"
 
 
-def store_of(path: Path, x: Any, **others: Any) -> None:
+def store_of(path: Path, x: Any, *, version: int = 3, **others: Any) -> None:
     """Write an AnnData store with the library that defines it."""
     made = anndata.AnnData(x, **others)
     made.var_names = list(GENES)
-    made.write_zarr(path)
+    with anndata.settings.override(zarr_write_format=version):
+        made.write_zarr(path)
 
 
 @pytest.mark.parametrize("columns", [None, ["five", "BRCA1"]])
@@ -351,10 +352,10 @@ def test_a_store_of_anndata_gives_x_and_never_a_matrix_made_of_it(
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # anndata about the formats of zarr
-        anndata.settings.zarr_write_format = version
         pca = {"X_pca": np.random.default_rng(0).normal(size=(40, 2))}
         pairs = {"distances": np.ones((40, 40))}
-        store_of(tmp_path / "t.zarr", LAYOUTS[layout](counts()), obsm=pca, obsp=pairs, layers={"twice": 2 * counts()})
+        others = {"obsm": pca, "obsp": pairs, "layers": {"twice": 2 * counts()}}
+        store_of(tmp_path / "t.zarr", LAYOUTS[layout](counts()), version=version, **others)
     opened = ingest(tmp_path / "t.zarr", tmp_path / "rows.zarr", columns=columns)
     assert opened.names == tuple(columns or GENES)
     assert np.array_equal(stored(opened.path), counts()[:, [GENES.index(name) for name in opened.names]])
@@ -366,12 +367,13 @@ def test_a_store_of_anndata_gives_x_and_never_a_matrix_made_of_it(
         assert "obsm" not in str(caught.value).partition("--variable")[2]
 
 
-def test_anndata_within_a_larger_store_is_not_taken_apart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [2, 3])
+def test_anndata_within_a_larger_store_is_not_taken_apart(tmp_path: Path, version: Literal[2, 3]) -> None:
     pca = {"X_pca": np.ones((40, 2))}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        zarr.create_group(tmp_path / "t.zarr").create_group("mod")
-        store_of(tmp_path / "t.zarr" / "mod" / "rna", sparse.csr_matrix(counts()), obsm=pca)
+        zarr.create_group(tmp_path / "t.zarr", zarr_format=version).create_group("mod")
+        store_of(tmp_path / "t.zarr" / "mod" / "rna", sparse.csr_matrix(counts()), version=version, obsm=pca)
     refused(tmp_path / "t.zarr", "holds AnnData", "t.zarr/mod/rna")
     ingest(tmp_path / "t.zarr" / "mod" / "rna", tmp_path / "rows.zarr")
     assert np.array_equal(stored(tmp_path / "rows.zarr"), counts())

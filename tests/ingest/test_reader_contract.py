@@ -155,8 +155,8 @@ def write_anndata(layout: str) -> Callable[[Path, Table, Sequence[str]], None]:
     def write(path: Path, rows: Table, names: Sequence[str]) -> None:
         made = anndata.AnnData(LAYOUTS[layout](rows))
         made.var_names = list(names)
-        anndata.settings.zarr_write_format = 3
-        quietly(lambda: made.write_zarr(path, chunks=(4, 5)) if path.suffix == ".zarr" else made.write_h5ad(path))
+        with anndata.settings.override(zarr_write_format=3):
+            quietly(lambda: made.write_zarr(path, chunks=(4, 5)) if path.suffix == ".zarr" else made.write_h5ad(path))
 
     return write
 
