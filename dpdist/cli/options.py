@@ -189,7 +189,7 @@ def large_delta_option(command: Command) -> Command:
 
 
 def scale_options(command: Command) -> Command:
-    """Add the private scale; the command gets ``scale``, a word, and ``scale_share``, a text or None."""
+    """Add the scale; the command gets ``scale``, a word or a file, and ``scale_share``, a text or None."""
     command = click.option(
         "--scale-share",
         metavar="SHARE",
@@ -197,11 +197,11 @@ def scale_options(command: Command) -> Command:
     )(command)
     return click.option(
         "--scale",
-        type=click.Choice(["none", "private"]),
+        metavar="[none|private|FILE]",
         default="none",
         show_default=True,
         help="private: the release chooses a scale of each column first, from private histograms, and shifts by a "
-        "centre from the same, unless --centre names a public one. A public scale stands in the file of --centre.",
+        "centre from the same, unless --centre names a public one. Or a file (.npz, .npy, .json) with a public one.",
     )(command)
 
 

@@ -249,6 +249,9 @@ def _condition(made: Release, *, disjoint: bool) -> str:
     show_default=True,
     help="none, or the file with a public centre and scale that the release will take.",
 )
+@click.option(
+    "--scale", default="none", show_default=True, help="none, or the file with a public scale that it will take."
+)
 @large_delta_option
 @ledger_option
 @cluster_options
@@ -256,8 +259,8 @@ def _condition(made: Release, *, disjoint: bool) -> str:
 @json_option
 def bound(
     rows: AnyStore, epsilon: str, delta: str | None, quantile: str | None, components: int | None,
-    release_epsilon: str | None, grid: str, neighbours: str, centre: str, accept_large_delta: bool,
-    ledger: LedgerAddress | None, cluster: Cluster, trusted: str, as_json: bool,
+    release_epsilon: str | None, grid: str, neighbours: str, centre: str, scale: str,
+    accept_large_delta: bool, ledger: LedgerAddress | None, cluster: Cluster, trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Choose the clip norm of ROWS privately: a quantile of the norms of its rows, for a small epsilon.
 
@@ -265,7 +268,7 @@ def bound(
     or --components, costs nothing. Exit code 4 if the quantile may lie beyond the grid.
     """
     request = norms_request_from(
-        epsilon=epsilon, delta=delta, grid=grid, neighbours=neighbours, centre=centre,
+        epsilon=epsilon, delta=delta, grid=grid, neighbours=neighbours, centre=centre, scale=scale,
         accept_large_delta=accept_large_delta,
     )  # fmt: skip
     where = replace(cluster, trusted_worker=trusted == "worker")
@@ -273,7 +276,7 @@ def bound(
         rows, request, quantile, components=components, release_epsilon=release_epsilon, ledger=ledger, cluster=where,
         budget_delta=delta is None, say=say,
     )  # fmt: skip
-    following = next_command(rows, choice, centre)
+    following = next_command(rows, choice, centre, scale)
     words = choice.words()
     answer(
         as_json, {**choice.to_json(), "next": following}, words if following is None else f"{words}\n{NEXT}{following}"
@@ -282,12 +285,13 @@ def bound(
         click.get_current_context().exit(DataError.exit_code)
 
 
-def next_command(rows: AnyStore, choice: clip_norm.ClipChoice, centre: str) -> str | None:
+def next_command(rows: AnyStore, choice: clip_norm.ClipChoice, centre: str, scale: str) -> str | None:
     """Return the command that releases with the chosen clip norm, to be completed; None where none was chosen."""
     if choice.clip is None:
         return None
     neighbours, loss = choice.histogram.guarantee.neighbours, choice.histogram.guarantee.loss
-    more = "" if centre == "none" else f" --centre {shlex.quote(centre)}"
+    files = {"centre": centre, "scale": scale}
+    more = "".join(f" --{word} {shlex.quote(file)}" for word, file in files.items() if file != "none")
     more += f" --delta {_delta(loss)}" if loss.delta_atto else ""
     more += "" if neighbours is Neighbours.REPLACE_ONE else f" --neighbours {neighbours}"
     epsilon = "E" if choice.purpose is None else f"{choice.purpose.loss.epsilon:.12g}"

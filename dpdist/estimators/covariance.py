@@ -27,6 +27,7 @@ from dpdist.errors import DrownedWarning, UsageError
 from dpdist.estimators.fit import (
     ESTIMATORS,
     Centre,
+    Scale,
     facts_of,
     parameters_of,
     proved,
@@ -72,9 +73,10 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
     centre : str, path-like, sequence of float or mapping, default "private"
         ``"private"``: mean and covariance are released together for the one price. Otherwise the covariance is the
         second moment about what is public: zero (``"none"``), or the centre given.
-    scale : {"none", "private"}, default "none"
+    scale : str, path-like or sequence of float, default "none"
         ``"private"``: the release chooses a scale of each column first, from private histograms of all columns, and
-        shifts by a centre from the same, unless a public one is given. ``clip`` is in scaled units then.
+        shifts by a centre from the same, unless a public one is given. Or a public scale: one positive number per
+        column, or a file of these as for ``centre``. ``clip`` is in scaled units then.
     scale_share : str, float or Decimal, default "0.1"
         What that choice takes of the release's mu² (of epsilon, where the mechanism has no mu).
     ledger, release : str or path-like, default None
@@ -163,7 +165,7 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         mechanism: str | None = None,
         neighbours: str = "replace-one",
         centre: Centre = "private",
-        scale: str = "none",
+        scale: Scale = "none",
         scale_share: Number = "0.1",
         ledger: LedgerAddressGiven | None = None,
         release: AnyPath | None = None,

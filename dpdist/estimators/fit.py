@@ -57,6 +57,8 @@ from dpdist.triangle import Band, packed
 Vector = Sequence[float] | npt.NDArray[np.number]
 Centre = AnyPath | Vector | Mapping[str, Vector]
 """What the parameter ``centre`` takes: a word or file, public numbers, or a mapping with ``centre`` and ``scale``."""
+Scale = AnyPath | Vector
+"""What the parameter ``scale`` takes: a word or file, or public numbers."""
 
 
 class Parameters(Protocol):
@@ -68,7 +70,7 @@ class Parameters(Protocol):
     mechanism: str | None
     neighbours: str
     centre: Centre
-    scale: str
+    scale: Scale
     scale_share: Number
     grid_bits: int | None
     rows_at_most: int
@@ -123,6 +125,7 @@ def request_of(asked: Parameters, components: int | None = None) -> ReleaseReque
         If a number is out of range, or the file of a public centre cannot be read.
     """
     centre, vectors = _centre(asked.centre)
+    scale, divisors = _scale(asked.scale, vectors)
     delta = None if asked.delta is None else str(asked.delta)
     if asked.clip != "auto" and (isinstance(asked.clip, bool) or not isinstance(asked.clip, numbers.Real)):
         raise UsageError(
@@ -148,9 +151,9 @@ def request_of(asked: Parameters, components: int | None = None) -> ReleaseReque
         mechanism=mechanism,
         neighbours=str(asked.neighbours),
         centre=centre,
-        scale=str(asked.scale),
+        scale=scale,
         scale_share=str(asked.scale_share),
-        vectors=vectors,
+        vectors={**vectors, **divisors},
         grid_bits=None if bits is None else int(bits),
         rows_at_most=int(most),
         period="",
@@ -175,6 +178,18 @@ def _centre(given: Centre) -> tuple[str, dict[str, tuple[float, ...]]]:
             "centre is 'none', 'private', a file, one public number per column, or a mapping with `centre` and `scale`."
         )
     return Centring.NONE.value, found
+
+
+def _scale(given: Scale, vectors: Mapping[str, object]) -> tuple[str, dict[str, tuple[float, ...]]]:
+    """Likewise of a scale, where the centre came with these public numbers."""
+    if isinstance(given, str | os.PathLike):
+        return os.fspath(given), {}
+    if "scale" in vectors:
+        raise UsageError("centre holds a public scale, and scale another one: pass one of them.")
+    try:
+        return "none", {"scale": tuple(float(v) for v in np.asarray(given).reshape(-1))}
+    except (TypeError, ValueError):
+        raise UsageError("scale is 'none', 'private', a file, or one public number per column.") from None
 
 
 def released(
@@ -406,7 +421,7 @@ class MadeWith(TypedDict):
     mechanism: str
     neighbours: str
     centre: Centre
-    scale: str
+    scale: Scale
     grid_bits: int
     rows_at_most: int
     accept_large_delta: bool
@@ -425,8 +440,8 @@ def parameters_of(release: Release) -> MadeWith:
         "clip": "auto" if {"scale", "clip_norm"} <= set(chosen) else bound.clip_norm,
         "mechanism": release.mechanism,
         "neighbours": release.neighbours.value,
-        "centre": Centring.PRIVATE.value if bound.constant else public or Centring.NONE.value,
-        "scale": "private" if "scale" in chosen else "none",
+        "centre": Centring.PRIVATE.value if bound.constant else public.get("centre", Centring.NONE.value),
+        "scale": "private" if "scale" in chosen else public.get("scale", "none"),
         "grid_bits": bound.grid_bits,
         "rows_at_most": release.rows_at_most or ROWS_AT_MOST,
         "accept_large_delta": (

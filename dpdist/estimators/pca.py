@@ -22,6 +22,7 @@ from dpdist.estimators import likelihood
 from dpdist.estimators.fit import (
     ESTIMATORS,
     Centre,
+    Scale,
     facts_of,
     parameters_of,
     proved,
@@ -83,9 +84,10 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         ``"none"``: components of the second moment about zero. ``"private"``: mean and covariance are released
         together for the one price. Or a public centre: one number per column, a mapping with ``centre`` and
         ``scale``, or a ``.npy``, ``.npz`` or ``.json`` file of these.
-    scale : {"none", "private"}, default "none"
+    scale : str, path-like or sequence of float, default "none"
         ``"private"``: the release chooses a scale of each column first, from private histograms of all columns, and
-        shifts by a centre from the same, unless a public one is given. ``clip`` is in scaled units then.
+        shifts by a centre from the same, unless a public one is given. Or a public scale: one positive number per
+        column, or a file of these as for ``centre``. ``clip`` is in scaled units then.
     scale_share : str, float or Decimal, default "0.1"
         What that choice takes of the release's mu² (of epsilon, where the mechanism has no mu).
     ledger : str or path-like, default None
@@ -228,7 +230,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         mechanism: str | None = None,
         neighbours: str = "replace-one",
         centre: Centre = "none",
-        scale: str = "none",
+        scale: Scale = "none",
         scale_share: Number = "0.1",
         ledger: LedgerAddressGiven | None = None,
         release: AnyPath | None = None,

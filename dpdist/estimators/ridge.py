@@ -25,6 +25,7 @@ from dpdist.errors import DrownedWarning, UsageError
 from dpdist.estimators.fit import (
     ESTIMATORS,
     Centre,
+    Scale,
     facts_of,
     parameters_of,
     proved,
@@ -183,7 +184,7 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
         mechanism: str | None = None,
         neighbours: str = "replace-one",
         centre: Centre = "private",
-        scale: str = "none",
+        scale: Scale = "none",
         scale_share: Number = "0.1",
         ledger: LedgerAddressGiven | None = None,
         release: AnyPath | None = None,

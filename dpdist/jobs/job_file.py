@@ -78,8 +78,8 @@ from dpdist.mechanisms.registry import mechanism_named
 from dpdist.naming import naming, step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.continual import Tree, levels_for
-from dpdist.release.parse import LARGEST_FILE, clip_from, read_public_centre, request_from
-from dpdist.release.request import Centring, ReleaseRequest, share_from
+from dpdist.release.parse import LARGEST_FILE, clip_from, public_numbers, request_from
+from dpdist.release.request import ReleaseRequest, share_from
 from dpdist.release.toeplitz import BAND, Toeplitz, banded, square_root
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.schema import Schema
@@ -314,8 +314,7 @@ def _request(release: Release, files: _Files) -> ReleaseRequest:
         files.make(lambda: share_from(release.scale_share or "0.1"))
         if (bits := release.grid_bits) is not None:
             files.make(lambda: RowBound(1, 1.0, bits))
-        if release.centre not in set(Centring):
-            files.make(lambda: read_public_centre(files.folder / release.centre))
+        files.make(lambda: public_numbers(release.centre, release.scale, files.folder))
     return request
 
 

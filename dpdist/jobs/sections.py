@@ -128,11 +128,11 @@ class Release(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str, _key("none, private, or a file with a public centre and scale per column.", '"none", "private" or a path')
     ] = Centring.NONE.value
     scale: Annotated[
-        Literal["none", "private"],
+        str,
         _key(
-            "private: the release chooses a scale of each column first, and a centre unless a public one is named. A "
-            "public scale stands in the file of centre.",
-            '"none" or "private"',
+            "private: the release chooses a scale of each column first, and a centre unless a public one is named. Or "
+            "a file with a public scale per column.",
+            '"none", "private" or a path',
         ),
     ] = "none"
     scale_share: Annotated[

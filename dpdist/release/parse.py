@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -52,31 +52,21 @@ def request_from(
     """Make a request from text as it stands on the command line or in a job file.
 
     Without a mechanism, `gaussian` is taken when a delta is given and `two-sided-wishart` when none is. A public centre
-    and scale that were read before are ``vectors``.
+    and scale that were read before are ``vectors``; else each word may be the name of a file of them.
 
     Raises
     ------
     UsageError
         If a value is out of range.
     DataError
-        If a number is out of range, or the file of the public centre cannot be read.
+        If a number is out of range, or a file of public numbers cannot be read.
     """
     loss = PrivacyLoss.parse(epsilon, delta or "0")
     if delta is not None and not loss.delta_atto:
         raise DataError("Delta must lie between 0 and 1, both excluded; for pure privacy leave it out.")
-    shift: dict[str, tuple[float, ...] | None] = dict(vectors or {})
-    if centre not in {Centring.NONE, Centring.PRIVATE}:
-        shift = read_public_centre(folder / centre)
-    if scale not in {"none", "private"}:
-        raise UsageError(
-            f"{parameter('scale')} takes none or private, not {scale!r}. A public scale stands in the file of "
-            f"{parameter('centre')}.",
-        )
+    shift = {**public_numbers(centre, scale, folder), **(vectors or {})}
     if scale == "private" and shift.get("scale") is not None:
-        raise UsageError(
-            f"{parameter('centre')} holds a public scale, and {parameter('scale', 'private')} asks for another one: "
-            "take one of them."
-        )
+        raise UsageError(_two_scales())
     chosen = mechanism or recommended(loss.delta_atto)
     request = ReleaseRequest(
         mechanism=chosen,
@@ -98,6 +88,34 @@ def request_from(
     columns = len(next((v for v in shift.values() if v), (0.0, 0.0)))
     request.truncating().sized.bound(columns)  # range of clip norm and grid bits
     return request
+
+
+def public_numbers(centre: str, scale: str, folder: Path) -> dict[str, tuple[float, ...] | None]:
+    """Read the files of public numbers that are named for a centre and for a scale, if any.
+
+    Raises
+    ------
+    UsageError
+        If two scales are named, or the file of a scale holds a centre too and nothing is said of it.
+    DataError
+        If a file is missing or holds something else.
+    """
+    shift = {} if centre in set(Centring) else read_public_centre(folder / centre)
+    if scale in {"none", "private"}:
+        return shift
+    if shift.get("scale") is not None:
+        raise UsageError(_two_scales())
+    found = read_public_centre(folder / scale, word="scale")
+    if found["centre"] is not None and centre == Centring.NONE:
+        raise UsageError(
+            f"{scale} holds a centre as well as a scale: name it as {parameter('centre')}, which takes both, or write "
+            "the scale to a file of its own."
+        )
+    return {**shift, "scale": found["scale"]}
+
+
+def _two_scales() -> str:
+    return f"{parameter('centre')} holds a public scale, and {parameter('scale')} asks for another one: take one."
 
 
 def clip_from(text: str) -> float | Word:
@@ -124,6 +142,7 @@ def norms_request_from(
     grid: str,
     neighbours: str,
     centre: str,
+    scale: str = "none",
     accept_large_delta: bool = False,
 ) -> NormsRequest:
     """Make a request for a histogram of norms from text as it stands on the command line; without delta it has none.
@@ -131,16 +150,21 @@ def norms_request_from(
     Raises
     ------
     UsageError
-        If a value is out of range, or the centre is to be private.
+        If a value is out of range, or the centre or scale is to be private.
     DataError
-        If a number is out of range, or the file of the public centre cannot be read.
+        If a number is out of range, or a file of public numbers cannot be read.
     """
     if centre == Centring.PRIVATE:
         raise UsageError(
             f"With {parameter('centre', 'private')} rows are clipped about zero, before their mean is known: choose "
             f"the clip norm with {parameter('centre', 'none')}."
         )
-    shift = {} if centre == Centring.NONE else read_public_centre(Path(centre))
+    if scale == "private":
+        raise UsageError(
+            f"{parameter('scale', 'private')} comes before the clip norm, which is in scaled units: release with "
+            f"{parameter('clip', 'auto')}, or name a public scale."
+        )
+    shift = public_numbers(centre, scale, Path())
     return NormsRequest(
         PrivacyLoss.parse(epsilon, delta or "0"),
         NormGrid.parse(grid),
@@ -241,8 +265,8 @@ def _option_value(kind: Kind, text: str, folder: Path) -> object:
     return text
 
 
-def _arrays(path: Path) -> dict[str, Any]:
-    """Return the arrays of a .npz file of public numbers, or that of a .npy file as the centre.
+def _arrays(path: Path, word: str = "centre") -> dict[str, Any]:
+    """Return the arrays of a .npz file of public numbers, or that of a .npy file by a name of its own.
 
     Raises
     ------
@@ -255,13 +279,23 @@ def _arrays(path: Path) -> dict[str, Any]:
             if sum(info.file_size for info in archive.infolist()) > LARGEST_FILE:
                 raise ValueError
     loaded: Any = np.load(io.BytesIO(content), allow_pickle=False)
-    return {"centre": loaded} if path.suffix == ".npy" else dict(loaded)
+    return {word: loaded} if path.suffix == ".npy" else dict(loaded)
 
 
-def read_public_centre(path: AnyPath) -> dict[str, tuple[float, ...] | None]:
+def read_public_centre(
+    path: AnyPath, word: Literal["centre", "scale"] = "centre"
+) -> dict[str, tuple[float, ...] | None]:
     """Read a public centre, and optionally a public scale, one number per column.
 
-    A ``.npy`` file holds the centre; a ``.npz`` or ``.json`` file holds ``centre`` and ``scale``, or one of them.
+    A ``.npy`` file holds what it is read for; a ``.npz`` or ``.json`` file holds ``centre`` and ``scale``, or one of
+    them.
+
+    Parameters
+    ----------
+    path
+        The file.
+    word
+        What it is read for: of a scale there must be one.
 
     Raises
     ------
@@ -274,7 +308,7 @@ def read_public_centre(path: AnyPath) -> dict[str, tuple[float, ...] | None]:
         if path.suffix == ".json":
             content: Mapping[str, object] = json.loads(read_plain(path, LARGEST_FILE))
         elif path.suffix in {".npy", ".npz"}:
-            content = _arrays(path)
+            content = _arrays(path, word)
         else:
             content = {}
         for key, value in content.items():
@@ -284,10 +318,11 @@ def read_public_centre(path: AnyPath) -> dict[str, tuple[float, ...] | None]:
             vectors[key] = tuple(float(v) for v in vector)
     except Exception:  # noqa: BLE001 - a damaged file fails in as many ways as there are formats
         vectors = {}
-    if not vectors:
+    if not vectors or (word == "scale" and word not in vectors):
+        holds = "`centre` and `scale`" if word == "centre" else "`scale`"
         raise DataError(
-            f"{path} holds no public centre: pass `none`, `private`, a .npy file with one number per column, or a .npz "
-            "or .json file with `centre` and `scale`.",
-            parameter="centre",
+            f"{path} holds no public {word}: pass `none`, `private`, a .npy file with one number per column, or a .npz "
+            f"or .json file with {holds}.",
+            parameter=word,
         )
     return {"centre": vectors.get("centre"), "scale": vectors.get("scale")}

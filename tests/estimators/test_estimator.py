@@ -535,3 +535,18 @@ def test_components_that_stand_above_the_noise_come_without_a_warning() -> None:
     assert found.n_above_noise_ == 3
     assert np.allclose(found.explained_variance_ratio_, np.array([9, 4, 1]) / 14, atol=0.02)  # type: ignore[arg-type]
     assert np.asarray(found.squared_cosines_).min() > 0.9
+
+
+def test_a_public_scale_stands_beside_a_private_mean_or_a_public_centre() -> None:
+    divisors = np.linspace(0.3, 3, COLUMNS)
+    for centre in ("none", "private", np.full(COLUMNS, 0.5)):
+        found = PrivatePCA(2, **FINE, centre=centre, scale=divisors, budget_epsilon=10**5).fit(table(1))
+        assert np.array_equal(found.scale_, divisors)
+        again = PrivatePCA.from_release(found.release_, 2)
+        assert np.array_equal(again.scale, divisors)
+        assert np.array_equal(again.centre, centre)
+    both = {"centre": np.full(COLUMNS, 0.5), "scale": divisors}
+    with pytest.raises(UsageError, match="another one"):
+        PrivatePCA(2, **FINE, centre=both, scale=divisors).fit(table(1))
+    with pytest.raises(UsageError, match="one public number per column"):
+        PrivatePCA(2, **FINE, scale=["wide"]).fit(table(1))

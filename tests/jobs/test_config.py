@@ -496,3 +496,28 @@ def test_an_address_from_the_command_replaces_where_the_file_computes(tmp_path: 
         assert (found.scheduler, found.workers) == ("tcp://127.0.0.1:2", None)
         with pytest.raises(RefusedError):  # it is judged as the file's own
             read_job(path, scheduler="tcp://192.0.2.1:8786")
+
+
+def test_a_public_scale_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
+    np.save(tmp_path / "by.npy", np.array([2.0, 4.0]))
+    np.savez(tmp_path / "centre.npz", centre=np.array([1.0, 5.0]))
+    np.savez(tmp_path / "both.npz", centre=np.array([1.0, 5.0]), scale=np.array([2.0, 4.0]))
+
+    def asked(centre: str, scale: str) -> Any:
+        return request_from(
+            epsilon="1", delta=None, clip="auto", mechanism=None, neighbours="replace-one", centre=centre, scale=scale,
+            grid_bits=16, period="", name=None, folder=tmp_path,
+        )  # fmt: skip
+
+    assert asked("none", "by.npy").scale == (2.0, 4.0)
+    assert asked("private", "by.npy").scale == asked("private", "both.npz").scale == (2.0, 4.0)
+    assert (asked("centre.npz", "by.npy").centre, asked("both.npz", "none").scale) == ((1.0, 5.0), (2.0, 4.0))
+    for centre, scale, said in (
+        ("both.npz", "by.npy", "take one"),
+        ("both.npz", "private", "take one"),
+        ("none", "both.npz", "holds a centre as well"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            asked(centre, scale)
+    with pytest.raises(DataError, match=r"holds no public scale.*\(scale\)"):
+        asked("none", "centre.npz")
