@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         WeakGuaranteeWarning,
     )
     from dpdist.estimators import PrivateCovariance, PrivatePCA, PrivateRidge
+    from dpdist.ingest.labelled import area_scale
     from dpdist.ingest.opening import open_rows
     from dpdist.ledger.budget import Budget
     from dpdist.ledger.ledger import Ledger
@@ -85,6 +86,7 @@ __all__ = [
     "UsageError",
     "WeakGuaranteeWarning",
     "__version__",
+    "area_scale",
     "audit_mechanism",
     "choose_clip_norm",
     "combine_releases",
@@ -108,6 +110,7 @@ _NAMES = {
         "ResumableError", "ShortenedRowsWarning", "UsageError", "WeakGuaranteeWarning",
     ),
     "estimators": ("PrivateCovariance", "PrivatePCA", "PrivateRidge"),
+    "ingest.labelled": ("area_scale",),
     "ingest.opening": ("open_rows",),
     "ledger.budget": ("Budget",),
     "ledger.ledger": ("Ledger",),

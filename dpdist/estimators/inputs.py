@@ -26,7 +26,8 @@ from sklearn.utils.validation import check_array, validate_data
 
 from dpdist.errors import DataError
 from dpdist.estimators.in_memory import ArraySum, BlockCount, BlockSum, RowSum, add_counts, add_sums, dense
-from dpdist.ingest.collection import is_a, labels_of, whole_rows
+from dpdist.ingest.collection import whole_rows
+from dpdist.ingest.labelled import is_a, is_labelled, laid_out
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import numbered
 from dpdist.moment.histogram import Counting, Counts
@@ -57,7 +58,7 @@ class Rows:
     names
         Names of the columns, or None.
     labelled
-        The xarray.DataArray they came in, or None.
+        The xarray.DataArray they came in, or the first one of a Dataset; or None.
     """
 
     data: Any
@@ -259,12 +260,12 @@ def _described(given: Any) -> Rows:
         if given.X is None:
             raise RowsError("X is an AnnData without a matrix .X: pass the layer that you mean, adata.layers[NAME].")
         return Rows(given.X, tuple(map(str, given.var_names)))
-    if is_a(given, "xarray", "DataArray"):
-        if given.ndim != 2:
-            raise RowsError(f"X is a DataArray of {given.ndim} dimensions: transpose or stack it to (rows, columns).")
-        return Rows(given.data, labels_of(given), given)
-    if is_a(given, "xarray", "Dataset"):
-        raise RowsError("X is an xarray Dataset: pass one DataArray of it, of dimensions (rows, columns).")
+    if is_labelled(given):
+        try:
+            laid = laid_out(given)
+        except DataError as error:
+            raise RowsError(str(error)) from None
+        return Rows(laid.rows(), laid.names, laid.parts[0].array)
     if is_a(given, "dask", "DataFrame") or is_a(given, "dask_expr", "DataFrame"):
         raise RowsError("X is a Dask DataFrame: pass X.to_dask_array(lengths=True).")
     return Rows(given)

@@ -33,6 +33,7 @@ from dpdist.estimators.fit import (
     tell_columns,
 )
 from dpdist.estimators.inputs import RowsError, rows_at, rows_of, scores_given
+from dpdist.ingest.labelled import relabelled
 from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import LedgerAddressGiven
 from dpdist.ledger.budget import Budget
@@ -160,10 +161,11 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     Notes
     -----
-    X may be a NumPy array, a SciPy sparse matrix, a pandas DataFrame, a Dask array, a Zarr array, a 2-D xarray
-    DataArray, an AnnData (its ``.X``, also sparse or backed), or the path of a rows.zarr. Only rows that are there
-    already are in this process's memory as a whole: a Dask array is summed block by block where its client computes, a
-    Zarr array or backed AnnData is read in pieces.
+    X may be a NumPy array, a SciPy sparse matrix, a pandas DataFrame, a Dask array, a Zarr array, an xarray DataArray
+    or Dataset (rows along the first dimension, the others laid out as columns: :meth:`to_xarray`), an AnnData (its
+    ``.X``, also sparse or backed), or the path of a rows.zarr. Only rows that are there already are in this process's
+    memory as a whole: a Dask array is summed block by block where its client computes, a Zarr array or backed AnnData
+    is read in pieces.
 
     **The guarantee is about the rows of X.** What was computed from all rows before, such as the output of
     a ``StandardScaler`` fitted on them, is not covered; give a public centre and scale instead, or ``scale="private"``.
@@ -473,6 +475,36 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             made.explained_variance_ratio_ = self.explained_variance_ratio_
             made.noise_variance_ = max(0.0, self.noise_variance_)
         return made
+
+    def to_xarray(self, like: object) -> Any:
+        """Return the components laid out as the columns of X are: (component, lat, lon), for example.
+
+        Parameters
+        ----------
+        like : xarray.DataArray or xarray.Dataset
+            X, or any with the same columns, such as one day of it. Its values are not read.
+
+        Returns
+        -------
+        xarray.Dataset
+            ``components`` (component, ...), ``mean`` and ``scale`` (...), and where they are known
+            ``explained_variance`` and ``explained_variance_ratio`` (component,). The coordinate ``component`` has the
+            names of :meth:`get_feature_names_out`, as what ``transform`` returns. Of a Dataset the first three are
+            there for each of its variables, ``tas_components``.
+
+        Raises
+        ------
+        UsageError
+            If `like` is nothing of xarray, or has another number of columns.
+        """
+        check_is_fitted(self, "components_")
+        vectors = {"components": self.components_, "mean": self.mean_, "scale": self.scale_}
+        of_each = {
+            "explained_variance": self.explained_variance_,
+            "explained_variance_ratio": self.explained_variance_ratio_,
+        }
+        with naming(ESTIMATORS):
+            return relabelled(like, vectors, list(self.get_feature_names_out()), of_each)
 
     @property
     def _n_features_out(self) -> int:  # what ClassNamePrefixFeaturesOutMixin asks for

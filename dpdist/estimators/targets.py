@@ -13,7 +13,8 @@ from dpdist._util.text import listed
 from dpdist.errors import DataError
 from dpdist.estimators.in_memory import dense
 from dpdist.estimators.inputs import Rows, RowsError
-from dpdist.ingest.collection import is_a, whole_rows
+from dpdist.ingest.collection import whole_rows
+from dpdist.ingest.labelled import is_a
 from dpdist.runtime.blocks import cut_alike
 
 Values = npt.NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""Tables that Python code holds: Dask arrays and DataFrames, xarray DataArrays, and what of these is in memory.
+"""Tables that Python code holds: Dask arrays and DataFrames, arrays of xarray, and what of these is in memory.
 
 pandas, xarray and Dask are recognised by the names of their classes, so they are imported only by those who use them.
 A table is a sequence of blocks of whole rows: the row chunks of an array, the partitions of a DataFrame, or all that is
@@ -19,25 +19,13 @@ import numpy.typing as npt
 from dpdist._util.ids import random_token
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
+from dpdist.ingest.labelled import is_a, is_labelled, laid_out
 from dpdist.ingest.readers.base import PIECE, STORED, UNNAMED, Places, Rows, numbered, require_columns
-from dpdist.ingest.readers.chunked import require_no_variants
 from dpdist.naming import parameter
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import first_of_each
 
 CURE = "Mend it in the collection and ingest again."
-
-
-def is_a(value: object, package: str, name: str) -> bool:
-    """Say whether a value is of a class of a package, which need not be installed."""
-    return any(each.__module__.split(".")[0] == package and each.__name__ == name for each in type(value).__mro__)
-
-
-def labels_of(array: Any) -> tuple[str, ...] | None:
-    """Return the names of the columns of an xarray.DataArray of two dimensions, if these are words."""
-    labels = array.coords.get(array.dims[1])
-    words = labels is not None and all(isinstance(each, str) for each in labels.values.tolist())
-    return tuple(labels.values.tolist()) if words else None
 
 
 def whole_rows(array: Any) -> Any:
@@ -191,12 +179,9 @@ def collection_of(given: Any) -> Collection | None:
         If it is one that cannot be used.
     """
     labels, kind, data = None, "", given
-    if is_a(given, "xarray", "DataArray"):
-        kind, data = "DataArray", given.data if given.ndim == 2 else given
-        labels = labels_of(given) if given.ndim == 2 else None
-        require_no_variants("the DataArray", given.dims[0] if given.dims else None)
-    elif is_a(given, "xarray", "Dataset"):
-        raise DataError("An xarray Dataset is several tables: pass one DataArray of it, of dimensions (rows, columns).")
+    if is_labelled(given):
+        laid = laid_out(given)
+        kind, data, labels = type(given).__name__, laid.rows(), laid.names
     framed = is_a(data, "dask", "DataFrame") or is_a(data, "pandas", "DataFrame")
     lazy = is_a(data, "dask", "Array") or is_a(data, "dask", "DataFrame")
     if not (kind or framed or lazy or isinstance(data, np.ndarray)):

@@ -19,6 +19,7 @@ from zarr.storage import MemoryStore
 
 from dpdist._util.notebook import short, table
 from dpdist.errors import DataError, ResumableError, UsageError, quiet
+from dpdist.ingest.labelled import relabelled
 from dpdist.naming import step
 from dpdist.pca.components import Components
 from dpdist.pca.correlation import Correlation
@@ -30,6 +31,7 @@ from dpdist.storage.store import AnyStore, store_at
 
 if TYPE_CHECKING:
     import pandas as pd
+    import xarray
 
 FORMAT = "dpdist-model/1"
 
@@ -81,6 +83,31 @@ class Model:
             raise UsageError("A DataFrame needs pandas, which is not installed: pip install pandas") from None
         numbers = pd.RangeIndex(1, len(self.components.components) + 1, name="component")
         return pd.DataFrame(self.components.components, index=numbers, columns=list(self.names))
+
+    def to_xarray(self, like: object) -> xarray.Dataset:
+        """Return the components laid out as the columns came in: (component, lat, lon), for example.
+
+        Parameters
+        ----------
+        like : xarray.DataArray or xarray.Dataset
+            What the rows came in, or any with the same columns, such as one day of it. Its values are not read.
+
+        Returns
+        -------
+        Dataset
+            ``components`` (component, ...), numbered from 1, ``mean`` and ``scale`` (...), and where they are known
+            ``eigenvalues`` (component,). Of a Dataset the first three are there for each of its variables,
+            ``tas_components``.
+
+        Raises
+        ------
+        UsageError
+            If `like` is nothing of xarray, or has another number of columns.
+        """
+        found = self.components
+        vectors = {"components": found.components, "mean": found.mean, "scale": found.scale}
+        numbers = list(range(1, len(found.components) + 1))
+        return relabelled(like, vectors, numbers, {"eigenvalues": found.eigenvalues})
 
     def _repr_html_(self) -> str:
         return table("Model", {"release": self.release_id}) + self.components._repr_html_()

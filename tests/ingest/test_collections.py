@@ -58,6 +58,12 @@ KINDS: dict[str, Callable[[Table], Any]] = {
     "DataFrame": lambda rows: framed(rows, 4),
     "DataArray of Dask": lambda rows: xarray.DataArray(da.from_array(rows, chunks=(5, 2)), dims=("t", "x")),
     "DataArray": lambda rows: xarray.DataArray(rows, {"x": NAMES}, ("t", "x")),
+    "DataArray of a cube": lambda rows: xarray.DataArray(
+        da.from_array(rows.reshape(-1, 1, 3), chunks=(5, 1, 2)), dims=("t", "y", "x")
+    ),
+    "Dataset": lambda rows: xarray.Dataset(
+        {"a": (("t", "x"), rows[:, :2]), "b": ("t", da.from_array(rows[:, 2], chunks=4))}
+    ),
     "pandas": lambda rows: pd.DataFrame(rows, columns=NAMES),
     "numpy": lambda rows: rows,
 }
@@ -132,11 +138,9 @@ def test_any_chunks_give_the_same_bits(tmp_path_factory: pytest.TempPathFactory,
 
 
 def test_columns_are_kept_by_name_in_their_order(collection: Any, tmp_path: Path) -> None:
-    names = (
-        NAMES
-        if isinstance(collection, pd.DataFrame | dd.DataFrame) or "x" in getattr(collection, "coords", ())
-        else ["c0", "c1", "c2"]
-    )
+    named = isinstance(collection, pd.DataFrame | dd.DataFrame) or "x" in getattr(collection, "coords", ())
+    names = NAMES if named else ["c0", "c1", "c2"]
+    names = ["a[0]", "a[1]", "b"] if isinstance(collection, xarray.Dataset) else names
     found = dpdist.ingest_rows(collection, tmp_path / "rows.zarr", columns=[names[2], names[0]])
     assert found.names == (names[2], names[0])
     assert np.array_equal(stored(found.path), table(rows=N)[:, [2, 0]])
@@ -223,7 +227,8 @@ def test_blocks_that_are_not_what_was_announced_are_refused(tmp_path: Path) -> N
     refused(of(good[:0], good[:0]), tmp_path, "no rows")
     refused(da.ones((4, 1)), tmp_path, "two or more")
     refused(da.ones((4, 1, 2)), tmp_path, "3 dimensions")
-    refused(xarray.Dataset({"x": ("t", [SECRET])}), tmp_path, "one DataArray")
+    refused(xarray.Dataset({"x": ("t", [SECRET]), "y": ((), SECRET)}), tmp_path, "first dimension of every variable")
+    refused(xarray.Dataset({"x": ("variants", [SECRET])}), tmp_path, "each of its rows is a variant")
     refused(xarray.DataArray(good, dims=("variants", "samples")), tmp_path, "each of its rows is a variant")
     refused(pd.DataFrame(good, columns=["a", "a", "b"]), tmp_path, "one name: a")
     refused(pd.DataFrame(good, columns=["a", "b\x1b[2J", "c"]), tmp_path, "control character")

@@ -1,0 +1,294 @@
+"""Arrays of xarray as tables, and back: rows along the first dimension, all others laid out as columns.
+
+A DataArray is one table. A Dataset is the tables of its variables side by side, which all have the rows as their first
+dimension. The last dimension runs fastest, as in files of arrays (:mod:`dpdist.ingest.readers.chunked`).
+
+xarray is imported only by those who hold what it made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist.errors import DataError, UsageError
+from dpdist.ingest.readers.chunked import require_no_variants
+from dpdist.naming import parameter
+
+Matrix = npt.NDArray[np.float64]
+_LATITUDES = frozenset(
+    {"degrees_north", "degree_north", "degree_N", "degrees_N", "degreeN", "degreesN"}
+)  # CF 1.11, section 4.1
+
+
+def is_a(value: object, package: str, name: str) -> bool:
+    """Say whether a value is of a class of a package, which need not be installed."""
+    return any(each.__module__.split(".")[0] == package and each.__name__ == name for each in type(value).__mro__)
+
+
+def is_labelled(value: object) -> bool:
+    """Say whether a value is a DataArray or a Dataset of xarray."""
+    return is_a(value, "xarray", "DataArray") or is_a(value, "xarray", "Dataset")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The columns that one variable becomes.
+
+    Attributes
+    ----------
+    name
+        Of the variable of a Dataset; empty for a DataArray.
+    array
+        The DataArray.
+    """
+
+    name: str
+    array: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one row."""
+        found: tuple[int, ...] = self.array.shape[1:]
+        return found
+
+    @property
+    def columns(self) -> int:
+        """How many."""
+        return math.prod(self.shape)
+
+    @property
+    def dims(self) -> tuple[Any, ...]:
+        """Of one row."""
+        found: tuple[Any, ...] = self.array.dims[1:]
+        return found
+
+    @property
+    def coords(self) -> dict[Any, Any]:
+        """The labels of the columns, and none of the rows."""
+        return {
+            name: each for name, each in self.array.coords.items() if each.dims and set(each.dims) <= set(self.dims)
+        }
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Names of the columns; None where a DataArray has none."""
+        words = None
+        if len(self.dims) == 1:
+            labels = self.array.coords.get(self.dims[0])
+            if labels is not None and all(isinstance(each, str) for each in labels.values.tolist()):
+                words = labels.values.tolist()
+        if not self.name:
+            return None if words is None else tuple(words)
+        if not self.dims:
+            return (self.name,)
+        return tuple(f"{self.name}[{each}]" for each in (range(self.columns) if words is None else words))
+
+    def rows(self) -> Any:
+        """Return (n, columns), of Dask where the array is."""
+        data = self.array.data
+        if len(self.dims) != 1 and hasattr(data, "numblocks"):
+            data = data.rechunk(dict.fromkeys(range(1, data.ndim), -1))
+        return data if len(self.dims) == 1 else data.reshape(data.shape[0], self.columns)
+
+
+@dataclass(frozen=True)
+class Laid:
+    """A table of xarray, laid out.
+
+    Attributes
+    ----------
+    parts
+        One for a DataArray, one for each variable of a Dataset.
+    """
+
+    parts: tuple[Part, ...]
+
+    @property
+    def columns(self) -> int:
+        """D."""
+        return sum(part.columns for part in self.parts)
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Names of the columns, or None."""
+        if len(self.parts) == 1 and not self.parts[0].name:
+            return self.parts[0].names
+        return tuple(name for part in self.parts for name in part.names or ())
+
+    def rows(self) -> Any:
+        """Return (n, d): a NumPy array, or one of Dask where any part is; its chunks are those of the parts."""
+        tables = [part.rows() for part in self.parts]
+        if len(tables) == 1:
+            return tables[0]
+        if not any(hasattr(table, "numblocks") for table in tables):
+            return np.concatenate([np.asarray(table) for table in tables], axis=1)
+        from dpdist.runtime.blocks import side_by_side  # noqa: PLC0415 - whoever holds such an array has Dask
+
+        return side_by_side(tables)
+
+    def split(self, vectors: Matrix) -> Iterator[tuple[Part, Matrix]]:
+        """Yield each part, and of vectors (..., d) its entries, laid out as one row of it is."""
+        start = 0
+        for part in self.parts:
+            yield part, vectors[..., start : start + part.columns].reshape(vectors.shape[:-1] + part.shape)
+            start += part.columns
+
+
+def laid_out(given: Any) -> Laid:
+    """Return how a DataArray or a Dataset is a table.
+
+    Raises
+    ------
+    DataError
+        If it has no columns, if variables of a Dataset differ in their first dimension, or if rows are variants.
+    """
+    if is_a(given, "xarray", "DataArray"):
+        require_no_variants("the DataArray", given.dims[0] if given.dims else None)
+        if given.ndim < 2:
+            raise DataError(f"The DataArray has {given.ndim} dimensions, and a table has two or more: the first, rows.")
+        return Laid((Part("", given),))
+    parts = tuple(Part(str(name), array) for name, array in given.data_vars.items())
+    if not parts:
+        raise DataError("The Dataset has no variables, which would be the columns.")
+    first = parts[0].array.dims[:1]
+    require_no_variants("the Dataset", *first or (None,))
+    if other := next((part for part in parts if part.array.dims[:1] != first or not first), None):
+        raise DataError(
+            f"The first dimension of every variable of a Dataset is the rows, and that of {other.name!r} is not that "
+            f"of {parts[0].name!r}: transpose it, or drop the variables that are no columns."
+        )
+    if words := next((part for part in parts if part.array.dtype.kind not in "biuf"), None):
+        raise DataError(
+            f"The variable {words.name!r} of the Dataset holds {words.array.dtype.name}, and rows are real numbers: "
+            "convert or drop it."
+        )
+    return Laid(parts)
+
+
+def relabelled(
+    like: object, vectors: Mapping[str, Matrix], labels: list[Any], more: Mapping[str, Matrix | None]
+) -> Any:
+    """Lay vectors out as the columns of an array of xarray are.
+
+    Parameters
+    ----------
+    like
+        A DataArray or a Dataset with the columns of the rows; its values are not read.
+    vectors
+        (k, d) or (d,) float64, by name.
+    labels
+        Of the k.
+    more
+        (k,) float64, by name; None is left out.
+
+    Returns
+    -------
+    xarray.Dataset
+        Of a DataArray, variables of these names; of a Dataset, ``VARIABLE_NAME`` for each of its variables. The first
+        dimension of (k, d) is ``component``.
+
+    Raises
+    ------
+    UsageError
+        If it is nothing of xarray, or has another number of columns.
+    """
+    if not is_labelled(like):
+        raise UsageError(
+            "Components are laid out as the columns of a DataArray or a Dataset of xarray: pass what the rows came in, "
+            "or any with the same columns."
+        )
+    laid, d = laid_out(like), next(iter(vectors.values())).shape[-1]
+    if laid.columns != d:
+        raise UsageError(f"There are {d} columns, and what they shall be laid out as has {laid.columns}.")
+    import xarray  # noqa: PLC0415 - whoever holds such an array has it
+
+    found = {}
+    for name, values in vectors.items():
+        for part, entries in laid.split(values):
+            lead = ("component",) if values.ndim == 2 else ()
+            whole = f"{part.name}_{name}" if part.name else name
+            found[whole] = xarray.DataArray(entries, dims=(*lead, *part.dims), coords=part.coords)
+    found |= {name: xarray.DataArray(each, dims=("component",)) for name, each in more.items() if each is not None}
+    return xarray.Dataset(found, coords={"component": labels})
+
+
+def area_scale(like: object) -> Matrix:
+    """Return by what columns on a globe are divided, so that each counts by the area of its cell: 1 / sqrt(weight).
+
+    The weight is the area that ``cell_measures`` names, over the largest, or the cosine of the latitude. That is a
+    public scale: it follows from the grid alone. Pass it as ``scale`` to an estimator, or save it for
+    ``dpdist release --scale``.
+
+    Parameters
+    ----------
+    like : xarray.DataArray or xarray.Dataset
+        What the rows are or will be made of. Its values are not read. The coordinate of the latitude is known by what
+        CF says: ``standard_name`` is ``latitude``, or ``units`` are ``degrees_north``.
+
+    Returns
+    -------
+    ndarray
+        (d,) float64.
+
+    Raises
+    ------
+    UsageError
+        If it is nothing of xarray, a variable has neither areas nor one latitude, or a weight is not above zero.
+    DataError
+        If it is no table.
+
+    References
+    ----------
+    CF Conventions 1.11, sections 4.1 and 7.2. North et al. 1982 (components of fields on a sphere).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import xarray as xr
+    >>> import dpdist
+    >>> north = ("lat", [0.0, 60.0], {"units": "degrees_north"})
+    >>> field = xr.DataArray(np.zeros((9, 2, 3)), dims=("time", "lat", "lon"), coords={"lat": north})
+    >>> dpdist.area_scale(field).round(3)
+    array([1.   , 1.   , 1.   , 1.414, 1.414, 1.414])
+    """
+    if not is_labelled(like):
+        raise UsageError("Areas are those of the cells of a DataArray or a Dataset of xarray.")
+    scales = [1 / np.sqrt(_weights(part)) for part in laid_out(like).parts]
+    return np.concatenate([scale.reshape(-1) for scale in scales])
+
+
+def _weights(part: Part) -> Matrix:
+    """Return the weight of each entry of a row, in its shape."""
+    import xarray  # noqa: PLC0415 - whoever holds such an array has it
+
+    what = f"The variable {part.name!r}" if part.name else "The DataArray"
+    measures = str(part.array.attrs.get("cell_measures") or part.array.encoding.get("cell_measures") or "").split()
+    named = dict(zip(measures[::2], measures[1::2], strict=False)).get("area:")
+    area = part.coords.get(named)
+    latitudes = [each for each in part.coords.values() if _is_latitude(each)]
+    if area is not None:
+        weights = area / area.max()
+    elif len(latitudes) == 1:
+        weights = np.cos(np.deg2rad(latitudes[0].astype(np.float64)))
+    else:
+        raise UsageError(
+            f"{what} has {len(latitudes) or 'no'} coordinates of latitude among its columns, of which the attribute "
+            'standard_name is "latitude" or units are "degrees_north". Name one so, or make weights yourself and pass '
+            f"1 / sqrt(weight) as {parameter('scale')}."
+        )
+    row = xarray.DataArray(np.ones(part.shape), dims=part.dims)
+    found: Matrix = (row * weights.reset_coords(drop=True)).transpose(*part.dims).values.astype(np.float64)
+    if not np.all((found > 0) & np.isfinite(found)):
+        raise UsageError(f"{what} has cells of no area, or latitudes beyond the poles: leave them out.")
+    return found
+
+
+def _is_latitude(coordinate: Any) -> bool:
+    said = coordinate.attrs
+    return said.get("standard_name") == "latitude" or said.get("units") in _LATITUDES
