@@ -243,6 +243,10 @@ def area_scale(like: object) -> Matrix:
     DataError
         If it is no table.
 
+    See Also
+    --------
+    PrivatePCA : Its ``to_xarray`` lays components out as the columns are.
+
     References
     ----------
     CF Conventions 1.11, sections 4.1 and 7.2. North et al. 1982 (components of fields on a sphere).
