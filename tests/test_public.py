@@ -22,8 +22,8 @@ import dpdist
 
 FUNCTIONS = [
     "area_scale", "audit_mechanism", "choose_clip_norm", "combine_releases", "create_ledger", "draft_schema",
-    "fit_components", "forecast_release", "ingest_rows", "inspect_path", "list_mechanisms", "open_model", "open_release", "open_rows",
-    "project_rows", "register_rows", "release_rows",
+    "fit_components", "forecast_release", "ingest_rows", "inspect_path", "list_mechanisms", "open_model",
+    "open_release", "open_rows", "project_rows", "register_rows", "release_rows",
 ]  # fmt: skip
 CLASSES = [
     "Budget", "Cluster", "Column", "Components", "Guarantee", "Ledger", "Neighbours", "PrivacyLoss",

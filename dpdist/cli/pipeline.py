@@ -43,6 +43,7 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.release.parse import clip_from, columns_from, norms_request_from, request_from
 from dpdist.release.request import Centring
+from dpdist.rows.units import Keep
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import AnyStore, store_at
 
@@ -59,8 +60,13 @@ if TYPE_CHECKING:
 @click.option(
     "--compress", is_flag=True, help="Compress the chunks: for slow disks; reading costs more processor time."
 )
-@click.option("--privacy-unit", help="Column that says whose row it is: a whole number; it is not stored.")
-@click.option("--max-rows", type=int, help="Rows kept of each privacy unit at most, the first ones.")
+@click.option(
+    "--privacy-unit",
+    help="What says whose row it is, and is not stored: a column of whole numbers, obs/NAME of AnnData, or FID or "
+    "FID,IID of a .fam.",
+)
+@click.option("--max-rows", type=int, help="Rows kept of each privacy unit at most.")
+@click.option("--keep", type=click.Choice(["first", "random"]), help="Which of them [default: first].")
 @click.option("--variable", help="The array of rows, where .nc, .zarr or .h5ad hold several.")
 @click.option("--missing", type=int, help="Alleles to put where a genotype is missing: 0, 1 or 2 [default: refused].")
 @click.option(
@@ -84,6 +90,7 @@ def ingest(
     compress: bool,
     privacy_unit: str | None,
     max_rows: int | None,
+    keep: Keep | None,
     variable: str | None,
     missing: int | None,
     header: str | None,
@@ -105,7 +112,7 @@ def ingest(
     fresh = not store_at(rows).exists()
     table = ingest_rows(
         source, rows, budget=budget, ledger=ledger, columns=names, privacy_unit=privacy_unit, max_rows=max_rows,
-        variable=variable, missing=missing, header=header, schema=None if schema is None else str(schema),
+        keep=keep, variable=variable, missing=missing, header=header, schema=None if schema is None else str(schema),
         compress=compress, progress=BARS, say=say, cluster=cluster,
     )  # fmt: skip
     place = kept_in(rows, table, ledger)

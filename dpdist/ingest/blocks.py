@@ -27,7 +27,7 @@ from dpdist.ingest.origin import collection_origin
 from dpdist.ingest.pieces import Join, OfPieces, complete
 from dpdist.ingest.readers.base import Places, Rows, fits, require_finite
 from dpdist.ingest.states import digest_of
-from dpdist.ingest.steps import WORK, Step, forget_faults, on_a_worker, put_plan
+from dpdist.ingest.steps import WORK, Step, forget_faults, on_a_worker, put_plan, secret_of
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
 from dpdist.rows.schema import Schema
@@ -150,7 +150,7 @@ class _Blocks:
     def write(self, *, compress: bool) -> Shape:
         """Write all rows, and return what table they are."""
         forget_faults(self.aside)
-        about = {"table": str(self.found), "layout": self.found.layout(self.keep).packed}
+        about = {"table": str(self.found), "layout": self.found.layout(self.keep, secret_of(self.aside)).packed}
         plan = put_plan(self.aside, LookAtBlock.follows, about)
         if self.engine is not None:
             self.engine.require_visible(self.aside, f"{WORK}/{LookAtBlock.follows}")

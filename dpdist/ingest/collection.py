@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.ids import random_token
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.labelled import is_a, is_labelled, laid_out
 from dpdist.ingest.readers.base import PIECE, STORED, UNNAMED, Places, Rows, numbered, require_columns
 from dpdist.naming import parameter
 from dpdist.rows.schema import Schema
-from dpdist.rows.units import first_of_each
+from dpdist.rows.units import kept_of_each
 
 CURE = "Mend it in the collection and ingest again."
 
@@ -147,10 +146,11 @@ class Collection:
                 f"Rename it, or name the columns to keep in {parameter('columns')}."
             )
 
-    def layout(self, keep: Places) -> Layout:
+    def layout(self, keep: Places, secret: bytes) -> Layout:
         """Return what is announced of every block."""
         if self.schema is not None:
-            return Layout(self.names, keep, len(self.names), self._read(self.schema), self.schema)
+            names, columns = self.names, self._read(self.schema)
+            return Layout(names, keep, len(names), columns, self.schema, secret.decode("ascii"))
         labels = [str(self.data.columns[place]) for place in keep] if self.framed else None
         return Layout([self.names[place] for place in keep], keep, len(self.names), labels)
 
@@ -222,6 +222,8 @@ class Layout(NamedTuple):
         Of a DataFrame of the columns that are kept, as text; None for an array.
     schema
         By what a DataFrame is mapped, or None.
+    secret
+        What keys the choice of rows of its privacy units, as text.
     """
 
     names: Sequence[str]
@@ -229,17 +231,18 @@ class Layout(NamedTuple):
     columns: int
     labels: Sequence[str] | None
     schema: Schema | None = None
+    secret: str = ""
 
     @property
     def packed(self) -> list[Any]:
         """JSON values for whoever takes a block."""
-        return [*self[:4], None if self.schema is None else self.schema.packed]
+        return [*self[:4], None if self.schema is None else self.schema.packed, self.secret]
 
     @classmethod
     def unpacked(cls, packed: Sequence[Any]) -> Layout:
         """Return what was packed."""
-        names, keep, columns, labels, schema = packed
-        return cls(names, keep, columns, labels, None if schema is None else Schema.unpacked(schema))
+        names, keep, columns, labels, schema, secret = packed
+        return cls(names, keep, columns, labels, None if schema is None else Schema.unpacked(schema), secret)
 
 
 def pieces_of(block: Any, where: str, layout: Layout) -> Iterator[Rows]:
@@ -268,7 +271,7 @@ def pieces_of(block: Any, where: str, layout: Layout) -> Iterator[Rows]:
         raise DataError(f"{where} is a masked array, and a masked entry is no number: fill it by a public rule.")
     step = max(1, PIECE // (8 * len(names)))
     block = block.tocsr() if hasattr(block, "tocsr") else block  # others cannot be cut
-    kept = None if layout.schema is None else _kept(block, where, layout.schema)
+    kept = None if layout.schema is None else _kept(block, where, layout.schema, layout.secret.encode("ascii"))
     for start in range(0, block.shape[0], step):
         if layout.schema is not None:
             yield from _mapped(block.iloc[start : start + step], where, start, layout.schema, kept)
@@ -283,18 +286,18 @@ def pieces_of(block: Any, where: str, layout: Layout) -> Iterator[Rows]:
             yield np.ascontiguousarray(found[:, list(layout.keep)], dtype=kind)
 
 
-def _kept(block: Any, where: str, schema: Schema) -> npt.NDArray[np.bool_] | None:
-    """Say which rows of a DataFrame are kept: the first ones of each privacy unit; None: all."""
+def _kept(block: Any, where: str, schema: Schema, key: bytes) -> npt.NDArray[np.bool_] | None:
+    """Say which rows of a DataFrame are kept of each privacy unit; None: all."""
     if schema.unit is None:
         return None
     from dpdist.rows.encoding import UnfitError, columns_of, units_of  # noqa: PLC0415 - Arrow
 
     try:
-        digests = units_of(schema, columns_of(block, schema.unit_columns), random_token().encode("ascii"))
+        digests = units_of(schema, columns_of(block, schema.unit_columns), key)
     except UnfitError as error:
         wrong = error
     else:
-        return first_of_each(np.ascontiguousarray(digests).view("S16")[:, 0], schema.unit.max_rows)
+        return kept_of_each(np.ascontiguousarray(digests).view("S16")[:, 0], schema.unit, key)
     raise wrong.told(where, lambda row: f"row {row} (counting from 0)", CURE)
 
 

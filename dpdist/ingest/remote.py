@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -297,8 +297,16 @@ class Fetched(Source):
     def blocks(self, keep: Places) -> Generator[Rows]:
         yield from self._passed(self._source.blocks(keep))
 
-    def units(self, key: bytes) -> Generator[Rows]:
-        yield from self._passed(self._source.units(key))
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self._asked(lambda source: source.labels)
+
+    @property
+    def repeated(self) -> str | None:
+        return self._asked(lambda source: source.repeated)
+
+    def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
+        yield from self._passed(self._source.units(key, labels))
 
     def _passed(self, found: Generator[Rows]) -> Generator[Rows]:
         with closing(found) as blocks:

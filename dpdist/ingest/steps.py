@@ -31,6 +31,7 @@ from dpdist.storage.store import MOST_AT_ONCE, Store
 WORK = "work"
 """Prefix of what the steps of an ingest put aside."""
 SOURCES = "sources"
+_SECRET = 64
 _FAULTS = f"{WORK}/faults"
 _KINDS: dict[str, type[DataError | UsageError | RefusedError]] = {
     kind.__name__: kind for kind in (DataError, NoRowsError, AskError, UsageError, RefusedError)
@@ -166,6 +167,15 @@ def put_plan(aside: Store, name: str, plan: Any) -> str:
     aside.put(key, content)
     aside.flush([key])
     return sha256(content).hexdigest()
+
+
+def secret_of(aside: Store) -> bytes:
+    """Return what keys whatever is chosen of privacy units: the same until the table is complete, and then gone."""
+    key = f"{WORK}/secret"
+    if not aside.exists(key) or len(aside.get(key)) != _SECRET:
+        aside.put(key, (random_token() + random_token()).encode("ascii")[:_SECRET])
+        aside.flush([key])
+    return aside.get(key)
 
 
 @lru_cache(maxsize=2)

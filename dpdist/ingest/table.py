@@ -20,9 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from dpdist._util.cores import available_cores
-from dpdist._util.ids import random_token
 from dpdist._util.progress import Steps
-from dpdist._util.text import counted
+from dpdist._util.text import counted, listed
 from dpdist._version import __version__
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.judging import Judged, judged
@@ -32,12 +31,12 @@ from dpdist.ingest.pieces import Write, complete, cut_into_pieces, put_pieces, w
 from dpdist.ingest.readers.base import AskError, Places, changed
 from dpdist.ingest.sources import Choices, Source, SourceLocation, opened_sources
 from dpdist.ingest.states import digest_of, state_of
-from dpdist.ingest.steps import Crew, Elsewhere, Here, forget_faults, put_sources
+from dpdist.ingest.steps import Crew, Elsewhere, Here, forget_faults, put_sources, secret_of
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
 from dpdist.rows.schema import Schema
 from dpdist.rows.table import Shape
-from dpdist.rows.units import UNIT_BYTES, Digests, KeptRows, Numbers, Unit, first_rows, whole_numbers
+from dpdist.rows.units import UNIT_BYTES, Digests, KeptRows, Numbers, Unit, kept_rows, whole_numbers
 from dpdist.storage import atomic
 from dpdist.storage.store import AnyStore, Store, store_at
 
@@ -244,6 +243,10 @@ class _Ingest:
 
         schema = self.choices.schema
         columns, unit = (self.columns, self.unit) if schema is None else (schema.features, None)
+        unit = None if self._labels else unit
+        for each in self.sources if self.unit is None else ():
+            if each.repeated is not None:
+                raise DataError(each.repeated)
         found = judged(self.source, self.sources, columns, unit=unit, look=look)
         if say is not None and (guessed := [each.guess for each in about if each.guess]):
             say(guessed[0] + (f" So is that of {counted(len(guessed) - 1, 'other file')}." if guessed[1:] else ""))
@@ -265,11 +268,34 @@ class _Ingest:
     def _kept(self, aside: Store, found: Judged, unit: Unit) -> KeptRows:
         atomic.require_space(aside.scratch_folder, UNIT_BYTES * found.rows, "numbers of privacy units")
         units: Iterator[Numbers | Digests]
-        if self.choices.schema is not None:
-            units = _digests(found.filled)
+        key = secret_of(aside)
+        if self.choices.schema is not None or self._labels:
+            units = _digests(found.filled, key, self._labels)
         else:
             units = _units(found.filled, self.sources[0].names.index(unit.column))
-        return first_rows(units, found.rows, unit.max_rows, aside.scratch_folder)
+        return kept_rows(units, found.rows, unit, aside.scratch_folder, key)
+
+    @cached_property
+    def _labels(self) -> tuple[str, ...]:
+        """What of that beside the rows says whose they are; nothing where a column or a schema does.
+
+        Raises
+        ------
+        UsageError
+            If not every file has it.
+        """
+        first = self.sources[0]
+        if self.unit is None or self.choices.schema is not None or self.unit.column in first.names or not first.labels:
+            return ()
+        asked = tuple(part.strip() for part in self.unit.column.split(","))
+        for each in self.sources:
+            if unknown := [label for label in asked if label not in each.labels]:
+                raise UsageError(
+                    f"There is no {listed(unknown)} in {each.path} that says whose row it is. There are: "
+                    f"{listed(each.labels)}.",
+                    parameter="privacy_unit",
+                )
+        return asked
 
 
 def _units(sources: Sequence[Source], place: int) -> Iterator[Numbers]:
@@ -282,10 +308,9 @@ def _units(sources: Sequence[Source], place: int) -> Iterator[Numbers]:
                 row += block.shape[0]
 
 
-def _digests(sources: Sequence[Source]) -> Iterator[Digests]:
+def _digests(sources: Sequence[Source], key: bytes, labels: Sequence[str]) -> Iterator[Digests]:
     """Yield the privacy unit of every row, in order, under a key that nobody else will know."""
-    key = (random_token() + random_token()).encode("ascii")
     for each in sources:
-        with closing(each.units(key)) as blocks:
+        with closing(each.units(key, labels)) as blocks:
             for block in blocks:
                 yield np.ascontiguousarray(block).view("S16")[:, 0]

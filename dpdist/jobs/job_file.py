@@ -15,8 +15,9 @@
     missing = 0                  # optional: the alleles to put where a genotype is missing
     header = "yes"               # optional: the first line of text names the columns; or "no", it is a row
     schema = "schema.toml"       # optional: what the columns mean, where they are not all numbers
-    privacy_unit = "person"      # optional: a column of whole numbers; of each only the first max_rows rows are kept
+    privacy_unit = "person"      # optional: a column of whole numbers; of each only max_rows rows are kept
     max_rows = 3
+    keep = "random"              # optional: which of them; default: the first ones
     periods = false              # true: path is a folder of periods, source one of an entry per period
 
     [release]
@@ -240,7 +241,7 @@ def _job(
                 insecure=insecure or where.insecure,
             )
         ),
-        unit=make(lambda: unit_from(rows.privacy_unit, rows.max_rows)),
+        unit=make(lambda: unit_from(rows.privacy_unit, rows.max_rows, rows.keep)),
         periodic=rows.periods,
         in_place=rows.in_place,
         plan=make(lambda: _plan(release)),
@@ -385,7 +386,7 @@ def _unfit_components(sections: Sections) -> Iterator[str]:
 
 
 def _unfit_for_schema(rows: Rows) -> Iterator[str]:
-    for key in ("columns", "privacy_unit", "max_rows"):
+    for key in ("columns", "privacy_unit", "max_rows", "keep"):
         if getattr(rows, key) is not None:
             yield f"[rows] {key} is said by the schema. Leave it out here."
     if rows.source is None:

@@ -170,6 +170,7 @@ def _ingest(job: Job, source: SourceLocation, say: Callable[[str], None]) -> Non
         columns=job.columns,
         privacy_unit=None if unit is None else unit.column,
         max_rows=None if unit is None else unit.max_rows,
+        keep=None if unit is None else unit.keep,
         variable=choices.variable,
         missing=choices.missing,
         header=choices.header,

@@ -22,6 +22,7 @@ from dpdist.naming import COMMAND_LINE
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.request import ROWS_AT_MOST, Centring, Word
 from dpdist.release.toeplitz import BAND, LONGEST
+from dpdist.rows.units import Keep
 
 SCHEMA = Path(__file__).with_name("job.schema.json")
 
@@ -92,9 +93,14 @@ class Rows(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _key("What the columns mean: a TOML file, or rows, a release or a model that were made with it.", _FILE),
     ] = None
     privacy_unit: Annotated[
-        str | None, _key("A column of whole numbers that says whose row it is.", "a column's name in quotes")
+        str | None,
+        _key(
+            "What says whose row it is: a column of whole numbers, obs/NAME of AnnData, or FID or FID,IID of a .fam.",
+            "a column's name in quotes",
+        ),
     ] = None
-    max_rows: Annotated[int | None, _key("Rows kept of each privacy unit at most, the first ones.", _WHOLE)] = None
+    max_rows: Annotated[int | None, _key("Rows kept of each privacy unit at most.", _WHOLE)] = None
+    keep: Annotated[Keep | None, _key("Which of them [default: first].", '"first" or "random"')] = None
     periods: Annotated[
         bool, _key("Whether path is a folder of periods, and source one of an entry per period.", _FLAG)
     ] = False

@@ -31,7 +31,7 @@ from dpdist.rows.dataset import RowsTable, bind_ledger
 from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
 from dpdist.rows.schema import Schema
 from dpdist.rows.table import Table
-from dpdist.rows.units import unit_from
+from dpdist.rows.units import Keep, unit_from
 from dpdist.storage.atomic import make_once, require_new
 from dpdist.storage.store import AnyStore, Store, store_at
 
@@ -87,6 +87,7 @@ def ingest_rows(
     columns: Sequence[str] | None = None,
     privacy_unit: str | None = None,
     max_rows: int | None = None,
+    keep: Keep | None = None,
     variable: str | None = None,
     missing: int | None = None,
     header: str | None = None,
@@ -130,9 +131,12 @@ def ingest_rows(
     columns : sequence of str, default None
         The columns to keep, in this order. None: all of them.
     privacy_unit : str, default None
-        The column that says whose row it is, a whole number; it is not stored. None: every row counts alone.
+        What says whose row it is, and is not stored: a column of whole numbers, ``obs/NAME`` of AnnData, or ``FID`` or
+        ``FID,IID`` of a .fam file. None: every row counts alone.
     max_rows : int, default None
-        How many rows of each privacy unit are kept at most, the first ones. Given with `privacy_unit`, and only then.
+        How many rows of each privacy unit are kept at most. Given with `privacy_unit`, and only then.
+    keep : {"first", "random"}, default None
+        Which of them: the first ones, or a random sample. None: the first ones.
     variable : str, default None
         The array of rows, where a .nc, .zarr or .h5ad file holds several.
     missing : {0, 1, 2}, default None
@@ -197,7 +201,7 @@ def ingest_rows(
     from dpdist.pipeline.ingesting import Workers  # noqa: PLC0415 - as above
 
     meaning = schema if schema is None or isinstance(schema, Schema) else Schema.read(schema)
-    unit, choices = unit_from(privacy_unit, max_rows), Choices(variable, missing, header, meaning)
+    unit, choices = unit_from(privacy_unit, max_rows, keep), Choices(variable, missing, header, meaning)
     ledger = None if ledger is None else address_given(ledger)
     table = collection_of(source)
     origin: Callable[..., dict[str, object]]

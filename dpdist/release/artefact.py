@@ -525,7 +525,7 @@ def open_release(path: AnyStore) -> Release:
             ledger_head=said.ledger_head,
             extents=said.extents,
             releases=said.releases,
-            unit=None if said.unit is None else Unit(said.unit.column, said.unit.max_rows),
+            unit=None if said.unit is None else said.unit.unit,
             condition=said.condition,
             schema=None if said.schema is None else Schema.from_json(said.schema),
             stage=said.stage,

@@ -12,17 +12,24 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from dpdist.rows.units import Keep, Unit
 from dpdist.storage.arrays import Text
 
 Loss = dict[str, int]
 """A privacy loss as :meth:`dpdist.privacy.guarantee.PrivacyLoss.to_json` writes it."""
 
 
-class UnitAttributes(Struct, frozen=True, forbid_unknown_fields=True):
+class UnitAttributes(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A privacy unit (:class:`dpdist.rows.units.Unit`)."""
 
     column: Text
     max_rows: int
+    keep: Keep = "first"
+
+    @property
+    def unit(self) -> Unit:
+        """The unit that they are of."""
+        return Unit(self.column, self.max_rows, self.keep)
 
 
 class RowsAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -36,7 +36,7 @@ from dpdist._util.text import listed, repeated
 from dpdist.errors import UsageError
 from dpdist.rows.columns import Column
 from dpdist.rows.schema_mistakes import FORMAT, Parts, all_of, mistakes, parts_of, said_of
-from dpdist.rows.units import Unit
+from dpdist.rows.units import Keep, Unit
 
 
 class Affine(NamedTuple):
@@ -56,12 +56,13 @@ class _Said:
     scale: str = "none"
     others: str = "refuse"
     max_rows: int | None = None
+    keep: Keep = "first"
     file: str | None = field(default=None, init=False, compare=False, repr=False)
     lines: tuple[int, ...] = field(default=(), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
-        parts = Parts(self.columns, self.scale, self.others, self.max_rows, self.lines)
+        parts = Parts(self.columns, self.scale, self.others, self.max_rows, self.keep, self.lines)
         if wrong := [said_of(each, self.columns) for each in mistakes(parts)]:
             raise UsageError(all_of("The schema", wrong))
 
@@ -82,7 +83,9 @@ class Schema(_Said):
     others : str, default "refuse"
         What becomes of columns of a source that are not named here: ``"refuse"``, or ``"ignored"``.
     max_rows : int, default None
-        With a privacy unit: how many rows of each are kept at most, the first ones.
+        With a privacy unit: how many rows of each are kept at most.
+    keep : {"first", "random"}, default "first"
+        Which of these: the first ones, or a random sample.
 
     Attributes
     ----------
@@ -167,7 +170,7 @@ class Schema(_Said):
         wrong, columns = parts_of(content)
         if wrong:
             raise UsageError(all_of("The schema", [said_of(each, columns) for each in wrong]))
-        known = {key: content[key] for key in ("scale", "others", "max_rows") if key in content}
+        known = {key: content[key] for key in ("scale", "others", "max_rows", "keep") if key in content}
         return cls(tuple(columns), **known)
 
     def to_json(self) -> dict[str, object]:
@@ -176,6 +179,7 @@ class Schema(_Said):
         said |= {} if self.scale == "none" else {"scale": self.scale}
         said |= {} if self.others == "refuse" else {"others": self.others}
         said |= {} if self.max_rows is None else {"max_rows": self.max_rows}
+        said |= {} if self.keep == "first" else {"keep": self.keep}
         return {**said, "columns": [each.to_json() for each in self.columns]}
 
     @cached_property
@@ -218,7 +222,7 @@ class Schema(_Said):
         """The privacy unit, or None."""
         if not self.unit_columns or self.max_rows is None:
             return None
-        return Unit(" and ".join(self.unit_columns), self.max_rows)
+        return Unit(" and ".join(self.unit_columns), self.max_rows, self.keep)
 
     def affine(self, column: Column) -> Affine:
         """Return what becomes of the numbers of a column; of a category one-hot, of its zeros and ones."""

@@ -4,6 +4,7 @@ r"""A schema as a file: read with the lines of what is wrong, and drafted with i
 
     scale = "range"            # each range becomes -1 to 1; or "none"
     max_rows = 3               # with a privacy unit
+    keep = "random"            # which of its rows; default: the first ones
 
     [[column]]
     name = "age"
@@ -66,15 +67,17 @@ def read_schema(path: AnyPath) -> Schema:
         raise UsageError(f"The schema {path} is not TOML: {said}.")
     wrong, columns = parts_of(content)
     lines = _lines_of(text, content)
-    parts = Parts(
-        columns, content.get("scale", "none"), content.get("others", "refuse"), content.get("max_rows"), lines.columns
-    )
+    own: Any = {key: content.get(key, default) for key, default in _DEFAULTS.items()}
+    parts = Parts(columns, **own, lines=lines.columns)
     misread = {(each.column, each.key) for each in wrong} | {(each.column, None) for each in wrong}
     wrong += [each for each in mistakes(parts) if (each.column, each.key) not in misread]
     if wrong:
         wrong.sort(key=lambda each: _line(each, lines))
         raise UsageError(all_of(f"The schema {path}", _grouped(wrong, lines, columns)))
-    return Schema(tuple(columns), parts.scale, parts.others, parts.max_rows).read_from(str(path), lines.columns)
+    return Schema(tuple(columns), **own).read_from(str(path), lines.columns)
+
+
+_DEFAULTS = {"scale": "none", "others": "refuse", "max_rows": None, "keep": "first"}
 
 
 def _stored(path: AnyPath) -> Schema:
@@ -172,7 +175,7 @@ _HEAD = """\
 # weight:      what the numbers are multiplied by (default 1)
 
 scale = "range"  # each range becomes -1 to 1, so that no column counts more for its unit; "none": as they are
-# max_rows = 1   # with a privacy unit: rows of each that are kept at most
+# max_rows = 1   # with a privacy unit: rows of each that are kept at most; keep = "first" (default) or "random"
 """
 _UNTYPED = "A text file stores\n# no types: every column is drafted as a number. Correct the others."
 _TYPED = 'Correct kinds where\n# a number stands for a category, or is an index or an identifier ("ignored").'

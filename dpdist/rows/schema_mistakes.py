@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from dpdist._util.text import counted, has_control, listed, repeated
 from dpdist.rows.columns import DIRECTIVES, LARGEST_WHOLE, SECONDS, Column, instant
+from dpdist.rows.units import Keep
 
 FORMAT = "dpdist-schema/1"
 MOST_FEATURES = 1 << 20
@@ -27,7 +28,7 @@ _TAKES = {
     "ignored": set[str](),
     "privacy unit": set[str](),
 }
-_OWN = ("scale", "others", "max_rows")
+_OWN = ("scale", "others", "max_rows", "keep")
 _DIRECTIVE = re.compile(r"%([EO_0^#-]*\d*.?)", re.DOTALL)
 _MADE_OF = {"F": "Ymd", "D": "mdy", "T": "HMS", "R": "HM", "n": "", "t": "", "%": ""}
 _SAME = {"y": "Y", "e": "d", "b": "m", "B": "m", "h": "m", "A": "a"}
@@ -60,6 +61,7 @@ class Parts(NamedTuple):
     scale: Any
     others: Any
     max_rows: Any
+    keep: Any
     lines: Sequence[int]
 
 
@@ -134,13 +136,7 @@ def _together(schema: Parts, *, broken: bool) -> Iterator[Mistake]:
             at = f"line {schema.lines[seen[column.name]]}" if schema.lines else f"column {seen[column.name] + 1}"
             yield Mistake(place, "name", f"there is a column of this name before ({at})")
         seen.setdefault(column.name, place)
-    most, units = schema.max_rows, any(column.kind == "privacy unit" for column in schema.columns)
-    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= 2**20):
-        yield Mistake(None, "max_rows", f"max_rows must be a whole number from 1 to {2**20}")
-    if units and most is None:
-        yield Mistake(None, None, "a privacy unit needs max_rows, the rows of each that are kept at most")
-    if most is not None and not units:
-        yield Mistake(None, "max_rows", "max_rows is for a privacy unit, and no column is one")
+    yield from _of_units(schema)
     if broken:
         return
     width = sum(column.width for column in schema.columns)
@@ -152,6 +148,20 @@ def _together(schema: Parts, *, broken: bool) -> Iterator[Mistake]:
         names = [name for column in schema.columns for name in column.features]
         if twice := repeated(names):
             yield Mistake(None, None, f"several columns of the rows would be called {listed(twice)}")
+
+
+def _of_units(schema: Parts) -> Iterator[Mistake]:
+    most, units = schema.max_rows, any(column.kind == "privacy unit" for column in schema.columns)
+    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= 2**20):
+        yield Mistake(None, "max_rows", f"max_rows must be a whole number from 1 to {2**20}")
+    if units and most is None:
+        yield Mistake(None, None, "a privacy unit needs max_rows, the rows of each that are kept at most")
+    if most is not None and not units:
+        yield Mistake(None, "max_rows", "max_rows is for a privacy unit, and no column is one")
+    if schema.keep not in get_args(Keep):
+        yield Mistake(None, "keep", 'keep must be "first" or "random": which rows of a privacy unit are kept')
+    elif schema.keep != "first" and not units:
+        yield Mistake(None, "keep", "keep is for a privacy unit, and no column is one")
 
 
 def _mistakes_of(column: Column, scale: str) -> Iterator[tuple[str | None, str]]:

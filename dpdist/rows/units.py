@@ -1,10 +1,16 @@
-"""Privacy units: somebody may own several rows, and of everybody's rows at most M are kept, the first in order.
+"""Privacy units: somebody may own several rows, and of everybody's rows at most M are kept, the first or any.
 
 **Theorem.** Let two sources differ in the rows of one unit only, however many these are and wherever they stand. Then
 the kept tables differ in at most M rows, all of that unit; the kept rows of every other unit are the same.
 
-*Proof.* A row is kept when fewer than M rows of its own unit stand before it. That number does not depend on rows of
-other units, nor on where these stand; so of each other unit the same rows are kept, and of the one at most M. ∎
+*Proof.* Number the rows of each unit in their order. These numbers do not depend on rows of other units, nor on where
+these stand. The first M are kept; or those M of which a function of a key, the unit and the number is least. So which
+rows of a unit are kept follows from how many it has, and of each other unit the same are kept. ∎
+
+This holds for every key and every function. The key makes the choice a random sample of the rows of each unit, which no
+order of the source biases, such as that by time. It is kept with the rows until they are complete, so that an ingest
+that died and goes on keeps the same ones. A row's place in the source would be no such number: one more row of somebody
+else before it would change which are kept of all others.
 
 So sums over kept rows are as private for a whole unit as the sensitivity of M rows says
 (:mod:`dpdist.mechanisms.sensitivity`), under add-remove: one unit more or fewer. Under replace-one the number of kept
@@ -13,7 +19,7 @@ rows is public, and the kept rows of one unit are exchanged for as many others.
 Two units must never be taken for one, or the rows of the one would decide which of the other are kept. So a unit is a
 whole number that is read exactly; whatever may have been rounded is refused. Or it is a keyed digest of its name, 128
 bits of BLAKE2b: two of N units have the same with probability N² 2^-129 at most, less than 2^-69 for a billion. The key
-is drawn for each ingest and dies with its process, so nobody who chooses names knows which would agree.
+is drawn for each ingest, and gone when that is done; so nobody who chooses names knows which would agree.
 
 Memory: one bit per row of the source, and about 64 bytes for every 256th unit; the rest is in nameless temporary files
 of 16 bytes per row, 24 with digests, which are gone when the process is. Units are stored nowhere else.
@@ -21,12 +27,13 @@ of 16 bytes per row, 24 with digests, which are gone when the process is. Units 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +52,7 @@ Digests = npt.NDArray[np.bytes_]
 """Of 16 bytes each."""
 UNIT_BYTES = 24
 """Bytes that a temporary file takes of a row, at most."""
+Keep = Literal["first", "random"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,8 @@ class Unit:
         Name of the source's column that says whose row it is; it is not stored with the rows.
     max_rows
         M: how many rows of each unit are kept at most.
+    keep
+        Which: ``"first"``, or ``"random"``, a random sample of them.
 
     Raises
     ------
@@ -66,14 +76,18 @@ class Unit:
 
     column: str
     max_rows: int
+    keep: Keep = "first"
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_rows <= 2**20:
             raise UsageError(f"The rows kept of each privacy unit are from 1 to {2**20}.", parameter="max_rows")
+        if self.keep not in get_args(Keep):
+            raise UsageError(f"{parameter('keep')} is first or random, not {self.keep!r}.")
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON values."""
-        return asdict(self)
+        """Return plain JSON values; what an older version did not know is left out where it says nothing."""
+        how = {} if self.keep == "first" else {"keep": self.keep}
+        return {"column": self.column, "max_rows": self.max_rows, **how}
 
 
 def whole_numbers(
@@ -112,6 +126,29 @@ def whole_numbers(
     return values.astype(np.int64)
 
 
+def named_units(parts: Sequence[Sequence[str]], key: bytes) -> npt.NDArray[np.uint64]:
+    """Return units that are called by names: keyed digests of 128 bits, shape (r, 2).
+
+    Parameters
+    ----------
+    parts
+        Which say together whose row it is: of each the name for every row. Spaces around a name do not count.
+    key
+        Of the digest, 64 bytes at most.
+    """
+    known: dict[tuple[str, ...], bytes] = {}
+    found = bytearray()
+    for names in zip(*parts, strict=True):
+        digest = known.get(names)
+        if digest is None:
+            # with its length before each part, no two units are written alike
+            texts = [name.strip() for name in names]
+            whole = ":".join(f"{len(text.encode())}:{text}" for text in texts)
+            digest = known[names] = blake2b(whole.encode(), digest_size=16, key=key).digest()
+        found += digest
+    return np.frombuffer(bytes(found), dtype=np.uint64).reshape(-1, 2)
+
+
 class KeptRows:
     """Which rows of a source are kept, a bit for each."""
 
@@ -147,8 +184,8 @@ def among(bits: bytes | memoryview, start: int, count: int) -> npt.NDArray[np.bo
     return found[start - 8 * first :][:count]
 
 
-def first_rows(units: Iterable[Numbers | Digests], rows: int, most: int, beside: Path) -> KeptRows:
-    """Find the first ``most`` rows of every unit, in order.
+def kept_rows(units: Iterable[Numbers | Digests], rows: int, unit: Unit, beside: Path, key: bytes = b"") -> KeptRows:
+    """Find the rows of every unit that are kept.
 
     The rows are first dealt out to files by a hash of their unit, so that each file's units fit into memory. Its key
     is drawn afresh, so that no source can be made to put all into one file; the result does not depend on it.
@@ -159,13 +196,15 @@ def first_rows(units: Iterable[Numbers | Digests], rows: int, most: int, beside:
         The unit of every row, in order, in pieces of one type: int64, or digests of 16 bytes.
     rows
         Their number.
-    most
-        M.
+    unit
+        How many of each, and which.
     beside
         A folder on the disk that shall hold the files.
+    key
+        By which rows of a unit are drawn, if they are.
     """
     kept = KeptRows(rows)
-    key = np.uint64(int(random_token()[:16], 16) | 1)
+    deal = np.uint64(int(random_token()[:16], 16) | 1)
     with ExitStack() as stack:
         files = [stack.enter_context(TemporaryFile(dir=beside)) for _ in range(1 << _BITS)]
         row = 0
@@ -175,7 +214,7 @@ def first_rows(units: Iterable[Numbers | Digests], rows: int, most: int, beside:
             numbered = np.empty(piece.size, dtype=[("row", np.int64), ("unit", kind)])
             numbered["row"], numbered["unit"] = np.arange(row, row + piece.size), piece
             row += piece.size
-            part = (piece.view(np.uint64)[:: kind.itemsize // 8] * key) >> np.uint64(64 - _BITS)
+            part = (piece.view(np.uint64)[:: kind.itemsize // 8] * deal) >> np.uint64(64 - _BITS)
             order = np.argsort(part, kind="stable")
             ends = np.searchsorted(part[order], np.arange(len(files) + 1))
             for i, file in enumerate(files):
@@ -184,28 +223,76 @@ def first_rows(units: Iterable[Numbers | Digests], rows: int, most: int, beside:
             raise DataError("The source changed while it was read. Ingest it when it is complete.")
         for file in files:
             file.seek(0)
-            for found in _first(file, most, kind):
-                kept.add(found)
+            if unit.keep == "random":
+                kept.add(_drawn(_numbered(file, kind), unit.max_rows, key, kind))
+                continue
+            for found, _, numbers in _numbered(file, kind):
+                kept.add(found[numbers < unit.max_rows])
     return kept
 
 
-def first_of_each(units: Digests, most: int) -> npt.NDArray[np.bool_]:
-    """Say which rows are among the first ``most`` of their unit, in memory; shape (r,), as the units.
+def kept_of_each(units: Digests, unit: Unit, key: bytes = b"") -> npt.NDArray[np.bool_]:
+    """Say which rows are kept of their unit, in memory; shape (r,), as the units, with a key as of :func:`kept_rows`.
 
     Examples
     --------
-    >>> first_of_each(np.array([b"b", b"a", b"b", b"b"]), 2).tolist()
+    >>> kept_of_each(np.array([b"b", b"a", b"b", b"b"], "S16"), Unit("who", 2)).tolist()
     [True, True, True, False]
     """
     order = np.argsort(units, kind="stable")
     _, starts, counts = np.unique(units[order], return_index=True, return_counts=True)
-    kept = np.empty(units.size, dtype=np.bool_)
-    kept[order] = np.arange(units.size) - np.repeat(starts, counts) < most
+    numbers = np.arange(units.size) - np.repeat(starts, counts)
+    kept = np.zeros(units.size, dtype=np.bool_)
+    if unit.keep == "random":
+        kept[_drawn([(order, units[order], numbers)], unit.max_rows, key, units.dtype)] = True
+    else:
+        kept[order] = numbers < unit.max_rows
     return kept
 
 
-def _first(file: IO[bytes], most: int, kind: np.dtype[Any]) -> Iterator[Numbers]:
-    """Yield the numbers of the rows of one file that are kept."""
+def _drawn(
+    pieces: Iterable[tuple[Numbers, Numbers | Digests, Numbers]], most: int, key: bytes, kind: np.dtype[Any]
+) -> Numbers:
+    """Return the rows of which the draw is among the least of their unit; no more than these are ever held.
+
+    Parameters
+    ----------
+    pieces
+        Rows, their units, and their numbers within these.
+    most, key, kind
+        M, the key of the draws, and the type of a unit.
+    """
+    held = np.empty(0, dtype=[("unit", kind), ("draw", np.uint64), ("number", np.int64), ("row", np.int64)])
+    for rows, units, numbers in pieces:
+        more = np.empty(rows.size, dtype=held.dtype)
+        more["unit"], more["draw"], more["number"], more["row"] = units, _draws(units, numbers, key), numbers, rows
+        held = np.concatenate([held, more])
+        held = held[np.lexsort((held["number"], held["draw"], held["unit"]))]
+        _, starts, counts = np.unique(held["unit"], return_index=True, return_counts=True)
+        held = held[np.arange(held.size) - np.repeat(starts, counts) < most]
+    found: Numbers = held["row"].copy()
+    return found
+
+
+def _draws(units: Numbers | Digests, numbers: Numbers, key: bytes) -> npt.NDArray[np.uint64]:
+    """Return a function of key, unit and number, even as far as a sample needs it: SplitMix64, once for each word.
+
+    References
+    ----------
+    Steele, Lea & Flood 2014.
+    """
+    words = np.ascontiguousarray(units).view(np.uint64).reshape(units.size, -1)
+    found = np.full(units.size, np.uint64(int.from_bytes(blake2b(key, digest_size=8).digest(), "little")))
+    for word in (*words.T, numbers.view(np.uint64)):
+        found = found + word + np.uint64(0x9E3779B97F4A7C15)
+        found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        found ^= found >> np.uint64(31)
+    return found
+
+
+def _numbered(file: IO[bytes], kind: np.dtype[Any]) -> Iterator[tuple[Numbers, Numbers | Digests, Numbers]]:
+    """Yield rows of one file, their units, and the number of each among the rows of its unit."""
     known = np.empty(0, dtype=kind)
     before = np.empty(0, dtype=np.int64)
     record = np.dtype([("row", np.int64), ("unit", kind)])
@@ -220,24 +307,24 @@ def _first(file: IO[bytes], most: int, kind: np.dtype[Any]) -> Iterator[Numbers]
         earlier = np.zeros(unique.size, dtype=np.int64)
         earlier[old] = before[place[old]]
         rank = np.arange(units.size) - np.repeat(starts, counts) + np.repeat(earlier, counts)
-        yield rows[order][rank < most]
+        yield rows[order], units[order], rank
         before[place[old]] += counts[old]
         known = np.insert(known, place[~old], unique[~old])
         before = np.insert(before, place[~old], counts[~old])
 
 
-def unit_from(column: str | None, max_rows: int | None) -> Unit | None:
+def unit_from(column: str | None, max_rows: int | None, keep: Keep | None = None) -> Unit | None:
     """Make a privacy unit from what was given, or None.
 
     Raises
     ------
     UsageError
-        If only one of the two was given, or the number is out of range.
+        If only one of the first two was given, or the third alone, or the number is out of range.
     """
-    if column is None and max_rows is None:
+    if column is None and max_rows is None and keep is None:
         return None
     if column is None or max_rows is None:
         raise UsageError(
             f"A privacy unit needs both: its column ({parameter('privacy_unit')}) and its rows.", parameter="max_rows"
         )
-    return Unit(column, max_rows)
+    return Unit(column, max_rows, keep or "first")

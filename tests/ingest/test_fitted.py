@@ -155,6 +155,9 @@ def test_of_each_unit_of_a_frame_the_first_rows_are_kept(tmp_path: Path, monkeyp
         ingest_rows(frame, tmp_path / f"{piece}.zarr", schema=schema)  # and is known again
         np.testing.assert_array_equal(rows_in(tmp_path / f"{piece}.zarr"), rows_in(tmp_path / "one.zarr"))
         assert (made.rows, made.unit, made.max_rows) == (one.rows, one.unit, 2) == (40, schema.unit, 2)
+        any_two = Schema(schema.columns, max_rows=2, keep="random")
+        drawn = ingest_rows(frame, tmp_path / f"any-{piece}.zarr", schema=any_two)
+        assert (drawn.rows, drawn.unit) == (40, any_two.unit)
     bad = frame.copy()
     bad.loc[bad.index[7], "who"] = None
     with pytest.raises(DataError, match=r"row 7 \(counting from 0\), column 'who': the privacy unit is missing"):

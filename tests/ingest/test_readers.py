@@ -15,6 +15,7 @@ from typing import Any
 import anndata
 import h5py
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
@@ -45,6 +46,7 @@ from dpdist.ingest.readers.apart import Reading
 from dpdist.ingest.readers.parquet import Parquet
 from dpdist.ingest.sources import Choices, reader_of
 from dpdist.ingest.table import ingest
+from dpdist.rows.units import Unit
 
 pytestmark = pytest.mark.usefixtures("typed")
 
@@ -292,6 +294,64 @@ def test_a_sample_that_is_named_twice_is_refused(tmp_path: Path, name: str) -> N
     GENOTYPES[name](tmp_path / name, genotypes(), **{"iid" if name == "t.bed" else "samples": people})
     message = refused(tmp_path / name, "a sample twice")
     assert "s0" not in message.replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize(
+    ("unit", "first"), [("FID,IID", [0, 1, 2, 3]), ("IID", [0, 1, 2, 3]), ("FID", [0, 2]), ("IID, FID", [0, 1, 2, 3])]
+)
+def test_a_sample_or_a_family_may_be_the_privacy_unit_of_genotypes(tmp_path: Path, unit: str, first: list[int]) -> None:
+    """Two families of two, and everybody was genotyped again."""
+    values = np.arange(24, dtype=np.uint8).reshape(8, 3) % 3
+    people = ["a", "b", "c", "d"] * 2
+    write_bed(tmp_path / "t.bed", values, iid=people, fid=["1", "1", "2", "2"] * 2)
+    ingest(tmp_path / "t.bed", tmp_path / "rows.zarr", unit=Unit(unit, 1))
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), values[first])
+    with pytest.raises(DataError, match=r"FID,IID are the privacy unit"):
+        ingest(tmp_path / "t.bed", tmp_path / "no.zarr")
+    with pytest.raises(UsageError, match=r"no SEX in .*There are: FID, IID "):
+        ingest(tmp_path / "t.bed", tmp_path / "no.zarr", unit=Unit("SEX", 1))
+
+
+DONORS: dict[str, Any] = {
+    "categories": pd.Categorical(["x", "y", "x", "z", "y", "x"]),
+    "categories of numbers": pd.Categorical([7, 8, 7, 9, 8, 7]),
+    "words": np.array(["x", "y", "x", "z", "y", "x "], dtype=object),
+    "numbers": np.array([7, 8, 7, 9, 8, 7]),
+    "numbers that may be missing": pd.array([7, 8, 7, 9, 8, 7], dtype="Int64"),
+    "words that may be missing": pd.array(["x", "y", "x", "z", "y", "x"], dtype="string"),
+}
+
+
+@pytest.mark.parametrize("name", ["t.h5ad", "t.zarr"])
+@pytest.mark.parametrize("donors", DONORS.values(), ids=DONORS)
+def test_the_donor_of_a_cell_may_be_the_privacy_unit(tmp_path: Path, name: str, donors: Any) -> None:
+    values = np.arange(18.0).reshape(6, 3)
+    made = anndata.AnnData(values, obs=pd.DataFrame({"donor": donors, "sample": ["1", "1", "2", "1", "2", "1"]},
+                                                    index=[f"c{i}" for i in range(6)]))  # fmt: skip
+    with warnings.catch_warnings(), anndata.settings.override(allow_write_nullable_strings=True):
+        warnings.simplefilter("ignore")
+        made.write_h5ad(tmp_path / name) if name == "t.h5ad" else made.write_zarr(tmp_path / name)
+    for unit, kept in (("obs/donor", [0, 1, 3]), ("obs/donor,obs/sample", [0, 1, 2, 3, 4])):
+        ingest(tmp_path / name, tmp_path / f"{len(kept)}.zarr", unit=Unit(unit, 1))
+        assert np.array_equal(stored(tmp_path / f"{len(kept)}.zarr"), values[kept])
+    with pytest.raises(UsageError, match=r"There is no obs/age .*obs/donor, obs/sample"):
+        ingest(tmp_path / name, tmp_path / "no.zarr", unit=Unit("obs/age", 1))
+
+
+@pytest.mark.parametrize("name", ["t.h5ad", "t.zarr"])
+@pytest.mark.parametrize("donors", [
+    pd.Categorical(["secretword", None, "x"]), pd.array([73519, None, 1], dtype="Int64"),
+    np.array([73519.25, 1, 2]), np.array([True, False, True]),
+], ids=["no category", "no number", "floats", "booleans"])  # fmt: skip
+def test_cells_of_which_nobody_says_whose_they_are_are_refused(tmp_path: Path, name: str, donors: Any) -> None:
+    made = anndata.AnnData(np.ones((3, 3)), obs=pd.DataFrame({"donor": donors}, index=["a", "b", "c"]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made.write_h5ad(tmp_path / name) if name == "t.h5ad" else made.write_zarr(tmp_path / name)
+    with pytest.raises(DataError, match="obs/donor") as caught:
+        ingest(tmp_path / name, tmp_path / "rows.zarr", unit=Unit("obs/donor", 1))
+    assert not any(value in str(caught.value) for value in ("73519", "secretword"))
+    assert not (tmp_path / "rows.zarr").exists()
 
 
 @pytest.mark.parametrize("name", GENOTYPES)

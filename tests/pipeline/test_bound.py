@@ -707,7 +707,7 @@ def test_the_clip_norm_that_is_said_is_the_one_that_is_used(table: RowsTable, tm
         clip_norm.choose_clip_norm(table.path, replace(REQUEST, grid=NormGrid.parse("1234567:9999999:1")), HALF)
     )
     assert (long.clip, "Clip norm 1234567. " in long.words()) == (1234567, True)
-    assert "--clip 1234567 " in f"{next_command(tmp_path, long, 'none')} "
+    assert "--clip 1234567 --scale by.npy " in f"{next_command(tmp_path, long, 'none', 'by.npy')} "
 
 
 WRONG = ("--epsilon 0", "--epsilon 1 --quantile 1e-99999999", "--epsilon 1 --quantile x", "--epsilon 1 --grid 2",

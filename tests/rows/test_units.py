@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.errors import DataError, RefusedError, ResumableError, UsageError
+from dpdist.ingest import looking, pieces
 from dpdist.ingest import table as ingesting
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.table import ingest
@@ -27,7 +30,9 @@ from dpdist.release.artefact import open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows import units
 from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.units import KeptRows, Unit, first_rows, unit_from
+from dpdist.rows.columns import Column
+from dpdist.rows.schema import Schema
+from dpdist.rows.units import KeptRows, Unit, kept_rows, unit_from
 from dpdist.runtime import connection
 from faults import crash_driver
 
@@ -44,10 +49,12 @@ def by_hand(ids: list[int], most: int) -> list[bool]:
     return kept
 
 
-def kept(ids: list[int], most: int, folder: Path, piece: int = 1000) -> list[bool]:
+def kept(
+    ids: list[int], most: int, folder: Path, piece: int = 1000, keep: Any = "first", key: bytes = b"key"
+) -> list[bool]:
     array = np.array(ids, dtype=np.int64)
     pieces = (array[start : start + piece] for start in range(0, len(ids), piece))
-    found = first_rows(pieces, len(ids), most, folder)
+    found = kept_rows(pieces, len(ids), Unit("who", most, keep), folder, key)
     mask = found.among(0, len(ids))
     assert mask.sum() == found.count
     assert list(folder.iterdir()) == []
@@ -76,22 +83,44 @@ def test_many_rows_of_many_units(tmp_path: Path) -> None:
     assert kept(ids, 5, tmp_path, 7_001) == by_hand(ids, 5)
 
 
-def test_one_unit_cannot_change_which_rows_of_others_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep", ["first", "random"])
+def test_one_unit_cannot_change_which_rows_of_others_are_kept(tmp_path: Path, keep: Any) -> None:
     """The theorem, on its own terms: any rows of one unit, anywhere, and the rest is kept as before."""
     chance = np.random.default_rng(4)
     for _ in range(5):
         others = chance.integers(1, 6, 40).tolist()
-        before = kept(others, 2, tmp_path)
+        before = kept(others, 2, tmp_path, keep=keep)
         mixed: list[tuple[int, int]] = [(unit, i) for i, unit in enumerate(others)]
         for _ in range(int(chance.integers(1, 30))):
             mixed.insert(int(chance.integers(0, len(mixed) + 1)), (0, -1))
-        after = kept([unit for unit, _ in mixed], 2, tmp_path)
+        after = kept([unit for unit, _ in mixed], 2, tmp_path, piece=7, keep=keep)
         assert [keep for keep, (unit, _) in zip(after, mixed, strict=True) if unit != 0] == before
         assert sum(keep for keep, (unit, _) in zip(after, mixed, strict=True) if unit == 0) <= 2
 
 
+def test_a_random_sample_of_the_rows_of_each_unit_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10 rows each, 3 are kept by 2000 units. By chance one of the counts is so far off in 1 of 10^9 runs."""
+    monkeypatch.setattr(units, "_PIECE", 97)
+    ids = np.tile(np.arange(2000), 10)
+    same = kept(ids.tolist(), 3, tmp_path, 3001, "random")
+    assert np.array_equal(same, kept(ids.tolist(), 3, tmp_path, 20_000, "random"))  # whatever the pieces are
+    other = kept(ids.tolist(), 3, tmp_path, keep="random", key=b"another")
+    chosen = np.reshape(same, (10, 2000))
+    assert set(chosen.sum(axis=0)) == {3}
+    far = 7 * (2000 * 0.3 * 0.7) ** 0.5
+    assert np.abs(chosen.sum(axis=1) - 600).max() < far
+    both = (chosen & np.reshape(other, (10, 2000))).sum()  # two keys agree as two samples do
+    assert abs(both - 2000 * 0.9) < 7 * (2000 * 0.49) ** 0.5
+    first = np.reshape(kept(ids.tolist(), 3, tmp_path), (10, 2000))
+    assert np.abs(first.sum(axis=1) - 600).max() > far  # the twin: the first ones are no sample
+    digests = np.ascontiguousarray(np.stack([ids, ids], 1).astype(np.uint64)).view("S16")[:, 0]
+    here = units.kept_of_each(digests, Unit("who", 3, "random"), b"key")
+    apart = kept_rows(iter([digests]), ids.size, Unit("who", 3, "random"), tmp_path, b"key").among(0, ids.size)
+    assert np.array_equal(here, apart)
+
+
 def test_which_rows_are_kept_is_read_in_any_slice(tmp_path: Path) -> None:
-    found = first_rows(iter([np.arange(100, dtype=np.int64) % 7]), 100, 3, tmp_path)
+    found = kept_rows(iter([np.arange(100, dtype=np.int64) % 7]), 100, Unit("who", 3), tmp_path)
     whole = found.among(0, 100)
     for start in range(0, 100, 9):
         count = min(11, 100 - start)
@@ -189,9 +218,6 @@ def test_units_that_may_be_taken_for_one_another_are_refused(tmp_path: Path, ids
 @pytest.mark.parametrize(("kind", "bits"), [("float16", 11), ("float32", 24), ("float64", 53)])
 @pytest.mark.parametrize("suffix", ["npy", "parquet", "year=2026/0.parquet"])
 def test_units_are_refused_from_where_their_type_rounds(tmp_path: Path, kind: str, bits: int, suffix: str) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     assert np.array([2**bits + 1]).astype(kind)[0] == 2**bits  # the next unit is taken for this one
 
     def written(name: str, *ids: int) -> Path:
@@ -220,7 +246,7 @@ def test_a_source_that_changes_between_the_passes_is_refused(tmp_path: Path, mon
     rows = np.array([[1, 10, 10], [1, 11, 11], [2, 20, 20], [3, 30, 30]])
     np.save(source, rows)
     os.utime(source, (1, 1))
-    original = first_rows
+    original = kept_rows
 
     def swapped(*arguments: Any) -> KeptRows:
         found = original(*arguments)
@@ -228,7 +254,7 @@ def test_a_source_that_changes_between_the_passes_is_refused(tmp_path: Path, mon
         os.utime(source, (1, 1))
         return found
 
-    monkeypatch.setattr(ingesting, "first_rows", swapped)
+    monkeypatch.setattr(ingesting, "kept_rows", swapped)
     with pytest.raises(DataError, match="changed while it was read"):
         ingest(source, tmp_path / "rows.zarr", unit=Unit("c0", 1))
     assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
@@ -236,22 +262,56 @@ def test_a_source_that_changes_between_the_passes_is_refused(tmp_path: Path, mon
     ingest(source, tmp_path / "rows.zarr", unit=Unit("c0", 1))
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_an_ingest_that_died_half_way_goes_on_with_the_same_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """With another sample for the second half, more than M rows of a unit could be kept."""
+    monkeypatch.setattr(pieces, "PIECE", 600)
+    monkeypatch.setattr(looking, "PIECE", 600)
+    who = np.tile(np.arange(5), 40)
+    columns = {"who": who.astype(str) if named else who, "a": np.arange(200), "b": who}
+    (tmp_path / "source").mkdir()
+    for part in range(4):  # several files, for several pieces
+        some = {name: each[50 * part : 50 * part + 50] for name, each in columns.items()}
+        pq.write_table(pa.table(some), tmp_path / "source" / f"{part}.parquet")
+    schema = Schema([Column("who", "privacy unit"), Column("a", "number"), Column("b", "number")], max_rows=20, keep="random")
+    how: dict[str, Any] = {"schema": schema} if named else {"privacy_unit": "who", "max_rows": 20, "keep": "random"}
+    write = pieces.Write.do
+
+    def dies(self: Any, unit: int, hands: Any) -> Any:
+        if unit == 2:
+            raise ResumableError("died")
+        return write(self, unit, hands)
+
+    monkeypatch.setattr(pieces.Write, "do", dies)
+    with pytest.raises(ResumableError, match="died"):
+        budget.ingest_rows(tmp_path / "source", tmp_path / "rows.zarr", **how)
+    (secret,) = tmp_path.rglob("secret")
+    assert secret.stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(pieces.Write, "do", write)
+    budget.ingest_rows(tmp_path / "source", tmp_path / "rows.zarr", **how)
+    rows = np.array(stored(tmp_path / "rows.zarr"))
+    assert np.bincount(rows % 5).tolist() == [20] * 5
+    assert len(set(rows)) == 100
+    assert not list(tmp_path.rglob("secret"))
+    unit = open_rows(tmp_path / "rows.zarr").unit
+    assert unit == Unit("who", 20, "random")
+
+
 def test_a_process_that_is_killed_leaves_no_units_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, seen = units._first, []
+    original, seen = units._numbered, []
 
-    def looked_at(file: Any, most: int, kind: Any) -> Any:
+    def looked_at(file: Any, kind: Any) -> Any:
         seen.append({path.name for path in tmp_path.rglob("*") if path.is_file() and "work" not in path.parts})
-        return original(file, most, kind)
+        return original(file, kind)
 
-    monkeypatch.setattr(units, "_first", looked_at)
+    monkeypatch.setattr(units, "_numbered", looked_at)
     ingest(table(tmp_path, [7, 8, 7]), tmp_path / "rows.zarr", unit=Unit("person", 1))
     assert seen == [{"source.csv", ".identity"}] * 256  # whatever dies here, there is no name to find the numbers under
 
 
 def test_integers_of_64_bits_are_told_apart(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     ids = [2**62, 2**62 + 1, 2**62, -(2**62)]
     pq.write_table(pa.table({"person": ids, "a": [0.0, 1.0, 2.0, 3.0], "b": [1.0] * 4}), tmp_path / "x.parquet")
     ingest(tmp_path / "x.parquet", tmp_path / "rows.zarr", unit=Unit("person", 1))

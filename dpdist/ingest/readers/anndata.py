@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,12 @@ from dpdist.ingest.readers.chunked import Chunked, Layout, only, require_chunks
 from dpdist.ingest.readers.hdf5 import contained, strings
 from dpdist.ingest.readers.transpose import turned, width_for
 from dpdist.ingest.readers.zarr_store import holds_values, opened, require_foreign
+from dpdist.rows.units import named_units
 
 _SPARSE = {"csr_matrix": "csr", "csc_matrix": "csc"}
 _PARTS = ("data", "indices", "indptr")
+_CELLS = 1 << 16
+"""Cells of ``obs`` that are read at once."""
 
 
 class AnnData(Chunked):
@@ -147,6 +151,58 @@ class AnnData(Chunked):
             count = error.count
         raise DataError(f"{self.path} names {count} variables for {columns} columns. Mend it.")
 
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        def read() -> tuple[str, ...]:
+            with self._root() as root:
+                return tuple(f"obs/{name}" for name in sorted(root["obs"].keys())) if "obs" in root else ()
+
+        return attempt(self.path, read)
+
+    def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
+        parts = [chain.from_iterable(each(self.path, self._names_in(label))) for label in labels]
+        while (names := [list(islice(part, _CELLS)) for part in parts])[0]:
+            yield named_units(names, key)
+
+    def _names_in(self, label: str) -> Iterator[list[str]]:
+        """Yield a column of ``obs`` as text, every cell of it."""
+        rows = self._checked.shape[0]
+        with self._root() as root:
+            column = root[label]
+            kind = column.attrs.get("encoding-type")
+            names = None
+            if kind == "categorical":
+                names = [*chain.from_iterable(self._texts(column["categories"], label))]
+                column = column["codes"]
+            elif kind in {"nullable-string-array", "nullable-integer"}:
+                if np.any(column["mask"][:]):
+                    raise DataError(_unsaid(self.path, label))
+                column = column["values"]
+            if hasattr(column, "keys") or column.shape != (rows,):
+                raise DataError(f"{self.path}: {label} is not one name or whole number for each row. Choose another.")
+            if names is None:
+                yield from self._texts(column, label)
+                return
+            for start in range(0, rows, _CELLS):
+                codes = np.asarray(column[start : start + _CELLS])
+                if codes.dtype.kind not in "iu" or not np.all((codes >= 0) & (codes < len(names))):
+                    raise DataError(_unsaid(self.path, label))
+                yield [names[code] for code in codes.tolist()]
+
+    def _texts(self, array: Any, label: str) -> Iterator[list[str]]:
+        (count,) = array.shape
+        require_chunks(self.path, math.prod(array.chunks or ()) * array.dtype.itemsize)
+        if array.dtype.kind in "iu":
+            for start in range(0, count, _CELLS):
+                yield [str(number) for number in np.asarray(array[start : start + _CELLS]).tolist()]
+        elif array.dtype.kind in "OUST":
+            yield from strings(array, count, self._longest(array))
+        else:
+            raise DataError(
+                f"{self.path}: {label} holds {array.dtype.name}, and a privacy unit is a name or a whole number. Store "
+                "it as one of these."
+            )
+
     def survey(self, keep: Places) -> Survey:
         found = self._checked
         if self._kind != "dense":
@@ -239,6 +295,10 @@ class _OtherCountError(DataError):
     def __init__(self, count: int) -> None:
         super().__init__()
         self.count = count
+
+
+def _unsaid(path: Any, label: str) -> str:
+    return f"{path}: {label} is missing for some rows: it is not said whose they are. Fill it, or leave them out."
 
 
 def _shape(matrix: Any) -> tuple[int, ...]:

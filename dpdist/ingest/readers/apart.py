@@ -18,7 +18,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -198,8 +198,13 @@ class Apart(Source):
     def part(self, keep: Places, start: int, stop: int) -> Generator[Rows]:
         return self._rows("part", keep, start, stop)
 
-    def units(self, key: bytes) -> Generator[Rows]:
-        return self._rows("units", key)
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        found: tuple[str, ...] = self._ask("labels")
+        return found
+
+    def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
+        return self._rows("units", key, labels)
 
     def _rows(self, question: str, *arguments: Any) -> Generator[Rows]:
         blocks = self._ask(question, *arguments)

@@ -378,8 +378,26 @@ class Source(ABC):
         """Return what :meth:`runs` does, for cells of which a row is mapped to so many bytes."""
         return None
 
-    def units(self, key: bytes) -> Generator[Rows]:  # noqa: ARG002 - only a reader that knows a schema knows units
-        """Yield the privacy unit of every row: arrays of shape (r, 2), uint64, a keyed digest of what it is called."""
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of what stands beside the rows and can say whose they are, such as ``obs/donor``."""
+        return ()
+
+    @property
+    def repeated(self) -> str | None:
+        """What the file says that makes several rows one person's, for a refusal where no privacy unit is named."""
+        return None
+
+    def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:  # noqa: ARG002 - few readers know units
+        """Yield the privacy unit of every row: arrays of shape (r, 2), uint64, a keyed digest of what it is called.
+
+        Parameters
+        ----------
+        key
+            Of the digest.
+        labels
+            Which of :attr:`labels` say together whose row it is; none where a schema says it.
+        """
         raise DataError(f"{self.path} is read without a schema, which would say whose row it is.")
 
     def state(self, start: int, stop: int) -> State:  # noqa: ARG002 - a file is one object

@@ -5,7 +5,7 @@ Each piece of rows is mapped by itself, where it is read. So whoever reads which
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -119,7 +119,7 @@ class Fitted(Source):
         found: State = self.inner.state(start, stop)
         return found
 
-    def units(self, key: bytes) -> Generator[Rows]:
+    def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:  # noqa: ARG002 - the schema says it
         def digests(columns: Mapping[str, Any], rows: int) -> Iterator[Rows]:  # noqa: ARG001 - the columns tell
             yield units_of(self._schema, columns, key)
 

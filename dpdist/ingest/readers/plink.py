@@ -6,7 +6,7 @@ variants a file lists may tell who is in it: keep those of a public list (``--co
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,9 +16,12 @@ from dpdist.errors import DataError
 from dpdist.ingest.readers.base import Places, Rows, Source, Survey, attempt, require_table, required, surveyed
 from dpdist.ingest.readers.transpose import turned, width_for
 from dpdist.naming import parameter
+from dpdist.rows.units import named_units
 
 _MISSING = -127
 COMPANIONS = (".bim", ".fam")
+LABELS = ("FID", "IID")
+"""Family and name of a sample, the first two columns of a .fam file."""
 _DTYPE = np.dtype(np.uint8)
 
 
@@ -32,53 +35,67 @@ class Plink(Source):
         return required("bed_reader", "genomics", ".bed files").open_bed(self.path, num_threads=1, **others)
 
     @cached_property
-    def _facts(self) -> tuple[int, tuple[str, ...]]:
-        """Return the number of samples, and the names of the variants."""
+    def _facts(self) -> tuple[list[str], list[str], tuple[str, ...]]:
+        """Return the family and the name of each sample, and the names of the variants."""
         required("bed_reader", "genomics", ".bed files")
         for suffix in COMPANIONS:
             if not self.path.with_suffix(suffix).is_file():
                 raise DataError(f"{self.path} needs {self.path.with_suffix(suffix).name} beside it. Put it there.")
 
-        def read() -> tuple[int, tuple[str, ...], int, bool, int]:
+        def read() -> tuple[list[str], list[str], tuple[str, ...], int, bool]:
             with self._read() as bed:
                 marks = zip(bed.sid, bed.chromosome, bed.bp_position, bed.allele_2, bed.allele_1, strict=True)
                 names = tuple(
                     str(sid) if sid not in {"", ".", "0"} else f"{where}:{bp}:{other}:{counted}"
                     for sid, where, bp, other, counted in marks
                 )
-                people = set(zip(bed.fid.tolist(), bed.iid.tolist(), strict=True))
                 with self.path.open("rb") as file:
                     by_variant = file.read(3)[2] == 1
-                return bed.iid_count, names, self.path.stat().st_size, by_variant, len(people)
+                return bed.fid.tolist(), bed.iid.tolist(), names, self.path.stat().st_size, by_variant
 
-        samples, names, size, by_variant, people = attempt(self.path, read)
+        families, people, names, size, by_variant = attempt(self.path, read)
+        samples = len(people)
         inner, outer = (samples, len(names)) if by_variant else (len(names), samples)
         if size != 3 + outer * -(-inner // 4):
             raise DataError(
                 f"{self.path} is not as long as its .fam and .bim announce: {samples} samples of {len(names)} "
                 "variants. Restore the files."
             )
-        if people < samples:
-            raise DataError(
-                f"{self.path.with_suffix('.fam')} names a sample twice: one person would have several rows. Remove the "
-                "repetition, or name the samples apart if they are different people."
-            )
         require_table(self.path, (samples, len(names)), _DTYPE)
-        return samples, names
+        return families, people, names
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self._facts[1]
+        return self._facts[2]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return LABELS
+
+    @property
+    def repeated(self) -> str | None:
+        families, people, _ = self._facts
+        if len(set(zip(families, people, strict=True))) == len(people):
+            return None
+        return (
+            f"{self.path.with_suffix('.fam')} names a sample twice: one person would have several rows. Remove the "
+            "repetition, name the samples apart if they are different people, or say that FID,IID are the privacy "
+            f"unit ({parameter('privacy_unit')})."
+        )
+
+    def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
+        known = dict(zip(LABELS, self._facts[:2], strict=True))
+        yield named_units([known[label] for label in labels], key)
 
     def survey(self, keep: Places) -> Survey:  # noqa: ARG002 - all are counts
-        return surveyed(self.path, self._facts[0], _DTYPE.name)
+        return surveyed(self.path, len(self._facts[1]), _DTYPE.name)
 
     def blocks(self, keep: Places) -> Generator[Rows]:
-        shape = (self._facts[0], len(keep))
+        shape = (len(self._facts[1]), len(keep))
         yield from turned(self.path, self.beside, self._columns(keep), shape, _DTYPE)
 
     def _columns(self, keep: Places) -> Iterator[Rows]:
-        width = width_for(self._facts[0], _DTYPE)
+        width = width_for(len(self._facts[1]), _DTYPE)
         with self._read() as bed:
             for first in range(0, len(keep), width):
                 places = list(keep[first : first + width])
