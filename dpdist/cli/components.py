@@ -9,10 +9,11 @@ import click
 from dpdist._util.text import counted, wrapped
 from dpdist.answers.captured import WIDE, captured
 from dpdist.cli.options import LOCAL, PLACE, cluster_options, json_option, share_of
+from dpdist.cli.tables import KINDS, kind_of, write_table
 from dpdist.cli.words import answer
 from dpdist.errors import UsageError
 from dpdist.pca.correlation import correlation as correlation_of
-from dpdist.pca.loadings import intervals_of, loadings_json
+from dpdist.pca.loadings import intervals_of, loadings_json, loadings_table
 from dpdist.pca.scree import require_scree, scree
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline.components import fit_components
@@ -41,11 +42,14 @@ from dpdist.storage.store import AnyStore
     help="Components of the correlation matrix: of columns standardised by what was released, without drowned ones.",
 )
 @click.option("--plot", type=LOCAL, help="Draw the eigenvalues over the edge of the noise to this picture.")
+@click.option(
+    "--table", "out", type=PLACE, help="Write all loadings with their ends to this .csv or .parquet file too."
+)
 @cluster_options
 @json_option
 def pca(
-    release: AnyStore, model: AnyStore, components: str, correlation: bool, plot: Path | None, cluster: Cluster,
-    as_json: bool,
+    release: AnyStore, model: AnyStore, components: str, correlation: bool, plot: Path | None, out: AnyStore | None,
+    cluster: Cluster, as_json: bool,
 ) -> None:  # fmt: skip
     """Write MODEL, the top principal components of RELEASE, and say how far each one is signal. Free.
 
@@ -54,6 +58,8 @@ def pca(
     """
     if correlation and plot is not None:
         raise UsageError("--plot shows eigenvalues over the noise of the second moment: leave it or --correlation out.")
+    if out is not None:
+        kind_of(out, KINDS)
     fitted, opened, fresh = fit_components(
         release, model, share_of(components), correlation=correlation, cluster=cluster
     )
@@ -65,6 +71,11 @@ def pca(
     lengths = shortened(opened)
     if plot is not None:
         draw_scree(require_scree(opened, found.eigenvalues), plot)
+    if out is not None:
+        write_table(
+            out, loadings_table(found, standardised.loadings if standardised else ends, opened.names), opened,
+            "table of loadings",
+        )  # fmt: skip
     value = {
         "model": str(model),
         "fresh": fresh,

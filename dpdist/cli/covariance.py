@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from typing import Any
 
@@ -15,6 +14,7 @@ from dpdist.answers.covariance import Covariance, covariance, spread_out
 from dpdist.answers.partial import Partial, partial_correlation
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.cli.options import PLACE, json_option
+from dpdist.cli.tables import csv_of, kind_of
 from dpdist.cli.words import answer
 from dpdist.errors import DataError, UsageError
 from dpdist.pca.shortened import shortened
@@ -47,13 +47,11 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
     """
     place = store_at(out)
     name = str(place).rpartition("/")[2]
-    kind = next((each for each in _KINDS if name.endswith(each)), None)
-    if kind is None:
-        raise UsageError(f"OUT ends in {' or '.join(_KINDS)}, not as {name} does.")
+    kind = kind_of(out, _KINDS)
     opened = open_release(release)
     found = covariance(opened, Shrinkage(shrinkage), source_units(opened))
     partial, told = _partial(opened, found) if kind == ".npz" else (None, "")
-    content = _table(found, opened) if kind == ".csv" else _arrays(found, partial, opened)
+    content = csv_of(opened.names, found.matrix.tolist()) if kind == ".csv" else _arrays(found, partial, opened)
     place.parent.replace(name, content, "covariance", private=not opened.private_as_claimed)
     lengths = shortened(opened)
     d = opened.bound.columns
@@ -76,14 +74,6 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
     blindly = blindly_scaled_words(opened)
     words = " ".join(filter(None, (f"{words}{in_words(opened.cautions)}", told, blindly)))
     answer(as_json, value, f"{words}\n{lengths.words()} {lengths.warning()}".rstrip())
-
-
-def _table(found: Covariance, release: Release) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(release.names)
-    writer.writerows([[repr(float(each)) for each in row] for row in found.matrix])
-    return text.getvalue().encode()
 
 
 def _partial(release: Release, found: Covariance) -> tuple[Partial | None, str]:

@@ -60,16 +60,25 @@ def report_command(
 ) -> None:  # fmt: skip
     """Write OUT, one HTML page about RELEASE for people: guarantee, components, noise and budget. Free.
 
-    It loads nothing from anywhere and runs nothing. It is readable on a phone, in the dark and on paper.
+    It loads nothing from anywhere and runs nothing. It is readable on a phone, in the dark and on paper. If OUT ends in
+    .json, it is the privacy card instead: what is promised and on which grounds, for programs.
     """
-    from dpdist.report import html  # noqa: PLC0415 - scipy.special and templates, only needed here
+    from dpdist.report import card, html  # noqa: PLC0415 - scipy.special and templates, only needed here
 
+    opened, charged = open_release(release), Ledger(ledger) if ledger else None
+    if str(store_at(out)).endswith(".json"):
+        if image is not None or target is not None or on is not None or components != "auto":
+            raise UsageError("A card (.json) takes --ledger alone: the other options say what a page shows.")
+        html.require_charged(opened, charged)
+        card.write(opened, out, charged)
+        answer(as_json, {"card": str(out)}, f"{out}: the privacy card. Its schema is formats/card.schema.json.")
+        return
     html.write(
-        open_release(release),
+        opened,
         out,
         count=count_of(components),
         image=html.Shape.parse(image) if image else None,
-        ledger=Ledger(ledger) if ledger else None,
+        ledger=charged,
         targets=() if target is None else columns_from(target),
         on=None if on is None else columns_from(on),
     )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
+from dpdist._util.text import wrapped
 from dpdist.answers.columns import beside, places_of, source_units
-from dpdist.answers.regression import regressions
+from dpdist.answers.regression import Regression, regressions
 from dpdist.cli.options import PLACE, count_of, json_option
+from dpdist.cli.tables import KINDS, kind_of, write_table
 from dpdist.cli.words import answer
 from dpdist.errors import UsageError
 from dpdist.pca.shortened import shortened
@@ -35,20 +39,29 @@ from dpdist.storage.store import AnyStore
     metavar="K|auto",
     help="Regress on K principal components of these columns instead of a ridge; auto: those clear of the noise.",
 )
+@click.option(
+    "--table", "out", type=PLACE, help="Write all coefficients with their ends to this .csv or .parquet file too."
+)
 @json_option
-def regress(release: AnyStore, target: str, on: str | None, ridge: str, components: str | None, as_json: bool) -> None:
+def regress(
+    release: AnyStore, target: str, on: str | None, ridge: str, components: str | None, out: AnyStore | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Explain a column of RELEASE by others: coefficients in the units of the source, with intervals. Free.
 
     It is a ridge regression of the rows as they were shortened to the clip norm, or a principal component regression. A
-    category of a schema stands for the
-    columns of its categories.
+    category of a schema stands for the columns of its categories.
     """
+    if out is not None:
+        kind_of(out, KINDS)
     opened = open_release(release)
     targets = places_of(opened, columns_from(target), "target")
     chosen = beside(opened, targets) if on is None else places_of(opened, columns_from(on), "on")
     number = None if components is None else count_of(components)
     among = components if number is None else number
     found = regressions(opened, targets, chosen, ridge_of(ridge), source_units(opened), components=among)
+    if out is not None:
+        write_table(out, _columns_of(found), opened, "table of coefficients")
     lengths, blindly = shortened(opened), blindly_scaled_words(opened)
     each = [one.to_json() for one in found]
     value = {
@@ -65,8 +78,18 @@ def regress(release: AnyStore, target: str, on: str | None, ridge: str, componen
     about = " ".join(filter(None, (about_intervals(opened), blindly)))
     if on is None and opened.blindly_scaled[1]:
         about += " They are left out here."
-    words = f"{mark}{tables}\n{about} {lengths.words()} {lengths.warning()}{in_words(opened.cautions)}"
-    answer(as_json, value, words.rstrip())
+    rest = f"{about} {lengths.words()} {lengths.warning()}{in_words(opened.cautions)}"
+    answer(as_json, value, f"{mark}{tables}\n{wrapped(rest.rstrip())}")
+
+
+def _columns_of(found: Sequence[Regression]) -> dict[str, list[object]]:
+    """Return all estimates as a table: a row for the intercept of each target, and one for each coefficient."""
+    rows = [
+        {"target": each.target, "name": name, **estimate.to_json()}
+        for each in found
+        for name, estimate in (("(intercept)", each.intercept), *zip(each.names, each.coefficients, strict=True))
+    ]
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def ridge_of(text: str) -> float | None:

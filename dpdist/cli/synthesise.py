@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from typing import Any
 
@@ -10,12 +9,12 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.text import counted
+from dpdist._util.text import counted, wrapped
 from dpdist.answers.columns import source_units
 from dpdist.answers.synthetic import Synthetic, synthetic
 from dpdist.cli.options import PLACE, json_option
+from dpdist.cli.tables import csv_of, kind_of, parquet_of
 from dpdist.cli.words import answer
-from dpdist.errors import UsageError
 from dpdist.pca.shortened import shortened
 from dpdist.privacy.caution import in_words
 from dpdist.release.artefact import Release, open_release
@@ -46,9 +45,7 @@ def synthesise(release: AnyStore, out: AnyStore, count: int, seed: int | None, a
     """
     place = store_at(out)
     name = str(place).rpartition("/")[2]
-    kind = next((each for each in _KINDS if name.endswith(each)), None)
-    if kind is None:
-        raise UsageError(f"OUT ends in {', '.join(_KINDS[:-1])} or {_KINDS[-1]}, not as {name} does.")
+    kind = kind_of(out, _KINDS)
     if kind == ".zarr":
         place.require_new("table")
     opened = open_release(release)
@@ -76,7 +73,7 @@ def synthesise(release: AnyStore, out: AnyStore, count: int, seed: int | None, a
     words = f"{out}: {counted(count, 'synthetic row')} of {counted(len(found.names), 'column')}.{mark}"
     words += in_words(opened.cautions)
     parts = (about(found, opened), blindly_scaled_words(opened), lengths.words(), lengths.warning())
-    answer(as_json, value, "\n".join((words, " ".join(filter(None, parts)))))
+    answer(as_json, value, "\n".join((words, wrapped(" ".join(filter(None, parts))))))
 
 
 def about(found: Synthetic, release: Release) -> str:
@@ -95,9 +92,8 @@ def about(found: Synthetic, release: Release) -> str:
 
 def _csv(rows: Matrix, found: Synthetic, release: Release) -> bytes:  # noqa: ARG001 - as the others
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(found.names)
     np.savetxt(text, rows, delimiter=",", fmt="%.17g")
-    return text.getvalue().encode()
+    return csv_of(found.names, ()) + text.getvalue().encode()
 
 
 def _npy(rows: Matrix, found: Synthetic, release: Release) -> bytes:  # noqa: ARG001 - as the others
@@ -107,14 +103,7 @@ def _npy(rows: Matrix, found: Synthetic, release: Release) -> bytes:  # noqa: AR
 
 
 def _parquet(rows: Matrix, found: Synthetic, release: Release) -> bytes:
-    import pyarrow as pa  # noqa: PLC0415 - it takes its time, and other kinds do without
-    from pyarrow import parquet  # noqa: PLC0415
-
-    told = {"dpdist.status": release.status, "dpdist.release_id": release.release_id}
-    table = pa.table(list(rows.T), names=list(found.names), metadata=told)
-    written = io.BytesIO()
-    parquet.write_table(table, written)
-    return written.getvalue()
+    return parquet_of(dict(zip(found.names, rows.T, strict=True)), release)
 
 
 def _write_zarr(place: Store, rows: Matrix, found: Synthetic, release: Release) -> None:

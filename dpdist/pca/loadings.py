@@ -141,5 +141,20 @@ def loadings_json(vectors: Values, ends: Values | None, names: Sequence[str]) ->
     return {"largest_loadings": said}
 
 
+def loadings_table(found: Components, ends: Values | None, names: Sequence[str]) -> dict[str, Sequence[object]]:
+    """Return all loadings as columns of a table, a row for each component and column; None where an end is unknown."""
+    k, d = found.components.shape
+    values = [None] * k if found.eigenvalues is None else found.eigenvalues.tolist()
+    places = [(i, j) for i in range(k) for j in range(d)]
+    return {
+        "component": [i + 1 for i, _ in places],
+        "eigenvalue": [values[i] for i, _ in places],
+        "column": [names[j] for _, j in places],
+        "loading": found.components.reshape(-1).tolist(),
+        "low": [_known(ends, (i, j, 0)) for i, j in places],
+        "high": [_known(ends, (i, j, 1)) for i, j in places],
+    }
+
+
 def _known(ends: Values | None, place: tuple[int, int, int]) -> float | None:
     return None if ends is None or np.isnan(ends[place]) else float(ends[place])

@@ -18,6 +18,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
 from dpdist._util.notebook import short, table
+from dpdist._util.schemas import schema_of
 from dpdist.errors import DataError, ResumableError, UsageError, quiet
 from dpdist.ingest.labelled import relabelled
 from dpdist.naming import step
@@ -231,3 +232,8 @@ def open_model(path: AnyStore) -> Model:
     if not sound:
         raise DataError(otherwise)
     return model
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of the attributes of a model."""
+    return schema_of(_Attributes, "Attributes of a dpdist model.zarr", FORMAT)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from dpdist._util.schemas import schema_of
 from dpdist.privacy.guarantee import GuaranteeJson, Neighbours
 from dpdist.release.coverage import Coverage
 from dpdist.rows.attributes import UnitAttributes
@@ -84,3 +85,8 @@ class Attributes(Struct, frozen=True):
             If one is missing or of another type.
         """
         return msgspec.convert(info, cls)
+
+
+def schema(version: str) -> dict[str, Any]:
+    """Return the JSON schema of the attributes of a release of a version."""
+    return schema_of(Attributes, "Attributes of a dpdist release.zarr", version)

@@ -108,7 +108,12 @@ def write(
     DataError
         If the page cannot be written.
     """
-    _require_fitting(release, image, ledger)
+    if image is not None and image.height * image.width != release.bound.columns:
+        raise UsageError(
+            f"An image of {image.height} x {image.width} pixels does not show {release.bound.columns} columns.",
+            parameter="image",
+        )
+    require_charged(release, ledger)
     found = components(release, count or _default_count(release))
     page = render(
         "dpdist.report",
@@ -135,12 +140,14 @@ def write(
     place.parent.replace(str(place).rpartition("/")[2], page.encode(), "report", private=private)
 
 
-def _require_fitting(release: Release, image: Shape | None, ledger: Ledger | None) -> None:
-    d = release.bound.columns
-    if image is not None and image.height * image.width != d:
-        raise UsageError(
-            f"An image of {image.height} x {image.width} pixels does not show {d} columns.", parameter="image"
-        )
+def require_charged(release: Release, ledger: Ledger | None) -> None:
+    """Refuse a ledger, if one is named, that does not know of a release, or is behind its witness.
+
+    Raises
+    ------
+    UsageError, RefusedError
+        With what is wrong.
+    """
     if ledger is None:
         return
     for one in _drawn(release):

@@ -107,6 +107,6 @@ def test_synthetic_rows_come_in_the_kinds_of_files_that_are_ingested(release: Pa
 def test_what_makes_no_sense_is_refused_in_a_sentence(call: Call) -> None:
     said = call("covariance", "release.zarr", "found.txt")
     assert said.code == 2
-    assert "OUT ends in .csv or .npz, not as found.txt does." in said.message
+    assert "ends in .csv or .npz is written, and found.txt does not." in said.message
     assert not Path("found.txt").exists()
     assert call("covariance", "rows.zarr", "found.csv").code == 4

@@ -275,7 +275,9 @@ def test_an_ingest_that_died_half_way_goes_on_with_the_same_sample(
     for part in range(4):  # several files, for several pieces
         some = {name: each[50 * part : 50 * part + 50] for name, each in columns.items()}
         pq.write_table(pa.table(some), tmp_path / "source" / f"{part}.parquet")
-    schema = Schema([Column("who", "privacy unit"), Column("a", "number"), Column("b", "number")], max_rows=20, keep="random")
+    schema = Schema(
+        [Column("who", "privacy unit"), Column("a", "number"), Column("b", "number")], max_rows=20, keep="random"
+    )
     how: dict[str, Any] = {"schema": schema} if named else {"privacy_unit": "who", "max_rows": 20, "keep": "random"}
     write = pieces.Write.do
 

@@ -1,0 +1,211 @@
+"""Formats for readers that are not dpdist: JSON schemas, tables and the card; and R reads what is published."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pandas as pd
+import pytest
+from support.cli_scene import Call
+from support.folders import ROOT, STORED
+
+import dpdist
+from dpdist.release import archive
+from faults.packages import missing, need
+from formats.schemas import schemas
+
+HOSTILE = ["=1+1", "@x", "a,b", 'q"t', "mass"]
+LOSS: dict[str, Any] = {"epsilon": 50, "delta": 1e-6, "clip": 12}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a release of five columns, the last of which the first two explain."""
+    here = tmp_path_factory.mktemp("formats")
+    rows = np.random.default_rng(1).normal(size=(4000, 5)) @ np.diag([4, 3, 2, 1, 1])
+    rows[:, 4] += rows[:, 0] - rows[:, 1] / 2
+    dpdist.PrivateCovariance(**LOSS, release=here / "release.zarr").fit(pd.DataFrame(rows, columns=HOSTILE))
+    dpdist.fit_components(here / "release.zarr", here / "model.zarr", 2)
+    return here
+
+
+def attributes(path: Path) -> Any:
+    return json.loads((path / "zarr.json").read_text())["attributes"]["dpdist"]
+
+
+def test_the_published_schemas_are_those_of_the_code() -> None:
+    for name, schema in schemas().items():
+        jsonschema.Draft202012Validator.check_schema(schema)
+        written = json.loads((ROOT / "formats" / name).read_text())
+        assert written == json.loads(json.dumps(schema)), "run: python -m formats.schemas"
+
+
+def test_releases_and_models_of_every_version_are_as_the_schemas_say(tmp_path: Path, place: Path) -> None:
+    check = jsonschema.Draft202012Validator(schemas()["release.schema.json"])
+    seen = [attributes(place / "release.zarr")]
+    for path in sorted(STORED.glob("*.tar*")):
+        folder = tmp_path / path.name
+        if path.suffix == ".tar":
+            archive.publish(io.BytesIO(path.read_bytes()), folder)
+        else:
+            with tarfile.open(path) as stored:
+                stored.extractall(folder, filter="data")
+        seen += [attributes(found.parent) for found in folder.rglob("zarr.json") if is_release(found)]
+    assert len(seen) > 15
+    for each in seen:
+        check.validate(each)
+    models = jsonschema.Draft202012Validator(schemas()["model.schema.json"])
+    models.validate(attributes(place / "model.zarr"))
+    wrong: list[dict[str, Any]] = [{"format": "dpdist-release/2"}, {"columns": "abc"}, {"n": -1}, {"neighbours": "all"}]
+    for change in [*wrong, {"guarantee": {}}]:
+        with pytest.raises(jsonschema.ValidationError):
+            check.validate(seen[0] | change)
+    for key in ("bound", "status", "noise"):
+        with pytest.raises(jsonschema.ValidationError):
+            check.validate({name: value for name, value in seen[0].items() if name != key})
+
+
+def is_release(path: Path) -> bool:
+    said = json.loads(path.read_text()).get("attributes", {}).get("dpdist", {})
+    return isinstance(said, dict) and said.get("format") == "dpdist-release/1"
+
+
+def test_a_card_says_what_the_release_promises(place: Path, call: Call) -> None:
+    said = call("report", place / "release.zarr", place / "card.json")
+    assert (said.code, said.out) == (0, "")
+    card = json.loads((place / "card.json").read_text())
+    jsonschema.Draft202012Validator(schemas()["card.schema.json"]).validate(card)
+    release = dpdist.open_release(place / "release.zarr")
+    assert (card["status"], card["release_id"], card["rows"]["n"]) == ("private", release.release_id, 4000)
+    assert (card["guarantee"]["epsilon"], card["guarantee"]["delta"]) == (50.0, 1e-6)
+    assert card["guarantee"]["mu"] ** 2 == pytest.approx(float(release.guarantee.mu_squared))  # type: ignore[union-attr, arg-type]
+    assert card["rows"]["columns"] == HOSTILE
+    assert card["cautions"] == list(release.cautions) != []
+    assert call("report", place / "release.zarr", place / "card.json", "--image", "1x5").code == 2
+
+
+def test_a_card_of_what_is_not_private_says_so_and_one_with_a_ledger_what_was_charged(
+    tmp_path: Path, call: Call
+) -> None:
+    np.save(tmp_path / "x.npy", np.random.default_rng(1).normal(size=(200, 3)))
+    rows = tmp_path / "rows.zarr"
+    assert call("ingest", tmp_path / "x.npy", rows, "--budget-epsilon", "3").code == 0
+    assert call("release", rows, tmp_path / "r.zarr", "--epsilon", "1", "--clip", "4").code == 0
+    ledger = tmp_path / "rows.ledger"
+    assert call("report", tmp_path / "r.zarr", tmp_path / "card.json", "--ledger", ledger).code == 0
+    card = json.loads((tmp_path / "card.json").read_text())
+    assert card["budget"]["epsilon"] == 3.0
+    assert [(each["epsilon"], each["state"]) for each in card["budget"]["charged"]] == [(1.0, "published")]
+    assert call("ingest", tmp_path / "x.npy", tmp_path / "free.zarr").code == 0
+    made = call("release", tmp_path / "free.zarr", tmp_path / "f.zarr", "--mechanism", "sn", "--epsilon", "1",
+                "--clip", "4", "--for-reproduction")  # fmt: skip
+    assert made.code == 0, made.err
+    assert call("report", tmp_path / "f.zarr", tmp_path / "f.json").code == 0
+    assert json.loads((tmp_path / "f.json").read_text())["status"] == "not private as claimed"
+    assert (tmp_path / "f.json").stat().st_mode & 0o077 == 0
+    assert (
+        call("pca", tmp_path / "f.zarr", tmp_path / "m.zarr", "--components", "1", "--table", tmp_path / "l.csv").code
+        == 0
+    )
+    assert set(pd.read_csv(tmp_path / "l.csv").status) == {"not private as claimed"}
+    wrong = call("report", tmp_path / "r.zarr", tmp_path / "c.json", "--ledger", tmp_path / "nowhere")
+    assert wrong.code in {2, 4}
+    assert not (tmp_path / "c.json").exists()
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_tables_hold_all_loadings_and_coefficients_to_the_bit(
+    place: Path, tmp_path: Path, call: Call, kind: str
+) -> None:
+    loadings, coefficients = tmp_path / f"l.{kind}", tmp_path / f"c.{kind}"
+    shown = call("pca", place / "release.zarr", tmp_path / "m.zarr", "--components", "2", "--table", loadings, "--json")
+    told = call("regress", place / "release.zarr", "--target", "mass", "--table", coefficients, "--json")
+    assert (shown.code, told.code) == (0, 0)
+
+    def read(path: Path) -> pd.DataFrame:
+        return pd.read_csv(path, float_precision="round_trip") if kind == "csv" else pd.read_parquet(path)
+
+    names = ["'=1+1", "'@x", "a,b", 'q"t', "mass"] if kind == "csv" else HOSTILE
+    found, model = read(loadings), dpdist.open_model(tmp_path / "m.zarr").components
+    assert list(found.column) == names * 2
+    assert list(found.component) == [1] * 5 + [2] * 5
+    assert np.array_equal(found.loading, model.components.reshape(-1))
+    assert np.array_equal(found.eigenvalue[::5], np.asarray(model.eigenvalues))
+    first = shown.json["largest_loadings"][0][0]
+    row = found[(found.component == 1) & (found.column == names[HOSTILE.index(first["name"])])]
+    assert (row.low.item(), row.high.item()) == (first["low"], first["high"])
+    found = read(coefficients).set_index("name")
+    assert list(found.index) == ["(intercept)", *names[:4]]
+    said = told.json["coefficients"]
+    for name, shown_as in zip(HOSTILE[:4], names[:4], strict=True):
+        assert [found.loc[shown_as][key] for key in ("value", "low", "high")] == [
+            said[name][key] for key in ("value", "low", "high")
+        ]
+    for command in (("pca", place / "release.zarr", tmp_path / "n.zarr", "--components", "1"),
+                    ("regress", place / "release.zarr", "--target", "mass")):  # fmt: skip
+        wrong = call(*command, "--table", tmp_path / "x.txt")
+        assert (wrong.code, "ends in .csv or .parquet" in wrong.err) == (2, True)
+    assert not (tmp_path / "n.zarr").exists()
+
+
+def test_no_header_of_a_table_is_a_formula(place: Path, tmp_path: Path, call: Call) -> None:
+    assert call("covariance", place / "release.zarr", tmp_path / "c.csv").code == 0
+    assert call("synthesise", place / "release.zarr", tmp_path / "s.csv", "--rows", "3").code == 0
+    for name in ("c.csv", "s.csv"):
+        head = next(csv.reader((tmp_path / name).read_text().splitlines()))
+        assert head == ["'=1+1", "'@x", "a,b", 'q"t', "mass"]
+
+
+def test_r_reads_a_release_a_model_and_a_table(place: Path, tmp_path: Path, call: Call) -> None:
+    """The lines of the page, as they stand there, on arrays of one chunk and of several."""
+    need("r-base-core", "Rscript")
+    if subprocess.run(["Rscript", "-e", "library(jsonlite)"], capture_output=True, check=False).returncode:
+        missing("r-cran-jsonlite", "Debian: apt-get install r-cran-jsonlite")
+    for name in ("release.zarr", "model.zarr"):
+        (tmp_path / name).symlink_to(place / name)
+    (tmp_path / "formats").symlink_to(ROOT / "formats")
+    assert (
+        call("regress", place / "release.zarr", "--target", "mass", "--table", tmp_path / "coefficients.csv").code == 0
+    )
+    page = (ROOT / "formats" / "README.md").read_text()
+    script = page.partition("```r\n")[2].partition("```")[0]
+    group = zarr_of(tmp_path / "many")
+    script += (
+        'for (name in c("float64", "int64")) write.table(format(read_array("many", name), digits = 17), name,\n'
+        "  row.names = FALSE, col.names = FALSE, quote = FALSE)\n"
+        'write.table(format(moment, digits = 17), "moment", row.names = FALSE, col.names = FALSE, quote = FALSE)\n'
+        'write.table(format(loadings, digits = 17), "loadings", row.names = FALSE, col.names = FALSE, quote = FALSE)\n'
+        'cat(colnames(moment), coefficients$name, sep = "\\n", file = "names")\n'
+    )
+    subprocess.run(["Rscript", "-e", script], cwd=tmp_path, check=True, timeout=120, capture_output=True)
+    release, model = dpdist.open_release(place / "release.zarr"), dpdist.open_model(place / "model.zarr")
+    assert np.array_equal(np.loadtxt(tmp_path / "moment"), release.second_moment)
+    assert np.array_equal(np.loadtxt(tmp_path / "loadings"), model.components.components)
+    for name, values in group.items():
+        assert np.array_equal(np.loadtxt(tmp_path / name), values)
+    names = (tmp_path / "names").read_text().splitlines()
+    assert names == [*HOSTILE, "(intercept)", "'=1+1", "'@x", "a,b", 'q"t']
+
+
+def zarr_of(path: Path) -> dict[str, Any]:
+    """Write arrays of several chunks, which end beyond the shape, as releases of wide tables have."""
+    import zarr
+
+    from dpdist.storage.arrays import array_options
+
+    group = zarr.create_group(path)
+    found = {}
+    for kind in ("float64", "int64"):
+        values = (np.arange(35).reshape(7, 5) * 2**33 - 2**36).astype(kind)
+        array = group.create_array(name=kind, shape=(7, 5), chunks=(3, 3), **array_options(values.dtype))
+        array[...] = values
+        found[kind] = values
+    return found
