@@ -41,7 +41,7 @@ from dpdist.pipeline.release import release_rows
 from dpdist.privacy.caution import in_words
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
-from dpdist.release.parse import clip_from, columns_from, norms_request_from, request_from
+from dpdist.release.parse import clip_from, columns_from, norms_request_from, options_from, request_from
 from dpdist.release.request import Centring
 from dpdist.rows.units import Keep
 from dpdist.runtime.cluster import Cluster
@@ -70,6 +70,14 @@ if TYPE_CHECKING:
 @click.option("--variable", help="The array of rows, where .nc, .zarr or .h5ad hold several.")
 @click.option("--missing", type=int, help="Alleles to put where a genotype is missing: 0, 1 or 2 [default: refused].")
 @click.option(
+    "--genotypes",
+    "rules",
+    multiple=True,
+    metavar="RULE=VALUE",
+    help="multiallelic=skip or split; haploid=single or double; field=DS; frequencies=FILE, a public one: what is "
+    "missing is then 2p; standardise=yes, by these. Each once.",
+)
+@click.option(
     "--header",
     type=click.Choice(["yes", "no"]),
     help="Whether the first line of a .csv names the columns, or is a row [default: refused where that is in doubt].",
@@ -93,6 +101,7 @@ def ingest(
     keep: Keep | None,
     variable: str | None,
     missing: int | None,
+    rules: tuple[str, ...],
     header: str | None,
     schema: AnyStore | None,
     cluster: Cluster,
@@ -112,7 +121,8 @@ def ingest(
     fresh = not store_at(rows).exists()
     table = ingest_rows(
         source, rows, budget=budget, ledger=ledger, columns=names, privacy_unit=privacy_unit, max_rows=max_rows,
-        keep=keep, variable=variable, missing=missing, header=header, schema=None if schema is None else str(schema),
+        keep=keep, variable=variable, missing=missing, genotypes=options_from(rules), header=header,
+        schema=None if schema is None else str(schema),
         compress=compress, progress=BARS, say=say, cluster=cluster,
     )  # fmt: skip
     place = kept_in(rows, table, ledger)

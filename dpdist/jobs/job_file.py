@@ -13,6 +13,7 @@
     columns = ["age", "height"]  # optional
     variable = "counts"          # optional: the array of rows, of a file that holds several
     missing = 0                  # optional: the alleles to put where a genotype is missing
+    genotypes = {multiallelic = "skip", haploid = "double"}  # optional: rules for what else there is
     header = "yes"               # optional: the first line of text names the columns; or "no", it is a row
     schema = "schema.toml"       # optional: what the columns mean, where they are not all numbers
     privacy_unit = "person"      # optional: a column of whole numbers; of each only max_rows rows are kept
@@ -71,6 +72,7 @@ from typing import TypeVar, cast
 
 from dpdist._util.paths import AnyPath, is_address, local, read_plain
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.ingest.readers.genotypes import Genotypes
 from dpdist.ingest.sources import Choices, Remote, SourceLocation, location_of
 from dpdist.jobs.sections import JOB_FILE, Release, Rows, Sections, mistakes, sections_of
 from dpdist.jobs.sections import Cluster as ClusterSection
@@ -247,7 +249,7 @@ def _job(
         plan=make(lambda: _plan(release)),
         window=release.window,
         correlation=pca is not None and pca.correlation,
-        choices=make(lambda: Choices(rows.variable, rows.missing, rows.header, _schema(rows, files))),
+        choices=make(lambda: _choices(rows, files)),
     )
 
 
@@ -276,6 +278,11 @@ def _schema(rows: Rows, files: _Files) -> Schema | None:
     if rows.schema is None:
         return None
     return Schema.read(rows.schema if is_address(rows.schema) else files.folder / rows.schema)
+
+
+def _choices(rows: Rows, files: _Files) -> Choices:
+    rules = Genotypes.of(rows.genotypes, files.folder)
+    return Choices(rows.variable, rows.missing, rows.header, _schema(rows, files), rules)
 
 
 def _budget(rows: Rows) -> PrivacyLoss | None:
@@ -410,8 +417,8 @@ def _unfit_in_place(rows: Rows) -> Iterator[str]:
             "[rows] schema maps rows to others as they are copied, and in_place = true takes them as they are. Leave "
             "in_place out."
         )
-    for key in ("missing", "header"):
-        if getattr(rows, key) is not None:
+    for key in ("missing", "header", "genotypes"):
+        if getattr(rows, key):
             yield f"[rows] {key} is for kinds of files that cannot be read in place. Leave it or in_place out."
 
 

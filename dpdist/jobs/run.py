@@ -173,6 +173,7 @@ def _ingest(job: Job, source: SourceLocation, say: Callable[[str], None]) -> Non
         keep=None if unit is None else unit.keep,
         variable=choices.variable,
         missing=choices.missing,
+        genotypes=None if choices.genotypes is None else choices.genotypes.stated,
         header=choices.header,
         schema=choices.schema,
         progress=job.cluster.progress,

@@ -84,6 +84,13 @@ class Rows(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     variable: Annotated[str | None, _key("The array of rows, of a file that holds several.", _WORD)] = None
     missing: Annotated[int | None, _key("The alleles to put where a genotype is missing: 0, 1 or 2.", _WHOLE)] = None
+    genotypes: Annotated[
+        dict[str, str],
+        _key(
+            "Rules for genotypes: multiallelic, haploid, field, frequencies, standardise.",
+            'a table, such as {multiallelic = "skip"}',
+        ),
+    ] = {}
     header: Annotated[
         Literal["yes", "no"] | None,
         _key("Whether the first line of text names the columns, or is a row.", '"yes" or "no"'),

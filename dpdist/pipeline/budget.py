@@ -6,7 +6,7 @@ A table has one budget and one ledger for ever. Whatever dies half-way is comple
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest.collection import collection_of
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.readers.base import Choices
+from dpdist.ingest.readers.genotypes import Genotypes
 from dpdist.ingest.remote import Remote, location_of
 from dpdist.ledger import datasets
 from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, absolute, address_given
@@ -90,6 +91,7 @@ def ingest_rows(
     keep: Keep | None = None,
     variable: str | None = None,
     missing: int | None = None,
+    genotypes: Mapping[str, str] | None = None,
     header: str | None = None,
     schema: Schema | AnyPath | None = None,
     compress: bool = False,
@@ -141,6 +143,11 @@ def ingest_rows(
         The array of rows, where a .nc, .zarr or .h5ad file holds several.
     missing : {0, 1, 2}, default None
         The number of alleles to put where a genotype is missing. None: such a file is refused.
+    genotypes : mapping of str, default None
+        Rules for other genotypes: ``multiallelic`` is ``skip`` or ``split``, ``haploid`` is ``single`` or ``double``,
+        ``field`` is ``DS``, ``frequencies`` is a public file of the frequency of the counted allele of each variant,
+        twice which replaces what is missing, and ``standardise`` is ``yes``
+        (:mod:`dpdist.ingest.readers.genotypes`).
     header : {"yes", "no"}, default None
         Whether the first line of a .csv names the columns or is a row. None: refused where that is in doubt.
     schema : Schema, str or path-like, default None
@@ -201,7 +208,10 @@ def ingest_rows(
     from dpdist.pipeline.ingesting import Workers  # noqa: PLC0415 - as above
 
     meaning = schema if schema is None or isinstance(schema, Schema) else Schema.read(schema)
-    unit, choices = unit_from(privacy_unit, max_rows, keep), Choices(variable, missing, header, meaning)
+    unit, choices = (
+        unit_from(privacy_unit, max_rows, keep),
+        Choices(variable, missing, header, meaning, Genotypes.of(genotypes or {})),
+    )
     ledger = None if ledger is None else address_given(ledger)
     table = collection_of(source)
     origin: Callable[..., dict[str, object]]
@@ -221,7 +231,9 @@ def ingest_rows(
     else:
         from dpdist.ingest.blocks import ingest_collection  # noqa: PLC0415 - files are ingested without Dask
 
-        _require_of_files(privacy_unit=privacy_unit, variable=variable, missing=missing, header=header)
+        _require_of_files(
+            privacy_unit=privacy_unit, variable=variable, missing=missing, header=header, genotypes=genotypes or None
+        )
         origin = partial(origins.collection_origin, table, schema=meaning)
         write = partial(ingest_collection, table, cluster=cluster, progress=progress, schema=meaning)
 

@@ -15,6 +15,7 @@ from dpdist.answers.regression import Estimate, Regression, regressions
 from dpdist.errors import UsageError
 from dpdist.pca.components import Components, about_mean
 from dpdist.pca.correlation import ABOVE
+from dpdist.pca.loadings import intervals_of
 from dpdist.pca.scree import DrownedError, Scree, Values, noise_law, scree
 from dpdist.release.artefact import Release
 from dpdist.report.answers import DROWNED, about_intervals, outward
@@ -64,7 +65,7 @@ class Loadings:
     about
         How well it points, in words.
     rows
-        Name, bar and number of each loading.
+        Name, bar and number of each loading, and between which ends it lies; the last empty where nobody knows.
     picture
         None where there are loadings.
     drowned
@@ -73,7 +74,7 @@ class Loadings:
 
     number: int
     about: str
-    rows: tuple[tuple[Markup, Markup, str], ...]
+    rows: tuple[tuple[Markup, Markup, str, str], ...]
     picture: Markup | None
     drowned: bool
 
@@ -133,8 +134,11 @@ def seen_of(release: Release, found: Components, shape: tuple[int, int] | None) 
     """
     beside = None if found.eigenvalues is None else scree(release, found.eigenvalues)
     noisy = [False] * len(found.components) if beside is None else (beside.strengths == 0).tolist()
+    ends = None if shape is not None else intervals_of(release, found, beside)
     shown = [
-        _loadings(release, found, i, beside, shape, drowned=drowned) for i, drowned in enumerate(noisy) if i < _MOST
+        _loadings(release, found, i, beside, shape, ends, drowned=drowned)
+        for i, drowned in enumerate(noisy)
+        if i < _MOST
     ]
     clear = tuple(each for each in shown if not each.drowned)
     return replace(
@@ -229,8 +233,9 @@ def _ends(interval: Values) -> str:
 
 
 def _loadings(
-    release: Release, found: Components, i: int, beside: Scree | None, shape: tuple[int, int] | None, *, drowned: bool
-) -> Loadings:
+    release: Release, found: Components, i: int, beside: Scree | None, shape: tuple[int, int] | None,
+    ends: Values | None, *, drowned: bool,
+) -> Loadings:  # fmt: skip
     vector = found.components[i]
     about = ""
     if beside is not None:
@@ -241,11 +246,23 @@ def _loadings(
     largest = np.argsort(-np.abs(vector), kind="stable")[:_LOADINGS]
     reach = float(np.abs(vector).max())
     rows = tuple(
-        (_name(release.names[j]), bar(float(vector[j]), reach), f"{vector[j]:+.3f}".replace("-", "\N{MINUS SIGN}"))
+        (_name(release.names[j]), bar(float(vector[j]), reach), _minus(f"{vector[j]:+.3f}"), _within(ends, i, j))
         for j in largest
         if abs(vector[j]) >= _LEAST
     )
     return Loadings(i + 1, about, rows, None, drowned)
+
+
+def _within(ends: Values | None, i: int, j: int) -> str:
+    """Return between which ends a loading lies, rounded outwards to two digits; nothing where that is not known."""
+    if ends is None or np.isnan(ends[i, j]).any():
+        return ""
+    low, high = 100 * ends[i, j]
+    return _minus(f"{math.floor(low) / 100:+.2f} … {math.ceil(high) / 100:+.2f}")
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 @dataclass(frozen=True)
@@ -315,7 +332,7 @@ def heat_of(release: Release) -> Heat:
 
 
 def _signed(value: float) -> str:
-    return f"{round(value, 3) + 0.0:.3f}".replace("-", "\N{MINUS SIGN}")
+    return _minus(f"{round(value, 3) + 0.0:.3f}")
 
 
 @dataclass(frozen=True)

@@ -374,18 +374,22 @@ def test_variants_of_one_name_are_refused_and_nameless_ones_get_one(tmp_path: Pa
 @pytest.mark.parametrize(
     ("old", "new", "needles"),
     [
-        ("\tA\tG\t", "\tA\tG,T\t", ("line 3", "two alleles", "bcftools view -m2 -M2")),
+        ("\tA\tG\t", "\tA\tG,T\t", ("line 3", "two alleles", "multiallelic=skip")),
         ("\tA\tG\t", "\tA\t.\t", ("line 3", "two alleles")),
         ("\tGT\t", "\tDP\t", ("line 3", "GT")),
-        ("0/0", "0", ("sample", "pair of the alleles 0 and 1")),
-        ("0/0", "0/2", ("sample", "pair of the alleles 0 and 1")),
-        ("0/0", "secretword", ("sample", "pair of the alleles 0 and 1")),
+        ("0/0", "0", ("sample", "pair of the alleles of its site", "haploid=single")),
+        ("0/0", "0/0/1", ("sample", "pair of the alleles of its site")),
+        ("0/0", "0/-1", ("sample", "pair of the alleles of its site")),
+        ("0/0", "0/00001", ("sample", "pair of the alleles of its site")),
+        ("0/0", "0/2", ("sample", "pair of the alleles of its site")),
+        ("0/0", "secretword", ("sample", "pair of the alleles of its site")),
         ("0/0", "0/0\t0/0", ("24 genotypes, not 23",)),
         ("\t0/0", "", ("22 genotypes, not 23",)),
         ("7\t105", "secretword\n7\t105", ("line 8", "not what VCF text has there")),
         ("#CHROM", "secretword\n#CHROM", ("line 2", "not what VCF text has there")),
         ("\ts0", "\t#s0\n#CHROM", ("line 3", "not what VCF text has there")),
         ("##fileformat", "fileformat", ("line 1", "not what VCF text has there")),
+        ("\tFORMAT\t", "\tFORMAT\n#", ("names no samples",)),
     ],
 )
 def test_a_bad_vcf_is_refused_by_line(

@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from dpdist._util.text import listed
 from dpdist.errors import DataError, DpdistError, UsageError, quiet
+from dpdist.ingest.readers.genotypes import Genotypes
 from dpdist.naming import parameter, step
 from dpdist.rows.dataset import DTYPES
 from dpdist.rows.schema import Schema
@@ -113,6 +114,8 @@ class Choices:
         ``yes`` if the first line of text names the columns, ``no`` if it is a row; None: guessed where it is clear.
     schema
         What the columns mean, by which they are mapped to numbers; None: they are numbers.
+    genotypes
+        Rules for genotypes (:mod:`dpdist.ingest.readers.genotypes`), or None.
 
     Raises
     ------
@@ -124,6 +127,7 @@ class Choices:
     missing: int | None = None
     header: str | None = None
     schema: Schema | None = None
+    genotypes: Genotypes | None = None
 
     def __post_init__(self) -> None:
         if self.header not in {None, "yes", "no"}:
@@ -141,6 +145,7 @@ class Choices:
     def to_json(self) -> dict[str, object]:
         """Return JSON values, by which the same choices are known again."""
         said: dict[str, object] = {"variable": self.variable, "missing": self.missing, "header": self.header}
+        said |= {} if self.genotypes is None else {"genotypes": self.genotypes.to_json()}
         return said if self.schema is None else {**said, "schema": self.schema.to_json()}
 
     @property
@@ -151,8 +156,12 @@ class Choices:
     @classmethod
     def unpacked(cls, packed: Mapping[str, Any]) -> Choices:
         """Return the choices that were packed."""
-        schema = packed.get("schema")
-        return cls(**{**packed, "schema": None if schema is None else Schema.unpacked(schema)})
+        schema, rules = packed.get("schema"), packed.get("genotypes")
+        return cls(**{
+            **packed,
+            "schema": None if schema is None else Schema.unpacked(schema),
+            "genotypes": None if rules is None else Genotypes(**rules),
+        })  # fmt: skip
 
 
 class AskError(DataError):

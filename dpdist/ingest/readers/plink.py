@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from dpdist.errors import DataError
+from dpdist._util.text import listed
+from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.base import Places, Rows, Source, Survey, attempt, require_table, required, surveyed
+from dpdist.ingest.readers.genotypes import NO_RULES, Genotypes
 from dpdist.ingest.readers.transpose import turned, width_for
 from dpdist.naming import parameter
 from dpdist.rows.units import named_units
@@ -22,13 +24,12 @@ _MISSING = -127
 COMPANIONS = (".bim", ".fam")
 LABELS = ("FID", "IID")
 """Family and name of a sample, the first two columns of a .fam file."""
-_DTYPE = np.dtype(np.uint8)
 
 
 class Plink(Source):
     """A .bed file: how many copies of allele 1 (fifth column of .bim) each sample has, 0, 1 or 2."""
 
-    takes = ("missing",)
+    takes = ("missing", "genotypes")
     needs_file = True
 
     def _read(self, **others: Any) -> Any:
@@ -61,8 +62,17 @@ class Plink(Source):
                 f"{self.path} is not as long as its .fam and .bim announce: {samples} samples of {len(names)} "
                 "variants. Restore the files."
             )
-        require_table(self.path, (samples, len(names)), _DTYPE)
+        if wrong := [name for name in ("multiallelic", "haploid", "field") if getattr(self._rules, name) is not None]:
+            raise UsageError(
+                f"A .bed file holds counts of one of two alleles: leave {listed(wrong)} out of "
+                f"{parameter('genotypes')}."
+            )
+        require_table(self.path, (samples, len(names)), self._rules.dtype)
         return families, people, names
+
+    @property
+    def _rules(self) -> Genotypes:
+        return self.choices.genotypes or NO_RULES
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,31 +98,32 @@ class Plink(Source):
         yield named_units([known[label] for label in labels], key)
 
     def survey(self, keep: Places) -> Survey:  # noqa: ARG002 - all are counts
-        return surveyed(self.path, len(self._facts[1]), _DTYPE.name)
+        return surveyed(self.path, len(self._facts[1]), self._rules.dtype.name)
 
     def blocks(self, keep: Places) -> Generator[Rows]:
         shape = (len(self._facts[1]), len(keep))
-        yield from turned(self.path, self.beside, self._columns(keep), shape, _DTYPE)
+        yield from turned(self.path, self.beside, self._columns(keep), shape, self._rules.dtype)
 
     def _columns(self, keep: Places) -> Iterator[Rows]:
-        width = width_for(len(self._facts[1]), _DTYPE)
+        width = width_for(len(self._facts[1]), self._rules.dtype)
+        p = self._rules.allele_frequencies([self.names[place] for place in keep])
         with self._read() as bed:
             for first in range(0, len(keep), width):
                 places = list(keep[first : first + width])
                 counts = bed.read(index=np.s_[:, places], dtype="int8", num_threads=1)
                 absent = counts == _MISSING
-                if absent.any():
+                if absent.any() and p is None:
                     if self.choices.missing is None:
                         sample, place = np.argwhere(absent)[0]
                         raise missing(self.path, f"sample {sample + 1} of the .fam", self.names[places[place]])
                     counts[absent] = self.choices.missing
-                yield counts.view(np.uint8)
+                yield self._rules.finished(counts, absent, None if p is None else p[first : first + width])
 
 
 def missing(path: Any, sample: str, variant: str) -> DataError:
     """Return what is said of a genotype that is missing."""
     return DataError(
         f"{path}, {sample}, variant {variant!r}: the genotype is missing. Leave the variant out "
-        f"({parameter('columns')}), or say how many alleles to put where one is missing, 0, 1 or 2 "
-        f"({parameter('missing')})."
+        f"({parameter('columns')}), say how many alleles to put where one is missing, 0, 1 or 2 "
+        f"({parameter('missing')}), or name a public file of frequencies ({parameter('genotypes')})."
     )

@@ -1,20 +1,24 @@
-"""Reader of genotypes in VCF text, .vcf and .vcf.gz: rows are samples, columns biallelic variants.
+"""Reader of genotypes in VCF text, .vcf and .vcf.gz: rows are samples, columns variants of two alleles.
 
-A strict reader of the one field that is needed, GT. It is not htslib, which repeats words of a damaged file on standard
-error and ignores surplus cells; a line of junk can crash its Python readers. The file stores variant after variant, so
-it is transposed first. It is never cut by bytes: a row has one cell in each line, and no range of bytes holds whole
-rows. On the names of the columns see :mod:`dpdist.ingest.readers.plink`.
+What else a site may be is read by rules (:mod:`dpdist.ingest.readers.genotypes`), and refused without.
+
+A strict reader of the one field that is needed, GT or DS. It is not htslib, which repeats words of a damaged file on
+standard error and ignores surplus cells; a line of junk can crash its Python readers. The file stores variant after
+variant, so it is transposed first. It is never cut by bytes: a row has one cell in each line, and no range of bytes
+holds whole rows. On the names of the columns see :mod:`dpdist.ingest.readers.plink`.
 """
 
 from __future__ import annotations
 
 import gzip
+import math
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import (
@@ -28,21 +32,16 @@ from dpdist.ingest.readers.base import (
     require_table,
     surveyed,
 )
+from dpdist.ingest.readers.genotypes import MISSING, NO_RULES, Genotypes
 from dpdist.ingest.readers.plink import missing
 from dpdist.ingest.readers.transpose import turned, width_for
+from dpdist.naming import parameter
 
 _LINE = 64 << 20
 _MOST_SAMPLES = 1 << 21
 """Samples of a file at most: one line names them all, and names take more memory than they have letters."""
-_DTYPE = np.dtype(np.uint8)
 _FIXED = 9
-_MISSING, _BAD = 254, 255
-_COUNTS = {b".": _MISSING} | {
-    f"{one}{mark}{other}".encode(): _MISSING if "." in {one, other} else int(one) + int(other)
-    for one in "01."
-    for other in "01."
-    for mark in "/|"
-}
+_BAD = 255
 _END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 """The empty block that ends every BGZF file."""
 
@@ -50,7 +49,7 @@ _END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 class Vcf(Source):
     """A .vcf or .vcf.gz file: how many copies of the alternative allele each sample has, 0, 1 or 2, phased or not."""
 
-    takes = ("missing",)
+    takes = ("missing", "genotypes")
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -77,6 +76,8 @@ class Vcf(Source):
             if not started and line.startswith(b"##"):
                 continue
             fields = line.split(b"\t", _FIXED)
+            if not started and line.startswith(b"#CHROM") and len(fields) in {_FIXED - 1, _FIXED}:
+                raise DataError(f"{self.path} names no samples: it lists sites, and there is no row to take from it.")
             if started is line.startswith(b"#") or len(fields) <= _FIXED:
                 raise DataError(
                     f"{self.path}, line {number} is not what VCF text has there: header lines, one that begins with "
@@ -90,7 +91,9 @@ class Vcf(Source):
         """Return the number of samples, and the names of the variants."""
         attempt(self.path, self._require_end)
         samples, names = attempt(self.path, self._surveyed)
-        require_table(self.path, (samples, len(names)), _DTYPE)
+        if not names:
+            raise DataError(f"{self.path} has no variants that are read by these rules, and so no columns.")
+        require_table(self.path, (samples, len(names)), self._rules.dtype)
         return samples, names
 
     def _require_end(self) -> None:
@@ -104,9 +107,13 @@ class Vcf(Source):
             if blocked and raw.read() != _END:
                 raise DataError(f"{self.path} is truncated: the block that ends it is not there. Restore the file.")
 
+    @property
+    def _rules(self) -> Genotypes:
+        return self.choices.genotypes or NO_RULES
+
     def _surveyed(self) -> tuple[int, tuple[str, ...]]:
-        samples, names = 0, []
-        for number, (where, bp, name, one, other, _, _, _, form), rest in self._records():
+        samples, names = 0, list[str]()
+        for number, fields, rest in self._records():
             if not samples:
                 samples = rest.count(b"\t") + 1
                 if samples > _MOST_SAMPLES:
@@ -115,66 +122,138 @@ class Vcf(Source):
                 if len(set(people)) < samples:
                     raise DataError(f"{self.path} names a sample twice: one person would have several rows. {CURE}")
                 continue
-            if b"," in other or other == b".":
-                raise DataError(
-                    f"{self.path}, line {number}: not a site of two alleles. Keep those alone, as with: "
-                    "bcftools view -m2 -M2"
-                )
-            if form.split(b":", 1)[0] != b"GT":
-                raise DataError(
-                    f"{self.path}, line {number} gives no genotypes (GT) as the first of its fields. {CURE}"
-                )
-            label = name if name != b"." else b":".join((where, bp, one, other))
-            names.append(label.decode())
+            names += self._columns_of(number, fields)
         return samples, tuple(names)
+
+    def _columns_of(self, number: int, fields: list[bytes]) -> list[str]:
+        """Return the names of the columns that a variant becomes, one for each alternative allele."""
+        where, bp, name, one, other, _, _, _, form = fields
+        others = [] if other == b"." else other.split(b",")
+        rule = self._rules.multiallelic
+        if len(others) != 1 and rule is None:
+            raise DataError(
+                f"{self.path}, line {number}: not a site of two alleles. Leave such sites out, or give each allele but "
+                f"the first a column of its own ({parameter('genotypes', 'multiallelic=skip')} or split)."
+            )
+        if len(others) != 1 and rule == "skip":
+            return []
+        known = form.split(b":")
+        if self._rules.field == "DS" and b"DS" not in known:
+            raise DataError(f"{self.path}, line {number} gives no dosages (DS). {CURE}")
+        if self._rules.field != "DS" and known[0] != b"GT":
+            raise DataError(f"{self.path}, line {number} gives no genotypes (GT) as the first of its fields. {CURE}")
+        if len(others) == 1:
+            return [(name if name != b"." else b":".join((where, bp, one, other))).decode()]
+        return [b":".join((name, each) if name != b"." else (where, bp, one, each)).decode() for each in others]
 
     @property
     def names(self) -> tuple[str, ...]:
         return self._facts[1]
 
-    def survey(self, keep: Places) -> Survey:  # noqa: ARG002 - all are counts
-        return surveyed(self.path, self._facts[0], _DTYPE.name)
+    def survey(self, keep: Places) -> Survey:  # noqa: ARG002 - all are counts, or all dosages
+        return surveyed(self.path, self._facts[0], self._rules.dtype.name)
 
     def blocks(self, keep: Places) -> Generator[Rows]:
         # columns come as they are in the file, and are put in order when they are rows
         order = np.argsort(np.argsort(keep))
         shape = (self._facts[0], len(keep))
-        for piece in turned(self.path, self.beside, self._columns(frozenset(keep)), shape, _DTYPE):
+        for piece in turned(self.path, self.beside, self._columns(frozenset(keep)), shape, self._rules.dtype):
             yield piece if (np.diff(order) == 1).all() else piece[:, order]
 
     def _columns(self, keep: frozenset[int]) -> Iterator[Rows]:
         samples, names = self._facts
-        width = width_for(samples, _DTYPE)
+        rules, width = self._rules, width_for(samples, self._rules.dtype)
+        kept = sorted(keep)
+        known = rules.allele_frequencies([names[place] for place in kept])
+        p = None if known is None else dict(zip(kept, known, strict=True))
         columns: list[Rows] = []
-        place = -2
-        for place, (number, fields, rest) in enumerate(self._records(), -1):
-            if place in keep:
-                columns.append(self._counts(number, fields, rest, names[place]))
-            if len(columns) == width:
-                yield np.stack(columns, axis=1)
-                columns = []
-        if place + 1 != len(names):
+        place, records = 0, self._records()
+        next(records)  # the header's
+        for number, fields, rest in records:
+            made = self._columns_of(number, fields)
+            cells = None
+            for allele, name in enumerate(made, 1):
+                if place in keep:
+                    cells = self._cells(number, fields, rest) if cells is None else cells
+                    values, absent = self._values(number, cells, allele, len(made), name, filled=p is not None)
+                    columns.append(rules.finished(values, absent, None if p is None else p[place]))
+                place += 1
+                if len(columns) == width:
+                    yield np.stack(columns, axis=1)
+                    columns = []
+        if place != len(names):
             raise changed(self.path)
         if columns:
             yield np.stack(columns, axis=1)
 
-    def _counts(self, number: int, fields: list[bytes], rest: bytes, name: str) -> Rows:
+    def _cells(self, number: int, fields: list[bytes], rest: bytes) -> list[bytes]:
+        """Return the field of each sample that is read."""
         samples = self._facts[0]
         found = rest.count(b"\t") + 1  # before they are set apart: cells of a byte take dozens
         if found != samples:
             raise DataError(f"{self.path}, line {number} has {found} genotypes, not {samples}. {CURE}")
-        cells: Any = rest.split(b"\t")
-        if b":" in fields[-1]:
-            cells = (cell.split(b":", 1)[0] for cell in cells)
-        counts = np.frombuffer(bytearray(_COUNTS.get(cell, _BAD) for cell in cells), dtype=_DTYPE)
-        if (counts == _BAD).any():
-            sample = int(np.argmax(counts == _BAD)) + 1
-            raise DataError(
-                f"{self.path}, line {number}, sample {sample}: the genotype is not a pair of the alleles 0 and 1. Keep "
-                f"diploid genotypes alone. {CURE}"
-            )
-        if (counts == _MISSING).any():
+        cells = rest.split(b"\t")
+        if b":" not in fields[-1]:
+            return cells
+        place = fields[-1].split(b":").index(b"DS" if self._rules.field == "DS" else b"GT")
+        # fields at the end may be left out, and are missing then
+        parts = (cell.split(b":", place + 1) for cell in cells)
+        return [part[place] if len(part) > place else b"." for part in parts]
+
+    def _values(
+        self, number: int, cells: list[bytes], allele: int, alleles: int, name: str, *, filled: bool
+    ) -> tuple[Rows, npt.NDArray[np.bool_]]:
+        """Return the copies of an allele that each sample has, and of which that is missing."""
+        if self._rules.field == "DS":
+            values: Any = np.array([_dosage(cell, allele, alleles) for cell in cells])
+            wrong, what = np.isnan(values), "dosage is not a number of copies from 0 to 2"
+            absent = values < 0
+        else:
+            haploid = self._rules.haploid
+            copies = bytearray(_copies(cell, allele, alleles, haploid) for cell in cells)
+            values = np.frombuffer(copies, np.uint8)
+            wrong, absent = values == _BAD, values == MISSING
+            what = "genotype is not a pair of the alleles of its site"
+        if wrong.any():
+            cure = "" if self._rules.field == "DS" or self._rules.haploid else _haploid()
+            raise DataError(f"{self.path}, line {number}, sample {int(np.argmax(wrong)) + 1}: the {what}.{cure} {CURE}")
+        if absent.any() and not filled:
             if self.choices.missing is None:
-                raise missing(self.path, f"sample {int(np.argmax(counts == _MISSING)) + 1}", name)
-            counts[counts == _MISSING] = self.choices.missing
-        return counts
+                raise missing(self.path, f"sample {int(np.argmax(absent)) + 1}", name)
+            values[absent] = self.choices.missing
+        return values, absent
+
+
+def _haploid() -> str:
+    return (
+        f" One allele alone, as on X of men, is read by a rule ({parameter('genotypes', 'haploid=single')}, or double)."
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _copies(cell: bytes, allele: int, alleles: int, haploid: str | None) -> int:
+    """Return how often an allele is in a genotype, :data:`MISSING`, or :data:`_BAD`."""
+    parts = cell.replace(b"|", b"/").split(b"/")
+    if len(parts) > 2 or not all(part == b"." or (part.isdigit() and len(part) < 4) for part in parts):
+        return _BAD
+    known = [int(part) for part in parts if part != b"."]
+    if any(part > alleles for part in known):
+        return _BAD
+    if len(known) < len(parts):
+        return MISSING
+    if len(parts) == 1:
+        return _BAD if haploid is None else (known[0] == allele) * (2 if haploid == "double" else 1)
+    return known.count(allele)
+
+
+def _dosage(cell: bytes, allele: int, alleles: int) -> float:
+    """Return the expected copies of an allele; -1 where they are missing, NaN where they make no sense."""
+    if cell == b".":
+        return -1.0
+    parts = cell.split(b",")
+    try:
+        found = -1.0 if parts[allele - 1] == b"." else float(parts[allele - 1])
+    except (ValueError, IndexError):
+        return math.nan
+    sound = len(parts) == alleles and (parts[allele - 1] == b"." or 0 <= found <= 2)
+    return found if sound else math.nan
