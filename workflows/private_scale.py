@@ -29,7 +29,7 @@ from dpdist.pca.components import captured_variance
 from dpdist.pca.correlation import correlation
 from dpdist.rows.dataset import created
 
-COUNTS = (5, 10, 20)
+COUNTS = (2, 5, 10, 20)
 DELTA = 1e-6
 Values = npt.NDArray[np.float64]
 
@@ -50,7 +50,8 @@ def requests(rows: Values, epsilon: str) -> Iterator[tuple[str, ReleaseRequest]]
 
 def captured(release: Release, exact: Values) -> tuple[list[float], int]:
     """Return the captured variance for each number of components, as many as there are, and the columns left out."""
-    for count in range(COUNTS[-1], 0, -1):
+    counts = counts_of(exact.shape[0])
+    for count in range(counts[-1], 0, -1):
         try:
             found = correlation(release, count)
         except UsageError:  # fewer columns stand above the noise
@@ -58,10 +59,15 @@ def captured(release: Release, exact: Values) -> tuple[list[float], int]:
         best = np.linalg.eigvalsh(exact)[::-1]
         vectors = found.components.components
         shares = [
-            captured_variance(vectors[:k], exact) * best[: len(vectors[:k])].sum() / best[:k].sum() for k in COUNTS
+            captured_variance(vectors[:k], exact) * best[: len(vectors[:k])].sum() / best[:k].sum() for k in counts
         ]
         return shares, len(found.left_out)
-    return [0.0] * len(COUNTS), exact.shape[0]
+    return [0.0] * len(counts), exact.shape[0]
+
+
+def counts_of(columns: int) -> tuple[int, ...]:
+    """Return for which numbers of components a table is compared: fewer than it has columns."""
+    return tuple(k for k in COUNTS if k < columns)
 
 
 def main() -> None:
@@ -100,7 +106,7 @@ def main() -> None:
                 print(results[-1], f"{time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
     said = {
         "table": asked.table.name, "n": len(rows), "d": rows.shape[1], "delta": DELTA, "draws": asked.draws,
-        "components": COUNTS, "python": platform.python_version(), "numpy": np.__version__, "results": results,
+        "components": counts_of(rows.shape[1]), "python": platform.python_version(), "numpy": np.__version__, "results": results,
     }  # fmt: skip
     asked.output.with_suffix(".json").write_text(json.dumps(said, indent=2) + "\n")
     asked.output.with_suffix(".md").write_text(table(said, results))
@@ -108,6 +114,7 @@ def main() -> None:
 
 def table(said: dict[str, object], results: list[dict[str, Any]]) -> str:
     """Return the results as a Markdown table."""
+    counts = counts_of(int(str(said["d"])))
     about = (
         f"`python -m workflows.private_scale`: {said['table']}, {said['n']} x {said['d']}, add-remove, delta {DELTA:g} "
         f"(pure: none), mean and deviation of {said['draws']} releases."
@@ -117,8 +124,8 @@ def table(said: dict[str, object], results: list[dict[str, Any]]) -> str:
         "",
         "Captured variance of the exact correlation matrix, and columns left out. On public data: not private.",
         "",
-        "| epsilon | rows in | " + " | ".join(f"k = {k}" for k in COUNTS) + " | left out |",
-        "|---|---|" + "---|" * (len(COUNTS) + 1),
+        "| epsilon | rows in | " + " | ".join(f"k = {k}" for k in counts) + " | left out |",
+        "|---|---|" + "---|" * (len(counts) + 1),
     ]
     for each in results:
         means, spread = each["captured"], each["deviation"]

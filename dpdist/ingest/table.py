@@ -282,12 +282,19 @@ class _Ingest:
         Raises
         ------
         UsageError
-            If not every file has it.
+            If not every file has it, or a column is called so too.
         """
         first = self.sources[0]
-        if self.unit is None or self.choices.schema is not None or self.unit.column in first.names or not first.labels:
+        if self.unit is None or self.choices.schema is not None or not first.labels:
             return ()
         asked = tuple(part.strip() for part in self.unit.column.split(","))
+        if self.unit.column in first.names:
+            if set(asked) <= set(first.labels):
+                raise UsageError(
+                    f"{self.unit.column} is a column of {first.path} and a label of its rows too: rename the column.",
+                    parameter="privacy_unit",
+                )
+            return ()
         for each in self.sources:
             if unknown := [label for label in asked if label not in each.labels]:
                 raise UsageError(

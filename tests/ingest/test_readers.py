@@ -310,6 +310,9 @@ def test_a_sample_or_a_family_may_be_the_privacy_unit_of_genotypes(tmp_path: Pat
         ingest(tmp_path / "t.bed", tmp_path / "no.zarr")
     with pytest.raises(UsageError, match=r"no SEX in .*There are: FID, IID "):
         ingest(tmp_path / "t.bed", tmp_path / "no.zarr", unit=Unit("SEX", 1))
+    write_bed(tmp_path / "u.bed", values, sid=["IID", "FID", "rs"])  # whoever names variants does not choose the unit
+    with pytest.raises(UsageError, match="a label of its rows too"):
+        ingest(tmp_path / "u.bed", tmp_path / "no.zarr", unit=Unit("IID", 1))
 
 
 DONORS: dict[str, Any] = {
