@@ -106,7 +106,8 @@ def main() -> None:
                 print(results[-1], f"{time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
     said = {
         "table": asked.table.name, "n": len(rows), "d": rows.shape[1], "delta": DELTA, "draws": asked.draws,
-        "components": counts_of(rows.shape[1]), "python": platform.python_version(), "numpy": np.__version__, "results": results,
+        "components": counts_of(rows.shape[1]), "python": platform.python_version(), "numpy": np.__version__,
+        "results": results,
     }  # fmt: skip
     asked.output.with_suffix(".json").write_text(json.dumps(said, indent=2) + "\n")
     asked.output.with_suffix(".md").write_text(table(said, results))
