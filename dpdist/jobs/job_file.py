@@ -110,7 +110,7 @@ class Job:
     request: ReleaseRequest
     ledger: LedgerAddress | None
     model: Path | Store | None
-    components: int | None
+    components: float | None
     scores: Path | Store | None
     cluster: Cluster
     unit: Unit | None = None
@@ -120,6 +120,11 @@ class Job:
     window: int | None = None
     correlation: bool = False
     choices: Choices = field(default_factory=Choices)
+
+    @property
+    def needs_edge(self) -> bool:
+        """Whether the number of components follows from where the noise ends."""
+        return not isinstance(self.components, int) and not self.correlation
 
 
 def read_job(
@@ -232,7 +237,7 @@ def _job(
         request=_request(release, files),
         ledger=None if release.ledger is None else make(partial(address_of, release.ledger, files.folder)),
         model=files.maybe_place(pca.path if pca else None),
-        components=None if pca is None or pca.components == "auto" else pca.components,
+        components=None if pca is None else pca.components.number,
         scores=files.maybe_place(project.path if project else None),
         cluster=make(
             lambda: Cluster(
@@ -389,7 +394,7 @@ def _unfit_components(sections: Sections) -> Iterator[str]:
     if sections.project is not None and sections.pca is None:
         yield "[project] needs [pca]."
     if sections.pca is not None and sections.pca.correlation and sections.pca.components == "auto":
-        yield "[pca] correlation needs a number of components."
+        yield "[pca] correlation needs a number of components, or a share."
 
 
 def _unfit_for_schema(rows: Rows) -> Iterator[str]:

@@ -315,7 +315,7 @@ def _changed(series: Series, sources: dict[str, Path]) -> list[DpdistError]:
 
 def _release(series: Series, count: int, cluster: Cluster, say: Callable[[str], None]) -> list[str]:
     """Release the nodes that end with a period, and return the ids of those that were computed now."""
-    if series.job.model is not None and series.job.components is None:
+    if series.job.model is not None and series.job.needs_edge:
         require_edge(series.request, len(series.columns))
     periods = list(series.ledger.periods)
     fresh = []
@@ -419,8 +419,8 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
         try:
             found, _, _ = fit_components(total, model, job.components, correlation=job.correlation, cluster=job.cluster)
             say(f"{model}: {counted(len(found.components.components), 'component')}.")
-        except DrownedError:  # more periods may lift some above it: the release of this one is no failure
-            say("No component stands above the noise of this total, so no model was written.")
+        except DrownedError as error:  # more periods may lift some above it: the release of this one is no failure
+            say(f"No model of this total was written. {error}")
             model = None
     return total, model
 

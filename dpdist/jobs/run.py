@@ -89,7 +89,7 @@ def require_components(job: Job, table: RowsTable) -> None:
             f"ask for {table.columns} or fewer.",
             parameter="components",
         )
-    if job.model is not None and job.components is None:
+    if job.model is not None and job.needs_edge:
         require_edge(job.request, table.columns)
 
 

@@ -39,6 +39,19 @@ class Clip(str):
     __slots__ = ()
 
 
+class Components(str):
+    """A whole number, a share below 1, or ``auto``."""
+
+    __slots__ = ()
+
+    @property
+    def number(self) -> float | None:
+        """A number, an int, or a share, a float; None for ``auto``."""
+        if self == "auto":
+            return None
+        return int(self) if self.isdecimal() else float(self)
+
+
 def _key(description: str, expected: str, **more: Any) -> Meta:
     """Say what a key is for, which editors show, and what it takes, which messages say."""
     return Meta(description=description, extra={"expected": expected}, **more)
@@ -216,10 +229,12 @@ class Pca(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     path: Annotated[str, _key("Folder or address of the model; with periods, folder of the models.", _FILE)]
     components: Annotated[
-        Annotated[int, Meta(ge=1)] | Literal["auto"],
+        Components,
         _key(
-            "Number of components, or auto: those that stand above the noise.",
-            'a whole number of at least 1, or "auto": those that stand above the noise',
+            "Number of components; or below 1 the share of the variance that they hold for sure; or auto: those that "
+            "stand above the noise.",
+            'a whole number of at least 1, a share of the variance such as 0.9, or "auto": those that stand above the '
+            "noise",
         ),
     ]
     correlation: Annotated[
@@ -327,11 +342,21 @@ def _kinds(kind: Any) -> Iterator[Any]:
         yield kind
 
 
-def _typed(kind: type, value: object) -> Amount | Clip:
+def _typed(kind: type, value: object) -> Amount | Clip | Components:
     if kind is Clip and (
         value in get_args(Word) or (isinstance(value, (int, Decimal)) and not isinstance(value, bool))
     ):
         return Clip(value)
+    if (
+        kind is Components
+        and not isinstance(value, bool)
+        and (
+            value == "auto"
+            or (isinstance(value, int) and value >= 1)
+            or (isinstance(value, Decimal) and value.is_finite() and 0 < value < 1)
+        )
+    ):
+        return Components(f"{value:f}" if isinstance(value, Decimal) else value)
     if kind is Amount and isinstance(value, (int, Decimal, str)) and not isinstance(value, bool):
         return Amount(value)
     raise ValueError(kind)
@@ -354,6 +379,9 @@ def schema() -> dict[str, Any]:
 def _schema_of(kind: type) -> dict[str, Any]:
     if kind is Clip:
         return {"anyOf": [{"type": "number"}, {"enum": list(get_args(Word))}]}
+    if kind is Components:
+        share = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+        return {"anyOf": [{"type": "integer", "minimum": 1}, share, {"enum": ["auto"]}]}
     return {"type": ["number", "string"]}
 
 
@@ -384,7 +412,7 @@ class JobFile:
             return f"{name} = {value or 'true'} in [{section}]"
         if value is None:
             return f"{name} in [{section}]"
-        bare = not {int, Amount, Clip}.isdisjoint(_kinds(kind))
+        bare = not {int, Amount, Clip, Components}.isdisjoint(_kinds(kind))
         return f"{name} = {value if bare else json.dumps(value)} in [{section}]"
 
     def step(self, name: str, operands: list[str], parameters: dict[str, str]) -> str:

@@ -41,7 +41,7 @@ from dpdist.naming import parameter
 from dpdist.pca.components import Components, about_mean, mean_variance
 from dpdist.pca.eigen import signed, top_eigenpairs
 from dpdist.pca.loadings import EntryNoise, loading_intervals
-from dpdist.pca.scree import entry_variances
+from dpdist.pca.scree import DrownedError, entry_variances
 from dpdist.release.artefact import Release
 from dpdist.release.scaling import weightless
 
@@ -90,20 +90,27 @@ class Correlation:
         }
 
 
-def correlation(release: Release, count: int) -> Correlation:
+def correlation(release: Release, count: float) -> Correlation:
     """Return the top components of the correlation matrix of a release.
+
+    The fewest that hold a share of the variance are those of which the lower ends of their shares, added up, reach it.
+    What is added up has at most the sum of the deviations, so this is at least as sure as each end is; and it is about
+    what these components hold of the exact matrix, as what noise adds along them is subtracted twice in each.
 
     Parameters
     ----------
     release
         Of a second moment, with the mean, or of rows that were shifted by a centre.
     count
-        Number of components.
+        Number of components; or below 1 the share of the variance that they shall hold for sure, of the columns that
+        stand above the noise.
 
     Raises
     ------
     UsageError
         If count is out of range, the release is no such one or too large for memory, or the noise drowns it.
+    DrownedError
+        If all components together do not hold such a share for sure.
     """
     require_centre(release)
     about = about_mean(release)
@@ -112,7 +119,10 @@ def correlation(release: Release, count: int) -> Correlation:
     matrix = about.matrix(release.second_moment)
     variances = np.diag(matrix)
     kept = np.flatnonzero(evidence(release, variances) > ABOVE)
-    if not 1 <= count <= len(kept):
+    share = None if isinstance(count, int) else count
+    if share is not None:
+        _require_share(share, len(kept))
+    elif not 1 <= count <= len(kept):
         raise UsageError(
             f"{count} components were asked for; {len(kept)} of {len(variances)} columns stand above the noise, and a "
             f"correlation matrix is of these. Ask for fewer components ({parameter('components')}), or release with a "
@@ -126,15 +136,17 @@ def correlation(release: Release, count: int) -> Correlation:
     if len(kept) <= _MOST:
         values, columns = np.linalg.eigh(standard)
         noise = EntryNoise(on, off, mean_noise, about.mean[kept])
-        intervals = _intervals(values, columns, divisor, noise)[::-1][:count] / len(kept)
+        intervals = _intervals(values, columns, divisor, noise)[::-1] / len(kept)
+        count = int(count) if share is None else _enough(intervals[:, 0], share)
+        intervals = intervals[:count]
         vectors = signed(columns.T[::-1][:count])
         columns[:, ::-1][:, :count] = vectors.T
         ends = np.full((count, len(variances), 2), np.nan)
         ends[:, kept] = loading_intervals(values, columns, count, noise, divisor)
         values = values[::-1][:count]
     else:
-        values, vectors = top_eigenpairs(standard, count)
-    loadings = np.zeros((count, len(variances)))
+        values, vectors = top_eigenpairs(standard, int(count))
+    loadings = np.zeros((len(vectors), len(variances)))
     loadings[:, kept] = vectors
     centre, scale = release.bound.input_units
     divided = scale.copy()
@@ -142,6 +154,29 @@ def correlation(release: Release, count: int) -> Correlation:
     found = Components(loadings, values, per_row=True, mean=centre + scale * about.mean, scale=divided)
     left_out = tuple(release.names[j] for j in sorted(set(range(len(variances))) - set(kept.tolist())))
     return Correlation(found, left_out, values / len(kept), intervals, ends)
+
+
+def _require_share(share: float, columns: int) -> None:
+    instead = f"pass a number of components ({parameter('components', 'K')})"
+    if not 0 < share < 1:
+        raise UsageError(f"A share of the variance is between 0 and 1, not {share:g}.", parameter="components")
+    if not columns:
+        raise DrownedError("No column of this release stands above the noise. A larger epsilon or more rows lift some.")
+    if columns > _MOST:
+        raise UsageError(f"The share of each component is known up to {_MOST} columns: {instead}.")
+
+
+def _enough(low: Values, share: float) -> int:
+    """Return how many of the leading components hold a share, by the lower ends of their own."""
+    held = np.cumsum(low)
+    enough = np.flatnonzero(held >= share)
+    if not enough.size:
+        raise DrownedError(
+            f"A share of {share:g} of the variance was asked for. All components of the correlation matrix hold "
+            f"{math.floor(1000 * held[-1]) / 1000:g} for sure, by the lower ends of their shares. Ask for less, or "
+            f"pass their number ({parameter('components', 'K')}). A larger epsilon or more rows let more be seen."
+        )
+    return int(enough[0]) + 1
 
 
 def evidence(release: Release, variances: Values) -> Values:

@@ -74,8 +74,8 @@ def fit_components(
         lower end of its interval. None: those that stand above the noise, at confidence 0.95.
     correlation : bool, default False
         Whether to take the components of the correlation matrix: of columns that are standardised by what was released,
-        without those that do not stand above the noise. It needs a number of components, and a release with its mean
-        or of rows that were shifted by a centre.
+        without those that do not stand above the noise. It needs a number of components or a share, and a release with
+        its mean or of rows that were shifted by a centre.
     cluster : Cluster, default None
         Where to multiply a release that is too large for memory. None: in this process.
 
@@ -137,10 +137,10 @@ def fit_components(
 
 
 def _correlation(opened: Release, count: float | None) -> Correlation:
-    if not isinstance(count, int):
+    if count is None:
         raise UsageError(
-            f"{parameter('correlation')} needs a number of components: which of them stand above the noise is said of "
-            "the second moment alone.",
+            f"{parameter('correlation')} needs a number of components, or the share of the variance that they hold: "
+            "which of them stand above the noise is said of the second moment alone.",
             parameter="components",
         )
     return correlation_of(opened, count)

@@ -278,12 +278,18 @@ def test_columns_that_are_not_names_are_refused(refused: Callable[..., str], col
     assert "columns" in refused(minimal(rows={"columns": columns}))
 
 
-@pytest.mark.parametrize("components", ["0", "-1"])
+@pytest.mark.parametrize("components", ["0", "-1", "0.0", "-0.5", "1.5", "nan"])
 def test_a_number_of_components_that_no_release_has_is_refused_before_anything_starts(
     refused: Callable[..., str], components: str
 ) -> None:
     # otherwise the budget is spent first, and the same job fails for ever after
     assert "components" in refused(minimal(pca={"path": '"m"', "components": components}))
+
+
+def test_components_may_be_a_share_of_the_variance_also_of_the_correlation_matrix(job: Callable[[str], Job]) -> None:
+    for more in ({}, {"correlation": "true"}):
+        found = job(minimal(pca={"path": '"m"', "components": "0.9", **more})).components
+        assert (found, isinstance(found, float)) == (0.9, True)
 
 
 def test_components_may_be_those_above_the_noise(job: Callable[[str], Job]) -> None:

@@ -62,7 +62,7 @@ def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         '[release] clip must be a number, such as 8.5, "private" or "auto".',
         '[release] neighbours must be "replace-one" or "add-remove".',
         "[pca] path holds a control character; take it out.",
-        '[pca] components must be a whole number of at least 1, or "auto": those that stand above the noise.',
+        '[pca] components must be a whole number of at least 1, a share of the variance such as 0.9, or "auto"',
         "There is no section or key 'projection'; the sections are rows, release, pca, project, cluster.",
     ):
         assert sentence in said
