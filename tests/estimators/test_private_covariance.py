@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from sklearn.covariance import EmpiricalCovariance
 from support.estimator_scene import CLIP, FORMS, formed, table
+from support.folders import ROOT
 
 from dpdist import PrivateCovariance
 from dpdist.errors import DataError, DrownedWarning, UsageError
@@ -139,3 +141,15 @@ def test_what_gives_no_partial_correlation_or_sample_says_what_does() -> None:
             except TypeError:  # an array, which nobody can call
                 continue
     assert sum("No direction of the columns varies more than the noise" in each for each in refused) >= 2
+
+
+def test_statsmodels_takes_the_matrix_as_the_readme_says() -> None:
+    """Factor analysis of the released correlation matrix is that of the rows, where there is hardly any noise."""
+    factor = pytest.importorskip("statsmodels.multivariate.factor", exc_type=ImportError)
+    (line,) = re.findall(r"`statsmodels\.multivariate\.factor\.(Factor\(.*\))`", (ROOT / "README.md").read_text())
+    random = np.random.default_rng(7)
+    rows = random.normal(size=(3000, 1)) @ [[0.9, 0.8, 0.7, 0.6, 0.5]] + 0.5 * random.normal(size=(3000, 5))
+    found = PrivateCovariance(**{**FINE, "clip": 10.0}).fit(rows)
+    told = eval(line.replace("n_factor=3", "n_factor=1"), {"Factor": factor.Factor, "found": found}).fit()  # noqa: S307
+    exact = factor.Factor(corr=np.corrcoef(rows.T), n_factor=1).fit()
+    assert np.allclose(np.abs(told.loadings), np.abs(exact.loadings), atol=0.05)
