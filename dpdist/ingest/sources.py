@@ -25,6 +25,7 @@ from dpdist.ingest.readers.parquet import Parquet
 from dpdist.ingest.readers.plink import COMPANIONS, Plink
 from dpdist.ingest.readers.text import Csv, header_asked
 from dpdist.ingest.readers.vcf import Vcf
+from dpdist.ingest.readers.vcf_zarr import VcfZarr, is_vcf_zarr
 from dpdist.ingest.readers.zarr_store import MARKS, Store, is_anndata
 from dpdist.ingest.remote import Fetched, Remote, location_of
 from dpdist.naming import parameter
@@ -207,7 +208,7 @@ def columns_at(place: SourceLocation, beside: Path, header: str | None) -> tuple
 def _kind(place: SourceLocation) -> type[Source]:
     if attempt(place, place.is_dir):
         if is_store(place):
-            return AnnDataStore if is_anndata(place) else Store
+            return AnnDataStore if is_anndata(place) else VcfZarr if is_vcf_zarr(place) else Store
     elif attempt(place, place.is_file):
         for suffix, kind in KINDS.items():
             if kind is not Store and place.name.lower().endswith(suffix):

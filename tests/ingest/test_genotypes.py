@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from support.cli_scene import Call
 from support.ingest_scene import stored, write_bed
 
@@ -104,6 +105,79 @@ def test_public_frequencies_stand_for_what_is_missing_and_standardise(tmp_path: 
             read(tmp_path / name, tmp_path / "no.zarr", genotypes={"frequencies": str(tmp_path / "q.csv")})
     with pytest.raises(DataError, match=r"missing.*public file of frequencies"):
         read(tmp_path / name, tmp_path / "no.zarr")
+
+
+CALLS = np.array([  # of SITES, variant by variant; -2: no allele
+    [[0, 1], [1, 1], [0, 0], [-1, -1]], [[1, 2], [0, 2], [0, 0], [2, 2]], [[0, 0]] * 4,
+    [[1, -2], [0, 1], [0, -2], [1, 1]], [[0, 0], [0, 1], [1, 1], [0, 1]],
+], dtype=np.int8)  # fmt: skip
+
+
+def vcf_zarr(path: Path, calls: Any = CALLS, version: Any = 2, **others: Any) -> Path:
+    """Write what bio2zarr makes of SITES."""
+    group = zarr.create_group(path, zarr_format=version, attributes={"vcf_zarr_version": "0.4"})
+    arrays = {
+        "call_genotype": calls,
+        "call_DS": np.array([[0.9, 2, 0.05, np.nan], [0] * 4, [0] * 4, [1, 1, 0, 2], [0, np.nan, 1.5, 1]], np.float32),
+        "contig_id": np.array(["1", "X"], dtype="U2"),
+        "sample_id": np.array(["a", "b", "c", "d"], dtype="U2"),
+        "variant_contig": np.array([0, 0, 0, 1, 0], np.int8),
+        "variant_position": np.array([10, 20, 30, 40, 50], np.int32),
+        "variant_id": np.array(["rs1", ".", "rs3", "rs4", "rs5"], dtype="U4"),
+        "variant_allele": np.array([["A", "G", ""], ["A", "C", "T"], ["A", "", ""], ["A", "G", ""], ["A", "G", ""]]),
+    } | others
+    for name, values in arrays.items():
+        if values is not None:
+            chunks = (2, *values.shape[1:]) if values.ndim > 1 else values.shape
+            group.create_array(name, data=values, chunks=chunks)
+    return path
+
+
+RULES = {"skip": {"multiallelic": "skip", "haploid": "single"}, "split": {"multiallelic": "split", "haploid": "double"}}
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_vcf_zarr_gives_the_rows_of_the_text_it_was_made_of(tmp_path: Path, rules: Any, version: int) -> None:
+    store, source = vcf_zarr(tmp_path / "t.zarr", version=version), vcf(tmp_path / "t.vcf")
+    text = read(source, tmp_path / "text.zarr", genotypes=rules, missing=1)
+    names, rows = read(store, tmp_path / "rows.zarr", genotypes=rules, missing=1)
+    assert names == text[0]
+    assert rows.dtype == text[1].dtype
+    assert np.array_equal(rows, text[1])
+    order = list(reversed(names))
+    assert np.array_equal(read(store, tmp_path / "o.zarr", genotypes=rules, missing=1, columns=order)[1], rows[:, ::-1])
+    (tmp_path / "p.csv").write_text("".join(f"{name},0.25\n" for name in names))
+    more = {**rules, "frequencies": str(tmp_path / "p.csv"), "standardise": "yes"}
+    ours = read(store, tmp_path / "ours.zarr", genotypes=more)[1]
+    assert np.array_equal(ours, read(source, tmp_path / "theirs.zarr", genotypes=more)[1])
+    doses = read(store, tmp_path / "d.zarr", genotypes={"multiallelic": "skip", "field": "DS"}, missing=1)[1]
+    assert np.allclose(doses, np.array([[0.9, 1, 0], [2, 1, 1], [0.05, 0, 1.5], [1, 2, 1]]))
+
+
+BAD_STORES: dict[str, tuple[dict[str, Any], str]] = {
+    "three alleles": ({}, "variant 1 .counting from 0.: not a site of two alleles"),
+    "an allele that is not there": ({"calls": np.where(CALLS == -2, 5, CALLS), "skip": True}, "variant 3, sample 0"),
+    "one allele": ({"skip": True}, "variant 3, sample 0 .*haploid=single"),
+    "triploid": ({"calls": np.zeros((5, 4, 3), np.int8)}, "more than two alleles"),
+    "floats": ({"calls": CALLS.astype(np.float32)}, "another shape or type"),
+    "a sample twice": ({"sample_id": np.array(["a", "b", "a", "d"], dtype="U2")}, "a sample twice"),
+    "other samples": ({"sample_id": np.array(["a"], dtype="U2")}, "another number of samples"),
+    "other variants": ({"variant_position": np.array([1, 2], np.int32)}, "different numbers of variants"),
+    "no contigs": ({"variant_contig": None}, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_STORES.values(), ids=BAD_STORES)
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_vcf_zarr_that_is_no_such_store_is_refused(tmp_path: Path, bad: tuple[dict[str, Any], str]) -> None:
+    others, said = dict(bad[0]), bad[1]
+    rules = {"multiallelic": "skip"} if others.pop("skip", False) else None
+    store = vcf_zarr(tmp_path / "t.zarr", **others)
+    with pytest.raises(DataError, match=said):
+        read(store, tmp_path / "rows.zarr", genotypes=rules, missing=0)
+    assert not (tmp_path / "rows.zarr").exists()
 
 
 def test_rules_that_make_no_sense_are_refused(tmp_path: Path, call: Call) -> None:

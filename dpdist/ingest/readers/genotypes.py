@@ -151,6 +151,43 @@ class Genotypes:
 NO_RULES = Genotypes()
 
 
+def columns_of_site(where: str, place: str, name: str, alleles: Sequence[str], rules: Genotypes) -> list[str] | None:
+    """Return the names of the columns that a site becomes, one for each alternative allele; None: it is refused.
+
+    Parameters
+    ----------
+    where, place, name
+        Its contig, its position and its name, ``.`` where it has none.
+    alleles
+        The reference first.
+    rules
+        What to do with a site of more or fewer than two.
+    """
+    first, *others = alleles
+    if len(others) == 1:
+        return [f"{where}:{place}:{first}:{others[0]}" if name == "." else name]
+    if rules.multiallelic is None:
+        return None
+    if rules.multiallelic == "skip":
+        return []
+    return [f"{where}:{place}:{first}:{each}" if name == "." else f"{name}:{each}" for each in others]
+
+
+def not_biallelic(where: str) -> DataError:
+    """Return what is said of a site without two alleles, where nobody said what to do with it."""
+    return DataError(
+        f"{where}: not a site of two alleles. Leave such sites out, or give each allele but the first a column of its "
+        f"own ({parameter('genotypes', 'multiallelic=skip')} or split)."
+    )
+
+
+def no_pair(where: str, rules: Genotypes, cure: str) -> DataError:
+    """Return what is said of a genotype that is no pair of the alleles of its site."""
+    lone = parameter("genotypes", "haploid=single")
+    rule = "" if rules.haploid else f" One allele alone, as on X of men, is read by a rule ({lone}, or double)."
+    return DataError(f"{where}: the genotype is not a pair of the alleles of its site.{rule} {cure}")
+
+
 def _read(path: Path) -> bytes:
     try:
         return read_plain(path, _LARGEST_FILE)

@@ -32,10 +32,9 @@ from dpdist.ingest.readers.base import (
     require_table,
     surveyed,
 )
-from dpdist.ingest.readers.genotypes import MISSING, NO_RULES, Genotypes
+from dpdist.ingest.readers.genotypes import MISSING, NO_RULES, Genotypes, columns_of_site, no_pair, not_biallelic
 from dpdist.ingest.readers.plink import missing
 from dpdist.ingest.readers.transpose import turned, width_for
-from dpdist.naming import parameter
 
 _LINE = 64 << 20
 _MOST_SAMPLES = 1 << 21
@@ -127,24 +126,16 @@ class Vcf(Source):
 
     def _columns_of(self, number: int, fields: list[bytes]) -> list[str]:
         """Return the names of the columns that a variant becomes, one for each alternative allele."""
-        where, bp, name, one, other, _, _, _, form = fields
-        others = [] if other == b"." else other.split(b",")
-        rule = self._rules.multiallelic
-        if len(others) != 1 and rule is None:
-            raise DataError(
-                f"{self.path}, line {number}: not a site of two alleles. Leave such sites out, or give each allele but "
-                f"the first a column of its own ({parameter('genotypes', 'multiallelic=skip')} or split)."
-            )
-        if len(others) != 1 and rule == "skip":
-            return []
-        known = form.split(b":")
-        if self._rules.field == "DS" and b"DS" not in known:
+        where, bp, name, one, other = (field.decode() for field in fields[:5])
+        made = columns_of_site(where, bp, name, [one, *(() if other == "." else other.split(","))], self._rules)
+        if made is None:
+            raise not_biallelic(f"{self.path}, line {number}")
+        known = fields[-1].split(b":")
+        if made and self._rules.field == "DS" and b"DS" not in known:
             raise DataError(f"{self.path}, line {number} gives no dosages (DS). {CURE}")
-        if self._rules.field != "DS" and known[0] != b"GT":
+        if made and self._rules.field != "DS" and known[0] != b"GT":
             raise DataError(f"{self.path}, line {number} gives no genotypes (GT) as the first of its fields. {CURE}")
-        if len(others) == 1:
-            return [(name if name != b"." else b":".join((where, bp, one, other))).decode()]
-        return [b":".join((name, each) if name != b"." else (where, bp, one, each)).decode() for each in others]
+        return made
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -206,28 +197,21 @@ class Vcf(Source):
         """Return the copies of an allele that each sample has, and of which that is missing."""
         if self._rules.field == "DS":
             values: Any = np.array([_dosage(cell, allele, alleles) for cell in cells])
-            wrong, what = np.isnan(values), "dosage is not a number of copies from 0 to 2"
-            absent = values < 0
+            wrong, absent = np.isnan(values), values < 0
         else:
-            haploid = self._rules.haploid
-            copies = bytearray(_copies(cell, allele, alleles, haploid) for cell in cells)
+            copies = bytearray(_copies(cell, allele, alleles, self._rules.haploid) for cell in cells)
             values = np.frombuffer(copies, np.uint8)
             wrong, absent = values == _BAD, values == MISSING
-            what = "genotype is not a pair of the alleles of its site"
         if wrong.any():
-            cure = "" if self._rules.field == "DS" or self._rules.haploid else _haploid()
-            raise DataError(f"{self.path}, line {number}, sample {int(np.argmax(wrong)) + 1}: the {what}.{cure} {CURE}")
+            where = f"{self.path}, line {number}, sample {int(np.argmax(wrong)) + 1}"
+            if self._rules.field == "DS":
+                raise DataError(f"{where}: the dosage is not a number of copies from 0 to 2. {CURE}")
+            raise no_pair(where, self._rules, CURE)
         if absent.any() and not filled:
             if self.choices.missing is None:
                 raise missing(self.path, f"sample {int(np.argmax(absent)) + 1}", name)
             values[absent] = self.choices.missing
         return values, absent
-
-
-def _haploid() -> str:
-    return (
-        f" One allele alone, as on X of men, is read by a rule ({parameter('genotypes', 'haploid=single')}, or double)."
-    )
 
 
 @lru_cache(maxsize=1 << 14)
