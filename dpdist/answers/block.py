@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from dpdist.errors import DataError, UsageError
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
-from dpdist.naming import parameter, step
+from dpdist.naming import parameter
 from dpdist.pca.noise_edge import NoiseLaw, law_of
 from dpdist.pca.scree import entry_variances
 from dpdist.release.artefact import Release
@@ -179,13 +179,15 @@ def require_about(release: Release) -> None:
     Raises
     ------
     UsageError
-        If it has no mean, and its rows were shifted by no centre.
+        If it has no mean, and its rows were shifted by no centre; or it is no second moment.
     """
+    if release.weights:
+        release.require_moment()
     if not release.bound.constant and release.bound.centre is None and release.subspace is None:
         raise UsageError(
             "This release has no mean and no centre, so nothing says about what its columns vary. Release with "
-            f"{parameter('centre', 'private')} or a public centre. Its second moment about zero is what "
-            f"{step('covariance')} gives."
+            f"{parameter('centre', 'private')} or a public centre. Its second moment about zero is the array "
+            "second_moment of the release."
         )
 
 

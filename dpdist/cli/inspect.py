@@ -13,7 +13,7 @@ from dpdist.errors import DataError, UsageError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.pipeline import inspect as inspecting
-from dpdist.release.artefact import open_release
+from dpdist.release.artefact import Release, open_release
 from dpdist.release.parse import columns_from
 from dpdist.report.inspection import words
 from dpdist.storage.store import AnyStore, store_at
@@ -71,7 +71,8 @@ def report_command(
             raise UsageError("A card (.json) takes --ledger alone: the other options say what a page shows.")
         html.require_charged(opened, charged)
         card.write(opened, out, charged)
-        answer(as_json, {"card": str(out)}, f"{out}: the privacy card. Its schema is formats/card.schema.json.")
+        words = f"{out}: the privacy card, as JSON.{_mark(opened)}"
+        answer(as_json, {"card": str(out), "status": opened.status}, words)
         return
     html.write(
         opened,
@@ -82,4 +83,9 @@ def report_command(
         targets=() if target is None else columns_from(target),
         on=None if on is None else columns_from(on),
     )
-    answer(as_json, {"report": str(out)}, f"{out}: open it in a browser. It loads nothing from anywhere.")
+    words = f"{out}: open it in a browser. It loads nothing from anywhere.{_mark(opened)}"
+    answer(as_json, {"report": str(out), "status": opened.status}, words)
+
+
+def _mark(release: Release) -> str:
+    return "" if release.private_as_claimed else f" {release.status.upper()}: do not publish it."

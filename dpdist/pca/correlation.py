@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import UsageError
-from dpdist.naming import parameter
+from dpdist.naming import parameter, step
 from dpdist.pca.components import Components, about_mean, mean_variance
 from dpdist.pca.eigen import signed, top_eigenpairs
 from dpdist.pca.loadings import EntryNoise, loading_intervals
@@ -120,13 +120,17 @@ def correlation(release: Release, count: float) -> Correlation:
     variances = np.diag(matrix)
     kept = np.flatnonzero(evidence(release, variances) > ABOVE)
     share = None if isinstance(count, int) else count
+    if not len(kept):
+        raise DrownedError(
+            f"No column of this release stands above the noise, and a correlation matrix is of those that do. A larger "
+            f"epsilon or more rows lift some: {step('forecast')} says how much."
+        )
     if share is not None:
         _require_share(share, len(kept))
     elif not 1 <= count <= len(kept):
         raise UsageError(
             f"{count} components were asked for; {len(kept)} of {len(variances)} columns stand above the noise, and a "
-            f"correlation matrix is of these. Ask for fewer components ({parameter('components')}), or release with a "
-            "larger epsilon.",
+            f"correlation matrix is of these. Ask for fewer components, or release with a larger epsilon.",
             parameter="components",
         )
     divisor = 1 / np.sqrt(variances[kept])
@@ -160,8 +164,6 @@ def _require_share(share: float, columns: int) -> None:
     instead = f"pass a number of components ({parameter('components', 'K')})"
     if not 0 < share < 1:
         raise UsageError(f"A share of the variance is between 0 and 1, not {share:g}.", parameter="components")
-    if not columns:
-        raise DrownedError("No column of this release stands above the noise. A larger epsilon or more rows lift some.")
     if columns > _MOST:
         raise UsageError(f"The share of each component is known up to {_MOST} columns: {instead}.")
 
@@ -208,7 +210,12 @@ def require_centre(release: Release) -> None:
         If it is of components only, is too large for memory, or has neither a mean nor a centre.
     """
     if release.subspace is not None:
-        raise UsageError(f"{release.mechanism} released components, and no second moment to take correlations of.")
+        raise UsageError(
+            f"{release.mechanism} released components, and no second moment to take correlations of: leave "
+            f"{parameter('correlation')} out, or take a release by gaussian (with a delta) or two-sided-wishart "
+            "(without)."
+        )
+    release.require_moment()
     if not release.in_memory:
         raise UsageError(
             "The release is too large for memory, and a correlation matrix is made there. Release with a scale "

@@ -100,7 +100,8 @@ def test_synthetic_rows_come_in_the_kinds_of_files_that_are_ingested(release: Pa
     assert np.load("drawn.npy").shape == (5, 3)  # a file is replaced
     again = call(*asked, "rows.zarr", "--rows", "5")  # the private ones
     assert (again.code, "exists already" in again.message) == (4, True)
-    assert call("ingest", "drawn.parquet", "synthetic.zarr").code == 0
+    for kind in ("csv", "parquet"):
+        assert call("ingest", f"drawn.{kind}", f"{kind}.zarr").code == 0
 
 
 @pytest.mark.usefixtures("release")
