@@ -7,7 +7,8 @@ So any partial sum over r rows stays within ``r S``, and there are two ways to a
 * products of 16-bit integers in 32-bit ones (:mod:`dpdist.moment.kernel`), while ``r S`` is at most 2^31 - 1. These are
   added modulo 2^32, and the sum is the only integer in their range that is equal to it modulo 2^32. One row more may
   overflow: 512 rows of ``2^11 e_j`` sum to 2^31, which 32 bits hold as -2^31. An entry of a row is at most ``sqrt(S)``,
-  which 16 bits hold up to 2^15 - 1.
+  which 16 bits hold up to 2^15 - 1. Of rows whose entries 8 bits hold the kernel multiplies these, which is faster, and
+  up to 131,071 rows then, because each adds at most 128².
 
 Then the sum moves to int64. Hence the same bits from every chunking, every processor and both ways.
 """
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 Block = npt.NDArray[np.float64]
 _LARGEST_16, _LARGEST_32 = 2**15 - 1, 2**31 - 1
+SMALL_ROWS = _LARGEST_32 // 128**2
+"""Rows whose entries 8 bits hold of which 32 bits hold the sum; with one more, as many entries of -128 sum to 2^31."""
 _PAIRS = 256
 """Pairs of rows that are multiplied together: the panels of a tile then stay in a core's own caches."""
 _PANEL_BYTES = 256 << 10
@@ -186,6 +189,7 @@ class _Integers:
         self._pairs = most // self._exact_pairs * self._exact_pairs
         # one pair more than is used: panels a power of two apart would share the lines of the caches
         self._panels = aligned_zeros((panels, self._pairs + 1, kernel.PANEL), np.int32)
+        self._room_to_multiply = aligned_zeros(kernel.room_for(panels, self._pairs), np.int32)
         self._packing: Packing | None = None
         self._packed_by: RowBound | None = None
         self._halves = 0  # of pairs that are taken: a row's is that of its number where it is dithered by pairs
@@ -228,7 +232,8 @@ class _Integers:
 
     def _flush(self) -> None:
         if self._halves:
-            self._multiply(self._panels, (self._halves + 1) // 2, self._exact_pairs, self._sums)
+            pairs = (self._halves + 1) // 2
+            self._multiply(self._panels, pairs, self._exact_pairs, SMALL_ROWS, self._sums, self._room_to_multiply)
             self._halves = 0
 
     def total(self) -> Triangle:

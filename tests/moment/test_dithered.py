@@ -47,19 +47,20 @@ def tasks_of(table: RowsTable, bound: RowBound, key: DitherKey, count: int) -> l
     parts=st.integers(1, 6),
     block_rows=st.integers(1, 30),
     piece_rows=st.integers(1, 30),
-    columns=st.sampled_from([4, 30]),
+    columns=st.sampled_from([4, 30, 260]),
     bits=st.sampled_from([8, 12, 16]),
+    dtype=st.sampled_from(["float64", "float32", "uint8", "int8"]),
     compiled=st.booleans(),
     seed=st.integers(0, 10**6),
 )
 def test_any_chunking_and_processor_gives_the_same_bits(
-    rows: int, chunk_rows: int, parts: int, block_rows: int, piece_rows: int, columns: int, bits: int, compiled: bool,
-    seed: int,
+    rows: int, chunk_rows: int, parts: int, block_rows: int, piece_rows: int, columns: int, bits: int, dtype: str,
+    compiled: bool, seed: int,
 ) -> None:  # fmt: skip
-    data = np.random.default_rng(seed).normal(size=(rows, columns)) * 3
-    bound = RowBound(columns, 9.0, bits, constant=2 ** (bits - 1), rule=DITHERED)
-    z = np.full((rows, columns + 1), 2.0 ** (bits - 1))
-    z[:, :columns] = Dithering(columns, bits).rounded(data, KEY.drawn(0, rows, columns), 9.0)
+    data = np.abs(np.random.default_rng(seed).normal(size=(rows, columns)) * 3).astype(dtype)
+    bound = RowBound(columns, 9.0, bits, constant=2 ** (bits - 1) if columns < 260 else 0, rule=DITHERED)
+    z = np.full((rows, bound.width), 2.0 ** (bits - 1))
+    z[:, :columns] = Dithering(columns, bits).rounded(data.astype(float), KEY.drawn(0, rows, columns), 9.0)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(total, "_BLOCK_ROWS", block_rows)
         patch.setattr(total, "_PIECE_BYTES", 8 * bound.width * piece_rows)
