@@ -189,23 +189,26 @@ class _Integers:
         self._pairs = most // self._exact_pairs * self._exact_pairs
         # one pair more than is used: panels a power of two apart would share the lines of the caches
         self._panels = aligned_zeros((panels, self._pairs + 1, kernel.PANEL), np.int32)
-        self._room_to_multiply = aligned_zeros(kernel.room_for(panels, self._pairs), np.int32)
+        self._room = aligned_zeros(kernel.room_for(panels, self._pairs), np.int32)
         self._packing: Packing | None = None
         self._packed_by: RowBound | None = None
         self._halves = 0  # of pairs that are taken: a row's is that of its number where it is dithered by pairs
         height = -(-band.height // kernel.HEIGHT) * kernel.HEIGHT
         self._sums = aligned_zeros((height, panels * kernel.PANEL), np.int64)
+        # where half of the last panel is empty, its columns are summed as rows: all rows would be multiplied by zeros
+        half = height == panels * kernel.PANEL - kernel.HEIGHT and band.width <= height
+        self._ends = (panels - half) * kernel.PANEL
 
     def add(self, block: Block) -> None:
         start = 0
         while start < block.shape[0]:
-            some = block[start : start + self._room()]
+            some = block[start : start + self._left()]
             self._pack(some, self._band.start, self._halves, self._panels)
             start += some.shape[0]
             self._fill(some.shape[0])
 
     def add_dithered(self, rows: npt.NDArray[np.generic], bound: RowBound, dithers: Dithers) -> None:
-        if self._packing is None or self._packed_by != bound:
+        if self._packing is None or (self._packed_by is not bound and self._packed_by != bound):
             from dpdist.rows.dither_kernel import Packing  # noqa: PLC0415 - numba takes time to import
 
             rule = Dithering(bound.columns, bound.grid_bits)
@@ -216,12 +219,12 @@ class _Integers:
             join = odd == 1 and self._halves % 2 == 1
             if self._halves % 2 != odd:  # half a pair stays empty
                 self._fill(1)
-            some = rows[start : start + self._room()]
+            some = rows[start : start + self._left()]
             self._packing.pack(some, dithers.behind(start), self._panels, self._halves // 2, join=join)
             start += some.shape[0]
             self._fill(some.shape[0])
 
-    def _room(self) -> int:
+    def _left(self) -> int:
         """Return how many rows fit, at least one."""
         return 2 * self._pairs - self._halves
 
@@ -233,9 +236,13 @@ class _Integers:
     def _flush(self) -> None:
         if self._halves:
             pairs = (self._halves + 1) // 2
-            self._multiply(self._panels, pairs, self._exact_pairs, SMALL_ROWS, self._sums, self._room_to_multiply)
+            self._multiply(self._panels, pairs, self._exact_pairs, SMALL_ROWS, self._ends, self._sums, self._room)
             self._halves = 0
 
     def total(self) -> Triangle:
         self._flush()
-        return packed(self._sums[: self._band.height, : self._band.width])
+        height, width, ends = self._band.height, self._band.width, self._ends
+        if ends < width:
+            self._sums[:ends, ends:width] += self._sums[ends:width, :ends].T
+            self._sums[ends:, :ends] = 0
+        return packed(self._sums[:height, :width])

@@ -36,11 +36,12 @@ from dpdist._util.machine_code import compiled
 
 Panels = npt.NDArray[np.int32]
 """(panels, pairs of rows, 16): the 16-bit integers of two rows in one of 32 bits, that of the first row below."""
-Multiply = Callable[[Panels, int, int, int, npt.NDArray[np.int64], npt.NDArray[np.int32]], None]
-"""Adds ``A^T A`` of so many pairs of rows to 64-bit integers, entries (i, j), i <= j.
+Multiply = Callable[[Panels, int, int, int, int, npt.NDArray[np.int64], npt.NDArray[np.int32]], None]
+"""Adds ``A^T A`` of so many pairs of rows to 64-bit integers; what stands in the panels is lost.
 
-After the pairs come how many of them are added in 32 bits at once, and how many rows whose integers 8 bits hold. What
-stands in the panels is lost. Last comes room for the meantime (:func:`room_for`).
+Its arguments are the panels; how many pairs of rows they hold; how many of them are added in 32 bits at once, and how
+many rows whose integers 8 bits hold; how many columns end above the diagonal, e; what is added to; and room for the
+meantime (:func:`room_for`). Added are the entries (i, j) with i <= j < e, and those with e <= i, all of their row.
 """
 PANEL = 16
 """Columns of a panel: 64 bytes, a line of the cache."""
@@ -348,19 +349,22 @@ def _regrouped(panels: Any, pairs: int, most: int, room: Any) -> int:
 
 
 @njit  # type: ignore[untyped-decorator]
-def _multiply_lines(factors: int, panel: int, lines: int, at_once: int, sums: Any, begins: int) -> None:
+def _multiply_lines(factors: int, panel: int, lines: int, at_once: int, ends: int, sums: Any, begins: int) -> None:
     """Add the product of so many lines of each panel: of two rows of 16 bits, or of four of 8 if begins is not 0."""
     line, place = 8 * sums.shape[1], sums.ctypes.data
     height, width = sums.shape
     for column in range(0, width, 48):
         right = factors + column // PANEL * panel
         row = 0
-        while row < min(height, column + 48):
+        while row < height:
             # below the diagonal nothing is needed: of its block only the panels from that of the row on
-            skipped = max(0, row - column) // PANEL
-            vectors = min(3, (width - column) // PANEL) - skipped
-            if vectors < 1:
-                break
+            skipped = max(0, row - column) // PANEL if row < ends else 0
+            vectors = min(3, ((ends if row < ends else width) - column) // PANEL) - skipped
+            if row < ends and (row >= column + 48 or vectors < 1):
+                if ends == width:
+                    break
+                row = ends
+                continue
             tall = vectors == 1 and row + PANEL <= min(height, column)
             left = factors + row // PANEL * panel + row % PANEL * 4
             at = place + row * line + (column + PANEL * skipped) * 8
@@ -379,22 +383,25 @@ def _multiply_lines(factors: int, panel: int, lines: int, at_once: int, sums: An
             row += PANEL if tall else 8
 
 
-def _multiply_vnni(panels: Any, pairs: int, at_once: int, small: int, sums: Any, room: Any) -> None:
+def _multiply_vnni(panels: Any, pairs: int, at_once: int, small: int, ends: int, sums: Any, room: Any) -> None:
     factors, panel = panels.ctypes.data, panels.strides[0]
     fours = _regrouped(panels, pairs, small, room)
     if fours:
-        _multiply_lines(factors, panel, fours, fours, sums, room.ctypes.data)
+        _multiply_lines(factors, panel, fours, fours, ends, sums, room.ctypes.data)
         factors, pairs = factors + 4 * PANEL * fours, pairs - 2 * fours
     if pairs:
-        _multiply_lines(factors, panel, pairs, at_once, sums, 0)
+        _multiply_lines(factors, panel, pairs, at_once, ends, sums, 0)
 
 
-def _multiply_avx2(panels: Any, pairs: int, at_once: int, _small: int, sums: Any, _room: Any) -> None:
+def _multiply_avx2(panels: Any, pairs: int, at_once: int, _small: int, ends: int, sums: Any, _room: Any) -> None:
     panel, line = 4 * PANEL * panels.shape[1], 8 * sums.shape[1]
     factors, place = panels.ctypes.data, sums.ctypes.data
-    for column in range(0, sums.shape[1], 16):
+    height, width = sums.shape
+    for column in range(0, width, PANEL):
         right = factors + column // PANEL * panel
-        for row in range(0, min(sums.shape[0], column + 16), 4):
+        for row in range(0, height, 4):
+            if row < ends and (row >= column + PANEL or column == ends):
+                continue
             left = factors + row // PANEL * panel + row % PANEL * 4
             at = place + row * line + column * 8
             for first in range(0, pairs, at_once):
@@ -416,7 +423,7 @@ def room_for(panels: int, pairs: int) -> tuple[int, int]:
 @cache
 def multiply_with(feature: str) -> Multiply:
     """Return the product by the instructions of a feature that this processor has, ``avx512vnni`` or ``avx2``."""
-    signature = "void(int32[:, :, ::1], int64, int64, int64, int64[:, ::1], int32[:, ::1])"
+    signature = "void(int32[:, :, ::1], int64, int64, int64, int64, int64[:, ::1], int32[:, ::1])"
     found: Multiply = compiled(_MULTIPLY[feature], signature, nogil=True)
     return found
 
