@@ -148,7 +148,7 @@ def partition_moment(task: MomentTask) -> Partial[np.int64]:
 
 def _summed(task: MomentTask) -> Partial[np.int64]:
     """Sum one band of one partition, every row once."""
-    sums = GramSum(task.band, task.bound.norm_bound, None if _worth_compiling(task.table) else Arithmetic.FLOAT64)
+    sums = GramSum(task.band, task.bound.norm_bound, None if worth_compiling(task.table) else Arithmetic.FLOAT64)
     most = block_rows(task.table.rows, task.bound)
     if sums.arithmetic is not Arithmetic.FLOAT64:
         most = min(
@@ -165,7 +165,8 @@ def _summed(task: MomentTask) -> Partial[np.int64]:
     return Partial(sums.total(), blocks.rows, blocks.covered, task.band, blocks.fingerprint, blocks.key)
 
 
-def _worth_compiling(table: Table) -> bool:
+def worth_compiling(table: Sizes) -> bool:
+    """Say whether machine code saves more time on a table than it takes to load."""
     return table.rows * table.columns >= COMPILED_VALUES
 
 
@@ -234,7 +235,7 @@ class BoundedBlocks:
     def __iter__(self) -> Iterator[npt.NDArray[np.float64]]:
         bound = self._task.bound
         buffer = np.empty((self._most, bound.width))
-        compiled = _worth_compiling(self._task.table)
+        compiled = worth_compiling(self._task.table)
         filled = 0
         for piece, dithers in self.pieces(piece_rows(bound.width)):
             start = 0
