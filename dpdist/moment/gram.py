@@ -103,6 +103,11 @@ class GramSum:
         else:
             self._sum = _Integers(band, integer_rows(norm_bound), self.arithmetic)
 
+    @property
+    def at_once(self) -> int:
+        """Rows that are multiplied together; float64 multiplies a block as it comes, and this is 1 then."""
+        return self._sum.at_once if isinstance(self._sum, _Integers) else 1
+
     def add(self, block: Block) -> None:
         """Add the product of integer-valued rows, C-ordered (r, size).
 
@@ -213,6 +218,8 @@ class _Integers:
 
             rule = Dithering(bound.columns, bound.grid_bits)
             self._packing, self._packed_by = Packing(rule, bound.affine, self._band.start, bound.constant), bound
+        if self._left() < rows.shape[0] <= self.at_once:  # in one call rather than in two
+            self._flush()
         start = 0
         while start < rows.shape[0]:
             odd = (dithers.first_row + start) % 2
@@ -223,6 +230,11 @@ class _Integers:
             self._packing.pack(some, dithers.behind(start), self._panels, self._halves // 2, join=join)
             start += some.shape[0]
             self._fill(some.shape[0])
+
+    @property
+    def at_once(self) -> int:
+        """How many rows the panels hold."""
+        return 2 * self._pairs
 
     def _left(self) -> int:
         """Return how many rows fit, at least one."""

@@ -156,7 +156,7 @@ def _summed(task: MomentTask) -> Partial[np.int64]:
         )  # integers are gathered anyway: bounded rows need not leave the cache
     blocks = BoundedBlocks(task, most)
     if task.key is not None and sums.arithmetic is not Arithmetic.FLOAT64:
-        for rows, dithers in blocks.pieces(stored_rows(task.table)):
+        for rows, dithers in blocks.pieces(stored_rows(task.table, sums.at_once)):
             if dithers is not None:
                 sums.add_dithered(rows, task.bound, dithers)
     else:
@@ -175,11 +175,12 @@ def piece_rows(width: int) -> int:
     return max(1, _PIECE_BYTES // (8 * width))
 
 
-def stored_rows(table: Table) -> int:
-    """Return the most rows that are read and checked at once where integers are made of them as they are stored."""
+def stored_rows(table: Table, at_once: int) -> int:
+    """Return the most rows that are read and checked at once, where integers of so many are multiplied."""
     part, _ = table.located(0)  # every table has a chunk, and the parts of one are of one type or nearly
     rows = _PIECE_BYTES // (table.columns * np.dtype(part.dtype).itemsize)
-    return max(1, rows - rows % BUNCH if rows > BUNCH else rows)  # words of a bunch are made together
+    whole = at_once if rows >= at_once else BUNCH  # of rows that are multiplied, or whose dithers are made, together
+    return max(1, rows - rows % whole if rows > whole else rows)
 
 
 def block_rows(rows: int, bound: RowBound) -> int:

@@ -15,7 +15,7 @@ from support.parts import added, parts_of
 
 from dpdist.errors import DpdistError
 from dpdist.ingest.opening import open_rows
-from dpdist.moment import total
+from dpdist.moment import gram, total
 from dpdist.moment.total import MomentTask, add_partials, complete, moment_task, partition_moment
 from dpdist.rows import bounding, dataset
 from dpdist.rows.bounding import DITHERED, RowBound
@@ -50,12 +50,13 @@ def tasks_of(table: RowsTable, bound: RowBound, key: DitherKey, count: int) -> l
     columns=st.sampled_from([4, 30, 260]),
     bits=st.sampled_from([8, 12, 16]),
     dtype=st.sampled_from(["float64", "float32", "uint8", "int8"]),
+    pairs=st.sampled_from([1, 8, 256]),
     compiled=st.booleans(),
     seed=st.integers(0, 10**6),
 )
 def test_any_chunking_and_processor_gives_the_same_bits(
     rows: int, chunk_rows: int, parts: int, block_rows: int, piece_rows: int, columns: int, bits: int, dtype: str,
-    compiled: bool, seed: int,
+    pairs: int, compiled: bool, seed: int,
 ) -> None:  # fmt: skip
     data = np.abs(np.random.default_rng(seed).normal(size=(rows, columns)) * 3).astype(dtype)
     bound = RowBound(columns, 9.0, bits, constant=2 ** (bits - 1) if columns < 260 else 0, rule=DITHERED)
@@ -63,6 +64,8 @@ def test_any_chunking_and_processor_gives_the_same_bits(
     z[:, :columns] = Dithering(columns, bits).rounded(data.astype(float), KEY.drawn(0, rows, columns), 9.0)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(total, "_BLOCK_ROWS", block_rows)
+        patch.setattr(gram, "_PAIRS", pairs)
+        patch.setattr(gram, "_PANEL_BYTES", 0)
         patch.setattr(total, "_PIECE_BYTES", 8 * bound.width * piece_rows)
         patch.setattr(total, "COMPILED_VALUES", 0 if compiled else 2**62)
         table = table_of(Path(folder) / "rows.zarr", data, chunk_rows)
