@@ -20,8 +20,8 @@ from matplotlib.axes import Axes
 
 KINDS = {"float32": "float32", "uint8": "8-bit integers"}
 COLUMNS = (
-    "case", "floor, s", "all cores (min)", "16-bit floor", "aim", "one core", "its 16-bit floor", "reading",
-    "by float64", "and NumPy", "multiplied, bounded by", "memory", "load",
+    "case", "grid bits", "floor, s", "all cores (min)", "16-bit floor", "aim", "one core", "its 16-bit floor",
+    "reading", "by float64", "and NumPy", "multiplied, bounded by", "memory", "load",
 )  # fmt: skip
 START_UP_AIMS = {"--version": 0.15, "--help": 0.3, "release": 1.0, "demo": 5.0}
 """Seconds, the first three beside Python's own start."""
@@ -37,7 +37,8 @@ def title_of(case: dict[str, Any]) -> str:
     """Return what a case is, in words."""
     rows = case["rows"]
     many = f"{rows / 1e6:g} million" if rows >= 1_000_000 else f"{rows:,}".replace(",", " ")
-    return f"{many} x {case['columns']}\n{KINDS[case['dtype']]}{', compressed' if case['compressed'] else ''}"
+    packed = ", compressed" if case["compressed"] else ""
+    return f"{many} x {case['columns']}, grid bits {case['grid_bits']}\n{KINDS[case['dtype']]}{packed}"
 
 
 def written(found: float | None) -> str:
@@ -65,7 +66,8 @@ def lines_of(results: dict[str, Any]) -> list[str]:
             "moment_without_kernel_ratio",
         )
         lines.append(
-            f"| {name} | {best_floor(case):.3f} | {case['ratio_median']:.2f} ({case['ratio_min']:.2f}) "
+            f"| {name} | {case['grid_bits']} | {best_floor(case):.3f} "
+            f"| {case['ratio_median']:.2f} ({case['ratio_min']:.2f}) "
             f"| {written(case['ratio_int16'])} | {written(case['target'])} "
             f"| {' | '.join(written(core.get(each)) for each in ratios)} "
             f"| {case['multiplied_by']}, {case['bounded_by']} "
@@ -84,11 +86,9 @@ def lines_of(results: dict[str, Any]) -> list[str]:
             for each in results["start_up"]["commands"]
         ]
     first = next(iter(cases.values()))
-    machine, bits = first["machine"], first["grid_bits"]
+    machine = first["machine"]
     blas, python, numpy = ", ".join(machine["blas"]), machine["python"], machine["numpy"]
-    lines.append(
-        f"\n{machine['cores']} cores, {machine['processor']}; {blas}; Python {python}, NumPy {numpy}; {bits} grid bits."
-    )
+    lines.append(f"\n{machine['cores']} cores, {machine['processor']}; {blas}; Python {python}, NumPy {numpy}.")
     return lines
 
 
