@@ -50,8 +50,9 @@ def lines_of(results: dict[str, Any]) -> list[str]:
     """Return Markdown tables."""
     cases = results["cases"]
     lines = [
-        "Times over the float64 floor. One core: processor seconds of one partition, in turns with the floor of its",
-        "rows. Memory of a worker: measured peak / computed in advance, MiB.",
+        "Times over the float64 floor, medians; in brackets the least over the least floor, which other processes move",
+        "less; load is how many were ready to run. One core: processor seconds of a partition, in turns with the",
+        "floor of its rows. Memory of a worker: measured peak / computed in advance, MiB.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         "|---" * len(COLUMNS) + "|",
@@ -136,7 +137,7 @@ def draw_rivals(axes: Axes, case: dict[str, Any]) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 1.15 * max(seconds.values()))
     axes.set_xlabel("seconds")
-    axes.set_title(f"The same rows by others: {title_of(case).replace(chr(10), ' ')}", fontsize=10, loc="left")
+    axes.set_title(f"The same rows by others:\n{title_of(case).replace(chr(10), ' ')}", fontsize=10, loc="left")
 
 
 def draw_start_up(axes: Axes, commands: list[dict[str, Any]]) -> None:

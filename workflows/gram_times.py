@@ -39,7 +39,7 @@ from workflows.benchmark import KEY, Case, in_memory, machine, share_of_floor, w
 ENTRIES = 16_000_000
 """Of a table, read by one task."""
 CASES = [(columns, dtype) for columns in (784, 192, 100, 54, 32) for dtype in ("float32", "uint8")]
-BITS = (10, 11, 12)
+BITS = (10, 12)
 REPEATS = 7
 
 

@@ -333,7 +333,7 @@ def _regrouped(panels: Any, pairs: int, most: int, room: Any) -> int:
         return 0
     columns = panels.shape[0]
     lines, order = room[columns : columns + pairs], room[columns + pairs :].reshape(-1)
-    few = _split(panels, pairs, lines, order) & ~3
+    few: int = _split(panels, pairs, lines, order) & ~3
     if 3 * few < 2 * pairs:
         return 0
     fours, twos = few >> 2, (2 * pairs - few) >> 1
