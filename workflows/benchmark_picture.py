@@ -20,8 +20,8 @@ from matplotlib.axes import Axes
 
 KINDS = {"float32": "float32", "uint8": "8-bit integers"}
 COLUMNS = (
-    "case", "floor, s", "all cores (min)", "16-bit floor", "aim", "one core", "its 16-bit floor", "reading",
-    "by float64", "and NumPy", "multiplied, bounded by", "memory", "load",
+    "case", "grid bits", "floor, s", "all cores (min)", "16-bit floor", "aim", "one core", "its 16-bit floor",
+    "reading", "by float64", "and NumPy", "multiplied, bounded by", "memory", "load",
 )  # fmt: skip
 START_UP_AIMS = {"--version": 0.15, "--help": 0.3, "release": 1.0, "demo": 5.0}
 """Seconds, the first three beside Python's own start."""
@@ -37,7 +37,8 @@ def title_of(case: dict[str, Any]) -> str:
     """Return what a case is, in words."""
     rows = case["rows"]
     many = f"{rows / 1e6:g} million" if rows >= 1_000_000 else f"{rows:,}".replace(",", " ")
-    return f"{many} x {case['columns']}\n{KINDS[case['dtype']]}{', compressed' if case['compressed'] else ''}"
+    packed = ", compressed" if case["compressed"] else ""
+    return f"{many} x {case['columns']}, grid bits {case['grid_bits']}\n{KINDS[case['dtype']]}{packed}"
 
 
 def written(found: float | None) -> str:
@@ -49,8 +50,9 @@ def lines_of(results: dict[str, Any]) -> list[str]:
     """Return Markdown tables."""
     cases = results["cases"]
     lines = [
-        "Times over the float64 floor. One core: processor seconds of one partition, in turns with the floor of its",
-        "rows. Memory of a worker: measured peak / computed in advance, MiB.",
+        "Times over the float64 floor, medians; in brackets the least over the least floor, which other processes move",
+        "less; load is how many were ready to run. One core: processor seconds of a partition, in turns with the",
+        "floor of its rows. Memory of a worker: measured peak / computed in advance, MiB.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         "|---" * len(COLUMNS) + "|",
@@ -65,7 +67,8 @@ def lines_of(results: dict[str, Any]) -> list[str]:
             "moment_without_kernel_ratio",
         )
         lines.append(
-            f"| {name} | {best_floor(case):.3f} | {case['ratio_median']:.2f} ({case['ratio_min']:.2f}) "
+            f"| {name} | {case['grid_bits']} | {best_floor(case):.3f} "
+            f"| {case['ratio_median']:.2f} ({case['ratio_min']:.2f}) "
             f"| {written(case['ratio_int16'])} | {written(case['target'])} "
             f"| {' | '.join(written(core.get(each)) for each in ratios)} "
             f"| {case['multiplied_by']}, {case['bounded_by']} "
@@ -84,11 +87,9 @@ def lines_of(results: dict[str, Any]) -> list[str]:
             for each in results["start_up"]["commands"]
         ]
     first = next(iter(cases.values()))
-    machine, bits = first["machine"], first["grid_bits"]
+    machine = first["machine"]
     blas, python, numpy = ", ".join(machine["blas"]), machine["python"], machine["numpy"]
-    lines.append(
-        f"\n{machine['cores']} cores, {machine['processor']}; {blas}; Python {python}, NumPy {numpy}; {bits} grid bits."
-    )
+    lines.append(f"\n{machine['cores']} cores, {machine['processor']}; {blas}; Python {python}, NumPy {numpy}.")
     return lines
 
 
@@ -136,7 +137,7 @@ def draw_rivals(axes: Axes, case: dict[str, Any]) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 1.15 * max(seconds.values()))
     axes.set_xlabel("seconds")
-    axes.set_title(f"The same rows by others: {title_of(case).replace(chr(10), ' ')}", fontsize=10, loc="left")
+    axes.set_title(f"The same rows by others:\n{title_of(case).replace(chr(10), ' ')}", fontsize=10, loc="left")
 
 
 def draw_start_up(axes: Axes, commands: list[dict[str, Any]]) -> None:

@@ -39,7 +39,7 @@ from workflows.benchmark import KEY, Case, in_memory, machine, share_of_floor, w
 ENTRIES = 16_000_000
 """Of a table, read by one task."""
 CASES = [(columns, dtype) for columns in (784, 192, 100, 54, 32) for dtype in ("float32", "uint8")]
-BITS = (11, 12)
+BITS = (10, 12)
 REPEATS = 7
 
 
@@ -82,14 +82,14 @@ def phases(task: total.MomentTask, whole: list[float]) -> dict[str, float]:
     for _ in range(REPEATS):
         blocks, sums = BoundedBlocks(task, 1), GramSum(task.band, task.bound.norm_bound)
         begun = time.thread_time()
-        for _ in blocks.pieces(total.stored_rows(task.table)):
+        for _ in blocks.pieces(total.stored_rows(task.table, sums.at_once)):
             pass
         read.append(time.thread_time() - begun)
         if sums.arithmetic is Arithmetic.FLOAT64:
             return {"read": min(read) / entries * 1e9, "all": min(whole) / entries * 1e9}
         sums._sum._multiply = lambda *_: None  # type: ignore[attr-defined] # noqa: SLF001 - all but the products
         begun = time.thread_time()
-        for rows, dithers in blocks.pieces(total.stored_rows(task.table)):
+        for rows, dithers in blocks.pieces(total.stored_rows(task.table, sums.at_once)):
             if dithers is not None:
                 sums.add_dithered(rows, task.bound, dithers)
         packed.append(time.thread_time() - begun)

@@ -7,7 +7,8 @@ So any partial sum over r rows stays within ``r S``, and there are two ways to a
 * products of 16-bit integers in 32-bit ones (:mod:`dpdist.moment.kernel`), while ``r S`` is at most 2^31 - 1. These are
   added modulo 2^32, and the sum is the only integer in their range that is equal to it modulo 2^32. One row more may
   overflow: 512 rows of ``2^11 e_j`` sum to 2^31, which 32 bits hold as -2^31. An entry of a row is at most ``sqrt(S)``,
-  which 16 bits hold up to 2^15 - 1.
+  which 16 bits hold up to 2^15 - 1. Of rows whose entries 8 bits hold the kernel multiplies these, which is faster, and
+  up to 131,071 rows then, because each adds at most 128².
 
 Then the sum moves to int64. Hence the same bits from every chunking, every processor and both ways.
 """
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 Block = npt.NDArray[np.float64]
 _LARGEST_16, _LARGEST_32 = 2**15 - 1, 2**31 - 1
+SMALL_ROWS = _LARGEST_32 // 128**2
+"""Rows whose entries 8 bits hold of which 32 bits hold the sum; with one more, as many entries of -128 sum to 2^31."""
 _PAIRS = 256
 """Pairs of rows that are multiplied together: the panels of a tile then stay in a core's own caches."""
 _PANEL_BYTES = 256 << 10
@@ -99,6 +102,11 @@ class GramSum:
             self._sum = _Floats(band, 2**53 // norm_bound)
         else:
             self._sum = _Integers(band, integer_rows(norm_bound), self.arithmetic)
+
+    @property
+    def at_once(self) -> int:
+        """Rows that are multiplied together; float64 multiplies a block as it comes, and this is 1 then."""
+        return self._sum.at_once if isinstance(self._sum, _Integers) else 1
 
     def add(self, block: Block) -> None:
         """Add the product of integer-valued rows, C-ordered (r, size).
@@ -186,38 +194,49 @@ class _Integers:
         self._pairs = most // self._exact_pairs * self._exact_pairs
         # one pair more than is used: panels a power of two apart would share the lines of the caches
         self._panels = aligned_zeros((panels, self._pairs + 1, kernel.PANEL), np.int32)
+        self._room = aligned_zeros(kernel.room_for(panels, self._pairs), np.int32)
         self._packing: Packing | None = None
         self._packed_by: RowBound | None = None
         self._halves = 0  # of pairs that are taken: a row's is that of its number where it is dithered by pairs
         height = -(-band.height // kernel.HEIGHT) * kernel.HEIGHT
         self._sums = aligned_zeros((height, panels * kernel.PANEL), np.int64)
+        # where half of the last panel is empty, its columns are summed as rows: all rows would be multiplied by zeros
+        half = height == panels * kernel.PANEL - kernel.HEIGHT and band.width <= height
+        self._ends = (panels - half) * kernel.PANEL
 
     def add(self, block: Block) -> None:
         start = 0
         while start < block.shape[0]:
-            some = block[start : start + self._room()]
+            some = block[start : start + self._left()]
             self._pack(some, self._band.start, self._halves, self._panels)
             start += some.shape[0]
             self._fill(some.shape[0])
 
     def add_dithered(self, rows: npt.NDArray[np.generic], bound: RowBound, dithers: Dithers) -> None:
-        if self._packing is None or self._packed_by != bound:
+        if self._packing is None or (self._packed_by is not bound and self._packed_by != bound):
             from dpdist.rows.dither_kernel import Packing  # noqa: PLC0415 - numba takes time to import
 
             rule = Dithering(bound.columns, bound.grid_bits)
             self._packing, self._packed_by = Packing(rule, bound.affine, self._band.start, bound.constant), bound
+        if self._left() < rows.shape[0] <= self.at_once:  # in one call rather than in two
+            self._flush()
         start = 0
         while start < rows.shape[0]:
             odd = (dithers.first_row + start) % 2
             join = odd == 1 and self._halves % 2 == 1
             if self._halves % 2 != odd:  # half a pair stays empty
                 self._fill(1)
-            some = rows[start : start + self._room()]
+            some = rows[start : start + self._left()]
             self._packing.pack(some, dithers.behind(start), self._panels, self._halves // 2, join=join)
             start += some.shape[0]
             self._fill(some.shape[0])
 
-    def _room(self) -> int:
+    @property
+    def at_once(self) -> int:
+        """How many rows the panels hold."""
+        return 2 * self._pairs
+
+    def _left(self) -> int:
         """Return how many rows fit, at least one."""
         return 2 * self._pairs - self._halves
 
@@ -228,9 +247,14 @@ class _Integers:
 
     def _flush(self) -> None:
         if self._halves:
-            self._multiply(self._panels, (self._halves + 1) // 2, self._exact_pairs, self._sums)
+            pairs = (self._halves + 1) // 2
+            self._multiply(self._panels, pairs, self._exact_pairs, SMALL_ROWS, self._ends, self._sums, self._room)
             self._halves = 0
 
     def total(self) -> Triangle:
         self._flush()
-        return packed(self._sums[: self._band.height, : self._band.width])
+        height, width, ends = self._band.height, self._band.width, self._ends
+        if ends < width:
+            self._sums[:ends, ends:width] += self._sums[ends:width, :ends].T
+            self._sums[ends:, :ends] = 0
+        return packed(self._sums[:height, :width])

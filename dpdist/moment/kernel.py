@@ -1,4 +1,4 @@
-"""Gram matrices of 16-bit integers in machine code, on processors of x86-64.
+"""Gram matrices of integers of 16 bits or 8 in machine code, on processors of x86-64.
 
 One instruction takes two rows of 8 or 16 columns: it multiplies their 16-bit integers, and adds both products to
 32-bit ones, all of it modulo 2^32. So what comes out is the sum modulo 2^32, in whatever order it was added: the sum
@@ -7,6 +7,16 @@ itself if that is below 2^31 in magnitude. :mod:`dpdist.moment.gram` sees to tha
 Columns stand in panels of 16. A panel holds two rows after two rows, so what is multiplied lies side by side, as the
 left factor and as the right one. A tile of the result stays in registers while all rows are read. It is written in the
 language of LLVM, which does not find these instructions in loops over integers.
+
+Of 8-bit integers the instruction takes four rows. On a coarse grid most rows of a wide table have no integer below -128
+or above 127: such as images, of which no column is much longer than others. They are put in front of the panels, four
+to a line, and the others behind them (:func:`_regrouped`). One factor has a sign and the other has none: it is b + 128
+for b. So the sums of a row of the tile, that of column a, begin with -128 times the sum of all a, modulo 2^32 too; and
+so few rows are multiplied so that 32 bits hold their sum, whatever they are.
+
+Which rows these are is private, as are the rows: it is told to nobody, and the sum is the same. It changes the time, as
+does how many rows are shortened. No single row changes that by much: where a third of the rows are such, both ways take
+nearly as long.
 """
 
 from __future__ import annotations
@@ -19,21 +29,32 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.extending import intrinsic
 
 from dpdist._util.machine_code import compiled
 
 Panels = npt.NDArray[np.int32]
 """(panels, pairs of rows, 16): the 16-bit integers of two rows in one of 32 bits, that of the first row below."""
-Multiply = Callable[[Panels, int, int, npt.NDArray[np.int64]], None]
-"""Adds ``A^T A`` of so many pairs of rows, so many at once in 32 bits, to 64-bit integers: entries (i, j), i <= j."""
+Multiply = Callable[[Panels, int, int, int, int, npt.NDArray[np.int64], npt.NDArray[np.int32]], None]
+"""Adds ``A^T A`` of so many pairs of rows to 64-bit integers; what stands in the panels is lost.
+
+Its arguments are the panels; how many pairs of rows they hold; how many of them are added in 32 bits at once, and how
+many rows whose integers 8 bits hold; how many columns end above the diagonal, e; what is added to; and room for the
+meantime (:func:`room_for`). Added are the entries (i, j) with i <= j < e, and those with e <= i, all of their row.
+"""
 PANEL = 16
 """Columns of a panel: 64 bytes, a line of the cache."""
 HEIGHT = 8
 """What is added to has a multiple of so many rows, and as many columns as the panels."""
+_FEWEST_PANELS = 16
+"""In narrower rows integers are seldom so small, and to look for them takes much of what they save."""
+_LINE = 4 * PANEL
 _16, _LOW = np.int32(16), np.int32(0xFFFF)  # of 32 bits themselves, or numba would compute in 64
+_SIGNS = -0x7F7F7F80
+"""The sign of four integers of 8 bits: without it they are 128 more, from 0 to 255."""
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_WORDS = ir.VectorType(_I32, PANEL)
 
 
 @dataclass(frozen=True)
@@ -55,31 +76,42 @@ class _Tile:
     height: int
     width: int
 
-    def dot(self, build: Any, total: Any, left: Any, right: Any) -> Any:
-        """Emit total + left . right for all lanes."""
+    def dot(self, build: Any, total: Any, left: Any, right: Any, *, eight: bool) -> Any:
+        """Emit total + left . right for all lanes; of 8 bits, right has no sign."""
         sums, pairs = ir.VectorType(_I32, self.lanes), ir.VectorType(_I16, 2 * self.lanes)
+        if eight:
+            dot = _function(build, "llvm.x86.avx512.vpdpbusd.512", ir.FunctionType(sums, [sums] * 3))
+            return build.call(dot, [total, right, left])
         if self.feature == "avx512vnni":
             dot = _function(build, "llvm.x86.avx512.vpdpwssd.512", ir.FunctionType(sums, [sums] * 3))
             return build.call(dot, [total, left, right])
         products = _function(build, "llvm.x86.avx2.pmadd.wd", ir.FunctionType(sums, [pairs] * 2))
         return build.add(total, build.call(products, [build.bitcast(left, pairs), build.bitcast(right, pairs)]))
 
-    def emit(self, build: Any, left: Any, right: Any, pairs: Any, panel: Any, place: Any, line: Any) -> None:
-        """Emit the loop over the rows, and the addition.
+    def emit(self, build: Any, arguments: Any, *, eight: bool) -> None:
+        """Emit the loop over the rows, two of 16 bits or four of 8, and the addition.
+
+        Its arguments are int64.
 
         Parameters
         ----------
         left, right
-            The addresses of the first pair of the left and of the right factor.
+            The addresses of the first pair, or the first four, of the left and of the right factor.
         pairs
-            How many pairs of rows there are, at least one.
+            How many pairs or fours of rows there are, at least one.
         panel
             Bytes from one panel to the next.
         place, line
             The address of the tile, and bytes from one of its rows to the next.
+        begin
+            The address of what the sums of each row of the tile begin with, 32 bits each; they begin at 0 of 16 bits.
         """
+        left, right, pairs, panel, place, line, begin = arguments
         sums, wide = ir.VectorType(_I32, self.lanes), ir.VectorType(_I64, self.lanes)
         vectors = self.width // self.lanes
+        first = [ir.Constant(sums, [0] * self.lanes)] * self.height
+        if eight:
+            first = [self._same(build, build.add(begin, _I64(4 * i))) for i in range(self.height)]
         before, loop, after = build.basic_block, build.append_basic_block(), build.append_basic_block()
         build.branch(loop)
         build.position_at_end(loop)
@@ -90,19 +122,18 @@ class _Tile:
         for j in range(vectors):
             panels, within = divmod(j * self.lanes, PANEL)
             address = _plus(build, right, here, build.mul(panel, _I64(panels)), _I64(4 * within))
-            factors.append(build.load(build.inttoptr(address, sums.as_pointer()), align=4))
+            factor = build.load(build.inttoptr(address, sums.as_pointer()), align=4)
+            factors.append(build.xor(factor, ir.Constant(sums, [_SIGNS] * self.lanes)) if eight else factor)
         added = []
         for i in range(self.height):
-            address = _plus(build, left, here, _I64(4 * i))
-            one = build.load(build.inttoptr(address, _I32.as_pointer()), align=4)
-            first = build.insert_element(ir.Constant(sums, ir.Undefined), one, _I32(0))
-            same = build.shuffle_vector(first, first, ir.Constant(sums, [0] * self.lanes))
-            added += [self.dot(build, totals[i * vectors + j], same, factors[j]) for j in range(vectors)]
+            same = self._same(build, _plus(build, left, here, _I64(4 * i)))
+            for total, factor in zip(totals[i * vectors :], factors, strict=False):
+                added.append(self.dot(build, total, same, factor, eight=eight))
         following = build.add(pair, _I64(1))
         pair.add_incoming(_I64(0), before)
         pair.add_incoming(following, loop)
-        for total, new in zip(totals, added, strict=True):
-            total.add_incoming(ir.Constant(sums, [0] * self.lanes), before)
+        for index, (total, new) in enumerate(zip(totals, added, strict=True)):
+            total.add_incoming(first[index // vectors], before)
             total.add_incoming(new, loop)
         build.cbranch(build.icmp_signed("<", following, pairs), loop, after)
         build.position_at_end(after)
@@ -112,16 +143,32 @@ class _Tile:
             target = build.inttoptr(address, wide.as_pointer())
             build.store(build.add(build.load(target, align=8), build.sext(new, wide)), target, align=8)
 
+    def _same(self, build: Any, address: Any) -> Any:
+        """Emit a vector with 32 bits of memory in all lanes."""
+        sums = ir.VectorType(_I32, self.lanes)
+        one = build.load(build.inttoptr(address, _I32.as_pointer()), align=4)
+        first = build.insert_element(ir.Constant(sums, ir.Undefined), one, _I32(0))
+        return build.shuffle_vector(first, first, ir.Constant(sums, [0] * self.lanes))
+
     def callable(self) -> Any:
-        """Return it as a function for compiled code, with the arguments of :meth:`emit`, all int64."""
+        """Return it as a function for compiled code, with the arguments of :meth:`emit`: of 16 bits if begin is 0."""
 
         def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
-            self.emit(build, *arguments)
+            if self.feature == "avx512vnni":
+                with build.if_else(build.icmp_signed("!=", arguments[-1], _I64(0))) as (of_8_bits, of_16_bits):
+                    with of_8_bits:
+                        self.emit(build, arguments, eight=True)
+                    with of_16_bits:
+                        self.emit(build, arguments, eight=False)
+            else:  # AVX2 multiplies 8 bits too, but adds two products in 16 bits, which do not hold them
+                self.emit(build, arguments, eight=False)
             return context.get_dummy_value()
 
         @intrinsic  # type: ignore[untyped-decorator]
-        def tile(_context: Any, _left: Any, _right: Any, _pairs: Any, _panel: Any, _place: Any, _line: Any) -> Any:
-            return types.void(*[types.int64] * 6), emit
+        def tile(
+            _context: Any, _left: Any, _right: Any, _pairs: Any, _panel: Any, _place: Any, _line: Any, _begin: Any
+        ) -> Any:
+            return types.void(*[types.int64] * 7), emit
 
         return tile
 
@@ -141,56 +188,242 @@ _VNNI_TALL = _Tile("avx512vnni", 16, 16, 16).callable()
 _AVX2 = _Tile("avx2", 8, 4, 16).callable()
 
 
-def _multiply_vnni(panels: Any, pairs: int, at_once: int, sums: Any) -> None:
-    panel, line = 4 * PANEL * panels.shape[1], 8 * sums.shape[1]
-    factors, place = panels.ctypes.data, sums.ctypes.data
+def _all(value: int) -> Any:
+    return ir.Constant(_WORDS, [value] * PANEL)
+
+
+def _load(build: Any, address: Any, kind: Any) -> Any:
+    return build.load(build.inttoptr(address, kind.as_pointer()), align=4)
+
+
+def _store(build: Any, value: Any, address: Any) -> None:
+    build.store(value, build.inttoptr(address, value.type.as_pointer()), align=4)
+
+
+def _line(build: Any, address: Any, number: Any) -> Any:
+    return build.add(address, build.mul(number, _I64(_LINE)))
+
+
+def _emit_found(build: Any, panel: Any, pairs: Any, found: Any) -> Any:
+    """Emit the loop over the pairs of a panel that adds bits to its line, in the half of a row that needs 16 bits."""
+    before, loop, after = build.basic_block, build.append_basic_block(), build.append_basic_block()
+    build.branch(loop)
+    build.position_at_end(loop)
+    pair = build.phi(_I64)
+    word, place = _load(build, _line(build, panel, pair), _WORDS), _line(build, found, pair)
+    low = build.and_(build.add(build.and_(word, _all(0xFFFF)), _all(0x80)), _all(0xFF00))
+    high = build.and_(build.add(word, _all(0x80 << 16)), _all(-1 << 24))
+    _store(build, build.or_(_load(build, place, _WORDS), build.or_(low, high)), place)
+    following = build.add(pair, _I64(1))
+    pair.add_incoming(_I64(0), before)
+    pair.add_incoming(following, loop)
+    build.cbranch(build.icmp_signed("<", following, pairs), loop, after)
+    build.position_at_end(after)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _found(_context: Any, _panel: Any, _pairs: Any, _lines: Any) -> Any:
+    def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
+        _emit_found(build, *arguments)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), emit
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _any(_context: Any, _place: Any) -> Any:
+    def emit(_c: Any, build: Any, _signature: Any, arguments: Any) -> Any:
+        joined = _function(build, "llvm.vector.reduce.or.v16i32", ir.FunctionType(_I32, [_WORDS]))
+        return build.call(joined, [_load(build, arguments[0], _WORDS)])
+
+    return types.int32(types.int64), emit
+
+
+def _emit_gather(build: Any, together: int, panel: Any, order: Any, lines: Any, out: Any, begin: Any) -> None:
+    """Emit the loop that writes lines of a panel, at least one, each of so many rows: their numbers stand in order.
+
+    Of four rows, 8 bits each, -128 times the sum of all of a column goes to the line at begin.
+    """
+    before, loop, after = build.basic_block, build.append_basic_block(), build.append_basic_block()
+    build.branch(loop)
+    build.position_at_end(loop)
+    number, total = build.phi(_I64), build.phi(_WORDS)
+    parts = []
+    for i in range(together):
+        at = build.mul(build.add(build.mul(number, _I64(together)), _I64(i)), _I64(4))
+        row = _load(build, build.add(order, at), _I32)
+        shift = build.mul(build.and_(row, _I32(1)), _I32(16))
+        one = build.insert_element(ir.Constant(_WORDS, ir.Undefined), shift, _I32(0))
+        word = _load(build, _line(build, panel, build.zext(build.lshr(row, _I32(1)), _I64)), _WORDS)
+        word = build.lshr(word, build.shuffle_vector(one, one, _all(0)))
+        bits = 32 // together
+        parts.append(build.shl(build.and_(word, _all((1 << bits) - 1)), _all(bits * i)))
+    words = reduce(build.or_, parts)
+    _store(build, words, _line(build, out, number))
+    added = total
+    if together == 4:
+        dot = _function(build, "llvm.x86.avx512.vpdpbusd.512", ir.FunctionType(_WORDS, [_WORDS] * 3))
+        added = build.call(dot, [total, _all(0x01010101), words])
+    following = build.add(number, _I64(1))
+    for phi, first, new in ((number, _I64(0), following), (total, _all(0), added)):
+        phi.add_incoming(first, before)
+        phi.add_incoming(new, loop)
+    build.cbranch(build.icmp_signed("<", following, lines), loop, after)
+    build.position_at_end(after)
+    if together == 4:
+        _store(build, build.mul(added, _all(-128)), begin)
+
+
+def _gathers(together: int) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def gather(_context: Any, _panel: Any, _order: Any, _lines: Any, _out: Any, _begin: Any) -> Any:
+        def emit(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
+            _emit_gather(build, together, *arguments)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), emit
+
+    return gather
+
+
+_FOUR, _TWO = _gathers(4), _gathers(2)
+
+
+@njit  # type: ignore[untyped-decorator]
+def _split(panels: Any, pairs: int, found: Any, order: Any) -> int:
+    """Write the numbers of rows that 8 bits hold, and those of the others from the end on; return how many they are."""
+    found[:pairs] = 0
+    for p in range(panels.shape[0]):
+        _found(panels.ctypes.data + panels.strides[0] * p, pairs, found.ctypes.data)
+    few, last = 0, 2 * pairs
+    for pair in range(pairs):
+        bits = _any(found.ctypes.data + found.strides[0] * pair)
+        for half in range(2):
+            if bits >> (16 * half) & 0xFF00:
+                last -= 1
+                order[last] = 2 * pair + half
+            else:
+                order[few] = 2 * pair + half
+                few += 1
+    return few
+
+
+@njit  # type: ignore[untyped-decorator]
+def _regrouped(panels: Any, pairs: int, most: int, room: Any) -> int:
+    """Put rows that 8 bits hold in front of the panels, four to a line, and the pairs of the others behind them.
+
+    Parameters
+    ----------
+    panels
+        (panels, pairs or more, 16) int32, of two rows each; changed.
+    pairs
+        How many there are.
+    most
+        Rows that are multiplied as integers of 8 bits at once; with more, none are.
+    room
+        As :func:`room_for` makes it. The first lines become what the sums of each column begin with.
+
+    Returns
+    -------
+    int
+        How many lines of four rows there are. 0: nothing was changed, because too many rows need 16 bits, or there are
+        too many rows or too few columns.
+    """
+    if 2 * pairs > most or panels.shape[0] < _FEWEST_PANELS:
+        return 0
+    columns = panels.shape[0]
+    lines, order = room[columns : columns + pairs], room[columns + pairs :].reshape(-1)
+    few: int = _split(panels, pairs, lines, order) & ~3
+    if 3 * few < 2 * pairs:
+        return 0
+    fours, twos = few >> 2, (2 * pairs - few) >> 1
+    for p in range(columns):
+        panel = panels.ctypes.data + panels.strides[0] * p
+        if twos:
+            _TWO(panel, order.ctypes.data + 4 * few, twos, lines.ctypes.data, 0)
+        _FOUR(panel, order.ctypes.data, fours, panel, room.ctypes.data + _LINE * p)
+        for i in range(twos):
+            for j in range(PANEL):
+                panels[p, fours + i, j] = lines[i, j]
+    return fours
+
+
+@njit  # type: ignore[untyped-decorator]
+def _multiply_lines(factors: int, panel: int, lines: int, at_once: int, ends: int, sums: Any, begins: int) -> None:
+    """Add the product of so many lines of each panel: of two rows of 16 bits, or of four of 8 if begins is not 0."""
+    line, place = 8 * sums.shape[1], sums.ctypes.data
     height, width = sums.shape
     for column in range(0, width, 48):
         right = factors + column // PANEL * panel
         row = 0
-        while row < min(height, column + 48):
+        while row < height:
             # below the diagonal nothing is needed: of its block only the panels from that of the row on
-            skipped = max(0, row - column) // PANEL
-            vectors = min(3, (width - column) // PANEL) - skipped
-            if vectors < 1:
-                break
+            skipped = max(0, row - column) // PANEL if row < ends else 0
+            vectors = min(3, ((ends if row < ends else width) - column) // PANEL) - skipped
+            if row < ends and (row >= column + 48 or vectors < 1):
+                if ends == width:
+                    break
+                row = ends
+                continue
             tall = vectors == 1 and row + PANEL <= min(height, column)
             left = factors + row // PANEL * panel + row % PANEL * 4
             at = place + row * line + (column + PANEL * skipped) * 8
-            for first in range(0, pairs, at_once):
-                some, here = min(at_once, pairs - first), 4 * PANEL * first
+            begin = begins + 4 * row if begins else 0
+            for first in range(0, lines, at_once):
+                some, here = min(at_once, lines - first), 4 * PANEL * first
                 one, other = left + here, right + skipped * panel + here
                 if vectors == 3:
-                    _VNNI_48(one, other, some, panel, at, line)
+                    _VNNI_48(one, other, some, panel, at, line, begin)
                 elif vectors == 2:
-                    _VNNI_32(one, other, some, panel, at, line)
+                    _VNNI_32(one, other, some, panel, at, line, begin)
                 elif tall:
-                    _VNNI_TALL(one, other, some, panel, at, line)
+                    _VNNI_TALL(one, other, some, panel, at, line, begin)
                 else:
-                    _VNNI_16(one, other, some, panel, at, line)
+                    _VNNI_16(one, other, some, panel, at, line, begin)
             row += PANEL if tall else 8
 
 
-def _multiply_avx2(panels: Any, pairs: int, at_once: int, sums: Any) -> None:
+def _multiply_vnni(panels: Any, pairs: int, at_once: int, small: int, ends: int, sums: Any, room: Any) -> None:
+    factors, panel = panels.ctypes.data, panels.strides[0]
+    fours = _regrouped(panels, pairs, small, room)
+    if fours:
+        _multiply_lines(factors, panel, fours, fours, ends, sums, room.ctypes.data)
+        factors, pairs = factors + 4 * PANEL * fours, pairs - 2 * fours
+    if pairs:
+        _multiply_lines(factors, panel, pairs, at_once, ends, sums, 0)
+
+
+def _multiply_avx2(panels: Any, pairs: int, at_once: int, _small: int, ends: int, sums: Any, _room: Any) -> None:
     panel, line = 4 * PANEL * panels.shape[1], 8 * sums.shape[1]
     factors, place = panels.ctypes.data, sums.ctypes.data
-    for column in range(0, sums.shape[1], 16):
+    height, width = sums.shape
+    for column in range(0, width, PANEL):
         right = factors + column // PANEL * panel
-        for row in range(0, min(sums.shape[0], column + 16), 4):
+        for row in range(0, height, 4):
+            if row < ends and (row >= column + PANEL or column == ends):
+                continue
             left = factors + row // PANEL * panel + row % PANEL * 4
             at = place + row * line + column * 8
             for first in range(0, pairs, at_once):
                 here = 4 * PANEL * first
-                _AVX2(left + here, right + here, min(at_once, pairs - first), panel, at, line)
+                _AVX2(left + here, right + here, min(at_once, pairs - first), panel, at, line, 0)
 
 
 _MULTIPLY = {"avx512vnni": _multiply_vnni, "avx2": _multiply_avx2}
 
 
+def room_for(panels: int, pairs: int) -> tuple[int, int]:
+    """Return the shape of the room, int32, that it takes to multiply so many pairs of rows.
+
+    Compiled code allocates none: it would free what only addresses lead to.
+    """
+    return (panels + pairs + -(-2 * pairs // PANEL) if panels >= _FEWEST_PANELS else 0), PANEL
+
+
 @cache
 def multiply_with(feature: str) -> Multiply:
     """Return the product by the instructions of a feature that this processor has, ``avx512vnni`` or ``avx2``."""
-    signature = "void(int32[:, :, ::1], int64, int64, int64[:, ::1])"
+    signature = "void(int32[:, :, ::1], int64, int64, int64, int64, int64[:, ::1], int32[:, ::1])"
     found: Multiply = compiled(_MULTIPLY[feature], signature, nogil=True)
     return found
 

@@ -12,8 +12,8 @@ from dpdist.rows.table import Sizes
 
 BOUND_SECONDS = 2e-9
 """To read a value of a row and bound it."""
-MULTIPLY_SECONDS = 6e-11
-"""To add a row to one entry of the moment."""
+MULTIPLY_SECONDS = 2e-11
+"""To add a row to one entry of the moment: between 16-bit integers, 1e-11, and float64, 3e-11."""
 _FOLD_SECONDS = 6e-9
 """For each entry of a unit's sum: to begin with zeros, to pack it, and to add it."""
 _LONGEST = 30.0

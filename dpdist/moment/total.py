@@ -148,7 +148,7 @@ def partition_moment(task: MomentTask) -> Partial[np.int64]:
 
 def _summed(task: MomentTask) -> Partial[np.int64]:
     """Sum one band of one partition, every row once."""
-    sums = GramSum(task.band, task.bound.norm_bound, None if _worth_compiling(task.table) else Arithmetic.FLOAT64)
+    sums = GramSum(task.band, task.bound.norm_bound, None if worth_compiling(task.table) else Arithmetic.FLOAT64)
     most = block_rows(task.table.rows, task.bound)
     if sums.arithmetic is not Arithmetic.FLOAT64:
         most = min(
@@ -156,7 +156,7 @@ def _summed(task: MomentTask) -> Partial[np.int64]:
         )  # integers are gathered anyway: bounded rows need not leave the cache
     blocks = BoundedBlocks(task, most)
     if task.key is not None and sums.arithmetic is not Arithmetic.FLOAT64:
-        for rows, dithers in blocks.pieces(stored_rows(task.table)):
+        for rows, dithers in blocks.pieces(stored_rows(task.table, sums.at_once)):
             if dithers is not None:
                 sums.add_dithered(rows, task.bound, dithers)
     else:
@@ -165,7 +165,8 @@ def _summed(task: MomentTask) -> Partial[np.int64]:
     return Partial(sums.total(), blocks.rows, blocks.covered, task.band, blocks.fingerprint, blocks.key)
 
 
-def _worth_compiling(table: Table) -> bool:
+def worth_compiling(table: Sizes) -> bool:
+    """Say whether machine code saves more time on a table than it takes to load."""
     return table.rows * table.columns >= COMPILED_VALUES
 
 
@@ -174,11 +175,12 @@ def piece_rows(width: int) -> int:
     return max(1, _PIECE_BYTES // (8 * width))
 
 
-def stored_rows(table: Table) -> int:
-    """Return the most rows that are read and checked at once where integers are made of them as they are stored."""
+def stored_rows(table: Table, at_once: int) -> int:
+    """Return the most rows that are read and checked at once, where integers of so many are multiplied."""
     part, _ = table.located(0)  # every table has a chunk, and the parts of one are of one type or nearly
     rows = _PIECE_BYTES // (table.columns * np.dtype(part.dtype).itemsize)
-    return max(1, rows - rows % BUNCH if rows > BUNCH else rows)  # words of a bunch are made together
+    whole = at_once if rows >= at_once else BUNCH  # of rows that are multiplied, or whose dithers are made, together
+    return max(1, rows - rows % whole if rows > whole else rows)
 
 
 def block_rows(rows: int, bound: RowBound) -> int:
@@ -234,7 +236,7 @@ class BoundedBlocks:
     def __iter__(self) -> Iterator[npt.NDArray[np.float64]]:
         bound = self._task.bound
         buffer = np.empty((self._most, bound.width))
-        compiled = _worth_compiling(self._task.table)
+        compiled = worth_compiling(self._task.table)
         filled = 0
         for piece, dithers in self.pieces(piece_rows(bound.width)):
             start = 0

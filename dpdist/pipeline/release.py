@@ -24,6 +24,7 @@ from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import LedgerAddressGiven, absolute
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
+from dpdist.moment.first_time import compiles_first
 from dpdist.moment.keys import Secret, secret_of_attempt
 from dpdist.moment.layout import Layout, layout_of
 from dpdist.moment.operator import Digits, Matrix, MomentBands, MomentProducts, ProductTask, partition_product
@@ -318,11 +319,17 @@ def _compute(
         if not where.trusted_worker:
             finalise = partial(finalise, progress=steps(where.progress, "Drawing noise"))
         (work,) = _works(transaction.table, layout, secret)
-        cluster_engine.reduce(work, finalise, transaction, label="Summing rows")
+        cluster_engine.reduce(work, finalise, transaction, label=_label(transaction.table, where))
     except DataError:
         if not transaction.request.for_reproduction:
             cluster_engine.trusted(transaction.abort)
         raise
+
+
+def _label(table: Table, where: Cluster) -> str:
+    """Return what the progress of the sum is called; on workers elsewhere nobody here knows what they have compiled."""
+    here = where.scheduler is None and where.client is None
+    return "Summing rows (compiling first, once)" if here and compiles_first(table) else "Summing rows"
 
 
 def _bands(

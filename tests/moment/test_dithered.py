@@ -15,7 +15,7 @@ from support.parts import added, parts_of
 
 from dpdist.errors import DpdistError
 from dpdist.ingest.opening import open_rows
-from dpdist.moment import total
+from dpdist.moment import gram, total
 from dpdist.moment.total import MomentTask, add_partials, complete, moment_task, partition_moment
 from dpdist.rows import bounding, dataset
 from dpdist.rows.bounding import DITHERED, RowBound
@@ -47,28 +47,43 @@ def tasks_of(table: RowsTable, bound: RowBound, key: DitherKey, count: int) -> l
     parts=st.integers(1, 6),
     block_rows=st.integers(1, 30),
     piece_rows=st.integers(1, 30),
-    columns=st.sampled_from([4, 30]),
+    columns=st.sampled_from([30, 260, 4]),
     bits=st.sampled_from([8, 12, 16]),
-    compiled=st.booleans(),
+    dtype=st.sampled_from(["float64", "float32", "uint8", "int8"]),
+    pairs=st.integers(1, 12),
     seed=st.integers(0, 10**6),
 )
 def test_any_chunking_and_processor_gives_the_same_bits(
-    rows: int, chunk_rows: int, parts: int, block_rows: int, piece_rows: int, columns: int, bits: int, compiled: bool,
-    seed: int,
+    rows: int, chunk_rows: int, parts: int, block_rows: int, piece_rows: int, columns: int, bits: int, dtype: str,
+    pairs: int, seed: int,
 ) -> None:  # fmt: skip
-    data = np.random.default_rng(seed).normal(size=(rows, columns)) * 3
-    bound = RowBound(columns, 9.0, bits, constant=2 ** (bits - 1), rule=DITHERED)
-    z = np.full((rows, columns + 1), 2.0 ** (bits - 1))
-    z[:, :columns] = Dithering(columns, bits).rounded(data, KEY.drawn(0, rows, columns), 9.0)
+    data = np.abs(np.random.default_rng(seed).normal(size=(rows, columns)) * 3).astype(dtype)
+    bound = RowBound(columns, 9.0, bits, constant=2 ** (bits - 1) if columns < 260 else 0, rule=DITHERED)
+    z = np.full((rows, bound.width), 2.0 ** (bits - 1))
+    z[:, :columns] = Dithering(columns, bits).rounded(data.astype(float), KEY.drawn(0, rows, columns), 9.0)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(total, "_BLOCK_ROWS", block_rows)
+        patch.setattr(gram, "_PAIRS", pairs)
+        patch.setattr(gram, "_PANEL_BYTES", 0)
         patch.setattr(total, "_PIECE_BYTES", 8 * bound.width * piece_rows)
-        patch.setattr(total, "COMPILED_VALUES", 0 if compiled else 2**62)
-        table = table_of(Path(folder) / "rows.zarr", data, chunk_rows)
-        found = complete(table, added(partition_moment(task) for task in tasks_of(table, bound, KEY, parts)))
-    assert found.key == KEY.fingerprint
-    integers = z.astype(np.int64)
-    assert np.array_equal(found.values, packed(integers.T @ integers))
+        table, integers = table_of(Path(folder) / "rows.zarr", data, chunk_rows), z.astype(np.int64)
+        for least in (0, 2**62):  # with machine code, and without
+            patch.setattr(total, "COMPILED_VALUES", least)
+            found = complete(table, added(partition_moment(task) for task in tasks_of(table, bound, KEY, parts)))
+            assert found.key == KEY.fingerprint
+            assert np.array_equal(found.values, packed(integers.T @ integers))
+
+
+def test_no_row_is_lost_where_a_piece_does_not_fit_the_panels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = table_of(tmp_path / "rows.zarr", np.random.default_rng(1).normal(size=(90, 30)), 23)
+    monkeypatch.setattr(gram, "_PANEL_BYTES", 0)
+    found = set()
+    for least, pairs in ((2**62, 1), (0, 1), (0, 3), (0, 8), (0, 10), (0, 12), (0, 256)):
+        monkeypatch.setattr(total, "COMPILED_VALUES", least)
+        monkeypatch.setattr(gram, "_PAIRS", pairs)
+        (task,) = tasks_of(table, RowBound(30, 5.0, 10, rule=DITHERED), KEY, 1)
+        found.add(partition_moment(task).values.tobytes())
+    assert len(found) == 1
 
 
 def test_sums_of_two_keys_never_meet(tmp_path: Path) -> None:

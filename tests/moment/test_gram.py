@@ -72,13 +72,66 @@ def test_tiles_of_every_width_touch_nothing_beyond_their_panels(
 ) -> None:
     monkeypatch.setattr("dpdist._util.machine_code.aligned_zeros", guarded)
     for width in (*range(1, 130), 200, 784):
-        for start in {0, width // 2, width - 1}:
-            band = Band(start, min(width, start + 40), width)
+        for start, stop in {(0, max(1, width - 6))} | {(s, min(width, s + 40)) for s in (0, width // 2, width - 1)}:
+            band = Band(start, stop, width)
             z = np.random.default_rng(width).integers(-9, 10, (3, width)).astype(float)
             sums = GramSum(band, 81 * width, arithmetic)
             sums.add(z)
             expected = packed((z[:, band.start : band.stop].T @ z[:, band.start :]).astype(np.int64))
             assert np.array_equal(sums.total(), expected)
+            assert np.array_equal(sums.total(), expected)  # whoever asks again gets the same
+
+
+@pytest.mark.skipif(Arithmetic.VNNI not in available(), reason="another processor, or no numba")
+@settings(max_examples=40)
+@given(
+    rows=st.integers(1, 90),
+    columns=st.integers(241, 330),
+    cuts=st.lists(st.integers(1, 100), min_size=1, max_size=4),
+    start=st.integers(0, 40),
+    height=st.integers(1, 400),
+    longer=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    least=st.sampled_from([-128, 0, 127]),
+    most=st.sampled_from([127, 128, 255]),
+    seed=st.integers(0, 10**6),
+)
+def test_rows_that_8_bits_hold_among_others_have_the_same_sum(
+    rows: int, columns: int, cuts: list[int], start: int, height: int, longer: float, least: int, most: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    z = rng.integers(least, most + 1, (rows, columns)).astype(float)
+    beyond = np.flatnonzero(rng.random(rows) < longer)
+    z[beyond, rng.integers(0, columns, beyond.size)] = rng.choice([-2000, -129, 128, 2000], beyond.size)
+    band = Band(start, min(columns, start + height), columns)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpdist._util.machine_code.aligned_zeros", guarded)
+        sums = GramSum(band, int((z * z).sum(axis=1).max()) or 1, Arithmetic.VNNI)
+        for block in blocks(z, cuts):
+            sums.add(block)
+        exact = z.astype(np.int64)
+        assert np.array_equal(sums.total(), packed(exact[:, band.start : band.stop].T @ exact[:, band.start :]))
+
+
+@pytest.mark.skipif(Arithmetic.VNNI not in available(), reason="another processor, or no numba")
+@pytest.mark.parametrize("value", [-128, 127])
+def test_8_bits_are_exact_up_to_the_last_row_and_would_not_be_for_one_more(value: int) -> None:
+    kernel = pytest.importorskip("dpdist.moment.kernel")
+    panels, word, last = 17, value & 0xFFFF, gram.SMALL_ROWS
+    assert (last, last * 2**14) == (131071, 2**31 - 2**14)
+
+    def total(rows: int, most: int) -> int:
+        pairs = -(-rows // 2)
+        factors = np.zeros((panels, pairs, kernel.PANEL), dtype=np.uint32)
+        factors[0, :, 3] = word << 16 | word
+        factors[0, rows // 2 :, 3] = word  # of an odd number of rows
+        sums, room = np.zeros((8, 16 * panels), np.int64), np.zeros(kernel.room_for(panels, pairs), np.int32)
+        kernel.multiply_with("avx512vnni")(factors.view(np.int32), pairs, 100, most, 16 * panels, sums, room)
+        return int(sums[3, 3])
+
+    assert total(last - 1, last) == (last - 1) * value**2
+    assert total(last + 1, last) == (last + 1) * value**2
+    if value == -128:
+        assert total(last + 1, last + 1) == -(2**31)  # the twin that adds one row too many at once
 
 
 @pytest.mark.parametrize("arithmetic", INTEGERS)
