@@ -35,6 +35,7 @@ from dpdist.ingest.states import digest_of, state_of
 from dpdist.ingest.steps import Crew, Elsewhere, Here, forget_faults, put_sources
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
+from dpdist.rows.persons import Watch
 from dpdist.rows.schema import Schema
 from dpdist.rows.table import Shape
 from dpdist.rows.units import UNIT_BYTES, Digests, KeptRows, Numbers, Unit, first_rows, whole_numbers
@@ -56,6 +57,7 @@ def ingest(
     ledger_id: str | None = None,
     period: str | None = None,
     unit: Unit | None = None,
+    watch: Watch | None = None,
     choices: Choices = Choices(),  # noqa: B008 - frozen
     say: Callable[[str], None] | None = None,
     elsewhere: Elsewhere | None = None,
@@ -85,6 +87,8 @@ def ingest(
         rows.
     unit
         The privacy unit: of each, only the first rows are kept, as many as it says. Its column is not stored.
+    watch
+        Of rows of one period with a privacy unit: whose rows are left out.
     choices
         Which array of a file that holds several, what to put where a genotype is missing, whether the first line
         of text names the columns, and what the columns mean. A schema says also which are kept, and the privacy unit.
@@ -121,7 +125,7 @@ def ingest(
     try:
         with opened_sources(source, target.scratch_folder, choices) as sources:
             states = [state_of(each.path) for each in sources]  # before the origin: see _identity
-            task = _Ingest(source, sources, states, choices, columns, unit, may_be_empty=period is not None)
+            task = _Ingest(source, sources, states, choices, columns, unit, watch, may_be_empty=period is not None)
             head = partial(head_of, budget=budget, ledger_id=ledger_id, period=period, unit=unit, schema=choices.schema)
             if period is not None:  # that it is of these files is remembered with the period, which is made in one go
                 with target.staged("rows", private=True) as aside:
@@ -153,8 +157,8 @@ def _of_schema(schema: Schema, columns: Sequence[str] | None, unit: Unit | None,
         )
     if schema.unit is not None and period is not None:
         raise UsageError(
-            "The schema has a privacy unit, which bounds the rows of one table, and cannot yet bound those of all "
-            "periods together. Keep at most one row per person in each period, and leave it out.",
+            "The schema has a privacy unit, which bounds the rows of one table, and not those of a person in several "
+            "periods. Leave the schema out, and name a column of whole numbers as the unit.",
             parameter="schema",
         )
     return schema.unit
@@ -184,7 +188,7 @@ class _Ingest:
 
     Parameters
     ----------
-    source, columns, unit, choices
+    source, columns, unit, watch, choices
         As of :func:`ingest`.
     sources, states
         The files, and what :func:`state_of` said of each at first.
@@ -198,6 +202,7 @@ class _Ingest:
     choices: Choices
     columns: Sequence[str] | None
     unit: Unit | None
+    watch: Watch | None
     may_be_empty: bool
 
     @cached_property
@@ -269,6 +274,11 @@ class _Ingest:
             units = _digests(found.filled)
         else:
             units = _units(found.filled, self.sources[0].names.index(unit.column))
+            if self.watch is not None:
+                watched = self.watch.watched(units, found.rows)
+                kept = first_rows(watched, found.rows, unit.max_rows, aside.scratch_folder)
+                self.watch.leave_out(kept)
+                return kept
         return first_rows(units, found.rows, unit.max_rows, aside.scratch_folder)
 
 

@@ -30,7 +30,7 @@ from dpdist.release.toeplitz import Toeplitz
 from dpdist.release.trusted import charged_request, stands_at
 from dpdist.release.worth import choice_refused
 from dpdist.rows.dataset import RowsTable
-from dpdist.rows.periods import open_periods
+from dpdist.rows.periods import counted_rows, open_periods
 from dpdist.storage.atomic import require_folder
 from dpdist.storage.store import Store, store_at
 
@@ -202,7 +202,6 @@ def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
                 return []
             _require_small_delta(job, table.rows)
         return [("the whole table", Charge(_proved(job.request.proved(columns, unit))))]
-    request = replace(job.request, loss=share_of(job.request, columns, job.plan))
     closed = list(ledger.periods) if ledger else []
     periods = [*closed, *new_periods(job, closed)]
     records = ledger.records if ledger else []
@@ -214,7 +213,9 @@ def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
         for node in job.plan.released(count):
             names = tuple(periods[node.start : node.stop])
             if (names, node.weights) not in charged:
-                guarantee = _proved(request.calibrated(columns, max(node.weights, default=1)).guarantee)
+                request = replace(job.request, loss=share_of(job.request, columns, job.plan, node, job.unit))
+                changed = counted_rows(job.unit, len(names), weighted=bool(node.weights)) * max(node.weights, default=1)
+                guarantee = _proved(request.calibrated(columns, changed).guarantee)
                 out.append((node.label(periods), Charge(guarantee, names, node.weights)))
     return out
 

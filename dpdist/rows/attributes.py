@@ -18,11 +18,12 @@ Loss = dict[str, int]
 """A privacy loss as :meth:`dpdist.privacy.guarantee.PrivacyLoss.to_json` writes it."""
 
 
-class UnitAttributes(Struct, frozen=True, forbid_unknown_fields=True):
+class UnitAttributes(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A privacy unit (:class:`dpdist.rows.units.Unit`)."""
 
     column: Text
     max_rows: int
+    max_periods: int | None = None
 
 
 class RowsAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -59,13 +60,14 @@ class RowsAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.convert(info, cls)
 
 
-class PeriodsAttributes(Struct, frozen=True):
+class PeriodsAttributes(Struct, frozen=True, omit_defaults=True):
     """What ``periods.json`` says of a folder of periods, version 1."""
 
     format: str
     dataset_id: Text
     budget: Loss
     ledger_id: Text | None
+    unit: UnitAttributes | None = None
 
 
 class SealedRows(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -282,7 +282,7 @@ def head_of(
         budget=None if budget is None else budget.to_json(),
         ledger_id=ledger_id,
         period=period,
-        unit=None if unit is None else UnitAttributes(unit.column, unit.max_rows),
+        unit=None if unit is None else UnitAttributes(unit.column, unit.max_rows, unit.max_periods),
         origin=origin,
         schema=None if schema is None else schema.to_json(),
     )
@@ -353,7 +353,7 @@ def open_ingested(path: AnyStore) -> RowsTable:
             ledger_id=said.ledger_id,
             compressed=any(isinstance(codec, BloscCodec) for codec in array.metadata.codecs),  # type: ignore[union-attr]
             period=said.period,
-            unit=None if said.unit is None else Unit(said.unit.column, said.unit.max_rows),
+            unit=None if said.unit is None else Unit(said.unit.column, said.unit.max_rows, said.unit.max_periods),
             reproduced=said.reproduced,
             schema=None if said.schema is None else Schema.from_json(said.schema),
         )
