@@ -13,6 +13,8 @@ import pytest
 from dpdist.privacy.persons import rows_charged
 from dpdist.release.continual import Tree, levels_for, person_factor
 from dpdist.release.toeplitz import Toeplitz, banded, square_root
+from dpdist.rows.units import Unit
+from faults.person_attack import MOST, PLANS, audited
 
 NIGHTS = 9
 Weights = npt.NDArray[np.int64]
@@ -77,3 +79,11 @@ def test_what_is_counted_is_the_least_whole_number() -> None:
         for read in (1, 2, most, 2 * most):
             found, square = rows_charged(most, read), most * min(most, read)
             assert (found - 1) ** 2 < square <= found**2
+
+
+@pytest.mark.parametrize("form", ["tree", "square root"])
+def test_an_attack_by_all_that_is_published_contradicts_the_claim_only_of_rows_alone(form: str) -> None:
+    found = audited(PLANS[form], Unit("person", 1, MOST), 3000, 1e-8)
+    assert found.factor < 1
+    assert not found.rejected
+    assert audited(PLANS[form], None, 3000, 1e-8).rejected
