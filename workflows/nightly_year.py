@@ -2,8 +2,9 @@
 
 Every night a folder of made-up rows arrives and `dpdist run` is started on a real cluster, except on nights that are
 missed; many starts are killed at a random moment, some jobs are started twice at once, and now and then files come
-late, change, or repeat another. Twice: releases of single periods, and with `continual`. The rows are made up, so
-the exact total is known, and the error of the private one is compared with what theory predicts.
+late, change, or repeat another. In several forms: releases of single periods, with `continual`, a square root, banded,
+and each of the last three with persons who have rows in several periods. The rows are made up, so the exact total is
+known, and the error of the private one is compared with what theory predicts.
 
     python -m workflows.nightly_year --periods 365 --output workflows/results/nightly_year
 """
@@ -25,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from multiprocessing import get_context
 from pathlib import Path
@@ -40,11 +41,14 @@ from dpdist.jobs import run as job_runs
 from dpdist.ledger.state import State
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.lattice import rounded_normal
-from dpdist.release.continual import ended, levels_for, variance_factor
+from dpdist.release.continual import Tree, levels_for, variance_factor
+from dpdist.release.toeplitz import BAND, Toeplitz, banded, square_root
 from dpdist.runtime import connection
 from faults.nightly import JOB
 
 _COLUMNS = 16
+_ROWS, _PERIODS = 2, 7
+_PERSONS = f'privacy_unit = "c0"\nmax_rows = {_ROWS}\nmax_periods = {_PERIODS}'
 _ENDING = 20.0
 """Seconds for a process of the cluster to end by itself."""
 _RESUMABLE = 5
@@ -58,18 +62,26 @@ class Year:
 
     folder: Path
     random: np.random.Generator
-    levels: int
+    form: Form
     rows: list[Floats] = field(default_factory=list)
     happened: Counter[str] = field(default_factory=Counter)
     seen: dict[str, str] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
+    been: Counter[int] = field(default_factory=Counter)
     seconds: float = 1.0
 
     def arrive(self, number: int) -> None:
         """Let the rows of a period arrive."""
         rows = self.random.normal(size=(int(self.random.integers(50, 150)), _COLUMNS))
-        self.write(name_of(number), rows)
-        self.rows.append(rows)
+        if not self.form.persons:
+            self.write(name_of(number), rows)
+            self.rows.append(rows)
+            return
+        who = self.random.integers(400, size=len(rows))
+        self.write(name_of(number), np.column_stack([who, rows]))
+        first = [list(who[:i]).count(person) < _ROWS for i, person in enumerate(who)]
+        self.rows.append(rows[first & np.array([self.been[person] < _PERIODS for person in who])])
+        self.been.update(set(who.tolist()))
 
     def write(self, name: str, rows: npt.NDArray[np.float64]) -> None:
         """Put a period into the source, complete."""
@@ -178,7 +190,8 @@ class Year:
         self.look(latest=None)
         periods, ledger = len(self.rows), self.ledger
         ledger.verify()
-        nodes = {(node.start, node.stop) for count in range(1, periods + 1) for node in ended(count, self.levels)}
+        plan = self.form.plan
+        nodes = {(node.start, node.stop) for count in range(1, periods + 1) for node in plan.released(count)}
         require(len(ledger.periods) == periods, "a period is missing")
         require(all(r.state is State.PUBLISHED for r in ledger.records), "a release is unfinished")
         require(len(ledger.records) == len(nodes) == len(self.seen), "a release is missing, or there are too many")
@@ -198,11 +211,36 @@ class Year:
             return {}
         release = open_release(total)
         rows = np.vstack(self.rows[:count])
+        require(release.rows == len(rows), f"the total of {count} periods is of other rows than are to be kept")
         norms = np.linalg.norm(rows, axis=1, keepdims=True)
         rows /= np.maximum(1, norms / release.bound.shortened_norm) * release.bound.unit
         variance = release.noise["variance_off_diagonal"]
         off = (release.lattice - rows.T @ rows)[np.triu_indices(_COLUMNS, 1)]
         return {"periods": count, "rms": float(np.sqrt((off**2).mean())), "predicted": float(np.sqrt(variance))}
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is released, of rows that count alone or of persons."""
+
+    plan: Tree | Toeplitz
+    said: str
+    persons: bool = False
+
+    def factor(self, count: int) -> float:
+        """Return the deviation of the total of so many periods over that of one release with all of the loss."""
+        plan = self.plan
+        return (variance_factor(count, plan.levels) if isinstance(plan, Tree) else plan.variance_factor(count)) ** 0.5
+
+
+def forms_for(periods: int) -> dict[str, Form]:
+    """Return the forms by name, for so many periods."""
+    tree = Form(Tree(levels_for(periods)), f"continual = {periods}\n")
+    root = Form(square_root(periods), f'factorisation = "square-root"\ncontinual = {periods}\n')
+    band = Form(banded(BAND), 'factorisation = "banded"\n')
+    several = {"continual": tree, "square root": root, "banded": band}
+    persons = {f"{name}, persons": replace(form, persons=True) for name, form in several.items()}
+    return {"single periods": Form(Tree(1), ""), **several, **persons}
 
 
 def require(condition: bool, otherwise: str) -> None:
@@ -232,7 +270,7 @@ def _run(job: Path) -> int:
     return 0
 
 
-def simulate(folder: Path, periods: int, horizon: int, seed: int, cluster: str) -> dict[str, Any]:
+def simulate(folder: Path, periods: int, form: Form, seed: int, cluster: str) -> dict[str, Any]:
     """Simulate so many nights in an empty folder and return what happened.
 
     RuntimeError tells what was not as it must be.
@@ -241,17 +279,17 @@ def simulate(folder: Path, periods: int, horizon: int, seed: int, cluster: str) 
     ----------
     folder
         Where everything is kept.
-    periods, horizon
-        Nights, and what `continual` says.
+    periods, form
+        Nights, and what is released.
     seed
         Of the rows and of what goes wrong; the noise has none.
     cluster
         The line of the job file's [cluster].
     """
     (folder / "incoming").mkdir(parents=True)
-    continual = f"continual = {horizon}\n" if horizon > 1 else ""
-    (folder / "job.toml").write_text(f"{JOB}{continual}\n[cluster]\n{cluster}\n")
-    year = Year(folder, np.random.default_rng(seed), levels_for(horizon))
+    job = JOB.replace("periods = true", f"periods = true\n{_PERSONS}") if form.persons else JOB
+    (folder / "job.toml").write_text(f"{job}{form.said}\n[cluster]\n{cluster}\n")
+    year = Year(folder, np.random.default_rng(seed), form)
     for number in range(periods):
         year.night(number)
         if number % 10 == 0:
@@ -300,35 +338,37 @@ def cluster_of(workers: int) -> Iterator[str]:
 
 
 def main() -> None:
-    """Simulate a year with and without `continual`; write a table of both as JSON and Markdown."""
+    """Simulate a year in every form; write a table of all as JSON and Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--periods", type=int, default=365)
     parser.add_argument("--output", type=Path, required=True, help="Without suffix: .json and .md are written.")
+    parser.add_argument("--form", action="append", help="One of them only; may be repeated.")
     chosen = parser.parse_args()
     rounded_normal(1, 1, SYSTEM)  # its tables take most of a second, and every start is forked from here
-    horizons = {"single periods": 1, "continual": chosen.periods}
+    forms = {name: form for name, form in forms_for(chosen.periods).items() if name in (chosen.form or [name])}
     with (
         cluster_of(workers=1) as cluster,
         tempfile.TemporaryDirectory() as folder,
-        ProcessPoolExecutor(len(horizons), mp_context=get_context("fork")) as pool,
+        ProcessPoolExecutor(len(forms), mp_context=get_context("fork")) as pool,
     ):
         years = {
-            name: pool.submit(simulate, Path(folder) / name.split()[0], chosen.periods, horizon, horizon, cluster)
-            for name, horizon in horizons.items()
+            name: pool.submit(simulate, Path(folder) / str(seed), chosen.periods, form, seed, cluster)
+            for seed, (name, form) in enumerate(forms.items())
         }
-        found = {name: {**year.result(), "levels": levels_for(horizons[name])} for name, year in years.items()}
+        found = {name: year.result() for name, year in years.items()}
     chosen.output.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-    chosen.output.with_suffix(".md").write_text(report(found))
+    chosen.output.with_suffix(".md").write_text(report(found, forms))
 
 
-def report(found: dict[str, Any]) -> str:
+def report(found: dict[str, Any], forms: dict[str, Form]) -> str:
     """Return the table."""
     lines = ["# A year of nights that go wrong", ""]
     for name, year in found.items():
+        whose = "person" if forms[name].persons else "row"
         told = f"**{name}**: {year['releases']} releases of {year['periods']} periods, each published once. "
-        told += f"Budget per row: {year['budget']}; what was left of the periods released, night after night: "
+        told += f"Budget per {whose}: {year['budget']}; what was left of the periods released, night after night: "
         lines += [
-            told + f"{'; '.join(year['left'])}.",
+            told + f"{_left(year['left'])}.",
             "",
             *(f"* {what}: {count}" for what, count in year["happened"].items()),
             "",
@@ -341,21 +381,32 @@ def report(found: dict[str, Any]) -> str:
         "|---" * (1 + 2 * len(found)) + "|",
     ]
     by_count = {n: {e["periods"]: e for e in year["errors"] if e} for n, year in found.items()}
-    unit = {n: first_of(by_count[n], found[n]["levels"]) for n in found}
+    unit = {n: first_of(by_count[n], forms[n]) for n in found}
     for count in sorted(set.intersection(*(set(counts) for counts in by_count.values()))):
         if count % 30 == 0 or count == max(map(max, by_count.values())):
-            cells = [
-                f"{by_count[n][count]['rms'] / unit[n]:.1f} | {variance_factor(count, found[n]['levels']) ** 0.5:.1f}"
-                for n in found
-            ]
+            cells = [f"{by_count[n][count]['rms'] / unit[n]:.2f} | {forms[n].factor(count):.2f}" for n in found]
             lines.append(f"| {count} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "The last total, measured over predicted, and how many standard errors (sqrt(1/240)) that is from 1:",
+        "",
+    ]
+    for name, counts in by_count.items():
+        last = counts[max(counts)]
+        ratio = last["rms"] / last["predicted"]
+        lines.append(f"* {name}, {last['periods']} periods: {ratio:.3f}, {(ratio - 1) * 240**0.5:+.1f}")
     return "\n".join(lines) + "\n"
 
 
-def first_of(errors: dict[int, dict[str, float]], levels: int) -> float:
+def _left(left: list[str]) -> str:
+    """Return what was left on some night or other; of more than nine amounts the least and the largest."""
+    return "; ".join(left) if len(left) < 10 else f"{len(left)} amounts, from {left[0]} to {left[-1]}"
+
+
+def first_of(errors: dict[int, dict[str, float]], form: Form) -> float:
     """Return the standard deviation that one release with all of the loss would have."""
     count, error = next(iter(errors.items()))
-    return float(error["predicted"] / variance_factor(count, levels) ** 0.5)
+    return float(error["predicted"] / form.factor(count))
 
 
 if __name__ == "__main__":

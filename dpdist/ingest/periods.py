@@ -35,6 +35,7 @@ from dpdist.ingest.table import ingest
 from dpdist.privacy.parallel import PERIOD_PATTERN
 from dpdist.rows.dataset import RowsTable, created, open_ingested
 from dpdist.rows.periods import PeriodicTable, Span, seal_rows
+from dpdist.rows.persons import Watch
 from dpdist.rows.seal import key_of
 
 _SOURCES = "sources.json"
@@ -161,6 +162,7 @@ def take_in(
     closed: Mapping[str, str],
     *,
     columns: Sequence[str] | None = None,
+    excluded: Sequence[int] = (),
     choices: Choices = Choices(),  # noqa: B008 - frozen
     progress: Steps | None = None,
     say: Callable[[str], None] | None = None,
@@ -178,6 +180,8 @@ def take_in(
         Its name, and its source.
     closed
         The periods that are closed, in order, each with its seal as the ledger has it.
+    excluded
+        Of a table with a privacy unit: persons whose rows are left out.
     columns, choices, progress, say
         As :func:`dpdist.ingest.table.ingest`.
 
@@ -201,14 +205,18 @@ def take_in(
     read = [_remembered(name, files, key_of(table.store)) for name, files in _sources(entry).items()]
     _require_fresh(table, period, entry, read, closed, choices)
     target.delete()
+    watch = Watch.of(table, closed, excluded)
     try:
-        made = _stored(table, period, entry, before, columns, choices, progress, say)
+        made = _stored(table, period, entry, before, watch, columns, choices, progress, say)
         _require_same(entry, read, made, before)
         target.replace(_SOURCES, json.dumps([asdict(each) for each in read]).encode(), "rows", private=True)
-        return seal_rows(made)
+        seal = seal_rows(made)
+        if watch is not None:
+            watch.write(table, period, seal)
     except (DataError, KeyboardInterrupt):
         target.delete()
         raise
+    return seal
 
 
 def _stored(
@@ -216,6 +224,7 @@ def _stored(
     period: str,
     entry: Path,
     before: Span | None,
+    watch: Watch | None,
     columns: Sequence[str] | None,
     choices: Choices,
     progress: Steps | None,
@@ -225,13 +234,13 @@ def _stored(
     if _sources(entry):
         return ingest(
             entry, target, columns=columns, choices=choices, progress=progress, say=say,
-            ledger_id=table.ledger_id, period=period,
+            ledger_id=table.ledger_id, period=period, unit=table.unit, watch=watch,
         )  # fmt: skip
     if before is None:
         raise DataError(f"{entry} holds no files, and the first period must have rows: they name the columns.")
     with created(
         target, rows=0, dtype="uint8", names=before.names, budget=None, ledger_id=table.ledger_id, period=period,
-        schema=before.schema,
+        schema=before.schema, unit=table.unit,
     ):  # fmt: skip
         pass
     return open_ingested(target)

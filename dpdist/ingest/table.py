@@ -34,6 +34,7 @@ from dpdist.ingest.states import digest_of, state_of
 from dpdist.ingest.steps import Crew, Elsewhere, Here, forget_faults, put_sources, secret_of
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
+from dpdist.rows.persons import Watch
 from dpdist.rows.schema import Schema
 from dpdist.rows.table import Shape
 from dpdist.rows.units import UNIT_BYTES, Digests, KeptRows, Numbers, Unit, kept_rows, whole_numbers
@@ -55,6 +56,7 @@ def ingest(
     ledger_id: str | None = None,
     period: str | None = None,
     unit: Unit | None = None,
+    watch: Watch | None = None,
     choices: Choices = Choices(),  # noqa: B008 - frozen
     say: Callable[[str], None] | None = None,
     elsewhere: Elsewhere | None = None,
@@ -84,6 +86,8 @@ def ingest(
         rows.
     unit
         The privacy unit: of each, only the first rows are kept, as many as it says. Its column is not stored.
+    watch
+        Of rows of one period with a privacy unit: whose rows are left out.
     choices
         Which array of a file that holds several, what to put where a genotype is missing, whether the first line
         of text names the columns, and what the columns mean. A schema says also which are kept, and the privacy unit.
@@ -120,7 +124,7 @@ def ingest(
     try:
         with opened_sources(source, target.scratch_folder, choices) as sources:
             states = [state_of(each.path) for each in sources]  # before the origin: see _identity
-            task = _Ingest(source, sources, states, choices, columns, unit, may_be_empty=period is not None)
+            task = _Ingest(source, sources, states, choices, columns, unit, watch, may_be_empty=period is not None)
             head = partial(head_of, budget=budget, ledger_id=ledger_id, period=period, unit=unit, schema=choices.schema)
             if period is not None:  # that it is of these files is remembered with the period, which is made in one go
                 with target.staged("rows", private=True) as aside:
@@ -152,8 +156,8 @@ def _of_schema(schema: Schema, columns: Sequence[str] | None, unit: Unit | None,
         )
     if schema.unit is not None and period is not None:
         raise UsageError(
-            "The schema has a privacy unit, which bounds the rows of one table, and cannot yet bound those of all "
-            "periods together. Keep at most one row per person in each period, and leave it out.",
+            "The schema has a privacy unit, which bounds the rows of one table, and not those of a person in several "
+            "periods. Leave the schema out, and name a column of whole numbers as the unit.",
             parameter="schema",
         )
     return schema.unit
@@ -183,7 +187,7 @@ class _Ingest:
 
     Parameters
     ----------
-    source, columns, unit, choices
+    source, columns, unit, watch, choices
         As of :func:`ingest`.
     sources, states
         The files, and what :func:`state_of` said of each at first.
@@ -197,6 +201,7 @@ class _Ingest:
     choices: Choices
     columns: Sequence[str] | None
     unit: Unit | None
+    watch: Watch | None
     may_be_empty: bool
 
     @cached_property
@@ -267,13 +272,21 @@ class _Ingest:
 
     def _kept(self, aside: Store, found: Judged, unit: Unit) -> KeptRows:
         atomic.require_space(aside.scratch_folder, UNIT_BYTES * found.rows, "numbers of privacy units")
-        units: Iterator[Numbers | Digests]
-        key = secret_of(aside)
+        key, beside = secret_of(aside), aside.scratch_folder
         if self.choices.schema is not None or self._labels:
-            units = _digests(found.filled, key, self._labels)
-        else:
-            units = _units(found.filled, self.sources[0].names.index(unit.column))
-        return kept_rows(units, found.rows, unit, aside.scratch_folder, key)
+            if self.watch is not None:
+                raise UsageError(
+                    f"{unit.column} calls units by names, and a person in several periods is known by a whole number: "
+                    "name a column of these.",
+                    parameter="privacy_unit",
+                )
+            return kept_rows(_digests(found.filled, key, self._labels), found.rows, unit, beside, key)
+        units = _units(found.filled, self.sources[0].names.index(unit.column))
+        if self.watch is None:
+            return kept_rows(units, found.rows, unit, beside, key)
+        kept = kept_rows(self.watch.watched(units, found.rows), found.rows, unit, beside, key)
+        self.watch.leave_out(kept)
+        return kept
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:

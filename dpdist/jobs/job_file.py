@@ -20,6 +20,8 @@
     max_rows = 3
     keep = "random"              # optional: which of them; default: the first ones
     periods = false              # true: path is a folder of periods, source one of an entry per period
+    max_periods = 7              # with periods and privacy_unit: rows of each are kept in the first 7 of its periods
+    exclude = "left.txt"         # optional, likewise: a private list of units whose rows to come are left out
 
     [release]
     path = "release.zarr"
@@ -93,8 +95,8 @@ from dpdist.storage.store import Store, store_at
 
 T = TypeVar("T")
 _UNIT_OF_PERIODS = (
-    "It bounds the rows of one table, and cannot yet bound those of all periods together. Keep at most one row per "
-    "person in each period, and leave it out."
+    "It bounds the rows of one table, and not those of a person in several periods. Leave the schema out, and name a "
+    "column of whole numbers as privacy_unit, with max_rows and max_periods."
 )
 
 
@@ -114,6 +116,7 @@ class Job:
     scores: Path | Store | None
     cluster: Cluster
     unit: Unit | None = None
+    exclude: Path | None = None
     periodic: bool = False
     in_place: bool = False
     plan: Tree | Toeplitz = field(default_factory=lambda: Tree(1))
@@ -248,7 +251,8 @@ def _job(
                 insecure=insecure or where.insecure,
             )
         ),
-        unit=make(lambda: unit_from(rows.privacy_unit, rows.max_rows, rows.keep)),
+        unit=make(lambda: unit_from(rows.privacy_unit, rows.max_rows, rows.keep, rows.max_periods)),
+        exclude=files.maybe(rows.exclude),
         periodic=rows.periods,
         in_place=rows.in_place,
         plan=make(lambda: _plan(release)),
@@ -361,6 +365,7 @@ def _contradictions(sections: Sections) -> Iterator[str]:
         yield from _unfit_for_schema(rows)
     if rows.in_place:
         yield from _unfit_in_place(sections.rows)
+    yield from _unfit_persons(rows)
     if rows.periods:
         for key, what in (("clip", "clip norm"), ("scale", "scale")):
             if getattr(release, key) == "private":
@@ -374,6 +379,17 @@ def _contradictions(sections: Sections) -> Iterator[str]:
             if getattr(release, key) is not None:
                 yield f"[release] {key} needs periods = true in [rows]."
     yield from _unfit_factorisation(release)
+
+
+def _unfit_persons(rows: Rows) -> Iterator[str]:
+    for key in ("max_periods", "exclude"):
+        if getattr(rows, key) is not None and not (rows.periods and rows.privacy_unit):
+            yield f"[rows] {key} needs periods = true and privacy_unit."
+    if rows.periods and rows.privacy_unit is not None and rows.max_periods is None:
+        yield (
+            "[rows] privacy_unit with periods = true needs max_periods as well: in how many periods rows of each are "
+            "kept at most."
+        )
 
 
 def _unfit_factorisation(release: Release) -> Iterator[str]:
@@ -443,8 +459,6 @@ def _unfit_for_periods(sections: Sections) -> Iterator[str]:
                 f"[{section}] path is an address, and with periods = true it is a folder on this machine: several runs "
                 "at once hold it against each other, which an object store does not offer."
             )
-    if rows.privacy_unit is not None:
-        yield (f"[rows] privacy_unit is given. {_UNIT_OF_PERIODS}")
     for key, value in (("id", release.id), ("period", release.period)):
         if value is not None:
             yield f"[release] {key} is told by the periods; leave it out."

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -53,7 +54,9 @@ from dpdist.release.combine import combined, estimated, unfolded, write_sum
 from dpdist.release.continual import Node, Tree, total_of
 from dpdist.release.request import ReleaseRequest
 from dpdist.release.toeplitz import Night, Toeplitz
-from dpdist.rows.periods import PeriodicTable, Span
+from dpdist.rows.periods import PeriodicTable, Span, counted_rows
+from dpdist.rows.persons import read_excluded
+from dpdist.rows.units import Unit
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_public_folder
@@ -113,12 +116,19 @@ class Series:
 
         Releases that are added up are rounded alike, on one grid: so all of them are rounded as the first one was.
         """
-        whole = self.job.request
-        asked = replace(whole, loss=share_of(whole, len(self.columns), self.plan))
         (leaf,) = self.plan.released(1)
+        asked = replace(self.job.request, loss=self._loss_of(leaf))
         first, target = self.span(leaf), self.path_of(list(self.ledger.periods), leaf)
         named = replace(asked, period=first.label)
-        return replace(trusted.charged_request(named, first, self.ledger, store_at(target)), period=asked.period)
+        charged = replace(trusted.charged_request(named, first, self.ledger, store_at(target)), period=asked.period)
+        return charged if first.unit is None else replace(charged, grid_bits=charged.of_table(first).grid_bits)
+
+    def asked(self, node: Node | Night, span: Span) -> ReleaseRequest:
+        """Return what is asked of a node or a night."""
+        return replace(self.request, loss=self._loss_of(node), period=span.label)
+
+    def _loss_of(self, node: Node | Night) -> PrivacyLoss:
+        return share_of(self.job.request, len(self.columns), self.plan, node, self.job.unit)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -153,14 +163,25 @@ class Series:
         return self.releases / f"window-{window}" / f"{period}.zarr"
 
 
-def share_of(request: ReleaseRequest, columns: int, plan: Tree | Toeplitz) -> PrivacyLoss:
+def share_of(
+    request: ReleaseRequest, columns: int, plan: Tree | Toeplitz, node: Node | Night, unit: Unit | None
+) -> PrivacyLoss:
     """Return the loss of one release, so that all of them together keep the loss that is asked for.
+
+    Where a person may be in several periods, a node of more of them takes a larger share, in proportion to the square
+    of what it counts the person for: so all nodes have the same noise, but for the rounding of epsilon.
 
     Raises
     ------
     UsageError
-        If releases of this mechanism cannot be added up, or not by weights, or so small a loss cannot be divided.
+        If releases of this mechanism cannot be added up, or not by weights, or not of such a privacy unit, or so small
+        a loss cannot be divided.
     """
+    if unit is not None and request.mechanism != "gaussian":
+        raise UsageError(
+            f"{request.mechanism} cannot protect somebody with rows in several periods: take "
+            f"{parameter('mechanism', 'gaussian')}."
+        )
     if isinstance(plan, Toeplitz) and request.mechanism != "gaussian":
         raise UsageError(
             f"{request.mechanism} cannot add periods by weights: take {parameter('mechanism', 'gaussian')}, or "
@@ -173,7 +194,27 @@ def share_of(request: ReleaseRequest, columns: int, plan: Tree | Toeplitz) -> Pr
         )
     guarantee = request.calibrated(columns).guarantee
     gaussian = guarantee is not None and guarantee.mu_squared is not None
-    return accounting.share(request.loss, plan.shares, gaussian=gaussian)
+    shares = plan.shares
+    if isinstance(plan, Tree) and isinstance(node, Node):
+        squares = [counted_rows(unit, 1 << level) ** 2 for level in range(plan.levels)]
+        shares = Fraction(sum(squares), squares[node.level])
+    return accounting.share(request.loss, shares, gaussian=gaussian)
+
+
+def require_same_unit(job: Job, table: PeriodicTable) -> None:
+    """Refuse a folder of periods with another privacy unit than a job says.
+
+    Raises
+    ------
+    RefusedError
+        If they differ.
+    """
+    if job.unit != table.unit:
+        held, wanted = ("one row" if unit is None else f"{unit.column}, {unit.most}" for unit in (table.unit, job.unit))
+        raise RefusedError(
+            f"{job.rows} protects {held}, and the job asks for {wanted}. That is declared once, with the first period. "
+            "Change the job file, or name another place for these rows ([rows] path)."
+        )
 
 
 def open_series(job: Job) -> Series:
@@ -182,9 +223,10 @@ def open_series(job: Job) -> Series:
     Raises
     ------
     DpdistError
-        As :func:`dpdist.pipeline.budget.periodic_table`.
+        As :func:`dpdist.pipeline.budget.periodic_table`; or if the rows have another privacy unit than the job.
     """
-    table, ledger = budget.periodic_table(job.rows, job.budget, job.ledger)
+    table, ledger = budget.periodic_table(job.rows, job.budget, job.ledger, job.unit)
+    require_same_unit(job, table)
     return Series(job, table, ledger, job.ledger or budget.default_ledger(job.rows))
 
 
@@ -234,7 +276,7 @@ def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
     if problems:
         raise type(problems[0])(" ".join(map(str, problems)))
     balance = series.ledger.balance()
-    say(f"Every row keeps the budget of {series.table.budget}: {balance}.")
+    say(f"Every {'row' if job.unit is None else job.unit.column} keeps the budget of {series.table.budget}: {balance}.")
     return PeriodicOutcome(count, tuple(fresh), balance, total, model)
 
 
@@ -294,6 +336,7 @@ def _close(series: Series, period: str, entry: Path, say: Callable[[str], None])
             entry,
             closed,
             columns=series.job.columns,
+            excluded=() if series.job.exclude is None else read_excluded(series.job.exclude),
             choices=series.job.choices,
             progress=steps(series.job.cluster.progress, f"Taking in {period}"),
             say=say,
@@ -324,7 +367,7 @@ def _release(series: Series, count: int, cluster: Cluster, say: Callable[[str], 
         if target.exists() and count < len(periods):
             continue  # published on an earlier night; the last period is looked at, so that a changed job is noticed
         span = series.span(node)
-        request = replace(series.request, period=span.label)
+        request = series.asked(node, span)
         release_id = request.release_id(span)
         _require_same_job(target, release_id)
         _require_whole(series, release_id, span)
@@ -344,7 +387,7 @@ def _require_unchanged(series: Series) -> None:
         target = series.path_of(periods, node)
         if target.exists():
             span = series.span(node)
-            _require_same_job(target, replace(series.request, period=span.label).release_id(span))
+            _require_same_job(target, series.asked(node, span).release_id(span))
             return
 
 

@@ -119,8 +119,17 @@ class Rows(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "a column's name in quotes",
         ),
     ] = None
-    max_rows: Annotated[int | None, _key("Rows kept of each privacy unit at most.", _WHOLE)] = None
+    max_rows: Annotated[
+        int | None, _key("Rows kept of each privacy unit at most; with periods, of each period.", _WHOLE)
+    ] = None
     keep: Annotated[Keep | None, _key("Which of them [default: first].", '"first" or "random"')] = None
+    max_periods: Annotated[
+        int | None, _key("Periods in which rows of each privacy unit are kept at most, the first ones.", _WHOLE)
+    ] = None
+    exclude: Annotated[
+        str | None,
+        _key("A private list of privacy units, one a line, whose rows of periods to come are left out.", _FILE),
+    ] = None
     periods: Annotated[
         bool, _key("Whether path is a folder of periods, and source one of an entry per period.", _FLAG)
     ] = False

@@ -14,7 +14,7 @@ from dpdist.errors import DataError, RefusedError
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.periods import waiting
 from dpdist.jobs.job_file import Job
-from dpdist.jobs.periodic import past_horizon, share_of, whole_of
+from dpdist.jobs.periodic import past_horizon, require_same_unit, share_of, whole_of
 from dpdist.jobs.run import require_components, require_same_rows
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.ledger import Ledger
@@ -30,7 +30,8 @@ from dpdist.release.toeplitz import Toeplitz
 from dpdist.release.trusted import charged_request, stands_at
 from dpdist.release.worth import choice_refused
 from dpdist.rows.dataset import RowsTable
-from dpdist.rows.periods import open_periods
+from dpdist.rows.periods import counted_rows, open_periods
+from dpdist.rows.units import Unit
 from dpdist.storage.atomic import require_folder
 from dpdist.storage.store import Store, store_at
 
@@ -59,6 +60,8 @@ class Preview:
         Where a release would choose something first: what its parts cost; else None.
     refused
         Why it would be refused all the same, where it could choose no clip norm, or a series has ended; else None.
+    unit
+        Whose rows are protected together, as the job says; None: each row alone, or as the rows say.
     """
 
     releases: tuple[tuple[str, Charge], ...]
@@ -69,6 +72,7 @@ class Preview:
     fits: bool
     parts: Parts | None = None
     refused: str | None = None
+    unit: Unit | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -88,6 +92,7 @@ class Preview:
             "fits": self.fits,
             **({} if self.parts is None else {"parts": self.parts.to_json()}),
             **({} if self.refused is None else {"refused": self.refused}),
+            **({} if self.unit is None else {"unit": self.unit.to_json()}),
         }
 
 
@@ -202,8 +207,9 @@ def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
                 return []
             _require_small_delta(job, table.rows)
         return [("the whole table", Charge(_proved(job.request.proved(columns, unit))))]
-    request = replace(job.request, loss=share_of(job.request, columns, job.plan))
     closed = list(ledger.periods) if ledger else []
+    if closed:
+        require_same_unit(job, open_periods(job.rows))
     periods = [*closed, *new_periods(job, closed)]
     records = ledger.records if ledger else []
     charged = {(record.periods, record.weights) for record in records if record.state is not State.ABORTED}
@@ -214,7 +220,9 @@ def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
         for node in job.plan.released(count):
             names = tuple(periods[node.start : node.stop])
             if (names, node.weights) not in charged:
-                guarantee = _proved(request.calibrated(columns, max(node.weights, default=1)).guarantee)
+                request = replace(job.request, loss=share_of(job.request, columns, job.plan, node, job.unit))
+                changed = counted_rows(job.unit, len(names), weighted=bool(node.weights)) * max(node.weights, default=1)
+                guarantee = _proved(request.calibrated(columns, changed).guarantee)
                 out.append((node.label(periods), Charge(guarantee, names, node.weights)))
     return out
 
@@ -299,7 +307,8 @@ def preview(job: Job) -> Preview:
             refused = choice_refused(job.request, table.columns, table.rows, table.max_rows)
     if beyond:
         refused = past_horizon(late, beyond[0])
-    return Preview(tuple(plan), tuple(fresh), budget, charged, left, budget is not None and fits, parts, refused)
+    fits = budget is not None and fits
+    return Preview(tuple(plan), tuple(fresh), budget, charged, left, fits, parts, refused, job.unit)
 
 
 def _charges(job: Job, ledger: Ledger) -> bool:

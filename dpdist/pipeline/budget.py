@@ -32,7 +32,7 @@ from dpdist.rows.dataset import RowsTable, bind_ledger
 from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
 from dpdist.rows.schema import Schema
 from dpdist.rows.table import Table
-from dpdist.rows.units import Keep, unit_from
+from dpdist.rows.units import Keep, Unit, unit_from
 from dpdist.storage.atomic import make_once, require_new
 from dpdist.storage.store import AnyStore, Store, store_at
 
@@ -378,7 +378,10 @@ def _create_ledger(ledger: LedgerAddressGiven, rows: Store, budget: PrivacyLoss 
 
 
 def periodic_table(
-    rows: AnyStore, budget: PrivacyLoss | None = None, ledger: LedgerAddress | None = None
+    rows: AnyStore,
+    budget: PrivacyLoss | None = None,
+    ledger: LedgerAddress | None = None,
+    unit: Unit | None = None,
 ) -> tuple[PeriodicTable, Ledger]:
     """Open a folder of periods and its ledger, and create them if there is none; what died half-way is completed.
 
@@ -398,7 +401,7 @@ def periodic_table(
             "against each other, which an object store does not offer."
         )
     place = ledger or default_ledger(rows)
-    make_once(rows.exists, partial(_create_periods, rows, budget, place))
+    make_once(rows.exists, partial(_create_periods, rows, budget, place, unit))
     with rows.locked():
         table = open_periods(rows)
         if budget not in {None, table.budget}:
@@ -409,12 +412,12 @@ def periodic_table(
     return table, Ledger.charged_for(rows, table.ledger_id, place)
 
 
-def _create_periods(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress) -> None:
+def _create_periods(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress, unit: Unit | None) -> None:
     if budget is None:
         raise UsageError(f"{rows} does not exist yet. Declare a budget for it ({parameter('budget_epsilon')}).")
     if Ledger.stands_at(ledger):
         _require_no_ledger(ledger)
-    create_periods(rows, budget)
+    create_periods(rows, budget, unit)
 
 
 def _only_ledger(

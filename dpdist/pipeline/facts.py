@@ -165,6 +165,8 @@ class PeriodsFacts(Facts):
         The identity of all of them together.
     periods_closed : int
         How many are closed; ``first_period`` and ``last_period`` name two of them, or are None.
+    unit : Unit, optional
+        Whose rows these are, how many of a period and in how many periods at most; None: every row counts alone.
     ledger : LedgerFacts
         How their budget stands.
     """
@@ -174,6 +176,7 @@ class PeriodsFacts(Facts):
     periods_closed: int
     first_period: str | None
     last_period: str | None
+    unit: Unit | None
     ledger: LedgerFacts
 
     def _own_json(self) -> dict[str, object]:
@@ -182,6 +185,7 @@ class PeriodsFacts(Facts):
             "periods_closed": self.periods_closed,
             "first_period": self.first_period,
             "last_period": self.last_period,
+            "unit": None if self.unit is None else self.unit.to_json(),
             "ledger": self.ledger.to_json(),
         }
 

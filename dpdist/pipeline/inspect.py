@@ -226,6 +226,7 @@ def _periods(
         periods_closed=len(periods),
         first_period=next(iter(periods), None),
         last_period=next(reversed(periods), None),
+        unit=table.unit,
         ledger=facts,
     )
 

@@ -29,7 +29,7 @@ epsilon, and up to k times the GDP mu. Release i, which reads m_i of the k perio
 so it has m_i times its mu_i, and all have ``sqrt(sum (m_i mu_i)^2)``. Where no release reads two of these periods every
 m_i is 1, and that is at most sqrt k times the mu of a row; where one reads all of them it is k times. Nothing is worse,
 because a norm of a sum over k rows is at most the sum of k norms. :func:`dpdist.release.continual.person_factor` has
-the numbers of a tree of periods.
+the numbers of a tree of periods. With a privacy unit the accounts are of persons: :mod:`dpdist.privacy.persons`.
 
 **Weights.** A release may add each row of period p as often as a weight w_p >= 1 says. Let w be the largest weight, and
 let the release be Gaussian, calibrated for neighbours that differ in w rows at once

@@ -166,7 +166,7 @@ class Heading:
         """Return the guarantee, if there is one, as part of a sentence."""
         said = f"{self.guarantee.loss if self.guarantee else 'nothing proved'} under {self.neighbours}"
         if self.unit is not None:
-            said += f" of the rows of one {self.unit.column}, {self.unit.max_rows} at most"
+            said += f" of the rows of one {self.unit.column}, {self.unit.most}"
         return said if self.condition is None else f"{said}, if {self.condition}"
 
     def attributes(self) -> dict[str, object]:

@@ -283,7 +283,8 @@ def _apart(releases: Sequence[Release], *, disjoint: bool) -> bool:
     Extents that do not overlap tell it of the rows of one table; a release without them could be of any rows.
     """
     tables = [{extent.dataset for extent in release.extents} for release in releases]
-    if releases[0].unit is None:
+    unit = releases[0].unit
+    if unit is None or unit.max_periods is not None:  # whose account is each period's (:mod:`dpdist.privacy.persons`)
         one_table = all(tables) and len(set().union(*tables)) == 1
         return one_table or disjoint
     # a unit may have rows in every period of a table, which its owner's word about other tables does not exclude

@@ -446,8 +446,20 @@ class ReleaseRequest:
         )
 
     def guarantee(self, table: Table) -> Guarantee | None:
-        """Return what is proved of a release of a table; None where nothing is."""
-        return self.of_table(table).proved(table.columns, table.changed_rows)
+        """Return what is proved of a release of a table; None where nothing is.
+
+        Raises
+        ------
+        RefusedError
+            If a privacy unit may have rows in several periods, and the mechanism has no mu to count them by.
+        """
+        found = self.of_table(table).proved(table.columns, table.changed_rows)
+        if found is not None and found.mu_squared is None and table.unit and table.unit.max_periods is not None:
+            raise RefusedError(
+                f"{self.mechanism} cannot be charged for a privacy unit with rows in several periods: take "
+                f"{parameter('mechanism', 'gaussian')}."
+            )
+        return found
 
     def proved(self, columns: int, max_rows: int = 1) -> Guarantee | None:
         """Return what is proved of a release of so many columns, of all its parts together; None where nothing is."""

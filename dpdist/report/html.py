@@ -187,7 +187,7 @@ def _facts(release: Release) -> list[tuple[str, object]]:
     said.append(("columns", str(release.bound.columns)))
     if release.unit is not None:
         unit = release.unit
-        said.append(("whose rows", Markup("one <bdi>{}</bdi>, {} at most").format(unit.column, unit.max_rows)))
+        said.append(("whose rows", Markup("one <bdi>{}</bdi>, {}").format(unit.column, unit.most)))
     if release.extents:
         several = len({extent.dataset for extent in release.extents}) > 1
         said.append(

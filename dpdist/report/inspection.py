@@ -19,6 +19,7 @@ from dpdist.pipeline.facts import (
 from dpdist.pipeline.release import stage_words
 from dpdist.rows.bounding import TRUNCATED, RowBound
 from dpdist.rows.schema import Schema
+from dpdist.rows.units import Unit
 
 _SHOWN = 6
 """Column names that are shown to people."""
@@ -67,8 +68,11 @@ def _names(columns: Sequence[str]) -> str:
     return ", ".join(columns[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def _unit_words(unit: Unit | None) -> str:
+    return "one row" if unit is None else f"all rows of one {unit.column}, {unit.most}"
+
+
 def _rows_lines(facts: RowsFacts) -> _Lines:
-    unit = facts.unit
     chunks = f"{counted(facts.chunks, 'chunk')} of {counted(facts.chunk_rows, 'row')}"
     return [
         ("rows", f"{facts.n} (private under add-remove, public under replace-one)"),
@@ -79,7 +83,7 @@ def _rows_lines(facts: RowsFacts) -> _Lines:
         ("data set", facts.dataset_id),
         *([("period", facts.period)] if facts.period else []),
         *_schema_lines(facts.schema),
-        ("unit", "one row" if unit is None else f"all rows of one {unit.column}, {unit.max_rows} at most"),
+        ("unit", _unit_words(facts.unit)),
         *([("reproduced", "released for reproduction: they get no budget any more")] if facts.reproduced else []),
         ("ledger", _ledger_words(facts.ledger)),
     ]
@@ -89,6 +93,7 @@ def _periods_lines(facts: PeriodsFacts) -> _Lines:
     span = f", {facts.first_period} to {facts.last_period}" if facts.periods_closed else ""
     return [
         ("periods", f"{facts.periods_closed} closed{span}"),
+        ("unit", _unit_words(facts.unit)),
         ("data set", facts.dataset_id),
         ("ledger", _ledger_words(facts.ledger)),
     ]
@@ -105,7 +110,7 @@ def _ledger_words(ledger: LedgerFacts) -> str:
 def _release_lines(facts: ReleaseFacts) -> _Lines:
     release, bound = facts.release, facts.release.bound
     loss = "nothing" if release.guarantee is None else str(release.guarantee.loss)
-    of = "" if release.unit is None else f" of the rows of one {release.unit.column}, {release.unit.max_rows} at most"
+    of = "" if release.unit is None else f" of the rows of one {release.unit.column}, {release.unit.most}"
     chosen = {} if release.stage is None else release.stage.chosen
     moved = any(getattr(bound, name) is not None and name not in chosen for name in ("centre", "scale"))
     return [

@@ -101,7 +101,7 @@ def _sentence(release: Heading, guarantee: Guarantee, percent: str) -> str:
         known = "every row of the table but one" if same else "every other row of the table"
         doubt = "which of two rows that one is" if same else "whether one more row is in it"
     else:
-        known = f"all rows of the table but those of one {unit.column}, of which there are {unit.max_rows} at most"
+        known = f"all rows of the table but those of one {unit.column}, of which there are {unit.most}"
         doubt = "which of two such sets of rows these are" if same else "whether they are in it"
     said = (
         f"Somebody who knows {known}, and has to guess {doubt}, is right in at most {percent} % of cases with this "
@@ -112,7 +112,7 @@ def _sentence(release: Heading, guarantee: Guarantee, percent: str) -> str:
 
 def _neighbours(release: Heading, guarantee: Guarantee) -> str:
     unit = release.unit
-    what = "one row" if unit is None else f"all rows of one {unit.column}, {unit.max_rows} at most,"
+    what = "one row" if unit is None else f"all rows of one {unit.column}, {unit.most},"
     periods = any(extent.first is not None for extent in release.extents)
     if guarantee.neighbours is Neighbours.REPLACE_ONE:
         within = " of the same period" if periods else ""

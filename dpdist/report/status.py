@@ -14,6 +14,8 @@ def preview_words(preview: Preview) -> str:
     lines = [f"{of}: {charge.guarantee.loss}{_reads(charge)}" for of, charge in preview.releases]
     if preview.new_periods:
         lines.insert(0, f"Periods to close: {', '.join(preview.new_periods)}.")
+    if preview.unit is not None:
+        lines.append(f"Each is for all rows of one {preview.unit.column}, {preview.unit.most}.")
     if preview.parts is not None:
         lines.append(f"Of it the private choice that the release makes first takes {preview.parts.share_words}.")
     declared = "no budget is declared" if preview.budget is None else f"the budget is {preview.budget}"

@@ -25,11 +25,12 @@ class UnitAttributes(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     column: Text
     max_rows: int
     keep: Keep = "first"
+    max_periods: int | None = None
 
     @property
     def unit(self) -> Unit:
         """The unit that they are of."""
-        return Unit(self.column, self.max_rows, self.keep)
+        return Unit(self.column, self.max_rows, self.keep, self.max_periods)
 
 
 class RowsAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -66,13 +67,14 @@ class RowsAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.convert(info, cls)
 
 
-class PeriodsAttributes(Struct, frozen=True):
+class PeriodsAttributes(Struct, frozen=True, omit_defaults=True):
     """What ``periods.json`` says of a folder of periods, version 1."""
 
     format: str
     dataset_id: Text
     budget: Loss
     ledger_id: Text | None
+    unit: UnitAttributes | None = None
 
 
 class SealedRows(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -282,7 +282,7 @@ def head_of(
         budget=None if budget is None else budget.to_json(),
         ledger_id=ledger_id,
         period=period,
-        unit=None if unit is None else UnitAttributes(unit.column, unit.max_rows, unit.keep),
+        unit=None if unit is None else UnitAttributes(unit.column, unit.max_rows, unit.keep, unit.max_periods),
         origin=origin,
         schema=None if schema is None else schema.to_json(),
     )

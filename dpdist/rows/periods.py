@@ -22,14 +22,16 @@ from itertools import accumulate
 import msgspec
 
 from dpdist._util.ids import random_token
-from dpdist.errors import DataError
+from dpdist.errors import DataError, UsageError
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.rows.attributes import ArrayShape, PeriodsAttributes, text_of
+from dpdist.privacy.persons import rows_charged
+from dpdist.rows.attributes import ArrayShape, PeriodsAttributes, UnitAttributes, text_of
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import RowsTable, open_ingested
 from dpdist.rows.schema import Schema
 from dpdist.rows.seal import KEY, sealed_tags, write_seal
+from dpdist.rows.units import Unit
 from dpdist.storage.arrays import ROOT
 from dpdist.storage.store import AnyStore, Store, store_at
 
@@ -51,12 +53,15 @@ class PeriodicTable:
         The declared budget.
     ledger_id
         Identity of the one ledger that may be charged for these rows, or None while none was created.
+    unit
+        Whose rows these are, how many of a period and in how many periods at most; None: every row counts alone.
     """
 
     store: Store
     dataset_id: str
     budget: PrivacyLoss
     ledger_id: str | None
+    unit: Unit | None = None
 
     def rows_of(self, period: str) -> Store:
         """Return where the rows of a period are stored."""
@@ -107,6 +112,8 @@ class PeriodicTable:
                 raise DataError(f"{part} has other columns than {first}. Restore it.")
             if part.schema != first.schema:
                 raise DataError(f"{part} was made with another schema than {first}. Restore it.")
+            if part.unit != self.unit:
+                raise DataError(f"{part} protects another privacy unit than {self.store}. Restore it.")
         return Span(self.store.absolute(), self.dataset_id, self.budget, self.ledger_id, tuple(parts), start)
 
 
@@ -160,9 +167,9 @@ class Span:
         return self.parts[0].names
 
     @property
-    def unit(self) -> None:
-        """No privacy unit: every row counts alone where rows come in periods."""
-        return
+    def unit(self) -> Unit | None:
+        """Whose rows these are, the same in every period."""
+        return self.parts[0].unit
 
     @property
     def schema(self) -> Schema | None:
@@ -171,13 +178,13 @@ class Span:
 
     @property
     def max_rows(self) -> int:
-        """One row."""
-        return 1
+        """One row, or for how many rows those of a person are counted."""
+        return counted_rows(self.unit, len(self.parts), weighted=bool(self.weights))
 
     @property
     def changed_rows(self) -> int:
-        """One row, as often as it is added where that is most often."""
-        return max(self.weights, default=1)
+        """These, as often as each is added where that is most often."""
+        return self.max_rows * max(self.weights, default=1)
 
     @property
     def added_rows(self) -> int:
@@ -238,7 +245,25 @@ class Span:
         return self.weights[bisect_right(self._ends, index)] if self.weights else 1
 
 
-def create_periods(place: AnyStore, budget: PrivacyLoss) -> PeriodicTable:
+def counted_rows(unit: Unit | None, read: int, *, weighted: bool = False) -> int:
+    """Return for how many rows of one period a release counts those of a person (:mod:`dpdist.privacy.persons`).
+
+    Parameters
+    ----------
+    unit
+        Of the table; None: every row counts alone.
+    read
+        How many periods the release reads.
+    weighted
+        Whether it adds them by weights: such nights are counted alike, however many periods there are yet, so that all
+        have the same noise.
+    """
+    if unit is None or unit.max_periods is None:
+        return 1
+    return unit.max_rows * rows_charged(unit.max_periods, unit.max_periods if weighted else read)
+
+
+def create_periods(place: AnyStore, budget: PrivacyLoss, unit: Unit | None = None) -> PeriodicTable:
     """Create an empty folder of periods; all of it appears at once.
 
     Raises
@@ -248,12 +273,13 @@ def create_periods(place: AnyStore, budget: PrivacyLoss) -> PeriodicTable:
     """
     with store_at(place).staged("rows", private=True) as aside:
         aside.put(KEY, (random_token() + random_token()).encode("ascii"))
-        _write(PeriodicTable(aside, random_token(), budget, None))
+        _write(PeriodicTable(aside, random_token(), budget, None, unit))
     return open_periods(place)
 
 
 def _write(table: PeriodicTable) -> None:
-    attributes = PeriodsAttributes(FORMAT, table.dataset_id, table.budget.to_json(), table.ledger_id)
+    unit = None if table.unit is None else msgspec.convert(table.unit.to_json(), UnitAttributes)
+    attributes = PeriodsAttributes(FORMAT, table.dataset_id, table.budget.to_json(), table.ledger_id, unit)
     table.store.replace(_FILE, text_of(attributes, indent=2), "rows", private=True)
 
 
@@ -290,8 +316,10 @@ def open_periods(place: AnyStore) -> PeriodicTable:
         said = msgspec.json.decode(store.get(_FILE), type=PeriodsAttributes)
         if said.format != FORMAT:
             raise ValueError  # noqa: TRY301 - one message for whatever is wrong
-        return PeriodicTable(store.absolute(), said.dataset_id, PrivacyLoss.from_json(said.budget), said.ledger_id)
-    except (OSError, ValueError, KeyError, RecursionError, DataError):
+        unit = None if said.unit is None else said.unit.unit
+        budget = PrivacyLoss.from_json(said.budget)
+        return PeriodicTable(store.absolute(), said.dataset_id, budget, said.ledger_id, unit)
+    except (OSError, ValueError, KeyError, RecursionError, DataError, UsageError):
         raise DataError(
             f"{store} is not a folder of periods, or its {_FILE} was damaged. {step('run')} makes one from a job file "
             "whose [rows] has periods = true."

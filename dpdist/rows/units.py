@@ -39,8 +39,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist._util.ids import random_token
+from dpdist._util.text import counted
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
+from dpdist.privacy.persons import MOST_PERIODS
 
 _BITS = 8
 """Of the hash that deals rows out to files: 256 of them."""
@@ -64,30 +66,44 @@ class Unit:
     column
         Name of the source's column that says whose row it is; it is not stored with the rows.
     max_rows
-        M: how many rows of each unit are kept at most.
+        M: how many rows of each unit are kept at most; where rows come in periods, of each period.
     keep
         Which: ``"first"``, or ``"random"``, a random sample of them.
+    max_periods
+        K: in how many periods rows of each unit are kept at most (:mod:`dpdist.rows.persons`); None: rows do not come
+        in periods.
 
     Raises
     ------
     UsageError
-        If M is not positive.
+        If M or K is not positive, or too large.
     """
 
     column: str
     max_rows: int
     keep: Keep = "first"
+    max_periods: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_rows <= 2**20:
             raise UsageError(f"The rows kept of each privacy unit are from 1 to {2**20}.", parameter="max_rows")
         if self.keep not in get_args(Keep):
             raise UsageError(f"{parameter('keep')} is first or random, not {self.keep!r}.")
+        if self.max_periods is not None and not 1 <= self.max_periods <= MOST_PERIODS:
+            raise UsageError(f"The periods of each privacy unit are from 1 to {MOST_PERIODS}.", parameter="max_periods")
+
+    @property
+    def most(self) -> str:
+        """How many rows it has at most, as part of a sentence."""
+        if self.max_periods is None:
+            return f"{self.max_rows} at most"
+        return f"{self.max_rows} a period in {counted(self.max_periods, 'period')} at most"
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values; what an older version did not know is left out where it says nothing."""
         how = {} if self.keep == "first" else {"keep": self.keep}
-        return {"column": self.column, "max_rows": self.max_rows, **how}
+        most = {} if self.max_periods is None else {"max_periods": self.max_periods}
+        return {"column": self.column, "max_rows": self.max_rows, **how, **most}
 
 
 def whole_numbers(
@@ -161,6 +177,11 @@ class KeptRows:
         """Keep rows by their numbers, each once."""
         np.bitwise_or.at(self._bits, rows >> 3, (1 << (rows & 7)).astype(np.uint8))
         self.count += rows.size
+
+    def leave_out(self, others: KeptRows) -> None:
+        """Keep none of the rows of others, of the same source."""
+        self._bits &= ~others._bits
+        self.count = self.counted(0, 8 * self._bits.size)
 
     def among(self, start: int, count: int) -> npt.NDArray[np.bool_]:
         """Say of so many rows from one on which are kept."""
@@ -313,7 +334,9 @@ def _numbered(file: IO[bytes], kind: np.dtype[Any]) -> Iterator[tuple[Numbers, N
         before = np.insert(before, place[~old], counts[~old])
 
 
-def unit_from(column: str | None, max_rows: int | None, keep: Keep | None = None) -> Unit | None:
+def unit_from(
+    column: str | None, max_rows: int | None, keep: Keep | None = None, max_periods: int | None = None
+) -> Unit | None:
     """Make a privacy unit from what was given, or None.
 
     Raises
@@ -327,4 +350,4 @@ def unit_from(column: str | None, max_rows: int | None, keep: Keep | None = None
         raise UsageError(
             f"A privacy unit needs both: its column ({parameter('privacy_unit')}) and its rows.", parameter="max_rows"
         )
-    return Unit(column, max_rows, keep or "first")
+    return Unit(column, max_rows, keep or "first", max_periods)

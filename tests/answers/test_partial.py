@@ -86,7 +86,7 @@ def test_columns_that_are_sums_of_others_take_a_ridge_that_is_told() -> None:
 
 
 def test_what_gives_none_is_refused_with_what_does() -> None:
-    with pytest.raises(UsageError, match=r"no mean and no centre.*Release with centring='private'.*array second_moment"):
+    with pytest.raises(UsageError, match=r"no mean and no centre.*centring='private'.*array second_moment"):
         partial_correlation(scene(centring=Centring.NONE).release(), range(4))
     with pytest.raises(DrownedError, match="No direction of the columns"):
         partial_correlation(drawn(rows_of(40) / 100, 4.0, "0.1").release(), range(4))

@@ -363,7 +363,7 @@ def test_a_job_file_may_name_the_unit(tmp_path: Path, monkeypatch: pytest.Monkey
     run.run(job_file.read_job(job), say=print)
     assert stored(tmp_path / "rows.zarr") == [0, 2]
     job.write_text(text.replace('source = "source.csv"\n', 'source = "."\nperiods = true\n'))
-    with pytest.raises(UsageError, match="cannot yet bound"):
+    with pytest.raises(UsageError, match="needs max_periods"):
         job_file.read_job(job)
 
 

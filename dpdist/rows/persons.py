@@ -1,0 +1,212 @@
+"""In how many periods each person had rows: a private register beside the rows, and whose rows it leaves out.
+
+``persons`` stands in the folder of a period, and is of all periods up to it: of every person the digest of his number
+and the number of periods in which rows of his were kept. A digest is 16 bytes of BLAKE2b under a key that follows from
+the key of the folder, so that nobody without that can test a number; two of N persons have the same with probability
+N² 2^-129 at most. The file begins with HMAC-SHA256 of itself and of the seal of its period, under the same key.
+
+**Counted once.** The register of a period is made from that of the last closed period, with its rows and before its
+seal is closed in the ledger. So it counts from the very transaction that closes the period. What died before that is
+made anew from the same register, however often; two processes hold the lock of the folder. A register that is missing,
+altered, or of other rows is refused, and with it every further period: it is never begun anew.
+
+**Theorem.** Let two series of sources differ in the rows of one person. Then kept rows differ in those of this person
+only, in at most K periods. *Proof.* Whether rows of a period are left out depends on how many earlier periods had rows
+of the same person. Of everybody else that number is the same, and of the person it is counted. ∎
+
+A night reads the register of the period before, writes its own, and removes the one before that: 18 bytes for everybody
+who ever had rows, and about four times as much memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist._util.text import canonical
+from dpdist.errors import DataError
+from dpdist.rows.periods import PeriodicTable
+from dpdist.rows.seal import key_of
+from dpdist.rows.units import Digests, KeptRows, Numbers, Unit
+from dpdist.storage.store import MOST_AT_ONCE
+
+_FILE = "persons"
+_TAG = 32
+_RECORD = np.dtype([("person", "S16"), ("periods", "<u2")])
+_MANY = 1 << 20
+"""Digests that are gathered before those that are there twice are dropped."""
+
+
+def _none() -> Digests:
+    return np.empty(0, dtype="S16")
+
+
+@dataclass
+class Watch:
+    """Looks at whose the rows of one new period are, and leaves out those of persons who were in enough periods.
+
+    Parameters
+    ----------
+    unit
+        The privacy unit, with its number of periods.
+    key
+        Of the digests.
+    known
+        The register of the periods before: persons in order, and in how many periods each was.
+    excluded
+        Persons whose rows are left out, in order.
+    """
+
+    unit: Unit
+    key: bytes
+    known: npt.NDArray[Any]
+    excluded: Digests = field(default_factory=_none)
+    _new: Digests = field(default_factory=_none)
+    _left_out: KeptRows | None = None
+
+    @classmethod
+    def of(cls, table: PeriodicTable, closed: Mapping[str, str], excluded: Iterable[int] = ()) -> Watch | None:
+        """Return what watches the next period of a table; None where every row counts alone.
+
+        Parameters
+        ----------
+        table
+            The folder of periods.
+        closed
+            The periods that are closed, in order, each with its seal as the ledger has it.
+        excluded
+            Numbers of persons.
+
+        Raises
+        ------
+        DataError
+            If the register of the last one is missing or not what was written with it.
+        """
+        if table.unit is None:
+            return None
+        key = _key(table)
+        names = list(closed)
+        known = _read(table, names[-1], closed[names[-1]]) if names else np.empty(0, dtype=_RECORD)
+        for old in names[-2:-1]:
+            address = table.rows_of(old).address(_FILE)
+            if isinstance(address, Path):  # periods stand in folders
+                address.unlink(missing_ok=True)
+        left = np.unique(digests(np.array(sorted(set(excluded)), dtype=np.int64), key))
+        return cls(table.unit, key, known, left)
+
+    def watched(self, units: Iterable[Numbers], rows: int) -> Iterator[Digests]:
+        """Yield the digest of the person of every row, in order, and note whose rows are left out."""
+        enough = self.known["person"][self.known["periods"] >= (self.unit.max_periods or 1)]
+        out, row, pending = KeptRows(rows), 0, [self._new]
+        for piece in units:
+            found, place = np.unique(piece, return_inverse=True)
+            persons = digests(found, self.key)
+            full = _among(persons, enough) | _among(persons, self.excluded)
+            pending.append(persons[~full])
+            if sum(each.size for each in pending) > _MANY:
+                pending = [np.unique(np.concatenate(pending))]
+            out.add(row + np.flatnonzero(full[place]))
+            row += piece.size
+            yield persons[place]
+        self._new, self._left_out = np.unique(np.concatenate(pending)), out
+
+    def leave_out(self, kept: KeptRows) -> None:
+        """Take the rows that are left out from those that are kept; after all were watched."""
+        if self._left_out is not None:
+            kept.leave_out(self._left_out)
+
+    def register(self) -> npt.NDArray[Any]:
+        """Return the register up to this period, persons in order."""
+        place = np.searchsorted(self.known["person"], self._new)
+        old = _among(self._new, self.known["person"])
+        content = self.known.copy()
+        content["periods"][place[old]] += 1
+        fresh = np.empty(int((~old).sum()), dtype=_RECORD)
+        fresh["person"], fresh["periods"] = self._new[~old], 1
+        content = np.concatenate([content, fresh])
+        return content[np.argsort(content["person"], kind="stable")]
+
+    def write(self, table: PeriodicTable, period: str, seal: str) -> None:
+        """Write the register up to this period, beside its rows, which are not closed yet.
+
+        Raises
+        ------
+        DataError
+            If there are more persons than it can hold, or it cannot be written.
+        """
+        content = self.register().tobytes()
+        if _TAG + len(content) > MOST_AT_ONCE:
+            raise DataError(
+                f"{table.store} has a register of {MOST_AT_ONCE // _RECORD.itemsize} persons at most, and the period "
+                f"{period} brings more. Begin another folder of periods."
+            )
+        tag = _tag(table, period, seal, content)
+        table.rows_of(period).replace(_FILE, tag + content, "rows", private=True)
+
+
+def digests(numbers: Numbers, key: bytes) -> Digests:
+    """Return the digest of every person, shape (r,), as the numbers."""
+    whole = np.ascontiguousarray(numbers, dtype="<i8").tobytes()
+    made = [hashlib.blake2b(whole[at : at + 8], digest_size=16, key=key).digest() for at in range(0, len(whole), 8)]
+    return np.frombuffer(b"".join(made), dtype="S16")
+
+
+def _among(persons: Digests, known: Digests) -> npt.NDArray[np.bool_]:
+    """Say which are among some that are in order."""
+    place = np.searchsorted(known, persons)
+    found = place < known.size
+    found[found] = known[place[found]] == persons[found]
+    return found
+
+
+def _key(table: PeriodicTable) -> bytes:
+    return hmac.digest(key_of(table.store), b"dpdist persons", hashlib.sha256)
+
+
+def _tag(table: PeriodicTable, period: str, seal: str, content: bytes) -> bytes:
+    about = canonical([period, seal, None if table.unit is None else table.unit.to_json()]).encode()
+    return hmac.digest(_key(table), about + b"\n" + content, hashlib.sha256)
+
+
+def _read(table: PeriodicTable, period: str, seal: str) -> npt.NDArray[Any]:
+    stored = table.rows_of(period)
+    try:
+        found = stored.get(_FILE)
+    except OSError:
+        found = b""
+    tag, content = found[:_TAG], found[_TAG:]
+    if len(content) % _RECORD.itemsize or not hmac.compare_digest(tag, _tag(table, period, seal, content)):
+        raise DataError(
+            f"{stored.address(_FILE)} is missing or not what was written when its period was closed: it tells in how "
+            "many periods each person had rows. Restore it from a copy: without it no further period can be closed."
+        )
+    return np.frombuffer(content, dtype=_RECORD)
+
+
+def read_excluded(path: Path) -> tuple[int, ...]:
+    """Read a private list of persons whose rows are left out: a whole number a line.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read, or a line is no whole number; the message has no line of it.
+    """
+    try:
+        lines = path.read_text("ascii").splitlines()
+        found = tuple(int(line) for line in lines if line.strip())
+        np.array(found, dtype=np.int64)
+    except OSError as error:
+        raise DataError(f"The list of excluded persons {path} cannot be read: {error.strerror}. Restore it.") from None
+    except (ValueError, OverflowError):
+        raise DataError(
+            f"The list of excluded persons {path} must have one whole number on each line, as the privacy unit has. "
+            "Mend it: no period is taken in meanwhile."
+        ) from None
+    return found

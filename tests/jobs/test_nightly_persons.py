@@ -1,0 +1,290 @@
+"""Nights of a table with a privacy unit: whose rows are kept, what is charged, and that nobody counts twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from support.nightly_scene import Place
+
+from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.ingest import periods as ingest_periods
+from dpdist.jobs import job_file, status
+from dpdist.jobs.periodic import open_series
+from dpdist.ledger.ledger import Ledger
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.pipeline.inspect import inspect_path
+from dpdist.pipeline.release import release_rows
+from dpdist.privacy.guarantee import Neighbours
+from dpdist.release.artefact import open_release
+from dpdist.report.inspection import words
+from dpdist.report.status import preview_words
+from dpdist.rows.chunks import ChunkReader
+from dpdist.rows.dataset import open_ingested
+from dpdist.rows.persons import Watch
+from dpdist.rows.units import KeptRows, Numbers, Unit, kept_of_each
+from faults.nightly import JOB
+
+PERSONS = JOB.replace("periods = true", 'periods = true\nprivacy_unit = "who"\nmax_rows = 2\nmax_periods = 3')
+ALWAYS, STRANGER = 7, 1000
+
+
+@pytest.fixture
+def people(place: Place) -> Place:
+    place.job.write_text(PERSONS)
+    return place
+
+
+def arrive(place: Place, number: int, who: Sequence[int]) -> None:
+    """Let a row of each of these persons arrive; its first column tells whose, so that a test can look."""
+    lines = [f"{person},{person / 1024},{number / 1024},0.25" for person in who]
+    (place.incoming / f"d{number}.csv").write_text("\n".join(["who,a,b,c", *lines, ""]))
+
+
+def kept(place: Place, number: int) -> list[int]:
+    """Return whose rows of a night are kept."""
+    table = replace(open_ingested(place.folder / "visits" / f"d{number}.zarr"), seal=None)
+    if not table.rows:
+        return []
+    reader = ChunkReader(table, 64)
+    return [round(1024 * row[0]) for index in range(table.chunks) for row in np.vstack(list(reader.read(index)))]
+
+
+def registers(place: Place) -> dict[str, bytes]:
+    return {path.parent.name: path.read_bytes() for path in (place.folder / "visits").glob("*/persons")}
+
+
+NIGHTS: list[list[int]] = [
+    [ALWAYS, 1, ALWAYS, ALWAYS, 2],
+    [2, ALWAYS, 11],
+    [ALWAYS, 2, 12],
+    [ALWAYS, 2, 13, 1],
+    [ALWAYS, ALWAYS],
+    [14, ALWAYS, 1, 1],
+]
+KEPT: list[list[int]] = [[ALWAYS, 1, ALWAYS, 2], [2, ALWAYS, 11], [ALWAYS, 2, 12], [13, 1], [], [14, 1, 1]]
+
+
+def test_rows_are_kept_in_so_many_periods_and_everybody_is_counted_once(people: Place) -> None:
+    for number, who in enumerate(NIGHTS, 1):
+        arrive(people, number, who)
+    people.run()
+    assert [kept(people, number) for number in range(1, 7)] == KEPT
+    assert sorted(registers(people)) == ["d5.zarr", "d6.zarr"]  # the last, and that it was made from
+    assert b"7" * 8 not in b"".join(registers(people).values())
+    for path in (people.folder / "visits").glob("*/persons"):
+        assert path.stat().st_mode & 0o077 == 0
+    total = open_release(people.published / "total" / "d6.zarr")
+    assert total.unit == Unit("who", 2, max_periods=3)
+    assert total.rows == sum(map(len, KEPT))
+    assert total.guarantee_words() == (
+        "epsilon 1, delta 1e-06 under replace-one of the rows of one who, 2 a period in 3 periods at most"
+    )
+    # 2 rows a period, and the square root of 3 rounded up: what 4 rows would cost
+    night = open_release(people.published / "d1.zarr")
+    alone = open_series(job_file.read_job(people.job)).request.calibrated(3, 4)
+    assert night.noise == alone.noise
+    assert "who, 2 a period in 3 periods at most" in words(inspect_path(people.folder / "visits"))
+    assert inspect_path(people.folder / "visits").to_json()["unit"] == {
+        "column": "who", "max_rows": 2, "max_periods": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["continual = 4\n", 'factorisation = "banded"\nband = 2\n'])
+def test_all_that_is_published_keeps_the_loss_for_every_pattern(people: Place, form: str) -> None:
+    people.job.write_text(PERSONS + form)
+    for number in range(1, 5):
+        arrive(people, number, range(number, 30))
+    planned = status.preview(job_file.read_job(people.job))
+    assert planned.fits
+    assert "Each is for all rows of one who, 2 a period in 3 periods at most." in preview_words(planned)
+    people.run()
+    releases = [open_release(path) for path in sorted(people.published.glob("d*.zarr"))]
+    assert len({release.bound for release in releases}) == 1
+    deviations = [release.noise["variance_off_diagonal"] ** 0.5 for release in releases]
+    assert max(deviations) / min(deviations) - 1 < 2e-5  # but for the rounding of epsilon
+    assert [record.guarantee.loss for record in people.ledger.records] == [
+        charge.guarantee.loss for _, charge in planned.releases
+    ]
+    query = LatticeQuery(3, releases[0].bound.norm_bound, Neighbours.REPLACE_ONE, 2)  # of two rows of one period
+    lost = []
+    for pattern in combinations(["d1", "d2", "d3", "d4"], 3):
+        mu = 0.0
+        for release in releases:
+            (extent,) = release.extents
+            names = [f"d{n}" for n in range(int(str(extent.first)[1:]), int(str(extent.last)[1:]) + 1)]
+            weights = dict(zip(names, release.weights or (1,) * len(names), strict=True))
+            rows = sum(weights.get(period, 0) for period in pattern)
+            mu += rows**2 * query.frobenius_squared / release.noise["variance_diagonal"]
+        lost.append(mu)
+    whole = _mu_squared(people)
+    assert max(lost) <= whole * (1 + 1e-5)
+    assert max(lost) > 0.5 * whole  # the noise is not merely large
+
+
+def _mu_squared(place: Place) -> float:
+    """Return the loss of the job as mu²."""
+    guarantee = replace(job_file.read_job(place.job).request, grid_bits=12).calibrated(3, 1).guarantee
+    assert guarantee is not None
+    assert guarantee.mu_squared is not None
+    return float(guarantee.mu_squared)
+
+
+class KilledError(BaseException):
+    """The process ends here: it cleans nothing up."""
+
+
+def killed(*_: object, **__: object) -> None:
+    raise KilledError
+
+
+def test_a_night_that_dies_counts_nobody_twice(people: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    close, write = Ledger.close_period, Watch.write
+
+    def closed(self: Ledger, *period: str) -> None:
+        close(self, *period)
+        raise KilledError
+
+    def written(self: Watch, *about: Any) -> None:
+        write(self, *about)
+        raise KilledError
+
+    deaths: list[tuple[object, str, Callable[..., None]]] = [
+        (ingest_periods, "seal_rows", killed),
+        (Watch, "write", killed),
+        (Watch, "write", written),
+        (Ledger, "close_period", closed),
+        (Ledger, "reserve", killed),
+    ]
+    for number, (who, death) in enumerate(zip(NIGHTS, deaths, strict=False), 1):
+        arrive(people, number, who)
+        with monkeypatch.context() as patch:
+            patch.setattr(*death)
+            with pytest.raises(KilledError):
+                people.run()
+            if death[1] == "write":
+                with pytest.raises(KilledError):
+                    people.run()
+        people.run()
+        assert kept(people, number) == KEPT[number - 1]
+
+
+def test_a_register_that_is_gone_or_another_ends_the_series_and_is_not_begun_anew(people: Place) -> None:
+    for number, who in enumerate(NIGHTS[:3], 1):
+        arrive(people, number, who)
+    people.run()
+    visits = people.folder / "visits"
+    register, older = visits / "d3.zarr" / "persons", visits / "d2.zarr" / "persons"
+    whole = register.read_bytes()
+    arrive(people, 4, NIGHTS[3])
+    for wrong in (None, whole[:-18], older.read_bytes()):
+        register.unlink()
+        if wrong is not None:
+            register.write_bytes(wrong)
+        with pytest.raises(DataError, match="missing or not what was written") as caught:
+            people.run()
+        assert "Restore it from a copy" in str(caught.value)
+        assert list(people.ledger.periods) == ["d1", "d2", "d3"]
+        register.write_bytes(whole)
+    (visits / "periods.json").write_text(json.dumps(
+        {**json.loads((visits / "periods.json").read_text()), "unit": {"column": "who", "max_rows": 2}}
+    ))  # fmt: skip
+    with pytest.raises(RefusedError, match="protects who, 2 at most, and the job asks for"):
+        people.run()
+
+
+def test_whose_rows_differ_changes_nobody_else_s() -> None:
+    """The theorem, on random sources: the rows of one person are taken away, or exchanged."""
+    rng = np.random.default_rng(3)
+    for _ in range(30):
+        nights = [rng.integers(6, size=rng.integers(12)) for _ in range(8)]
+        most = int(rng.integers(1, 4))
+        here = kept_of(nights, most)
+        there = kept_of([night[night != 0] for night in nights], most)
+        assert sum(0 in night for night in here) <= most
+        assert [[row for row in night if row] for night in here] == there
+    # what must fail: a register that is begun anew
+    assert kept_of([np.array([0]), np.array([0])], 1, forget=True)[1] == [0]
+
+
+def kept_of(nights: list[Numbers], most: int, *, forget: bool = False) -> list[list[int]]:
+    """Return whose rows are kept, by a register that is carried from night to night, at most two rows a night."""
+    known = np.empty(0, dtype=[("person", "S16"), ("periods", "<u2")])
+    out: list[list[int]] = []
+    for night in nights:
+        watch = Watch(Unit("who", 2, max_periods=most), b"k" * 32, known[:0] if forget else known)
+        rows = KeptRows(night.size)
+        rows.add(np.flatnonzero(kept_of_each(np.concatenate(list(watch.watched([night], night.size))), watch.unit)))
+        watch.leave_out(rows)
+        out.append([int(person) for person in night[rows.among(0, night.size)]])
+        known = watch.register()
+    return out
+
+
+def test_those_on_the_list_are_left_out_from_then_on_and_nobody_is_told(
+    people: Place, capfd: pytest.CaptureFixture[str]
+) -> None:
+    listed = people.folder / "left.txt"
+    people.job.write_text(PERSONS.replace("max_periods = 3", 'max_periods = 3\nexclude = "left.txt"'))
+    arrive(people, 1, [41, 42, 43])
+    with pytest.raises(DataError, match=r"left\.txt cannot be read"):
+        people.run()
+    listed.write_text("42\nforty-three\n")
+    with pytest.raises(DataError, match="one whole number on each line") as caught:
+        people.run()
+    assert "forty" not in str(caught.value)
+    assert not people.ledger.periods
+    listed.write_text("\n42\n99\n")
+    people.run()
+    assert kept(people, 1) == [41, 43]
+    listed.write_text("42\n41\n")
+    arrive(people, 2, [41, 42, 43])
+    people.run()
+    assert kept(people, 2) == [43]
+    assert "4242" not in capfd.readouterr().out.replace("42 ", "")
+    assert not any(b"left.txt" in content for content in people.files().values())
+
+
+@pytest.mark.parametrize(
+    ("said", "match"),
+    [
+        ('privacy_unit = "who"\nmax_rows = 2', "needs max_periods"),
+        ("max_periods = 2", "max_periods needs periods = true and privacy_unit"),
+        ('exclude = "left.txt"', "exclude needs periods = true and privacy_unit"),
+        ('privacy_unit = "who"\nmax_periods = 2', "needs both"),
+        ('privacy_unit = "who"\nmax_rows = 2\nmax_periods = 5000', "from 1 to 4096"),
+    ],
+)
+def test_what_makes_no_sense_of_persons_is_refused(place: Place, said: str, match: str) -> None:
+    place.job.write_text(JOB.replace("periods = true", f"periods = true\n{said}"))
+    with pytest.raises((UsageError, DataError), match=match):
+        job_file.read_job(place.job)
+
+
+def test_rows_of_persons_are_released_in_no_other_way(people: Place) -> None:
+    arrive(people, 1, [1, 2, 3, 4])
+    people.run()
+    people.job.write_text(PERSONS.replace("max_periods = 3", "max_periods = 2"))
+    with pytest.raises(RefusedError, match="in 3 periods at most, and the job asks for who, 2 a period in 2 periods"):
+        people.run()
+    with pytest.raises(RefusedError, match="protects who, 2 a period in 3 periods at most"):
+        status.preview(job_file.read_job(people.job))
+    people.job.write_text(JOB)
+    with pytest.raises(RefusedError, match="and the job asks for one row"):
+        people.run()
+    pure = PERSONS.replace("delta = 1e-6\nclip", 'mechanism = "two-sided-wishart"\nclip')
+    people.job.write_text(pure)
+    with pytest.raises(UsageError, match="cannot protect somebody with rows in several periods"):
+        people.run()
+    request = open_series(replace(job_file.read_job(people.job))).job.request
+    span = open_series(job_file.read_job(people.job)).table.span(dict(people.ledger.periods), 0)
+    with pytest.raises(RefusedError, match="cannot be charged for a privacy unit with rows in several periods"):
+        request.guarantee(span)
+    with pytest.raises((RefusedError, UsageError, DataError)):
+        release_rows(people.folder / "visits" / "d1.zarr", people.folder / "alone.zarr", request)
+    assert not (people.folder / "alone.zarr").exists()
