@@ -247,6 +247,7 @@ def test_a_job_speaks_of_its_own_releases_where_another_released_the_same_rows(
     place.run()
     total = open_release(place.folder / "other" / "total" / "d2.zarr")
     charged = sequential([charge.guarantee for charge in place.ledger.charges])
+    assert total.guarantee is not None
     assert charged.loss.epsilon_micro > total.guarantee.loss.epsilon_micro  # what is published of these rows costs more
     said = f"{total.guarantee.loss} under replace-one for all releases that it is made of, together."
     assert said in capsys.readouterr().out
