@@ -443,9 +443,9 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
         return None, None
     total = series.total_path(periods[-1])
     _write_total(series, periods, total)
-    so_far = " for all that is published of these rows so far" if series.plan.shares > 1 else ""
+    together = " for all releases that it is made of, together" if series.plan.shares > 1 else ""
     released = open_release(total)
-    words = f"{released.guarantee_words()}{so_far}"
+    words = f"{released.guarantee_words()}{together}"
     say(
         f"{total}: the total of {counted(len(periods), 'period')}, {words}. This file is public."
         f"{caution.in_words(released.cautions)}"

@@ -9,9 +9,9 @@ copy or backup is read; one that is older than the journal is gone on from; one 
 or written by another version is passed over, and the journal is read from its first entry. An entry before the
 checkpoint that was altered without its digests has no effect, as what it says is not read again.
 
-**Who may trust it.** Whoever may write to the state folder could give a witness that says nothing, and could forge a
-checkpoint. ``ledger verify`` believes none: it folds the journal from its first entry, and what the checkpoint says
-must be what the journal says, to the byte.
+**Who may trust it.** It is believed only if this user owns the file and nobody else may write to it. Whoever has this
+user's rights could give a witness that says nothing, and could forge a checkpoint. ``ledger verify`` believes none: it
+folds the journal from its first entry, and what the checkpoint says must be what the journal says, to the byte.
 
 It is not flushed: if it is lost or torn in a power cut, its SHA-256 tells, and only time is lost.
 """
@@ -233,12 +233,17 @@ def path_of(ledger_id: str) -> Path | None:
 
 
 def read(ledger_id: str) -> bytes | None:
-    """Return what is kept of a ledger, or None; nothing is created."""
+    """Return what is kept of a ledger, or None; nothing is created.
+
+    A file that another user owns or may write is passed over: in a state folder that others may write to, it is forged.
+    """
     path = path_of(ledger_id)
     if path is None:
         return None
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())  # of what is read, whatever stands at the path by then
+            return file.read() if found.st_uid == os.geteuid() and not found.st_mode & 0o022 else None
     except OSError:
         return None
 

@@ -28,7 +28,7 @@ from dpdist.moment.total import moment_task, partition_moment
 from dpdist.privacy.accounting import Left
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
-from dpdist.release.combine import combined
+from dpdist.release.combine import combined, sequential
 from dpdist.release.toeplitz import Toeplitz
 from dpdist.report.status import preview_words, status_words
 from dpdist.rows.bounding import DITHERED, RowBound
@@ -233,6 +233,24 @@ def test_a_series_whose_nights_the_budget_does_not_hold_together_is_not_begun(pl
     with pytest.raises(RefusedError, match=r"The nights of this series together cost each row epsilon 1, .* 0\.95"):
         place.run()
     assert place.ledger.records == []
+
+
+def test_a_job_speaks_of_its_own_releases_where_another_released_the_same_rows(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.job.write_text(BANDED.replace("budget_epsilon = 1\n", "budget_epsilon = 4\n"))
+    place.arrive("d1", "d2")
+    place.run()
+    place.job.write_text(place.job.read_text().replace('"published"', '"other"'))
+    place.job.write_text(place.job.read_text().replace("clip = 8.0", "clip = 9.0"))
+    capsys.readouterr()
+    place.run()
+    total = open_release(place.folder / "other" / "total" / "d2.zarr")
+    charged = sequential([charge.guarantee for charge in place.ledger.charges])
+    assert total.guarantee is not None
+    assert charged.loss.epsilon_micro > total.guarantee.loss.epsilon_micro  # what is published of these rows costs more
+    said = f"{total.guarantee.loss} under replace-one for all releases that it is made of, together."
+    assert said in capsys.readouterr().out
 
 
 def test_mechanisms_of_other_noise_are_refused(place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -279,6 +280,22 @@ def test_a_forged_checkpoint_is_found_by_verify(folder_ledger: Ledger, folder: P
     kept(ledger).unlink()
     Ledger(place).verify()
     assert epsilon_spent(Ledger(place)) == 2
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("other", ["may write it", "owns it"])
+def test_a_checkpoint_in_the_hands_of_another_user_is_passed_over(
+    folder_ledger: Ledger, folder: Path, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve(folder_ledger, "a")
+    reserve(folder_ledger, "b")
+    assert resumed_at(folder) > 0
+    if other == "may write it":
+        kept(folder_ledger).chmod(0o620)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: kept(folder_ledger).stat().st_uid + 1)
+    assert resumed_at(folder) == 0
+    assert epsilon_spent(Ledger(folder)) == 2
 
 
 @pytest.mark.usefixtures("often")
