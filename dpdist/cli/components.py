@@ -38,7 +38,8 @@ from dpdist.storage.store import AnyStore
 @click.option(
     "--correlation",
     is_flag=True,
-    help="Components of the correlation matrix: of columns standardised by what was released, without drowned ones.",
+    help="Components of the correlation matrix: of columns standardised by what was released, without drowned ones. "
+    "Takes a number K.",
 )
 @click.option("--plot", type=LOCAL, help="Draw the eigenvalues over the edge of the noise to this picture.")
 @cluster_options

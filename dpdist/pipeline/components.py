@@ -140,7 +140,7 @@ def _correlation(opened: Release, count: float | None) -> Correlation:
     if not isinstance(count, int):
         raise UsageError(
             f"{parameter('correlation')} needs a number of components: which of them stand above the noise is said of "
-            "the second moment alone.",
+            f"the second moment alone. Type one, such as {parameter('components', '3')}.",
             parameter="components",
         )
     return correlation_of(opened, count)

@@ -158,3 +158,4 @@ def test_the_model_standardises_new_rows_and_the_command_names_loadings(tmp_path
         cli, [*asked[:2], str(tmp_path / "auto.zarr"), "--components", "auto", "--correlation"]
     )
     assert "--correlation needs a number of components" in str(refused.exception)
+    assert "Type one, such as --components 3" in str(refused.exception)
