@@ -141,7 +141,6 @@ def _correlation(opened: Release, count: float | None) -> Correlation:
         raise UsageError(
             f"{parameter('correlation')} needs a number of components: which of them stand above the noise is said of "
             f"the second moment alone. Type one, such as {parameter('components', '3')}.",
-            parameter="components",
         )
     return correlation_of(opened, count)
 
