@@ -39,7 +39,8 @@ from dpdist.storage.store import AnyStore
 @click.option(
     "--correlation",
     is_flag=True,
-    help="Components of the correlation matrix: of columns standardised by what was released, without drowned ones.",
+    help="Components of the correlation matrix: of columns standardised by what was released, without drowned ones. "
+    "Takes K or SHARE.",
 )
 @click.option("--plot", type=LOCAL, help="Draw the eigenvalues over the edge of the noise to this picture.")
 @click.option(

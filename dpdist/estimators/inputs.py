@@ -304,7 +304,7 @@ def _checked(data: Any, check: Callable[..., Any]) -> Any:
     except ValueError as error:
         said = str(error)
     if "convert string" in said:
-        said = "X holds a cell that is not a number. Encode words as numbers, by a public rule."
+        said = "X holds a cell that is not a number. Encode words as numbers, by a public rule: dpdist.Schema."
     raise RowsError(said if said.startswith("The feature names") else said.split("\n")[0])
 
 

@@ -167,6 +167,10 @@ def read_job(
     path = local(path)
     try:
         content = tomllib.loads(read_plain(path, LARGEST_FILE).decode(), parse_float=Decimal)
+    except IsADirectoryError:
+        raise DataError(
+            f"{path} is a folder, not a job file such as job.toml. Of rows, a release or a model dpdist inspect tells."
+        ) from None
     except OSError as error:
         raise DataError(f"The job file {path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:

@@ -21,6 +21,7 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from dpdist._util.text import rounded_up
 from dpdist.errors import RefusedError
 from dpdist.mechanisms.quantile import CONFIDENCE, rank_error
 from dpdist.moment.norm_histogram import NormGrid
@@ -229,4 +230,9 @@ def _advice(request: NormsRequest, table: Table, quantile: Fraction, left_micro:
             f" Or take {parameter('epsilon', f'{short / MICRO:g}')} and a grid of ten octaves ({parameter('grid')} "
             "LOW:HIGH:1, HIGH 1024 times LOW), if public knowledge says that the quantile lies in it."
         )
-    return f"{said} Or take a smaller {parameter('quantile')}, or choose the clip norm from what is publicly known."
+    said += f" Or take a smaller {parameter('quantile')}, or choose the clip norm from what is publicly known."
+    schema = table.schema
+    if schema is not None and schema.norm is not None and request.centre is None and request.scale is None:
+        free = parameter("clip", rounded_up(schema.norm))
+        said += f" In the release, {free} shortens no row, by the schema, and costs nothing to choose."
+    return said

@@ -12,7 +12,9 @@ from dpdist.report.text import aligned
 _SHOWN = 25
 _ABOUT = (
     "Each interval holds in 95 of 100 releases, for this regression of the rows as they were shortened. That of "
-    "the population holds if the rows are independent draws from it, with residuals of equal variance."
+    "the population is about rows shortened like these, and holds if the rows are independent draws from it, with "
+    "residuals of equal variance. Of a column with few far values, which are shortened most, coefficients of the rows "
+    "as they are may lie beyond both."
 )
 
 

@@ -192,7 +192,7 @@ def test_a_missing_job_file_is_said_to_be_missing(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_job_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match=r"is a folder, .*dpdist inspect"):
         read_job(tmp_path)
 
 

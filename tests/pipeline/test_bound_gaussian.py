@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from support.folders import STORED
 from support.tallies import alarms
 
+from dpdist import Column, Schema
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError
 from dpdist.ingest.opening import open_rows
@@ -226,6 +227,12 @@ def test_an_answer_worth_nothing_is_refused_with_an_epsilon_that_is_useful(table
     assert found.ends() in str(told.value)
     with pytest.raises(RefusedError, match=r"too small .* more than 10\. Or take a smaller quantile"):
         forecast(request, table, Fraction("0.9999"))
+    known = replace(table, schema=Schema([Column(name, "number", range=(0, 9)) for name in "abcd"], scale="range"))
+    with pytest.raises(RefusedError, match=r"clip_norm=2 shortens no row, by the schema, and costs nothing to choose"):
+        forecast(request, known, Fraction("0.9999"))
+    with pytest.raises(RefusedError) as moved:
+        forecast(replace(request, centre=(1.0,) * 4), known, Fraction("0.9999"))
+    assert "by the schema" not in str(moved.value)
 
 
 def test_it_is_the_noise_that_will_be_drawn_which_is_asked_whether_it_hides_the_quantile(table: RowsTable) -> None:
