@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -31,7 +32,8 @@ from dpdist.cli.options import (
 )
 from dpdist.cli.progress import BARS
 from dpdist.cli.words import answer, say
-from dpdist.errors import DataError
+from dpdist.errors import DataError, DpdistError, UsageError
+from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import LedgerAddress
 from dpdist.moment.norm_histogram import NormGrid
 from dpdist.pipeline import clip_norm
@@ -153,10 +155,9 @@ def ingest(
 )
 @click.option(
     "--clip",
-    required=True,
-    help="Public clip norm C, from public knowledge or dpdist bound; never from the data. private: the release chooses "
-    "it first, from a private histogram of the norms, for a tenth of its mu² (or epsilon). auto: 1.5 sqrt(d), for "
-    "columns that are divided by a scale, or of those that a private one saw.",
+    help="Required. Public clip norm C, from public knowledge or dpdist bound; never from the data. private: the "
+    "release chooses it first, from a private histogram of the norms, for a tenth of its mu² (or epsilon). auto: "
+    "1.5 sqrt(d), for columns that are divided by a scale, or of those that a private one saw.",
 )
 @mechanism_option
 @neighbours_option
@@ -181,12 +182,14 @@ def ingest(
 @trusted_option
 @json_option
 def release_command(
-    rows: AnyStore, release: AnyStore, epsilon: str, delta: str | None, clip: str, mechanism: str | None,
+    rows: AnyStore, release: AnyStore, epsilon: str, delta: str | None, clip: str | None, mechanism: str | None,
     neighbours: str, centre: str, scale: str, scale_share: str | None, grid_bits: int | None, rows_at_most: int,
     options: tuple[str, ...], arithmetic: str | None, for_reproduction: bool, accept_large_delta: bool,
     name: str | None, ledger: LedgerAddress | None, cluster: Cluster, trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Publish RELEASE, one private second moment of ROWS. The same command again publishes the same bytes, free."""
+    if clip is None:
+        raise UsageError(_without_clip(rows))
     request = request_from(
         epsilon=epsilon, delta=delta, clip=clip_from(clip), mechanism=mechanism, neighbours=neighbours, centre=centre,
         scale=scale, scale_share=scale_share, grid_bits=grid_bits, rows_at_most=rows_at_most, period="", name=name,
@@ -196,6 +199,19 @@ def release_command(
     cluster = replace(cluster, trusted_worker=trusted == "worker")
     outcome = release_rows(rows, release, request, ledger=ledger, cluster=cluster)
     answer(as_json, outcome.to_json(), outcome.words())
+
+
+def _without_clip(rows: AnyStore) -> str:
+    """Say what the clip norm may be; of rows with a schema that gives one, which."""
+    norm = None
+    with suppress(DpdistError):  # no such rows: that is told when there is a clip norm
+        schema = open_rows(rows).schema
+        norm = None if schema is None else schema.norm
+    free = "" if norm is None else f", such as --clip {rounded_up(norm)}, beyond which no row is by its schema"
+    return (
+        f"A release needs the norm that rows are shortened to: --clip C, from public knowledge{free}; or --clip "
+        "private, and it chooses one first, for a tenth of its budget; or, with a scale, --clip auto."
+    )
 
 
 @click.command()

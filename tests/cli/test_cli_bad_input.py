@@ -120,3 +120,19 @@ def test_sums_and_totals_are_answered_as_releases_are(
     for command, *rest in asked:
         told = call(command, release, *rest)
         assert told.code == 0, told.err
+
+
+def test_a_release_without_a_clip_norm_is_told_of_those_there_are(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "t.csv").write_text("age,height\n" + "".join(f"{20 + i},{150 + i}\n" for i in range(30)))
+    (tmp_path / "s.toml").write_text(
+        'scale = "range"\n[[column]]\nname = "age"\nkind = "integer"\nrange = [0, 120]\n'
+        '[[column]]\nname = "height"\nkind = "number"\nrange = [50, 250]\n'
+    )
+    asked = ("ingest", tmp_path / "t.csv", tmp_path / "rows.zarr")
+    assert call(*asked, "--schema", tmp_path / "s.toml", "--budget-epsilon", "1").code == 0
+    for rows, norm in (
+        ("rows.zarr", "such as --clip 1.415, beyond which no row is"),
+        ("no.zarr", "public knowledge; or"),
+    ):
+        told = call("release", tmp_path / rows, tmp_path / "r.zarr", "--epsilon", "1")
+        assert (told.code, norm in told.message, "--clip private" in told.message) == (2, True, True), told.message
