@@ -41,7 +41,7 @@ import xarray
 import zarr
 from scipy import sparse
 from support.folders import ROOT
-from support.ingest_scene import LAYOUTS, SECRET, Table, refused, stored, write_bed, write_vcf
+from support.ingest_scene import LAYOUTS, SECRET, Table, refused, stored, write_bed, write_vcf, write_vcf_zarr
 
 from dpdist import ingest_rows
 from dpdist.cli import pipeline
@@ -238,6 +238,13 @@ KINDS = [
     Kind("t.bed", genotypes(write_bed, "sid"), genotypes=True, empty=False),
     Kind("t.vcf", genotypes(write_vcf, "names"), genotypes=True, words=words_in_vcf, empty=False, ends=False),
     Kind("t.vcf.gz", genotypes(write_vcf, "names"), genotypes=True, words=words_in_vcf, empty=False),
+    Kind(
+        "vcf.zarr",
+        genotypes(write_vcf_zarr, "names"),
+        genotypes=True,
+        empty=False,
+        within=("zarr.json", "call_genotype/c/0/0/0"),
+    ),
 ]
 MODULES = [
     importlib.import_module(f"{readers.__name__}.{found.name}") for found in pkgutil.iter_modules(readers.__path__)

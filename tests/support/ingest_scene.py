@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,25 @@ def write_vcf(
         lines.append("\t".join(["7", str(100 + place), name, "A", "G", ".", "PASS", ".", form, *cells]))
     text = ("\n".join(lines) + "\n").encode()
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+
+
+def write_vcf_zarr(path: Path, values: Table, names: list[str] | None = None) -> None:
+    """Write what bio2zarr makes of the file of :func:`write_vcf`."""
+    samples, variants = values.shape
+    calls = np.array([[[value > 1, value > 0] for value in column] for column in values.T.tolist()], np.int8)
+    arrays = {
+        "call_genotype": np.where((values.T == 127)[:, :, None], -1, calls).astype(np.int8),
+        "contig_id": np.array(["7"]), "sample_id": np.array([f"s{i}" for i in range(samples)]),
+        "variant_contig": np.zeros(variants, np.int8),
+        "variant_position": np.arange(100, 100 + variants, dtype=np.int32),
+        "variant_id": np.array(names or [f"rs{i}" for i in range(variants)]),
+        "variant_allele": np.array([["A", "G"]] * variants),
+    }  # fmt: skip
+    group = zarr.create_group(path, zarr_format=3, attributes={"vcf_zarr_version": "0.4"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a type that the specification of Zarr does not have yet
+        for name, found in arrays.items():
+            group.create_array(name, data=found, chunks=(2, *found.shape[1:]) if found.ndim > 2 else found.shape)
 
 
 GENOTYPES: dict[str, Callable[..., None]] = {"t.bed": write_bed, "t.vcf": write_vcf, "t.vcf.gz": write_vcf}
