@@ -90,6 +90,10 @@ def test_public_frequencies_stand_for_what_is_missing_and_standardise(tmp_path: 
     assert np.allclose(rows, (filled - 2 * p) / np.sqrt(2 * p * (1 - p)), rtol=1e-6)
     again = dpdist.ingest_rows(tmp_path / name, tmp_path / "rows.zarr", genotypes=rules)  # and is known again
     assert again.columns == 3
+    (tmp_path / "moved.csv").write_text(text)
+    dpdist.ingest_rows(
+        tmp_path / name, tmp_path / "rows.zarr", genotypes={**rules, "frequencies": str(tmp_path / "moved.csv")}
+    )
     (tmp_path / "p.csv").write_text(text.replace("0.25", "0.3"))
     with pytest.raises(DataError, match="was not ingested from these files"):
         dpdist.ingest_rows(tmp_path / name, tmp_path / "rows.zarr", genotypes=rules)

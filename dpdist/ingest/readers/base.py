@@ -151,7 +151,9 @@ class Choices:
     @property
     def packed(self) -> dict[str, object]:
         """JSON values for whoever reads a part."""
-        return self.to_json() if self.schema is None else {**self.to_json(), "schema": self.schema.packed}
+        said = self.to_json()
+        said |= {} if self.schema is None else {"schema": self.schema.packed}
+        return said if self.genotypes is None else {**said, "genotypes": self.genotypes.packed}
 
     @classmethod
     def unpacked(cls, packed: Mapping[str, Any]) -> Choices:

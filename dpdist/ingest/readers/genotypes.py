@@ -106,14 +106,19 @@ class Genotypes:
         digest = None if path is None else hashlib.sha256(_read(path)).hexdigest()
         return cls(**{**rules, "frequencies": None if path is None else str(path), "digest": digest})
 
-    def to_json(self) -> dict[str, str]:
-        """Return JSON values: what was stated, and the digest of the file."""
+    @property
+    def packed(self) -> dict[str, str]:
+        """JSON values for whoever reads a part."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def to_json(self) -> dict[str, str]:
+        """Return JSON values: what was stated, and of the file its digest, wherever it is."""
+        return {name: value for name, value in self.packed.items() if name != "frequencies"}
 
     @property
     def stated(self) -> dict[str, str]:
         """The rules, as :meth:`of` takes them."""
-        return {name: value for name, value in self.to_json().items() if name != "digest"}
+        return {name: value for name, value in self.packed.items() if name != "digest"}
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
