@@ -88,8 +88,11 @@ def test_columns_that_are_sums_of_others_take_a_ridge_that_is_told() -> None:
 def test_what_gives_none_is_refused_with_what_does() -> None:
     with pytest.raises(UsageError, match=r"no mean and no centre.*centring='private'.*array second_moment"):
         partial_correlation(scene(centring=Centring.NONE).release(), range(4))
-    with pytest.raises(DrownedError, match="No direction of the columns"):
-        partial_correlation(drawn(rows_of(40) / 100, 4.0, "0.1").release(), range(4))
+    # what noise leaves by chance of rows that are all zeros: a matrix of no variance, and one that is negative
+    few = drawn(rows_of(40) / 100, 4.0, "0.1")
+    for left, said in ((1, "No direction of the columns"), (-(2**50), "drowns all columns")):
+        with pytest.raises(DrownedError, match=said):
+            partial_correlation(replace(few.release(), answer=np.diag([left] * 4 + [few.lattice[-1, -1]])), range(4))
     with pytest.raises(UsageError, match="fewer rows than columns"):
         partial_correlation(drawn(rows_of(3), 4.0, MUCH).release(), range(4))
     with pytest.raises(UsageError, match="releases components"):
