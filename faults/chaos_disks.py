@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from faults import sentinel
 from faults.chaos_scene import MissedError, Scene, ViolationError
 from faults.postgres_server import Server
 
@@ -22,8 +23,8 @@ def damaged(scene: Scene, how: str, when: str, pristine: Path) -> None:
         marker = scene.arm("one", "before reading", "linger")
         child = scene.start()
         scene.wait_for(marker, child)
-        for first in (0, 3, 6):  # whichever it is that this worker is to read first
-            scene.damage(first, how)
+        for chunk in range(sentinel.CHUNKS):  # nobody knows which this worker is about to read; others have read some
+            scene.damage(chunk, how)
         scene.go(marker)
         code = scene.ends(child, 4)
         scene.land("refunded", true=scene.events()["aborted"] == 1 and scene.left()[0] == "aborted")
