@@ -49,6 +49,10 @@ class MissedError(AssertionError):
     """The fault did not land, so nothing was proved."""
 
 
+class OverError(MissedError):
+    """The command was over before the process came to its point: others were quicker, which is chance."""
+
+
 class ViolationError(AssertionError):
     """An invariant does not hold."""
 
@@ -188,7 +192,9 @@ class Scene:
         Raises
         ------
         MissedError
-            If it does not, or the command is over before.
+            If it does not.
+        OverError
+            If the command is over before.
         """
         try:
             until(lambda: marker.exists() or (child is not None and child.ended.is_set()), LANDING)
@@ -196,7 +202,7 @@ class Scene:
             raise MissedError(f"{marker.name} was not left") from None
         if not marker.exists():
             assert child is not None
-            raise MissedError(f"the command was over first: {child.words.read_text()}")
+            raise OverError(f"the command was over first: {child.words.read_text()}")
 
     def land(self, what: str, *, true: bool = True) -> None:
         """Record what was observed of the fault.

@@ -24,7 +24,7 @@ from dpdist.rows.dither import DitherKey, Dithers
 from dpdist.runtime import connection
 from dpdist.runtime.work import Work
 from dpdist.triangle import packed, unpacked
-from faults import chaos, sentinel
+from faults import chaos, chaos_stage, sentinel
 from faults.chaos import Fault
 from faults.chaos_cluster import WORKERS
 from faults.chaos_scene import MissedError, Scene
@@ -194,7 +194,8 @@ def _look_elsewhere(scene: Scene) -> None:
     scene.ends(child, 0)
 
 
-def test_a_fault_that_misses_fails(stage: Stage) -> None:
+def test_a_fault_that_misses_fails(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chaos_stage, "TRIES", 1)
     early = Fault("misses", "at a point that is never reached", "driver", "folder", _kill_elsewhere)
     with pytest.raises(MissedError):
         stage.play(early)
