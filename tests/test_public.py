@@ -181,10 +181,13 @@ def main(source: str) -> list[float]:
 
 
 def examples() -> list[str]:
-    """Return what README shows of Python."""
-    return re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
+    """Return what README and the pages show of Python."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [
+        found
+        for page in pages
+        for found in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    ]
 
 
 def checked(*scripts: Path) -> subprocess.CompletedProcess[str]:
@@ -246,8 +249,8 @@ def test_a_loss_is_read_exactly_however_it_is_written() -> None:
 
 
 def test_a_script_imports_nothing_below_the_package() -> None:
-    """README shows what users type: what is not public may be gone with the next version."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """The pages show what users type: what is not public may be gone with the next version."""
+    text = "\n".join(examples())
     assert not re.findall(r"(?:from|import) dpdist\.\w+", text)
     for line in re.findall(r"from dpdist import (.+)", text):
         assert {name.strip() for name in line.split(",")} <= set(dpdist.__all__)

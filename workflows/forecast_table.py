@@ -1,6 +1,6 @@
 """What a release of a billion rows costs on more and more workers, where one store gives all of them so much in all.
 
-The table of the README. Seconds of a core are measured where it runs; nothing else is.
+The table of docs/howto/wide.md. Seconds of a core are measured where it runs; nothing else is.
 """
 
 from __future__ import annotations

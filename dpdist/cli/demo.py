@@ -21,8 +21,9 @@ from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
+from dpdist.report import faces
 from dpdist.runtime.cluster import Cluster
-from dpdist.storage.atomic import make_public_folder
+from dpdist.storage.atomic import make_public_folder, replace_file
 
 _CLIP = 64.0
 """Public: a pixel is 0..16 by construction, and a quarter of the 64 pixels at full ink has this norm."""
@@ -70,7 +71,7 @@ def run(directory: Path, cluster: Cluster) -> None:
     exact = digits.astype(np.float64)
     norms = np.linalg.norm(exact, axis=1, keepdims=True)
     moment = (exact * np.minimum(1, _CLIP / norms)).T @ (exact * np.minimum(1, _CLIP / norms))
-    best, _ = top_eigenpairs(moment / digits.shape[0], _COMPONENTS)
+    best, best_vectors = top_eigenpairs(moment / digits.shape[0], _COMPONENTS)
     click.echo("   eigenvalue per row, private and exact:")
     values = found.eigenvalues if found.eigenvalues is not None else best  # gaussian releases them
     for i, (private, true) in enumerate(zip(values, best, strict=True), 1):
@@ -78,6 +79,9 @@ def run(directory: Path, cluster: Cluster) -> None:
         click.echo(f"   {i}  {private:9.1f}  {true:9.1f}  {bar}")
     share = captured_variance(found.components, moment)
     click.echo(f"   The {_COMPONENTS} private components capture {share:.1%} of what the best {_COMPONENTS} capture.")
+    picture = directory / "components.svg"
+    replace_file(picture, faces.side_by_side(found.components, best_vectors, 8).encode(), "picture")
+    click.echo(f"   {picture} shows them as images, private above exact.")
     click.echo(f"Everything is in {directory}. Run the same command again: nothing more is spent.")
 
 

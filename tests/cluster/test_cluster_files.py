@@ -275,7 +275,7 @@ def test_every_address_of_a_ledger_that_is_shown_would_be_taken() -> None:
     from dpdist.ledger.address import Address
     from dpdist.ledger.postgresql import PostgresStorage
 
-    pages = [CLUSTER.parent / "README.md", *(path for path in CLUSTER.rglob("*") if path.is_file())]
+    pages = [CLUSTER.parent / "docs" / "howto" / "ledger.md", *(path for path in CLUSTER.rglob("*") if path.is_file())]
     shown = [found for page in pages for found in ADDRESSES.findall(page.read_text(errors="ignore"))]
     real = [address for address in shown if "USER@" not in address]  # the others say what an address looks like
     assert len(real) >= 5

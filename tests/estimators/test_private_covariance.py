@@ -143,10 +143,11 @@ def test_what_gives_no_partial_correlation_or_sample_says_what_does() -> None:
     assert sum("No direction of the columns varies more than the noise" in each for each in refused) >= 2
 
 
-def test_statsmodels_takes_the_matrix_as_the_readme_says() -> None:
+def test_statsmodels_takes_the_matrix_as_the_page_says() -> None:
     """Factor analysis of the released correlation matrix is that of the rows, where there is hardly any noise."""
     factor = pytest.importorskip("statsmodels.multivariate.factor", exc_type=ImportError)
-    (line,) = re.findall(r"`statsmodels\.multivariate\.factor\.(Factor\(.*\))`", (ROOT / "README.md").read_text())
+    page = (ROOT / "docs" / "howto" / "answers.md").read_text()
+    (line,) = re.findall(r"`statsmodels\.multivariate\.factor\.(Factor\(.*\))`", page)
     random = np.random.default_rng(7)
     rows = random.normal(size=(3000, 1)) @ [[0.9, 0.8, 0.7, 0.6, 0.5]] + 0.5 * random.normal(size=(3000, 5))
     found = PrivateCovariance(**{**FINE, "clip": 10.0}).fit(rows)

@@ -122,7 +122,7 @@ def test_a_job_that_is_run_is_refused_in_the_words_of_its_file(tmp_path: Path, m
 
 def jobs() -> Iterator[str]:
     yield (ROOT / "cluster" / "job.toml").read_text()
-    for page in ("README.md", "dpdist/jobs/job_file.py"):
+    for page in ("docs/howto/jobs.md", "docs/howto/nightly.md", "dpdist/jobs/job_file.py"):
         text = (ROOT / page).read_text()
         yield from re.findall(r"```toml\n(# job.toml\n.*?)```", text, re.DOTALL)
         yield from (

@@ -57,7 +57,7 @@ def five_minutes() -> list[list[str]]:
 
 def test_the_commands_of_the_readme_choose_the_clip_norm_first(large: Path) -> None:
     commands = five_minutes()
-    assert [words[0] for words in commands] == ["ingest", "bound", "release", "pca", "project", "ledger", "inspect"]
+    assert [words[0] for words in commands] == ["ingest", "bound", "release", "pca", "project", "ledger", "report"]
     clip = "100"
     for words in commands:
         found = call(*(clip if word == "100" else word for word in words))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import numpy.typing as npt
@@ -215,6 +216,11 @@ def test_the_demo_runs_twice_and_spends_once(tmp_path: Path) -> None:
         )  # fmt: skip
     assert "the same bytes, nothing spent" in run.stdout
     assert "evaluation on public data: not private" in run.stdout
+    picture = ET.parse(tmp_path / "demo" / "components.svg").getroot()  # noqa: S314 - we wrote it
+    words = [each.text for each in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"private", "exact"} < set(words)
+    (first, *_) = [float(word.removeprefix("cos² ")) for word in words if word and word.startswith("cos²")]
+    assert first > 0.9  # what all digits have in common, far above the noise
 
 
 REAL = {"mnist": (2500.0, 50, 60000, 784, 0.92), "covertype": (10000.0, 10, 581012, 54, 0.998)}
