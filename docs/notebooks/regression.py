@@ -38,10 +38,12 @@ outcome = dpdist.release_rows(folder / "rows.zarr", folder / "release.zarr", req
 outcome.release
 
 # %% [markdown]
-# **Regression**, with intervals for the noise. It is free, as is every other one among these columns.
+# **Regression**, with intervals for the noise. It is free, as is every other one among these columns. The default is a
+# ridge, which noise makes necessary where columns are nearly collinear, and which shrinks coefficients a little. These
+# two are not collinear, so none is taken. The rows were made with 30 and 5.
 
 # %%
-found = dpdist.PrivateRidge.from_release(outcome.release, "income")
+found = dpdist.PrivateRidge.from_release(outcome.release, "income", ridge=0)
 for name, value, (low, high) in zip(found.feature_names_in_, found.coef_, found.coef_intervals_, strict=True):
     print(f"{name}: {value:.1f}, between {low:.1f} and {high:.1f}")
 found
