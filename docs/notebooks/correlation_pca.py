@@ -66,14 +66,14 @@ figure, axes = plt.subplots(figsize=(6.5, 5.5), layout="constrained")
 drawn = axes.imshow(covariance.correlation_, cmap="RdBu_r", vmin=-1, vmax=1)
 axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
 axes.set_yticks(range(len(names)), names, fontsize=8)
-axes.set_title(f"private correlations, {release.guarantee.loss}", fontsize=10)
+axes.set_title(f"private correlations, {budget}", fontsize=10)
 _ = figure.colorbar(drawn)
 
 # %% [markdown]
 # Which of them are beyond the noise, and large?
 
 # %%
-low, high = np.moveaxis(covariance.correlation_intervals_, -1, 0)
+low, high = np.moveaxis(np.array(covariance.correlation_intervals_), -1, 0)
 for i, j in zip(*np.triu_indices(len(names), 1), strict=True):
     if low[i, j] > 0.2 or high[i, j] < -0.2:
         value = covariance.correlation_[i, j]
