@@ -100,18 +100,23 @@ CASES = {
     "u8-100": Case("uint8", 5_000_000, 100, 0.6),
     "f32-54": Case("float32", 20_000_000, 54, 0.8),
     "u8-54": Case("uint8", 20_000_000, 54, 0.8),
+    "f32-54-b14": Case("float32", 20_000_000, 54, 0.8, grid_bits=14),
     "f32-54-lz4": Case("float32", 20_000_000, 54, None, compress=True),
 }
 QUICK = 4
 """How many times fewer rows a quick run has."""
 
 
-def write_rows(case: Case, path: Path) -> RowsTable:
-    """Write independent rows, normal or uniform; a block of random rows, over and over, shifted by its number."""
+def write_rows(case: Case, path: Path, longest: float = 1.0) -> RowsTable:
+    """Write independent rows, normal or uniform; a block of random rows, over and over, shifted by its number.
+
+    One column of each block is so many times longer than the others.
+    """
     rng = np.random.default_rng(0)
     size = (50_000, case.columns)
     block = rng.standard_normal(size) if case.dtype == "float32" else rng.integers(0, 256, size)
     block = block.astype(case.dtype)
+    block[:, 0] *= block.dtype.type(longest)
     names = tuple(f"c{i}" for i in range(case.columns))
     with created(path, rows=case.rows, dtype=case.dtype, names=names, budget=None, compress=case.compress) as writer:
         for start in range(0, case.rows, len(block)):

@@ -1,12 +1,16 @@
 """Integer Gram matrices of bounded rows: pure functions, no Dask and no files.
 
 The entries of ``Z^T Z`` are integers, and ``|z_a z_b| <= S`` for every row, S the verified bound of its squared norm.
-So any partial sum over r rows stays within ``r S``, and there are two ways to add it exactly, whatever is added first:
+There are two ways to add them exactly, whatever is added first:
 
-* float64 BLAS, while ``r S`` is at most 2^53, in whatever order, blocking or fused operation it uses;
-* products of 16-bit integers in 32-bit ones (:mod:`dpdist.moment.kernel`), while ``r S`` is at most 2^31 - 1. These are
-  added modulo 2^32, and the sum is the only integer in their range that is equal to it modulo 2^32. One row more may
-  overflow: 512 rows of ``2^11 e_j`` sum to 2^31, which 32 bits hold as -2^31. An entry of a row is at most ``sqrt(S)``,
+* float64 BLAS, while r rows have ``r S`` at most 2^53, in whatever order, blocking or fused operation it uses: no
+  partial sum exceeds that;
+* products of 16-bit integers in 32-bit ones (:mod:`dpdist.moment.kernel`), while no column of the rows has squares that
+  sum to more than 2^31 - 1. By Cauchy and Schwarz an entry of their product is at most the root of the sums of two
+  columns, so at most the larger one. It is added modulo 2^32, and is the only integer in the range of 32 bits that is
+  equal to what comes out. One more may overflow: 512 rows of ``2^11 e_j`` sum to 2^31, which 32 bits hold as -2^31.
+  Sums of squares are those of the rows themselves; ``floor((2^31 - 1) / S)`` rows may always be added, which are 7 at
+  14 grid bits, and rows with their norm in many columns as many times more. An entry of a row is at most ``sqrt(S)``,
   which 16 bits hold up to 2^15 - 1. Of rows whose entries 8 bits hold the kernel multiplies these, which is faster, and
   up to 131,071 rows then, because each adds at most 128².
 
@@ -38,8 +42,6 @@ _PAIRS = 256
 """Pairs of rows that are multiplied together: the panels of a tile then stay in a core's own caches."""
 _PANEL_BYTES = 256 << 10
 """Of narrow rows there are more, up to a quarter of a second-level cache: every call takes its time."""
-_FEWEST = 31
-"""With fewer rows in 32 bits at once, as from 14 grid bits on, adding to int64 takes more than integers save."""
 _NARROWEST = 24
 """With fewer columns, most of a tile is empty, and BLAS is as fast."""
 
@@ -67,13 +69,13 @@ def available() -> tuple[Arithmetic, ...]:
 
 
 def integer_rows(norm_bound: int) -> int:
-    """Return of how many rows of a squared norm of at most S 32 bits hold the sum: 0 if 16 bits do not hold a row."""
+    """Return of how many rows of a squared norm of at most S 32 bits always hold the sum: 0 if 16 do not hold a row."""
     return _LARGEST_32 // norm_bound if norm_bound <= _LARGEST_16**2 else 0
 
 
 def fastest(columns: int, norm_bound: int) -> Arithmetic:
     """Return what multiplies rows of a squared norm of at most S fastest here."""
-    worth = columns >= _NARROWEST and integer_rows(norm_bound) >= _FEWEST
+    worth = columns >= _NARROWEST and integer_rows(norm_bound)
     return available()[0] if worth else Arithmetic.FLOAT64
 
 
@@ -189,9 +191,8 @@ class _Integers:
         self._multiply = kernel.multiply_with(arithmetic.value)
         self._pack = kernel.pack()
         panels = -(-band.width // kernel.PANEL)
-        most = max(_PAIRS, _PANEL_BYTES // (4 * kernel.PANEL * panels))
-        self._exact_pairs = min(exact_rows // 2, most)
-        self._pairs = most // self._exact_pairs * self._exact_pairs
+        self._pairs = max(_PAIRS, _PANEL_BYTES // (4 * kernel.PANEL * panels))
+        self._always_exact = exact_rows // 2
         # one pair more than is used: panels a power of two apart would share the lines of the caches
         self._panels = aligned_zeros((panels, self._pairs + 1, kernel.PANEL), np.int32)
         self._room = aligned_zeros(kernel.room_for(panels, self._pairs), np.int32)
@@ -248,7 +249,7 @@ class _Integers:
     def _flush(self) -> None:
         if self._halves:
             pairs = (self._halves + 1) // 2
-            self._multiply(self._panels, pairs, self._exact_pairs, SMALL_ROWS, self._ends, self._sums, self._room)
+            self._multiply(self._panels, pairs, self._always_exact, SMALL_ROWS, self._ends, self._sums, self._room)
             self._halves = 0
 
     def total(self) -> Triangle:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import subprocess
 import sys
@@ -152,6 +153,81 @@ def test_integers_are_exact_up_to_the_last_row_and_would_not_be_for_one_more(ari
     assert total(last + 1, last + 1) == [0, 0, 0, -(2**31), 0, 0]  # the twin that adds one row too many at once
 
 
+def exact_at_once(z: npt.NDArray[np.float64], least: int) -> int:
+    """Return how many pairs of rows are to be added at once, by integers that hold any sum."""
+    squares = z[::2].astype(np.int64) ** 2
+    squares[: len(z) // 2] += z[1::2].astype(np.int64) ** 2
+    at_once = len(squares)
+    while at_once > least:
+        if max(int(squares[i : i + at_once].sum(axis=0).max()) for i in range(0, len(squares), at_once)) < 2**31:
+            break
+        at_once = max(least, at_once // 2)
+    return at_once
+
+
+@pytest.mark.parametrize("arithmetic", INTEGERS)
+@settings(max_examples=40)
+@given(
+    rows=st.integers(1, 700),
+    columns=st.integers(1, 60),
+    bits=st.sampled_from([12, 13, 14]),
+    largest=st.floats(0, 1),
+    heavy=st.sampled_from([0.0, 0.01, 0.5, 1.0]),
+    begin=st.floats(0, 1),
+    one=st.floats(0, 1),
+    seed=st.integers(0, 10**6),
+)
+def test_as_many_rows_are_added_at_once_as_their_own_columns_allow(
+    arithmetic: Arithmetic, rows: int, columns: int, bits: int, largest: float, heavy: float, begin: float, one: float,
+    seed: int,
+) -> None:  # fmt: skip
+    kernel = pytest.importorskip("dpdist.moment.kernel")
+    rng = np.random.default_rng(seed)
+    z = rng.integers(-1, 2, (rows, columns)) * np.trunc(2.0**bits * largest / np.sqrt(columns))
+    full = np.flatnonzero((rng.random(rows) < heavy) & (np.arange(rows) >= begin * rows))
+    z[full] = 0  # one column has all their norm
+    z[full, int(one * (columns - 1))] = rng.choice([-(2.0**bits), 2.0**bits], full.size)
+    sums = gram._Integers(Band.whole(columns), integer_rows(4**bits), arithmetic)
+    sums._pack(z, 0, 0, sums._panels)
+    panels, pairs = sums._panels, -(-rows // 2)
+    here = panels.ctypes.data, panels.strides[0], panels.shape[0], pairs
+    for least in (1, sums._always_exact):
+        assert kernel._exact(*here, least) == exact_at_once(z, least)
+    sums.add(z)
+    exact = z.astype(np.int64)
+    assert np.array_equal(sums.total(), packed(exact.T @ exact))
+
+
+@pytest.mark.parametrize("arithmetic", INTEGERS)
+@pytest.mark.parametrize("column", [0, 37, 53])
+def test_squares_of_a_column_are_exact_up_to_the_last_unit_and_would_not_be_for_one_more(
+    arithmetic: Arithmetic, column: int
+) -> None:
+    kernel = pytest.importorskip("dpdist.moment.kernel")
+    # 2^31 - 1 as a sum of squares of 15 bits, in rows that are far apart, both of pairs and alone
+    z = np.zeros((200, 54))
+    z[[0, 3, 70, 71, 100, 150, 198, 199], column] = [*[2.0**14] * 4, -(2.0**14), 2.0**14, -(2.0**14), 2.0**14 - 1]
+    missing = 2**31 - 1 - int((z * z).sum())
+    for row in range(4, 60):
+        root = math.isqrt(missing)
+        z[row, column], missing = root, missing - root**2
+    beyond = z.copy()
+    beyond[190, column] = 1
+    assert (z * z).sum() == 2**31 - 1
+
+    def total(rows: npt.NDArray[np.float64], always: int) -> tuple[int, int]:
+        sums = gram._Integers(Band.whole(54), 2 * always, arithmetic)
+        sums._pack(rows, 0, 0, sums._panels)
+        panels = sums._panels
+        at_once = kernel._exact(panels.ctypes.data, panels.strides[0], panels.shape[0], 100, always)
+        sums.add(rows)
+        return at_once, int(sums.total()[Band.whole(54).entries - (54 - column) * (55 - column) // 2])
+
+    assert total(z, 3) == (100, 2**31 - 1)
+    assert total(beyond, 3) == (50, 2**31)
+    assert total(beyond, 100) == (100, -(2**31))  # the twin that trusts a bound which the rows do not keep
+
+
 @pytest.mark.parametrize("arithmetic", INTEGERS)
 def test_what_16_bits_do_not_hold_is_not_multiplied_as_such(arithmetic: Arithmetic) -> None:
     largest = (2**15 - 1) ** 2
@@ -163,9 +239,9 @@ def test_what_16_bits_do_not_hold_is_not_multiplied_as_such(arithmetic: Arithmet
 
 
 def test_bits_and_columns_decide_what_multiplies_and_no_row_does() -> None:
-    assert [fastest(100, 4**bits) for bits in (2, 12, 13)] == [available()[0]] * 3
-    assert fastest(100, 4**12 + 4**11) is available()[0]  # with the constant of private centring
-    assert {fastest(100, 4**bits) for bits in (14, 15, 16, 24)} == {Arithmetic.FLOAT64}
+    assert [fastest(100, 4**bits) for bits in (2, 12, 14)] == [available()[0]] * 3
+    assert fastest(100, 4**14 + 4**14) is available()[0]  # with the constant of private centring
+    assert {fastest(100, 4**bits) for bits in (15, 16, 24)} == {Arithmetic.FLOAT64}
     assert fastest(10, 4**8) is Arithmetic.FLOAT64
 
 
