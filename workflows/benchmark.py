@@ -160,12 +160,12 @@ def threaded_floor(rows: Rows) -> None:
 def integers(bound: RowBound) -> Arithmetic | None:
     """Return what multiplies 16-bit integers fastest here; None if nothing does, or rows of this bound are too long."""
     found = available()[0]
-    return None if found is Arithmetic.FLOAT64 or not integer_rows(bound.norm_bound) else found
+    return None if found is Arithmetic.FLOAT64 or not integer_rows(bound.norm_bound, bound.largest) else found
 
 
 def share_of_integer_floor(bound: RowBound, rows: int) -> None:
     """Multiply as many rows of packed integers on one core, over and over those that are in its cache."""
-    summing: Any = GramSum(Band.whole(bound.width), bound.norm_bound, integers(bound))._sum  # noqa: SLF001 - what remains
+    summing: Any = GramSum(Band.whole(bound.width), bound.norm_bound, integers(bound), bound.largest)._sum  # noqa: SLF001 - what remains
     at_once = 2 * summing._pairs  # noqa: SLF001
     summing._panels[:] = 200 << 16 | 200  # noqa: SLF001 - of smaller ones 8 bits would be multiplied
     for _ in range(0, rows, at_once):
@@ -321,7 +321,8 @@ def measured(case: Case, folder: Path, *, repeats: int, rivals: list[str], pytho
     record |= {
         "rows": case.rows, "columns": case.columns, "dtype": case.dtype, "compressed": case.compress,
         "bounded_by": "NumPy" if dither.compiled_kernel() is None else "numba", "target": case.target,
-        "multiplied_by": fastest(bound.width, bound.norm_bound).name, "grid_bits": case.grid_bits, "tasks": tasks,
+        "multiplied_by": fastest(bound.width, bound.norm_bound, bound.largest).name,
+        "grid_bits": case.grid_bits, "tasks": tasks,
         "ratio_median": record["moment"]["median"] / record[best]["median"],
         "ratio_min": record["moment"]["min"] / min(record[name]["min"] for name in ("floor_threads", "floor_blas")),
         "ratio_int16": None if integers(bound) is None else record["floor_int16"]["median"] / record[best]["median"],

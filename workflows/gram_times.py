@@ -62,7 +62,9 @@ def measured(columns: int, dtype: str, bits: int, longest: float, folder: Path) 
         share_of_floor(rows)
         seconds["floor"].append(time.thread_time() - begun)
         for arithmetic in available():
-            with mock.patch.object(total, "GramSum", lambda band, norm, _, by=arithmetic: GramSum(band, norm, by)):
+            with mock.patch.object(
+                total, "GramSum", lambda band, norm, _, largest, by=arithmetic: GramSum(band, norm, by, largest)
+            ):
                 begun = time.thread_time()
                 found = partition_moment(task)
                 seconds[arithmetic.name].append(time.thread_time() - begun)
@@ -85,7 +87,7 @@ def phases(task: total.MomentTask, whole: list[float]) -> dict[str, float]:
     entries = task.table.rows * task.table.columns
     read, packed = [], []
     for _ in range(REPEATS):
-        blocks, sums = BoundedBlocks(task, 1), GramSum(task.band, task.bound.norm_bound)
+        blocks, sums = BoundedBlocks(task, 1), GramSum(task.band, task.bound.norm_bound, largest=task.bound.largest)
         begun = time.thread_time()
         for _ in blocks.pieces(total.stored_rows(task.table, sums.at_once)):
             pass

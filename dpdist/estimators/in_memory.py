@@ -100,7 +100,7 @@ class RowSum:
         self._key = key
         self._dither = dither
         self._step = block_rows(2**62, bound)
-        self._gram = GramSum(Band.whole(bound.width), bound.norm_bound)
+        self._gram = GramSum(Band.whole(bound.width), bound.norm_bound, largest=bound.largest)
         self._buffer = np.empty((0, bound.width))
         self._fingerprints = [Fingerprints.of(np.empty((0, bound.columns)), key)]
         self._pending = 0

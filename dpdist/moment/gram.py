@@ -10,15 +10,16 @@ There are two ways to add them exactly, whatever is added first:
   columns, so at most the larger one. It is added modulo 2^32, and is the only integer in the range of 32 bits that is
   equal to what comes out. One more may overflow: 512 rows of ``2^11 e_j`` sum to 2^31, which 32 bits hold as -2^31.
   Sums of squares are those of the rows themselves; ``floor((2^31 - 1) / S)`` rows may always be added, which are 7 at
-  14 grid bits, and rows with their norm in many columns as many times more. An entry of a row is at most ``sqrt(S)``,
-  which 16 bits hold up to 2^15 - 1. Of rows whose entries 8 bits hold the kernel multiplies these, which is faster, and
-  up to 131,071 rows then, because each adds at most 128².
+  14 grid bits, and rows with their norm in many columns as many times more. So may any two rows whose entries 16 bits
+  hold, up to 2^15 - 1: an entry is at most ``sqrt(S)``, or what the bound says of single entries. Of rows whose entries
+  8 bits hold the kernel multiplies these, which is faster, and up to 131,071 rows then, because each adds at most 128².
 
 Then the sum moves to int64. Hence the same bits from every chunking, every processor and both ways.
 """
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
@@ -68,14 +69,19 @@ def available() -> tuple[Arithmetic, ...]:
     return tuple(each for each in Arithmetic if each is Arithmetic.FLOAT64 or each.value in found)
 
 
-def integer_rows(norm_bound: int) -> int:
-    """Return of how many rows of a squared norm of at most S 32 bits always hold the sum: 0 if 16 do not hold a row."""
-    return _LARGEST_32 // norm_bound if norm_bound <= _LARGEST_16**2 else 0
+def integer_rows(norm_bound: int, largest: int | None = None) -> int:
+    """Return of how many rows 32 bits always hold the sum, two at least: 0 if 16 do not hold a row.
+
+    Their squared norm is at most S, and their largest entry, if it is not said, at most ``sqrt(S)``.
+    """
+    if (math.isqrt(norm_bound) if largest is None else largest) > _LARGEST_16:
+        return 0
+    return max(2, _LARGEST_32 // norm_bound)
 
 
-def fastest(columns: int, norm_bound: int) -> Arithmetic:
-    """Return what multiplies rows of a squared norm of at most S fastest here."""
-    worth = columns >= _NARROWEST and integer_rows(norm_bound)
+def fastest(columns: int, norm_bound: int, largest: int | None = None) -> Arithmetic:
+    """Return what multiplies rows fastest here; the bounds are those of :func:`integer_rows`."""
+    worth = columns >= _NARROWEST and integer_rows(norm_bound, largest)
     return available()[0] if worth else Arithmetic.FLOAT64
 
 
@@ -90,6 +96,8 @@ class GramSum:
         S, which the squared norm of no row exceeds.
     arithmetic
         What multiplies, one of :func:`available`; the rest would end the process. None: the fastest one.
+    largest
+        What no entry of a row exceeds in magnitude. None: ``sqrt(S)``.
 
     Raises
     ------
@@ -97,13 +105,15 @@ class GramSum:
         If that arithmetic does not hold a single row exactly.
     """
 
-    def __init__(self, band: Band, norm_bound: int, arithmetic: Arithmetic | None = None) -> None:
-        self.arithmetic = arithmetic or fastest(band.width, norm_bound)
+    def __init__(
+        self, band: Band, norm_bound: int, arithmetic: Arithmetic | None = None, largest: int | None = None
+    ) -> None:
+        self.arithmetic = arithmetic or fastest(band.width, norm_bound, largest)
         self._sum: _Sum
         if self.arithmetic is Arithmetic.FLOAT64:
             self._sum = _Floats(band, 2**53 // norm_bound)
         else:
-            self._sum = _Integers(band, integer_rows(norm_bound), self.arithmetic)
+            self._sum = _Integers(band, integer_rows(norm_bound, largest), self.arithmetic)
 
     @property
     def at_once(self) -> int:
@@ -185,7 +195,7 @@ class _Integers:
         from dpdist._util.machine_code import aligned_zeros  # noqa: PLC0415 - numba takes time to import
         from dpdist.moment import kernel  # noqa: PLC0415
 
-        if exact_rows < 2:  # 32 bits hold the sum of two rows wherever 16 bits hold one
+        if exact_rows < 2:
             raise ValueError("16-bit integers do not hold a row")
         self._band = band
         self._multiply = kernel.multiply_with(arithmetic.value)

@@ -18,7 +18,7 @@ from support.guarded import guarded
 
 from dpdist.moment import gram
 from dpdist.moment.gram import Arithmetic, GramSum, available, fastest, integer_rows
-from dpdist.rows.bounding import RowBound
+from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.triangle import Band, packed
 
 INTEGERS = [
@@ -235,13 +235,21 @@ def test_what_16_bits_do_not_hold_is_not_multiplied_as_such(arithmetic: Arithmet
     sums.add(np.array([[2.0**15 - 1, 0], [0, 1 - 2.0**15], [3, 4]]))
     assert sums.total().tolist() == [largest + 9, 12, largest + 16]
     with pytest.raises(ValueError, match="16-bit"):
-        GramSum(Band.whole(2), largest + 1, arithmetic)
+        GramSum(Band.whole(2), 2**30, arithmetic)
+    sums = GramSum(Band.whole(2), 2**30, arithmetic, 2**15 - 1)  # of which 32 bits always hold two
+    sums.add(np.array([[2.0**15 - 1, 0], [0, 1 - 2.0**15]] * 5))
+    assert sums.total().tolist() == [5 * largest, 0, 5 * largest]
 
 
 def test_bits_and_columns_decide_what_multiplies_and_no_row_does() -> None:
     assert [fastest(100, 4**bits) for bits in (2, 12, 14)] == [available()[0]] * 3
     assert fastest(100, 4**14 + 4**14) is available()[0]  # with the constant of private centring
     assert {fastest(100, 4**bits) for bits in (15, 16, 24)} == {Arithmetic.FLOAT64}
+    bounds = [RowBound(100, 1.0, bits, constant=2 ** (bits - 1), rule=DITHERED) for bits in (15, 16)]
+    found = [fastest(bound.width, bound.norm_bound, bound.largest) for bound in bounds]
+    assert found == [available()[0], Arithmetic.FLOAT64]  # no entry is 2^15 where rows are rounded without bias
+    assert [RowBound(100, 1.0, 15, constant=c, rule=DITHERED).largest for c in (0, 2**15)] == [2**15 - 1, 2**15]
+    assert RowBound(100, 1.0, 15).largest == 2**15  # where they are truncated
     assert fastest(10, 4**8) is Arithmetic.FLOAT64
 
 
