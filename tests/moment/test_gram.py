@@ -153,16 +153,27 @@ def test_integers_are_exact_up_to_the_last_row_and_would_not_be_for_one_more(ari
     assert total(last + 1, last + 1) == [0, 0, 0, -(2**31), 0, 0]  # the twin that adds one row too many at once
 
 
-def exact_at_once(z: npt.NDArray[np.float64], least: int) -> int:
-    """Return how many pairs of rows are to be added at once, by integers that hold any sum."""
-    squares = z[::2].astype(np.int64) ** 2
-    squares[: len(z) // 2] += z[1::2].astype(np.int64) ** 2
-    at_once = len(squares)
-    while at_once > least:
-        if max(int(squares[i : i + at_once].sum(axis=0).max()) for i in range(0, len(squares), at_once)) < 2**31:
-            break
-        at_once = max(least, at_once // 2)
-    return at_once
+def found_at_once(sums: gram._Integers, rows: int, least: int) -> list[int]:
+    """Return how many pairs of the rows in the panels are to be added at once, as the kernel finds it."""
+    from dpdist.moment import kernel
+
+    found = np.empty(sums._panels.shape[0], np.int32)
+    kernel._exact(sums._panels.ctypes.data, sums._panels.strides[0], -(-rows // 2), least, found)
+    return found.tolist()
+
+
+def allowed_at_once(z: npt.NDArray[np.float64]) -> list[int]:
+    """Return the same by integers that hold any sum: the most of each panel, powers of two."""
+    squares = np.zeros((-(-len(z) // 2), -(-z.shape[1] // 16) * 16), np.int64)
+    squares[:, : z.shape[1]] = z[::2] ** 2
+    squares[: len(z) // 2, : z.shape[1]] += (z[1::2] ** 2).astype(np.int64)
+    allowed = []
+    for panel in np.split(squares, squares.shape[1] // 16, axis=1):
+        most = 1 << (len(panel) - 1).bit_length()
+        while max(int(panel[i : i + most].sum(axis=0).max()) for i in range(0, len(panel), most)) >= 2**31:
+            most //= 2
+        allowed.append(most)
+    return allowed
 
 
 @pytest.mark.parametrize("arithmetic", INTEGERS)
@@ -181,7 +192,6 @@ def test_as_many_rows_are_added_at_once_as_their_own_columns_allow(
     arithmetic: Arithmetic, rows: int, columns: int, bits: int, largest: float, heavy: float, begin: float, one: float,
     seed: int,
 ) -> None:  # fmt: skip
-    kernel = pytest.importorskip("dpdist.moment.kernel")
     rng = np.random.default_rng(seed)
     z = rng.integers(-1, 2, (rows, columns)) * np.trunc(2.0**bits * largest / np.sqrt(columns))
     full = np.flatnonzero((rng.random(rows) < heavy) & (np.arange(rows) >= begin * rows))
@@ -189,13 +199,30 @@ def test_as_many_rows_are_added_at_once_as_their_own_columns_allow(
     z[full, int(one * (columns - 1))] = rng.choice([-(2.0**bits), 2.0**bits], full.size)
     sums = gram._Integers(Band.whole(columns), integer_rows(4**bits), arithmetic)
     sums._pack(z, 0, 0, sums._panels)
-    panels, pairs = sums._panels, -(-rows // 2)
-    here = panels.ctypes.data, panels.strides[0], panels.shape[0], pairs
+    allowed = allowed_at_once(z)
     for least in (1, sums._always_exact):
-        assert kernel._exact(*here, least) == exact_at_once(z, least)
+        found = found_at_once(sums, rows, least)
+        assert all(
+            least < some <= most or some <= min(least, 4 * most) for some, most in zip(found, allowed, strict=True)
+        )
+        assert found[0] == allowed[0] or found[0] <= least
     sums.add(z)
     exact = z.astype(np.int64)
     assert np.array_equal(sums.total(), packed(exact.T @ exact))
+
+
+@pytest.mark.parametrize("arithmetic", INTEGERS)
+@pytest.mark.parametrize("width", [54, 70, 130])
+def test_of_two_panels_the_one_with_the_longer_column_decides(arithmetic: Arithmetic, width: int) -> None:
+    # 64 rows fit by the squares of the shorter column; their products with the longer one sum to twice 2^31
+    for longer in range(3, width, 16):
+        for shorter in range(5, width, 16):
+            z = np.zeros((200, width))
+            z[:, longer], z[:, shorter] = 12_000, 5600
+            sums = gram._Integers(Band.whole(width), integer_rows(4**14), arithmetic)
+            sums.add(z)
+            exact = z.astype(np.int64)
+            assert np.array_equal(sums.total(), packed(exact.T @ exact)), (longer, shorter)
 
 
 @pytest.mark.parametrize("arithmetic", INTEGERS)
@@ -203,7 +230,6 @@ def test_as_many_rows_are_added_at_once_as_their_own_columns_allow(
 def test_squares_of_a_column_are_exact_up_to_the_last_unit_and_would_not_be_for_one_more(
     arithmetic: Arithmetic, column: int
 ) -> None:
-    kernel = pytest.importorskip("dpdist.moment.kernel")
     # 2^31 - 1 as a sum of squares of 15 bits, in rows that are far apart, both of pairs and alone
     z = np.zeros((200, 54))
     z[[0, 3, 70, 71, 100, 150, 198, 199], column] = [*[2.0**14] * 4, -(2.0**14), 2.0**14, -(2.0**14), 2.0**14 - 1]
@@ -215,17 +241,17 @@ def test_squares_of_a_column_are_exact_up_to_the_last_unit_and_would_not_be_for_
     beyond[190, column] = 1
     assert (z * z).sum() == 2**31 - 1
 
-    def total(rows: npt.NDArray[np.float64], always: int) -> tuple[int, int]:
+    def total(rows: npt.NDArray[np.float64], always: int) -> tuple[list[int], int]:
         sums = gram._Integers(Band.whole(54), 2 * always, arithmetic)
         sums._pack(rows, 0, 0, sums._panels)
-        panels = sums._panels
-        at_once = kernel._exact(panels.ctypes.data, panels.strides[0], panels.shape[0], 100, always)
+        at_once = found_at_once(sums, len(rows), always)
         sums.add(rows)
         return at_once, int(sums.total()[Band.whole(54).entries - (54 - column) * (55 - column) // 2])
 
-    assert total(z, 3) == (100, 2**31 - 1)
-    assert total(beyond, 3) == (50, 2**31)
-    assert total(beyond, 100) == (100, -(2**31))  # the twin that trusts a bound which the rows do not keep
+    fewer = [64 if panel == column // 16 else 128 for panel in range(4)]
+    assert total(z, 3) == ([128] * 4, 2**31 - 1)
+    assert total(beyond, 3) == (fewer, 2**31)
+    assert total(beyond, 128) == ([128] * 4, -(2**31))  # the twin that trusts a bound which the rows do not keep
 
 
 @pytest.mark.parametrize("arithmetic", INTEGERS)
