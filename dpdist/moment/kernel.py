@@ -3,8 +3,8 @@
 One instruction takes two rows of 8 or 16 columns: it multiplies their 16-bit integers, and adds both products to
 32-bit ones, all of it modulo 2^32. So what comes out is the sum modulo 2^32, in whatever order it was added: the sum
 itself if that is below 2^31 in magnitude. It is, for so many rows at once that no column of a tile has squares that sum
-to 2^31 (:mod:`dpdist.moment.gram`). The squares are added up first (:func:`_exact`), in a few hundredths of the time that
-rows take.
+to 2^31 (:mod:`dpdist.moment.gram`). The squares are added up first (:func:`_exact`), in a few hundredths of the time
+that the rows take.
 
 Columns stand in panels of 16. A panel holds two rows after two rows, so what is multiplied lies side by side, as the
 left factor and as the right one. A tile of the result stays in registers while all rows are read. It is written in the
