@@ -321,7 +321,7 @@ def measured(case: Case, folder: Path, *, repeats: int, rivals: list[str], pytho
     record |= {
         "rows": case.rows, "columns": case.columns, "dtype": case.dtype, "compressed": case.compress,
         "bounded_by": "NumPy" if dither.compiled_kernel() is None else "numba", "target": case.target,
-        "multiplied_by": fastest(bound.width, bound.norm_bound, bound.largest).name,
+        "multiplied_by": fastest(bound.norm_bound, bound.largest).name,
         "grid_bits": case.grid_bits, "tasks": tasks,
         "ratio_median": record["moment"]["median"] / record[best]["median"],
         "ratio_min": record["moment"]["min"] / min(record[name]["min"] for name in ("floor_threads", "floor_blas")),

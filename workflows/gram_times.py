@@ -40,7 +40,7 @@ ENTRIES = 16_000_000
 """Of a table, read by one task."""
 CASES = [
     (columns, dtype, bits, 1.0)
-    for columns in (784, 192, 100, 54, 32)
+    for columns in (784, 192, 100, 54, 32, 10)
     for dtype in ("float32", "uint8")
     for bits in (10, 12, 14)
 ] + [(columns, "float32", 14, 1000.0) for columns in (784, 54)]

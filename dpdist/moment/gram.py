@@ -44,8 +44,6 @@ _PAIRS = 256
 """Pairs of rows that are multiplied together: the panels of a tile then stay in a core's own caches."""
 _PANEL_BYTES = 256 << 10
 """Of narrow rows there are more, up to a quarter of a second-level cache: every call takes its time."""
-_NARROWEST = 24
-"""With fewer columns, most of a tile is empty, and BLAS is as fast."""
 
 
 class Arithmetic(Enum):
@@ -80,10 +78,12 @@ def integer_rows(norm_bound: int, largest: int | None = None) -> int:
     return max(2, _LARGEST_32 // norm_bound)
 
 
-def fastest(columns: int, norm_bound: int, largest: int | None = None) -> Arithmetic:
-    """Return what multiplies rows fastest here; the bounds are those of :func:`integer_rows`."""
-    worth = columns >= _NARROWEST and integer_rows(norm_bound, largest)
-    return available()[0] if worth else Arithmetic.FLOAT64
+def fastest(norm_bound: int, largest: int | None = None) -> Arithmetic:
+    """Return what multiplies rows fastest here; the bounds are those of :func:`integer_rows`.
+
+    In narrow rows most of a tile is empty, and BLAS multiplies as fast. But then they must be rounded into float64.
+    """
+    return available()[0] if integer_rows(norm_bound, largest) else Arithmetic.FLOAT64
 
 
 class GramSum:
@@ -109,7 +109,7 @@ class GramSum:
     def __init__(
         self, band: Band, norm_bound: int, arithmetic: Arithmetic | None = None, largest: int | None = None
     ) -> None:
-        self.arithmetic = arithmetic or fastest(band.width, norm_bound, largest)
+        self.arithmetic = arithmetic or fastest(norm_bound, largest)
         self._sum: _Sum
         if self.arithmetic is Arithmetic.FLOAT64:
             self._sum = _Floats(band, 2**53 // norm_bound)

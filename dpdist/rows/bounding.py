@@ -163,7 +163,7 @@ class RowBound:
     @property
     def largest(self) -> int:
         """Largest magnitude of an entry of an integer row; less than ``2**b`` where it is rounded without bias."""
-        return max(2**self.grid_bits - (self.rule == DITHERED), self.constant)
+        return max(int(2**self.grid_bits) - (self.rule == DITHERED), self.constant)
 
     @property
     def unit(self) -> float:
