@@ -25,6 +25,7 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.moment.keys import key_here
 from dpdist.moment.total import moment_task, partition_moment
+from dpdist.pca.model import open_model
 from dpdist.privacy.accounting import Left
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
@@ -58,7 +59,7 @@ def year(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, list
         patch.setattr(ChunkReader, "_checked", noted)
         (folder / "incoming").mkdir()
         made = Place(folder)
-        made.job.write_text(ROOT + "window = 2\n")
+        made.job.write_text(ROOT + 'window = 2\n[pca]\npath = "models"\ncomponents = 2\n')
         for number in (1, 2, 3):
             made.arrive(f"d{number}")
             reads.append(Counter())
@@ -81,6 +82,8 @@ def test_a_square_root_reads_all_rows_every_night(year: tuple[Place, list[Counte
         names = [f"d{n}" for n in range(1, number + 1)]
         window = open_release(place.published / "window-2" / f"d{number}.zarr")
         assert (window.rows, window.window) == (30 * min(2, number), 2 if number > 2 else None)
+        for of, model in ((total, f"d{number}.zarr"), (window, f"window-2/d{number}.zarr")):
+            assert open_model(place.folder / "models" / model).release_id == of.release_id
         assert (window.releases, window.guarantee, window.extents) == (total.releases, total.guarantee, total.extents)
         for found, of in ((total, names), (window, names[-2:])):
             error = np.abs(found.lattice - place.exact(found.bound, *of))
@@ -203,6 +206,11 @@ def test_the_error_of_a_banded_total_is_as_stated(place: Place, chunks: list[str
 
     assert low < statistic(total.lattice) < high
     night = open_release(place.published / "d3.zarr")
+    before = place.files()
+    shutil.rmtree(place.published / "total" / "d2.zarr")
+    shutil.rmtree(place.published / "total" / "d3.zarr")
+    place.run()
+    assert place.files() == before  # nights that are caught up have a total each, and one that is lost is made again
     assert statistic(night.lattice // 64) > high or statistic(night.lattice) > high  # the twin: a night is no total
     assert night.corner is None
 
