@@ -112,7 +112,7 @@ def total_reads(job: Job, columns: int | None, count: int) -> TotalReads:
     releases, size = opened(job.plan, count, job.window), None
     if columns is not None:
         width = job.request.bound(columns).width
-        size = releases * _ENTRY * width * (width + 1) // 2
+        size = releases * _ENTRY * width**2
     return TotalReads(count, releases, size)
 
 

@@ -250,8 +250,8 @@ def test_a_dry_run_tells_what_each_night_reads_and_whether_the_series_is_paid_fo
     assert "of the total of 2 periods: " in status_words(status.status_of(read))
     place.arrive("d3")
     ahead = status.preview(read)
-    assert [total.to_json() for total in ahead.totals] == [{"periods": 3, "releases": 3, "bytes": 3 * 8 * 6}] * 2
-    assert "The total of 3 periods opens 3 published releases (144 bytes).\n" in preview_words(ahead)
+    assert [total.to_json() for total in ahead.totals] == [{"periods": 3, "releases": 3, "bytes": 3 * 8 * 9}] * 2
+    assert "The total of 3 periods opens 3 published releases (216 bytes).\n" in preview_words(ahead)
     place.run()
     total = open_release(place.published / "total" / "d3.zarr")
     assert noise.following == pytest.approx(total.noise["variance_off_diagonal"] ** 0.5 * total.bound.unit**2)
