@@ -182,9 +182,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
     parser.add_argument("--output", type=Path, required=True, help="Without suffix: .json and .md are written.")
+    parser.add_argument("--form", choices=FORMS, action="append", help="One of them only; what there is stays.")
     options = parser.parse_args()
-    every: dict[str, dict[str, Any]] = {}
-    for form in FORMS:
+    path = options.output.with_suffix(".json")
+    every: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+    for form in options.form or FORMS:
         with (
             tempfile.TemporaryDirectory() as state,
             tempfile.TemporaryDirectory() as folder,
@@ -197,7 +199,7 @@ def main() -> None:
                 count = size - 1 + NIGHTS
                 every.setdefault(form, {})[str(size)] = {key: median(n[key] for n in nights) for key in nights[0]}
                 print(form, size, every[form][str(size)], flush=True)
-                options.output.with_suffix(".json").write_text(json.dumps(every, indent=1) + "\n")
+                path.write_text(json.dumps(every, indent=1) + "\n")
     options.output.with_suffix(".md").write_text(report(every))
 
 

@@ -10,6 +10,7 @@ With ``factorisation = "square-root"`` or ``"banded"`` each release is named by 
 by weights (:mod:`dpdist.release.toeplitz`). Only the totals are second moments then, and with ``window = 7`` ::
 
     published/window-7/2026-01-08.zarr      the sum of the last 7 periods, or of all where there are fewer
+    models/window-7/2026-01-08.zarr         with [pca], its components, beside those of the totals
 
 A run may be started any number of times, at once or never on some nights. Periods are closed in the order of their
 names and released in that order; a release that is there is left alone, one that a dead run left is resumed by its id.
@@ -366,16 +367,19 @@ def _release(
 ) -> list[str]:
     """Release the nodes that end with the last of some periods, and return the ids of those that were computed now."""
     nodes = [(node, series.path_of(periods, node)) for node in series.plan.released(len(periods))]
-    if len(periods) < closed:  # published on an earlier night; the last one is looked at, so a changed job is noticed
+    if len(periods) < closed:  # published on an earlier night
         nodes = [(node, target) for node, target in nodes if not target.exists()]
     if nodes and series.job.model is not None and series.job.needs_edge:
         require_edge(series.request, len(series.columns))
     fresh = []
-    for node, target in nodes:
+    for number, (node, target) in enumerate(nodes):
         span = series.span(node)
         request = series.asked(node, span)
         release_id = request.release_id(span)
         _require_same_job(target, release_id)
+        record = series.ledger.record(release_id)
+        if number and target.exists() and record is not None and record.state is State.PUBLISHED:
+            continue  # the first of the last night is looked at, so that a changed ledger is noticed
         _require_whole(series, release_id, span)
         _require_small_delta(series, release_id, periods)
         outcome: Outcome = release.release_table(span, target, request, ledger=series.place, cluster=cluster)
