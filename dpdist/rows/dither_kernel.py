@@ -613,7 +613,8 @@ class Packing(_Prepared):
 
     def __init__(self, rule: Dithering, affine: Affine, start: int, constant: int) -> None:
         super().__init__(rule, affine)
-        # no entry is moved by 1.51 steps, so two squared norms fit a word, and an entry half of one
+        # no entry is moved by 1.51 steps, so two squared norms fit a word, and an entry half of one; it is the integers
+        # in the panels that are verified
         if rule.grid_bits > 15 or 2 * (rule.radius + 1.51 * math.sqrt(rule.columns)) ** 2 >= 2**32:
             raise AssertionError("16-bit integers do not hold such rows")
         self._start, self._constant = start, constant
