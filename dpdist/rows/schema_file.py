@@ -92,19 +92,24 @@ def read_schema(path: AnyPath, words: Words | None = None) -> Schema:
 
 def _without_ranges(wrong: list[Mistake], columns: Sequence[Column], words: Words | None) -> list[Mistake]:
     """Return mistakes that ask for no range of a column of the source which holds something that is no number."""
-    blank = {
-        each.column: columns[each.column].name
-        for each in wrong
-        if each.column is not None and each.key == "range" and columns[each.column].range == ()
-        and columns[each.column].kind in {"number", "integer"}
-    }  # fmt: skip
-    if words is None or not blank:
+    if words is None or not any(_is_blank(each, columns) for each in wrong):
         return wrong
-    found = set(words([column.name for column in columns]))
+    found = words([column.name for column in columns])
     said = f"the source holds something there that is no number: in place of kind and range write {NOT_NUMBERS}"
     return [
-        each._replace(said=said) if each.key == "range" and blank.get(each.column) in found else each for each in wrong
+        each._replace(said=said)
+        if each.column is not None and _is_blank(each, columns) and columns[each.column].name in found
+        else each
+        for each in wrong
     ]
+
+
+def _is_blank(mistake: Mistake, columns: Sequence[Column]) -> bool:
+    """Say whether a mistake is that a number has no range yet."""
+    if mistake.column is None or mistake.key != "range":
+        return False
+    column = columns[mistake.column]
+    return column.range == () and column.kind in {"number", "integer"}
 
 
 _DEFAULTS = {"scale": "none", "others": "refuse", "max_rows": None, "keep": "first"}

@@ -138,7 +138,9 @@ def test_rows_that_fill_most_of_the_clip_norm_are_said_to_and_others_are_not(tmp
     assert found.note() in Outcome(release, "r.zarr", fresh=True).words()
     assert call("report", tmp_path / "r.zarr", tmp_path / "page.html").exit_code == 0
     assert "Many rows may have been shortened" in (tmp_path / "page.html").read_text()
-    quantile = replace(release, stage=Stage("norm-histogram", {}, {"clip_norm": 3.0, "quantile": 0.95}, {}))
+    assert release.guarantee is not None
+    stage = Stage("norm-histogram", release.guarantee.to_json(), {"clip_norm": 3.0, "quantile": 0.95}, {})
+    quantile = replace(release, stage=stage)
     assert _moment_words(quantile) == ""  # its histogram told more
     fewer = normal(23) * np.where(np.arange(20_000) % 10 < 7, 100, 1e-3)[:, None]
     assert shortened(released(fewer, 3, centre="none")).note() == ""
