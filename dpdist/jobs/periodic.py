@@ -34,7 +34,7 @@ from pathlib import Path
 from dpdist._util.paths import local
 from dpdist._util.progress import steps
 from dpdist._util.text import counted
-from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.errors import DataError, DpdistError, DrownedError, RefusedError, UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.periods import changes, discard, take_in, waiting
 from dpdist.jobs.job_file import Job
@@ -43,7 +43,7 @@ from dpdist.ledger.balance import Balance
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.naming import parameter, step
-from dpdist.pca.scree import DrownedError, require_edge
+from dpdist.pca.scree import require_edge
 from dpdist.pipeline import budget, release
 from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.release import Outcome
