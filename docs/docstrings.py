@@ -52,14 +52,16 @@ def elsewhere(app: Sphinx, env: Any, node: Any, shown: nodes.Element) -> nodes.E
     return shown if node.get("refdomain") == "py" and not public else None
 
 
-def folders(app: Sphinx, docname: str, source: list[str]) -> None:  # noqa: ARG001 - as of Sphinx
-    """Show links to folders of the repository as words: a site has no page of a folder."""
+def pages(app: Sphinx, docname: str, source: list[str]) -> None:  # noqa: ARG001 - as of Sphinx
+    """Show links to folders as words, as a site has no page of a folder; name results that have no heading."""
     place = (ROOT / docname).parent
 
     def words(link: re.Match[str]) -> str:
         return link[1] if (place / link[2]).is_dir() else link[0]
 
     source[0] = re.sub(r"\[([^\]]+)\]\(([^)#:\s]+)\)", words, source[0])
+    if docname.startswith("workflows/results/") and not re.search(r"^# ", source[0], re.MULTILINE):
+        source[0] = f"# {Path(docname).name.replace('_', ' ').capitalize()}\n\n{source[0]}"
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -67,6 +69,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", see_also, priority=_BEFORE_NAPOLEON)
     app.connect("autodoc-process-docstring", sentences, priority=_AFTER_NAPOLEON)
     app.connect("autodoc-process-docstring", formulas, priority=_AFTER_NAPOLEON)
-    app.connect("source-read", folders)
+    app.connect("source-read", pages)
     app.connect("missing-reference", elsewhere)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
