@@ -12,9 +12,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sphinx.application import Sphinx
-from sphinx.ext import autodoc
-
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -58,6 +55,8 @@ html_copy_source = False
 html_theme_options = {
     "navigation_with_keys": False,
     "show_toc_level": 2,
+    "navbar_persistent": ["search-button"],  # the wider one shows keys, which its name for screen readers lacks
+    "collapse_navigation": True,  # folds in it have no name
     "footer_start": ["copyright"],
     "footer_end": [],
     "secondary_sidebar_items": ["page-toc"],

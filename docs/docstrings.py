@@ -37,7 +37,7 @@ def sentences(app: Any, what: str, name: str, obj: object, options: Any, lines: 
 
 
 def formulas(app: Any, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:  # noqa: ARG001 - as of Sphinx
-    """Show formulas of a module as they are set, and bars around a vector as its norm, not the name of a substitution."""
+    """Show formulas of a module as they are set, and bars around a vector as its norm, not as a name."""
     if what == "module":
         parts = re.sub(r"(?<!::)\n\n(?=    \S)", "\n\n::\n\n", "\n".join(lines)).split("``")
         for i in range(0, len(parts), 2):  # what is between is literal

@@ -40,7 +40,10 @@ def guesses() -> list[str]:
         right = 1 / (1 + math.exp(-epsilon))
         x, y = map(float, place(epsilon, right).split(","))
         parts += [f'<circle cx="{x}" cy="{y}" r="4" fill="{BLUE}"/>', text(x, 228, f"{epsilon}")]
-        parts.append(text(x + 8, y + 18, f"{right:.2f}".replace("1.00", "almost 1"), "middle" if epsilon > 3 else "start"))
+        over, under = (20, -8) if epsilon == 0 else (8, 18)  # not upon the axis
+        parts.append(
+            text(x + over, y + under, f"{right:.2f}".replace("1.00", "almost 1"), "middle" if epsilon > 3 else "start")
+        )
     parts.append(text(325, 246, "epsilon"))
     parts.append(text(60, 26, "how often the best guess about one row is right, if it was 1/2 before", "start"))
     return parts
@@ -56,9 +59,7 @@ def bells() -> list[str]:
             return f"{left + 85 + x * 13:.1f},{420 - y * 240:.1f}"
 
         for centre, colour in ((-mu / 2, BLUE), (mu / 2, RED)):
-            bell = line(
-                lambda x, at=centre: math.exp(-((x - at) ** 2) / 2) / math.sqrt(2 * math.pi), -6.2, 6.2, place
-            )
+            bell = line(lambda x, at=centre: math.exp(-((x - at) ** 2) / 2) / math.sqrt(2 * math.pi), -6.2, 6.2, place)
             parts.append(f'<polyline points="{bell}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts.append(text(left + 85, 440, f"epsilon {epsilon}, delta 1e-6"))
         parts.append(text(left + 85, 457, f"mu {mu:.2f}"))
@@ -69,7 +70,7 @@ def main() -> None:
     """Write the picture."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        f'font-size="13"><rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>'
+        f'font-size="16"><rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>'
     )
     target = Path(__file__).parent / "images" / "epsilon.svg"
     target.write_text("\n".join([head, *guesses(), *bells(), "</svg>", ""]))

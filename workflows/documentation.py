@@ -35,7 +35,9 @@ from workflows.stores import moto
 
 ROOT = Path(__file__).resolve().parent.parent
 TUTORIALS = ROOT / "docs" / "tutorials"
-_BLOCK = re.compile(r"^(?:<!-- (runs against|syntax only): (.*?) -->\n)?```(sh|python|toml|text)\n(.*?)^```", re.M | re.S)
+_BLOCK = re.compile(
+    r"^(?:<!-- (runs against|syntax only): (.*?) -->\n)?```(sh|python|toml|text)\n(.*?)^```", re.MULTILINE | re.DOTALL
+)
 _MAIN = (
     "docs/index", "README", "docs/tutorials/csv", "docs/explanation/epsilon", "docs/reference/python",
     "docs/reference/command_line", "docs/howto/index", "docs/comparison", "docs/glossary",
@@ -68,7 +70,7 @@ class _Links(HTMLParser):
         self.ids |= {given[key] for key in ("id", "name") if key in given}
         if tag == "a" and "href" in given:
             self.links.append(given["href"])
-        elif tag == "link" and given.get("rel") not in {"canonical"}:
+        elif tag == "link" and given.get("rel") != "canonical":
             self.loaded.append(given.get("href", ""))
         elif "src" in given:
             self.loaded.append(given["src"])
@@ -78,7 +80,7 @@ def built(site: Path) -> float:
     """Build the site with warnings as errors, and return how many seconds that took."""
     started = time.monotonic()
     command = ["-m", "sphinx", "-q", "-E", "-W", "-n", "--keep-going", "-c", str(ROOT / "docs"), str(ROOT), str(site)]
-    subprocess.run([sys.executable, *command], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, *command], check=True, cwd=ROOT)  # noqa: S603 - ours
     return time.monotonic() - started
 
 
@@ -104,7 +106,7 @@ def followed(site: Path) -> dict[str, Any]:
     return {"pages": len(pages), "links": links, "broken": broken, "loaded from elsewhere": sorted(foreign)}
 
 
-def blocks(page: str, folder: Path, store: dict[str, str]) -> Iterator[tuple[str, str, dict[str, str]]]:
+def blocks(page: str, store: dict[str, str]) -> Iterator[tuple[str, str, dict[str, str]]]:
     """Yield the kind, the code and the environment of each block that runs; write those that are files."""
     for marked, about, kind, code in _BLOCK.findall(page):
         name = re.match(r"# ([\w.]+)\n", code)
@@ -123,13 +125,13 @@ def played(tutorial: Path, store: dict[str, str]) -> dict[str, Any]:
         folder = Path(made)
         (folder / "empty").mkdir()
         (folder / "runner.py").write_text(_RUNNER)
-        found = list(blocks(tutorial.read_text(), folder, store))
+        found = list(blocks(tutorial.read_text(), store))
         (folder / "blocks.json").write_text(json.dumps(found))
         environment = {
             **os.environ, "DPDIST_STATE_HOME": str(folder / "state"),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }  # fmt: skip
-        run = subprocess.run(
+        run = subprocess.run(  # noqa: S603 - ours
             [sys.executable, folder / "runner.py", folder / "blocks.json"], cwd=folder / "empty", env=environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
@@ -138,8 +140,8 @@ def played(tutorial: Path, store: dict[str, str]) -> dict[str, Any]:
         raise SystemExit(f"{tutorial.name} does not run as printed")
     kinds = [kind for kind, _, _ in found]
     return {
-        "blocks": len(found), "parsed only": kinds.count("syntax"), "against S3 here": sum(bool(each[2]) for each in found),
-        "seconds": round(time.monotonic() - started, 1),
+        "blocks": len(found), "parsed only": kinds.count("syntax"),
+        "against S3 here": sum(bool(more) for _, _, more in found), "seconds": round(time.monotonic() - started, 1),
     }  # fmt: skip
 
 
