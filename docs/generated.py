@@ -59,19 +59,14 @@ def mechanisms() -> Iterator[str]:
 
 
 def messages() -> Iterator[str]:
-    """Yield every message of an error that is written in the package, by exit code and room."""
-    found: dict[tuple[int, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    """Yield every message of an error that is written in the package, by exit code."""
+    found: dict[int, set[str]] = defaultdict(set)
     for path in sorted(PACKAGE.rglob("*.py")):
-        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         for code, said in _raised(ast.parse(path.read_text())):
-            found[code, room][said].add(path.name)
-    last = None
-    for code, room in sorted(found):
-        if code != last:
-            last = code
-            yield from ("", f"## Exit code {code}", "")
-        yield from ("", f"### {room} ({code})", "")
-        yield from (f"* {_cell(said)}" for said in sorted(found[code, room]))
+            found[code].add(said)
+    for code in sorted(found):
+        yield from ("", f"## Exit code {code}", "")
+        yield from (f"* {_cell(said)}" for said in sorted(found[code], key=lambda said: said.lstrip("… ").lower()))
 
 
 def _raised(tree: ast.AST) -> Iterator[tuple[int, str]]:
