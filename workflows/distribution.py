@@ -35,7 +35,7 @@ def said(*command: str | Path, **more: Any) -> str:
     run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **more)  # noqa: S603 - ours
     if run.returncode:
         raise SystemExit(f"{' '.join(map(str, command))}\n{run.stdout}")
-    return run.stdout
+    return str(run.stdout)
 
 
 def looked_into(wheel: Path, sdist: Path) -> dict[str, Any]:
@@ -60,8 +60,8 @@ def installed(wheel: Path, folder: Path) -> dict[str, Any]:
     said(sys.executable, "-m", "venv", folder / "venv")
     said(folder / "venv/bin/pip", "install", "--quiet", wheel)
     seconds = time.monotonic() - started
-    place = {"cwd": folder, "env": {**os.environ, "DPDIST_STATE_HOME": str(folder / "state")}}
-    place["env"].pop("PYTHONPATH", None)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    place: dict[str, Any] = {"cwd": folder, "env": environment | {"DPDIST_STATE_HOME": str(folder / "state")}}
     command = folder / "venv/bin/dpdist"
     version = said(command, "--version", **place).split()[-1]
     first, second = (said(command, "demo", **place) for _ in range(2))
