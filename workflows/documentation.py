@@ -107,7 +107,7 @@ def followed(site: Path) -> dict[str, Any]:
 
 
 def blocks(page: str, store: dict[str, str]) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Yield the kind, the code and the environment of each block that runs; write those that are files."""
+    """Yield the kind, the code and the environment of each block that runs; a file is a block that writes it."""
     for marked, about, kind, code in _BLOCK.findall(page):
         name = re.match(r"# ([\w.]+)\n", code)
         if kind == "toml" and name:
@@ -119,8 +119,7 @@ def blocks(page: str, store: dict[str, str]) -> Iterator[tuple[str, str, dict[st
 
 
 def played(tutorial: Path, store: dict[str, str]) -> dict[str, Any]:
-    """Run a tutorial in an empty folder, and return how many blocks ran and how long that took."""
-    started = time.monotonic()
+    """Run a tutorial in an empty folder, and return how many blocks ran."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         (folder / "empty").mkdir()
@@ -141,11 +140,11 @@ def played(tutorial: Path, store: dict[str, str]) -> dict[str, Any]:
     kinds = [kind for kind, _, _ in found]
     return {
         "blocks": len(found), "parsed only": kinds.count("syntax"),
-        "against S3 here": sum(bool(more) for _, _, more in found), "seconds": round(time.monotonic() - started, 1),
+        "against S3 here": sum(bool(more) for _, _, more in found),
     }  # fmt: skip
 
 
-def looked_at(site: Path, npm: Path, pictures: Path | None) -> dict[str, Any]:
+def looked_at(site: Path, npm: Path) -> dict[str, Any]:
     """Return what axe-core says of the main pages, and by how many pixels each is too wide."""
     axe = (npm / "node_modules" / "axe-core" / "axe.min.js").read_text()
     said = {}
@@ -153,8 +152,6 @@ def looked_at(site: Path, npm: Path, pictures: Path | None) -> dict[str, Any]:
         for name in _MAIN:
             for screen, (width, dark) in SCREENS.items():
                 page.open(site / f"{name}.html", width=width, dark=dark)
-                if pictures:
-                    page.picture(pictures / f"{name.replace('/', '-')}-{screen.replace(', ', '-')}.png")
                 sideways = page.value("document.documentElement.scrollWidth") - width
                 said[f"{name}, {screen}"] = {**judged(page, axe), "sideways": sideways}
     return said
@@ -166,7 +163,6 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--site", type=Path, help="Folder for the site; default: one that is removed.")
     parser.add_argument("--npm", type=Path, help="Where npm installed axe-core.")
-    parser.add_argument("--pictures", type=Path, help="Folder for pictures of the main pages.")
     parser.add_argument("--tutorial", help="Run this one alone, and build nothing.")
     asked = parser.parse_args()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -183,7 +179,7 @@ def main() -> None:
             path.stem: played(path, store) for path in sorted(TUTORIALS.glob("*.md")) if path.stem != "index"
         }
         if asked.npm:
-            found["main pages"] = looked_at(site, asked.npm, asked.pictures)
+            found["main pages"] = looked_at(site, asked.npm)
     print(json.dumps(found, indent=1))
     if asked.output:
         asked.output.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
