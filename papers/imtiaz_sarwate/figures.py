@@ -86,12 +86,12 @@ class Panel:
 
 GRID = ("0.01", "0.03", "0.1", "0.3", "1", "3", "10")
 PAPER = (
-    Panel("synthetic", 60000, 10, GRID, (1000, 2000, 5000, 10000, 20000, 40000, 60000), "0.1", 3, 2, 2, 5, GRID),
-    Panel("covertype", 20000, 10, GRID, (500, 1000, 2000, 5000, 10000, 20000), "0.1", 3, 2, 2, 5, GRID),
+    Panel("synthetic", 60000, 10, GRID, (1000, 2000, 5000, 10000, 20000, 40000, 60000), "0.1", 6, 2, 2, 5, GRID),
+    Panel("covertype", 20000, 10, GRID, (500, 1000, 2000, 5000, 10000, 20000), "0.1", 6, 2, 2, 5, GRID),
 )
 MNIST = Panel("mnist", 10000, 50, (*GRID[2:], "30", "100"), (2000, 5000, 10000), "10", 1, 5, 1, 3, ("1", "10", "100"))
 QUICK = (
-    Panel("synthetic", 3000, 10, ("10",), (1000, 3000), "10", 2, 2, 2, 2, ("10",)),
+    Panel("synthetic", 3000, 10, ("10",), (1000, 3000), "10", 2, 2, 1, 2, ("10",)),
     Panel("covertype", 400, 3, ("10",), (200, 400), "10", 1, 1, 1, 2, ("10",)),
 )
 
@@ -245,8 +245,8 @@ def drawn(panel: Panel, folder: Path | None) -> tuple[Any, Json, Json]:
 
 
 def picture(path: Path, panels: Sequence[Panel], means: list[Json]) -> None:
-    """Draw figure 1 above figure 2, a column per data set: mean, and 5 to 95 % of runs."""
-    figure, axes = pictures.panels(len(panels), 2, width=5.4, height=4.2)
+    """Draw figure 1 above figure 2, or beside it for one data set: mean, and 5 to 95 % of runs."""
+    figure, axes = pictures.panels(2, len(panels), width=5.4, height=4.2)
     for column, panel in enumerate(panels):
         for row, (number, name) in enumerate(((1, "epsilon"), (2, "n"))):
             ax = axes[row * len(panels) + column]

@@ -141,8 +141,8 @@ def figures_page(found: Json) -> str:
             *_paragraph(
                 f"Draws of the rows: {facts['draws']}; answers from each: {facts['runs']}, of slow methods",
                 f"{facts['slow_runs']}. Share of the best {facts['components']} components: {min(shares):.3f} to",
-                f"{max(shares):.3f}. lambda_k, where the largest norm is 1: {min(facts['lambda_k']):.1f} to",
-                f"{max(facts['lambda_k']):.1f}. Rounds of PPM: {min(rounds)} to {max(rounds)}.",
+                f"{max(shares):.3f}. lambda_k, where the largest norm is 1: {min(facts['lambda_k']):.3g} to",
+                f"{max(facts['lambda_k']):.3g}. Rounds of PPM: {min(rounds)} to {max(rounds)}.",
             ),
         ]
         for figure, name in ((1, "epsilon"), (2, "n")):
@@ -199,8 +199,9 @@ def classifiers_page(found: Json) -> str:
             "and the tolerance 0.001.",
         ),
         *_paragraph(
-            f"Classifiers tried: {len(tried)}. Both fit in test errors: {len(both['error'])}; in training errors:",
-            f"{len(both['training error'])}.",
+            f"Classifiers tried: {len(tried)}. Both fit in test errors: {len(both['error'])}, with both numbers of",
+            f"training rows: {_with_both(both['error'])}. In training errors: {len(both['training error'])},",
+            f"{_with_both(both['training error'])}.",
         ),
         *[f"* {name}: {classifier_name(one)}" for name, each in both.items() for one in each],
         *([""] if any(both.values()) else []),
@@ -230,6 +231,19 @@ def classifiers_page(found: Json) -> str:
         ),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _with_both(fitting: Sequence[Json]) -> int:
+    """Return how many classifiers fit with 4000 and with 6000 training rows."""
+    by = [
+        {
+            tuple(one[name] for name in ("digits", "kernel", "columns", "C", "tolerance"))
+            for one in fitting
+            if one["train"] == n
+        }
+        for n in (4000, 6000)
+    ]
+    return len(by[0] & by[1])
 
 
 def _ends(one: Json | None) -> str:
