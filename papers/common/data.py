@@ -176,6 +176,46 @@ def in_unit_ball(rows: Floats) -> Floats:
     return out
 
 
+SCALINGS = ("raw", "[0, 1]", "z-scored")
+
+
+def column_scaled(rows: Floats, scaling: str) -> Floats:
+    """Return rows with columns as they are, on [0, 1], or of variance 1: by their exact ranges, which is not private.
+
+    A column without variance becomes 0.
+
+    Parameters
+    ----------
+    rows
+        (n, d).
+    scaling
+        One of ``SCALINGS``.
+
+    Warns
+    -----
+    PrivacyLeakWarning
+        Unless they stay as they are.
+
+    Examples
+    --------
+    >>> import numpy as np, warnings
+    >>> column_scaled(np.array([[1.0], [3.0]]), "raw").tolist()
+    [[1.0], [3.0]]
+    >>> with warnings.catch_warnings(action="ignore"):
+    ...     column_scaled(np.array([[1.0, 5], [3.0, 5]]), "[0, 1]").tolist()
+    [[0.0, 0.0], [1.0, 0.0]]
+    """
+    if scaling == "raw":
+        return rows
+    leaks("The ranges of the columns", "Find them privately: release --scale private.", level=2)
+    centre, spread = {
+        "[0, 1]": (rows.min(axis=0), np.ptp(rows, axis=0)),
+        "z-scored": (rows.mean(axis=0), rows.std(axis=0)),
+    }[scaling]
+    out: Floats = (rows - centre) / np.where(spread > 0, spread, 1)
+    return out
+
+
 def decaying_covariance(size: int, strong: int, seed: int) -> Floats:
     """Return a square root of a covariance matrix with ``strong`` directions above a floor, (size, size).
 

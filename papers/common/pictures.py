@@ -1,9 +1,13 @@
-"""How the pictures of the papers look: one colour and line per method, dashed where it is not private as claimed."""
+"""How the pictures of the papers look: one colour, line and marker per method in all of them.
+
+Dashed is what a paper published, solid what is proved here; two methods of one colour are such a pair. The colours are
+those of Okabe and Ito, which people with a colour deficiency tell apart.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +17,37 @@ from dpdist.storage.atomic import replace_file
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+_BLUE, _ORANGE, _GREEN, _RED, _PURPLE, _SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
+_LOOKS = {
+    "SVD": ("black", "-.", ""),
+    "AG": (_BLUE, "--", "o"),
+    "PPM": (_GREEN, "--", "^"),
+    "PPM, delta 0": (_GREEN, ":", "v"),
+    "PPCA": (_PURPLE, "--", "P"),
+    "SN": (_RED, "--", "o"),
+    "Jiang et al.": (_SKY, "--", "X"),
+    "Sheffet": (_ORANGE, "--", "v"),
+    "dp_stats": ("0.4", "--", "d"),
+    "gaussian": (_BLUE, "-", "s"),
+    "wishart": (_ORANGE, "-", "s"),
+    "power": (_GREEN, "-", "s"),
+    "two-sided-wishart": (_RED, "-", "s"),
+    "random": ("0.55", "-", ""),
+}
+
+
+def style(label: str) -> dict[str, Any]:
+    """Return the colour, line and marker of a method, as keywords of ``Axes.plot``.
+
+    Examples
+    --------
+    >>> style("SN")["ls"], style("two-sided-wishart")["ls"]
+    ('--', '-')
+    """
+    colour, line, marker = _LOOKS[label]
+    return {"color": colour, "ls": line, "marker": marker, "lw": 1.3, "ms": 4}
 
 
 def panels(columns: int, rows: int = 1, width: float = 4.6, height: float = 3.8) -> tuple[Figure, list[Axes]]:
@@ -32,10 +67,11 @@ def panels(columns: int, rows: int = 1, width: float = 4.6, height: float = 3.8)
     return figure, list(found.ravel())
 
 
-def mark(ax: Axes, values: Sequence[float]) -> None:
-    """Label the points of a logarithmic axis where there is something, and no others."""
+def mark(ax: Axes, values: Sequence[float], names: Mapping[float, str] | None = None) -> None:
+    """Label the points of a logarithmic axis where there is something, and no others; some by other names."""
     ax.set_xscale("log")
-    ax.set_xticks(list(values), [f"{value:g}" if value < 10000 else f"{value / 1000:g}k" for value in values])
+    numbers = {value: f"{value:g}" if value < 10000 else f"{value / 1000:g}k" for value in values}
+    ax.set_xticks(list(values), list((numbers | dict(names or {})).values()))
     ax.set_xticks([], minor=True)
 
 

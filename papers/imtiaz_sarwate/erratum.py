@@ -43,10 +43,6 @@ BATCH, FEW = 500, 200
 EPSILONS = ("0.1", "0.3", "1", "3")
 WITHDRAWN = {"SN": "sn", "Jiang et al.": "jiang-wishart", "dp_stats": ""}
 REPAIRS = {"two-sided-wishart": "two-sided-wishart", "wishart": "wishart"}
-COLOURS = {
-    "SN": "tab:red", "Jiang et al.": "tab:purple", "dp_stats": "tab:brown",
-    "two-sided-wishart": "tab:green", "wishart": "tab:orange",
-}  # fmt: skip
 
 
 def theta_of(label: str, epsilon: float) -> float:
@@ -161,23 +157,30 @@ def picture(path: Path, found: list[Json], grid: list[float], profiles: dict[str
     """Draw the attacks and the profiles."""
     figure, (left, right) = pictures.panels(2, width=5.4, height=4.4)
     fine = np.linspace(0.02, float(found[-1]["epsilon"]) + 0.2, 100)
-    for label, colour in COLOURS.items():
+    for label in WITHDRAWN | REPAIRS:
+        look = pictures.style(label)
+        line, dots = look | {"marker": ""}, look | {"ls": ""}
         mine = [row for row in found if row["mechanism"] == label]
         x, y = [float(row["epsilon"]) for row in mine], np.maximum([row["delta estimated"] for row in mine], 0)
         low = np.array([row["delta at least"] for row in mine])
         high = np.maximum([row["upper limit of the estimate"] for row in mine], y)
-        left.errorbar(x, y, [np.maximum(y - low, 0), high - y], fmt="o", ms=4, capsize=3, color=colour, label=label)
+        left.errorbar(x, y, [np.maximum(y - low, 0), high - y], capsize=3, label=label, **dots)
         if label in WITHDRAWN:
-            left.plot(fine, [certain(label, e) for e in fine], color=colour, lw=1)
-        right.plot(grid, profiles[label], color=colour, lw=1.5, label=label)
-    right.plot(grid, [implied_delta(PrivacyLoss.parse("1"), e) for e in grid], "k:", lw=1.2, label="claimed: (1, 0)")
+            left.plot(fine, [certain(label, e) for e in fine], **line)
+        right.plot(grid, [delta or math.nan for delta in profiles[label]], label=label, **line)
+    right.axhline(float(DELTA), color="0.7", lw=1)
+    below = np.linspace(0, 1 - 1e-9, 200)
+    claimed = [implied_delta(PrivacyLoss.parse("1"), e) for e in below]
+    right.plot(below, claimed, "k:", lw=1.2, label="claimed: (1, 0)")
     left.set(xlabel="claimed epsilon", ylabel="delta shown by the attack", ylim=(-0.02, 1.02))
     left.set_title(
         "Delta at the claimed epsilon that the attack shows\n(dots: measured; lines: share of certainty in theory)",
         fontsize=9,
     )
-    right.set(xlabel="epsilon", ylabel="delta", ylim=(-0.02, 1.02), xlim=(0, grid[-1]))
-    right.set_title("Privacy profiles at claimed epsilon 1, replace-one", fontsize=9)
+    right.set(xlabel="epsilon", ylabel="delta (log)", yscale="log", ylim=(1e-8, 2), xlim=(0, grid[-1]))
+    right.set_title(
+        f"Privacy profiles at claimed epsilon 1, replace-one\n(gray: delta {DELTA}, claimed by wishart)", fontsize=9
+    )
     left.grid(alpha=0.3)
     right.grid(alpha=0.3)
     pictures.legend_below(figure, right, 6)

@@ -40,8 +40,6 @@ class Method:
         Whether it is one of the paper's.
     truth
         What is true of it, in words.
-    colour
-        Of its curve.
     """
 
     label: str
@@ -49,32 +47,30 @@ class Method:
     delta: str
     published: bool
     truth: str
-    colour: str
 
 
 METHODS = {
     method.label: method
     for method in (
-        Method("SVD", "", "0", True, "not private", "black"),
+        Method("SVD", "", "0", True, "not private"),
+        Method("AG", "analyze-gauss", DELTA, True, "replace-one: delta 0.01 up to epsilon 1, larger from 2 on"),
+        Method("PPM", "power-published", DELTA, True, "for rows a larger delta than claimed from epsilon 0.3 on"),
+        Method("PPM, delta 0", "power-published", "0", True, "private for rows where d < 50 k"),
+        Method("PPCA", "ppca", "0", True, "nothing proved: Gibbs sampler stopped after some sweeps"),
+        Method("SN", "sn", "0", True, "not epsilon-private: delta = 1 - exp(-epsilon)"),
+        Method("Jiang et al.", "jiang-wishart", "0", True, "not epsilon-private: delta = 1 - exp(-epsilon / 3)"),
         Method(
-            "AG", "analyze-gauss", DELTA, True, "replace-one: delta 0.01 up to epsilon 1, larger from 2 on", "tab:blue"
-        ),
-        Method(
-            "PPM",
-            "power-published",
+            "Sheffet",
+            "sheffet-wishart",
             DELTA,
             True,
-            "for rows a larger delta than claimed from epsilon 0.3 on",
-            "tab:green",
+            "a far smaller delta than claimed up to epsilon 1; false above about 5",
         ),
-        Method("PPM, delta 0", "power-published", "0", True, "private for rows where d < 50 k", "tab:olive"),
-        Method("PPCA", "ppca", "0", True, "nothing proved: Gibbs sampler stopped after some sweeps", "tab:purple"),
-        Method("SN", "sn", "0", True, "not epsilon-private: delta = 1 - exp(-epsilon)", "tab:red"),
-        Method("gaussian", "gaussian", DELTA, False, "(epsilon, delta), proved", "tab:blue"),
-        Method("wishart", "wishart", DELTA, False, "(epsilon, delta), proved; dominates the moment", "tab:orange"),
-        Method("power", "power", DELTA, False, "(epsilon, delta), proved", "tab:green"),
-        Method("two-sided-wishart", "two-sided-wishart", "0", False, "epsilon (pure), proved", "tab:red"),
-        Method("random", "", "0", False, "perfectly private: ignores the data", "tab:gray"),
+        Method("gaussian", "gaussian", DELTA, False, "(epsilon, delta), proved"),
+        Method("wishart", "wishart", DELTA, False, "(epsilon, delta), proved; dominates the moment"),
+        Method("power", "power", DELTA, False, "(epsilon, delta), proved"),
+        Method("two-sided-wishart", "two-sided-wishart", "0", False, "epsilon (pure), proved"),
+        Method("random", "", "0", False, "perfectly private: ignores the data"),
     )
 }
 FREE_OF_EPSILON = ("SVD", "random")
