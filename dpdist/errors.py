@@ -6,6 +6,7 @@ Hierarchy::
     ├── UsageError         exit 2   the command or combination of options makes no sense
     ├── RefusedError       exit 3   budget, guarantee or an unsafe option
     ├── DataError          exit 4   rows, files, cluster, or the value of a number cannot be used
+    │   └── DrownedError            what was asked of a release is drowned in its noise
     └── ResumableError     exit 5   stopped half-way; the same command resumes
 
 Beside them :class:`PrivacyLeakWarning`, for what goes on although it gives private data away,
@@ -109,6 +110,10 @@ class DataError(DpdistError):
     """
 
     exit_code = 4
+
+
+class DrownedError(DataError):
+    """What was asked of a release is drowned in its noise: a target, components, all columns to regress on."""
 
 
 class PrivacyLeakWarning(UserWarning):

@@ -100,18 +100,23 @@ CASES = {
     "u8-100": Case("uint8", 5_000_000, 100, 0.6),
     "f32-54": Case("float32", 20_000_000, 54, 0.8),
     "u8-54": Case("uint8", 20_000_000, 54, 0.8),
+    "f32-54-b14": Case("float32", 20_000_000, 54, 0.8, grid_bits=14),
     "f32-54-lz4": Case("float32", 20_000_000, 54, None, compress=True),
 }
 QUICK = 4
 """How many times fewer rows a quick run has."""
 
 
-def write_rows(case: Case, path: Path) -> RowsTable:
-    """Write independent rows, normal or uniform; a block of random rows, over and over, shifted by its number."""
+def write_rows(case: Case, path: Path, longest: float = 1.0) -> RowsTable:
+    """Write independent rows, normal or uniform; a block of random rows, over and over, shifted by its number.
+
+    One column of each block is so many times longer than the others.
+    """
     rng = np.random.default_rng(0)
     size = (50_000, case.columns)
     block = rng.standard_normal(size) if case.dtype == "float32" else rng.integers(0, 256, size)
     block = block.astype(case.dtype)
+    block[:, 0] *= block.dtype.type(longest)
     names = tuple(f"c{i}" for i in range(case.columns))
     with created(path, rows=case.rows, dtype=case.dtype, names=names, budget=None, compress=case.compress) as writer:
         for start in range(0, case.rows, len(block)):
@@ -155,12 +160,12 @@ def threaded_floor(rows: Rows) -> None:
 def integers(bound: RowBound) -> Arithmetic | None:
     """Return what multiplies 16-bit integers fastest here; None if nothing does, or rows of this bound are too long."""
     found = available()[0]
-    return None if found is Arithmetic.FLOAT64 or not integer_rows(bound.norm_bound) else found
+    return None if found is Arithmetic.FLOAT64 or not integer_rows(bound.norm_bound, bound.largest) else found
 
 
 def share_of_integer_floor(bound: RowBound, rows: int) -> None:
     """Multiply as many rows of packed integers on one core, over and over those that are in its cache."""
-    summing: Any = GramSum(Band.whole(bound.width), bound.norm_bound, integers(bound))._sum  # noqa: SLF001 - what remains
+    summing: Any = GramSum(Band.whole(bound.width), bound.norm_bound, integers(bound), bound.largest)._sum  # noqa: SLF001 - what remains
     at_once = 2 * summing._pairs  # noqa: SLF001
     summing._panels[:] = 200 << 16 | 200  # noqa: SLF001 - of smaller ones 8 bits would be multiplied
     for _ in range(0, rows, at_once):
@@ -316,7 +321,8 @@ def measured(case: Case, folder: Path, *, repeats: int, rivals: list[str], pytho
     record |= {
         "rows": case.rows, "columns": case.columns, "dtype": case.dtype, "compressed": case.compress,
         "bounded_by": "NumPy" if dither.compiled_kernel() is None else "numba", "target": case.target,
-        "multiplied_by": fastest(bound.width, bound.norm_bound).name, "grid_bits": case.grid_bits, "tasks": tasks,
+        "multiplied_by": fastest(bound.norm_bound, bound.largest).name,
+        "grid_bits": case.grid_bits, "tasks": tasks,
         "ratio_median": record["moment"]["median"] / record[best]["median"],
         "ratio_min": record["moment"]["min"] / min(record[name]["min"] for name in ("floor_threads", "floor_blas")),
         "ratio_int16": None if integers(bound) is None else record["floor_int16"]["median"] / record[best]["median"],

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.errors import DataError, UsageError
+from dpdist.errors import DataError, DrownedError, UsageError
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.naming import parameter
 from dpdist.pca.noise_edge import NoiseLaw, law_of
@@ -118,7 +118,9 @@ def block_of(release: Release, columns: Sequence[int] | npt.NDArray[np.int64]) -
     Raises
     ------
     UsageError
-        If it is of components only, its noise has no known law, or the noise drowns the number of rows.
+        If it is of components only, or its noise has no known law.
+    DrownedError
+        If the noise drowns the number of rows.
     DataError
         If there are too many columns.
     """
@@ -130,7 +132,7 @@ def block_of(release: Release, columns: Sequence[int] | npt.NDArray[np.int64]) -
         )
     rows, unit = release.row_count, release.bound.unit**2
     if rows is not None and rows <= 0:
-        raise UsageError(
+        raise DrownedError(
             "The private estimate of the number of rows is not positive: the noise drowns the data. Take a larger "
             "epsilon or more rows."
         )

@@ -32,11 +32,11 @@ import numpy.typing as npt
 from dpdist.answers.block import EntryNoise, entry_noise
 from dpdist.answers.regression import NORMAL
 from dpdist.answers.shrinkage import excess_variance
-from dpdist.errors import UsageError
+from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import parameter
 from dpdist.pca.components import Components, about_mean
 from dpdist.pca.noise_edge import NoiseLaw
-from dpdist.pca.scree import DrownedError, above_noise, noise_law
+from dpdist.pca.scree import above_noise, noise_law
 from dpdist.release.artefact import Release
 
 Matrix = npt.NDArray[np.float64]
@@ -182,7 +182,7 @@ def holding(release: Release, share: float) -> Components:
     seen = above_noise(release)
     told = captured(release, seen)
     if told is None:
-        raise UsageError(f"This release tells no share of its variance, as far as the noise lets see: {instead}.")
+        raise DrownedError(f"This release tells no share of its variance, as far as the noise lets see: {instead}.")
     low = told.share_intervals[:, 0]
     enough = np.flatnonzero(low >= share)
     if not enough.size:

@@ -34,10 +34,9 @@ import numpy.typing as npt
 from dpdist._util.text import counted
 from dpdist.answers.block import Block
 from dpdist.answers.shrinkage import excess, excess_variance, tied
-from dpdist.errors import UsageError
+from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import parameter
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw
-from dpdist.pca.scree import DrownedError
 
 Matrix = npt.NDArray[np.float64]
 LARGER = "Take a larger epsilon or more rows."

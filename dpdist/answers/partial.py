@@ -33,8 +33,7 @@ import numpy.typing as npt
 from dpdist.answers.block import EntryNoise, block_of, require_about
 from dpdist.answers.design import LARGER, about_mean_of, edge_of, ridge_design
 from dpdist.answers.regression import NORMAL
-from dpdist.errors import UsageError
-from dpdist.pca.scree import DrownedError
+from dpdist.errors import DrownedError, UsageError
 from dpdist.release.artefact import Release
 
 Matrix = npt.NDArray[np.float64]

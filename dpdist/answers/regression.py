@@ -63,9 +63,8 @@ import numpy.typing as npt
 from dpdist._util.text import counted, listed
 from dpdist.answers.block import Block, EntryNoise, block_of, deviation
 from dpdist.answers.design import LARGER, Design, principal_design, ridge_design
-from dpdist.errors import UsageError
+from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import parameter
-from dpdist.pca.scree import DrownedError
 from dpdist.release.artefact import Release
 from dpdist.release.scaling import cure, weightless
 

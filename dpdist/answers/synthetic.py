@@ -22,9 +22,8 @@ import numpy.typing as npt
 
 from dpdist.answers.block import require_about
 from dpdist.answers.covariance import Covariance, covariance
-from dpdist.errors import UsageError
+from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import step
-from dpdist.pca.scree import DrownedError
 from dpdist.release.artefact import Release
 
 Matrix = npt.NDArray[np.float64]

@@ -74,6 +74,10 @@ _OF_A_CLUSTER = {
     help="Public clip norm C; private: the release chooses it; auto: 1.5 sqrt(d), with a scale.",
 )
 @click.option("--spectrum", help="Public guess of the variances of the components: 4,2,0.5. Never from the data.")
+@click.option(
+    "--norms",
+    help="Public guess of the rows' norms, equally many of each: 5,10,40. Says what each costs as a clip norm.",
+)
 @mechanism_option
 @click.option("--centre", type=click.Choice(["none", "private"]), default="none", show_default=True)
 @scale_options
@@ -93,9 +97,9 @@ _OF_A_CLUSTER = {
 )  # fmt: skip
 @json_option
 def forecast_command(
-    columns: int, rows: int, epsilon: str, delta: str | None, clip: str, spectrum: str | None, mechanism: str | None,
-    centre: str, scale: str, scale_share: str | None, neighbours: str, grid_bits: int | None, rows_at_most: int,
-    options: tuple[str, ...], arithmetic: str | None, plot: Path | None, cluster: bool, dtype: str,
+    columns: int, rows: int, epsilon: str, delta: str | None, clip: str, spectrum: str | None, norms: str | None,
+    mechanism: str | None, centre: str, scale: str, scale_share: str | None, neighbours: str, grid_bits: int | None,
+    rows_at_most: int, options: tuple[str, ...], arithmetic: str | None, plot: Path | None, cluster: bool, dtype: str,
     workers: tuple[int, ...], memory: float, bandwidth: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Forecast what a budget buys: how large the noise is, and which components stand above it. Free.
@@ -113,7 +117,10 @@ def forecast_command(
         scale=scale, scale_share=scale_share, grid_bits=grid_bits, rows_at_most=rows_at_most, period="", name=None,
         folder=Path(), options=options_of(options, arithmetic),
     )  # fmt: skip
-    found = forecast_release(request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else ())
+    found = forecast_release(
+        request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else (),
+        numbers_from(norms, "--norms") if norms else (),
+    )  # fmt: skip
     if plot is not None:
         draw_forecast(found, plot)
     value, words = found.to_json(), text.forecast(found)

@@ -197,7 +197,7 @@ def release_command(
         options=options_of(options, arithmetic), accept_large_delta=accept_large_delta,
     )  # fmt: skip
     cluster = replace(cluster, trusted_worker=trusted == "worker")
-    outcome = release_rows(rows, release, request, ledger=ledger, cluster=cluster)
+    outcome = release_rows(rows, release, request, ledger=ledger, cluster=cluster, say=say)
     answer(as_json, outcome.to_json(), outcome.words())
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dpdist.errors import DataError
 from dpdist.ledger.fingerprints import EXACT_KEPT, Fingerprints
-from dpdist.moment.gram import GramSum
+from dpdist.moment.gram import Arithmetic, GramSum
 from dpdist.moment.histogram import Counting, Counts
 from dpdist.moment.keys import key_here
 from dpdist.moment.total import block_rows, piece_rows
@@ -29,6 +29,8 @@ from dpdist.rows.dither import DitherKey, Dithers
 from dpdist.triangle import Band, Triangle
 
 Values = npt.NDArray[np.float64]
+_NARROWEST = 24
+"""Narrower rows are multiplied in float64, as they come: what makes integers of them takes time to load."""
 _ALIKE = 1e-6
 _ROUNDING = 1e-10
 """A mean this small against the root mean square is one that was subtracted."""
@@ -100,7 +102,8 @@ class RowSum:
         self._key = key
         self._dither = dither
         self._step = block_rows(2**62, bound)
-        self._gram = GramSum(Band.whole(bound.width), bound.norm_bound)
+        arithmetic = Arithmetic.FLOAT64 if bound.width < _NARROWEST else None
+        self._gram = GramSum(Band.whole(bound.width), bound.norm_bound, arithmetic, bound.largest)
         self._buffer = np.empty((0, bound.width))
         self._fingerprints = [Fingerprints.of(np.empty((0, bound.columns)), key)]
         self._pending = 0

@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 from dpdist._util.notebook import Shown
 from dpdist._util.paths import AnyPath
 from dpdist.answers.captured import WIDE, captured, holding
-from dpdist.errors import DataError, DrownedWarning, UsageError
+from dpdist.errors import DataError, DrownedError, DrownedWarning, UsageError
 from dpdist.estimators import likelihood
 from dpdist.estimators.fit import (
     ESTIMATORS,
@@ -341,9 +341,9 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             release = released(self, X, partial(_require_components, count=number), number)
             try:
                 self._learn(*self._components_of(release, X, count))
-            except UsageError as error:
+            except (UsageError, DrownedError) as error:
                 kept = "What was released is kept: PrivatePCA.from_release(fitted.release_, n_components=K) is free."
-                raise UsageError(f"{error} {kept}") from None
+                raise type(error)(f"{error} {kept}") from None
         return self
 
     def transform(self, X: object) -> Any:  # noqa: N803

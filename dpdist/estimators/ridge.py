@@ -21,7 +21,7 @@ from dpdist._util.text import counted
 from dpdist.answers.block import require_law
 from dpdist.answers.columns import beside, places_of
 from dpdist.answers.regression import Estimate, Regression, regressions
-from dpdist.errors import DrownedWarning, UsageError
+from dpdist.errors import DrownedError, DrownedWarning, UsageError
 from dpdist.estimators.fit import (
     ESTIMATORS,
     Centre,
@@ -295,9 +295,9 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
                 release = released(self, X, _require_matrix)
             try:
                 self._learn(release, target, on, whole=on is not None)
-            except UsageError as error:
+            except (UsageError, DrownedError) as error:
                 kept = "What was released is kept: PrivateRidge.from_release(fitted.release_, target) is free."
-                raise UsageError(f"{error} {kept}") from None
+                raise type(error)(f"{error} {kept}") from None
         return self
 
     def predict(self, X: object) -> Any:  # noqa: N803

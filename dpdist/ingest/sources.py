@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dpdist._util import interruption
 from dpdist._util.paths import require_plain
-from dpdist.errors import DataError, UsageError
+from dpdist.errors import DataError, DpdistError, UsageError
 from dpdist.ingest.readers.anndata import AnnDataStore, H5ad
 from dpdist.ingest.readers.apart import Apart, Reading
 from dpdist.ingest.readers.base import Choices, NoRowsError, Places, Source, Survey, attempt
@@ -29,6 +29,8 @@ from dpdist.ingest.readers.vcf_zarr import VcfZarr, is_vcf_zarr
 from dpdist.ingest.readers.zarr_store import MARKS, Store, is_anndata
 from dpdist.ingest.remote import Fetched, Remote, location_of
 from dpdist.naming import parameter
+from dpdist.rows.columns import Column
+from dpdist.rows.schema import Schema
 from dpdist.storage.atomic import scratch
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "location_of",
     "opened_sources",
     "reader_of",
+    "words_at",
 ]
 
 if interruption.installed():
@@ -203,6 +206,17 @@ def columns_at(place: SourceLocation, beside: Path, header: str | None) -> tuple
         if sources[0].guess is not None:
             raise header_asked(sources[0].path)
         return names, None if kinds is None else [*kinds]
+
+
+def words_at(place: SourceLocation, beside: Path, header: str | None, columns: Sequence[str]) -> set[str]:
+    """Return which of some columns of local text hold something that is no number; none where nobody knows that."""
+    if not isinstance(place, Path):
+        return set()
+    with suppress(DpdistError):
+        schema = Schema([Column(name, "number") for name in dict.fromkeys(columns)], others="ignored")
+        with opened_sources(place, beside, Choices(header=header, schema=schema)) as sources:
+            return set().union(*(each.words() for each in sources if isinstance(each, Fitted)))
+    return set()
 
 
 def _kind(place: SourceLocation) -> type[Source]:

@@ -10,6 +10,7 @@ With ``factorisation = "square-root"`` or ``"banded"`` each release is named by 
 by weights (:mod:`dpdist.release.toeplitz`). Only the totals are second moments then, and with ``window = 7`` ::
 
     published/window-7/2026-01-08.zarr      the sum of the last 7 periods, or of all where there are fewer
+    models/window-7/2026-01-08.zarr         with [pca], its components, beside those of the totals
 
 A run may be started any number of times, at once or never on some nights. Periods are closed in the order of their
 names and released in that order; a release that is there is left alone, one that a dead run left is resumed by its id.
@@ -33,7 +34,7 @@ from pathlib import Path
 from dpdist._util.paths import local
 from dpdist._util.progress import steps
 from dpdist._util.text import counted
-from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.errors import DataError, DpdistError, DrownedError, RefusedError, UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.periods import changes, discard, take_in, waiting
 from dpdist.jobs.job_file import Job
@@ -42,7 +43,7 @@ from dpdist.ledger.balance import Balance
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.naming import parameter, step
-from dpdist.pca.scree import DrownedError, require_edge
+from dpdist.pca.scree import require_edge
 from dpdist.pipeline import budget, release
 from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.release import Outcome
@@ -50,7 +51,7 @@ from dpdist.privacy import accounting, caution
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.combine import combined, estimated, unfolded, write_sum
+from dpdist.release.combine import combined, estimated, last_periods, next_total, write_sum
 from dpdist.release.continual import Node, Tree, total_of
 from dpdist.release.request import ReleaseRequest
 from dpdist.release.toeplitz import Night, Toeplitz
@@ -130,7 +131,7 @@ class Series:
     def _loss_of(self, node: Node | Night) -> PrivacyLoss:
         return share_of(self.job.request, len(self.columns), self.plan, node, self.job.unit)
 
-    @property
+    @cached_property
     def columns(self) -> tuple[str, ...]:
         """Column names, those of the first period."""
         return open_rows(self.table.rows_of(next(iter(self.ledger.periods)))).names
@@ -265,8 +266,8 @@ def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
     _require_unchanged(series)
     count = 0
     with job.cluster.kept() as cluster:
-        for count in _counts(series, sources, say, problems):
-            fresh += _release(series, count, cluster, say)
+        for count, periods in _counts(series, sources, say, problems):
+            fresh += _release(series, periods[:count], len(periods), cluster, say)
     total, model = _conclude(series, list(series.ledger.periods)[:count], say)
     problems = _changed(series, sources) + problems + strays
     try:
@@ -285,10 +286,14 @@ def _counts(
     sources: dict[str, Path],
     say: Callable[[str], None],
     problems: list[DpdistError],
-) -> Iterator[int]:
-    """Yield the numbers of the closed periods, from 1, and close the new ones meanwhile, each when its turn comes."""
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the numbers of the closed periods, from 1, each with all that are closed.
+
+    The new ones are closed meanwhile, each when its turn comes.
+    """
     count, horizon = 0, series.plan.horizon
-    for close in (None, *sources.items()):
+    periods = series.ledger.periods
+    for close in (None, *(source for source in sources.items() if source[0] not in periods)):
         if close is not None:
             if horizon is not None and close[0] not in series.ledger.periods and len(series.ledger.periods) >= horizon:
                 problems.append(RefusedError(past_horizon(horizon, close[0])))
@@ -300,12 +305,13 @@ def _counts(
             except DataError as error:
                 problems.append(error)
                 return
-        while count < len(series.ledger.periods):  # another run may have closed some too
+        closed: list[str] = []
+        while count < len(closed) or count < len(closed := list(series.ledger.periods)):  # others may close some too
             if count == horizon:
-                problems.append(RefusedError(past_horizon(count, list(series.ledger.periods)[count])))
+                problems.append(RefusedError(past_horizon(count, closed[count])))
                 return
             count += 1
-            yield count
+            yield count, closed
 
 
 def past_horizon(horizon: int, period: str) -> str:
@@ -356,22 +362,26 @@ def _changed(series: Series, sources: dict[str, Path]) -> list[DpdistError]:
     return [RefusedError(problem) for problem in found if problem]
 
 
-def _release(series: Series, count: int, cluster: Cluster, say: Callable[[str], None]) -> list[str]:
-    """Release the nodes that end with a period, and return the ids of those that were computed now."""
-    if series.job.model is not None and series.job.needs_edge:
+def _release(
+    series: Series, periods: Sequence[str], closed: int, cluster: Cluster, say: Callable[[str], None]
+) -> list[str]:
+    """Release the nodes that end with the last of some periods, and return the ids of those that were computed now."""
+    nodes = [(node, series.path_of(periods, node)) for node in series.plan.released(len(periods))]
+    if len(periods) < closed:  # published on an earlier night
+        nodes = [(node, target) for node, target in nodes if not target.exists()]
+    if nodes and series.job.model is not None and series.job.needs_edge:
         require_edge(series.request, len(series.columns))
-    periods = list(series.ledger.periods)
     fresh = []
-    for node in series.plan.released(count):
-        target = series.path_of(periods, node)
-        if target.exists() and count < len(periods):
-            continue  # published on an earlier night; the last period is looked at, so that a changed job is noticed
+    for number, (node, target) in enumerate(nodes):
         span = series.span(node)
         request = series.asked(node, span)
         release_id = request.release_id(span)
         _require_same_job(target, release_id)
+        record = series.ledger.record(release_id)
+        if number and target.exists() and record is not None and record.state is State.PUBLISHED:
+            continue  # the first of the last night is looked at, so that a changed ledger is noticed
         _require_whole(series, release_id, span)
-        _require_small_delta(series, release_id, periods[: node.stop])
+        _require_small_delta(series, release_id, periods)
         outcome: Outcome = release.release_table(span, target, request, ledger=series.place, cluster=cluster)
         if outcome.fresh:
             fresh.append(outcome.release.release_id)
@@ -450,22 +460,26 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
         f"{total}: the total of {counted(len(periods), 'period')}, {words}. This file is public."
         f"{caution.in_words(released.cautions)}"
     )
+    parts = [(total, series.models)]
     if job.window is not None and isinstance(series.plan, Toeplitz):
-        window = series.window_path(periods[-1], job.window)
-        make_public_folder(window.parent)
-        write_sum(unfolded(series.plan, len(periods), partial(_opened, series, periods), job.window), window)
+        window = _write_window(series, series.plan, periods, job.window)
         last = counted(min(job.window, len(periods)), "period")
         say(f"{window}: that of the last {last}, from the same releases. This file is public.")
-    model = None
-    if series.models is not None:
-        model = series.models / f"{periods[-1]}.zarr"
-        try:
-            found, _, _ = fit_components(total, model, job.components, correlation=job.correlation, cluster=job.cluster)
-            say(f"{model}: {counted(len(found.components.components), 'component')}.")
-        except DrownedError as error:  # more periods may lift some above it: the release of this one is no failure
-            say(f"No model of this total was written. {error}")
-            model = None
-    return total, model
+        parts.append((window, series.models and series.models / window.parent.name))
+    made = [_fit(job, of, folder / of.name, say) for of, folder in parts if folder is not None]
+    return total, made[0] if made else None
+
+
+def _fit(job: Job, of: Path, model: Path, say: Callable[[str], None]) -> Path | None:
+    """Write the components of a total or a window; None where all of them drown in the noise."""
+    make_public_folder(model.parent)
+    try:
+        found, _, _ = fit_components(of, model, job.components, correlation=job.correlation, cluster=job.cluster)
+    except DrownedError as error:  # more periods may lift some above it: the release of this one is no failure
+        say(f"No model of {of} was written. {error}")
+        return None
+    say(f"{model}: {counted(len(found.components.components), 'component')}.")
+    return model
 
 
 def _opened(series: Series, periods: Sequence[str], node: Node | Night) -> Release:
@@ -473,18 +487,17 @@ def _opened(series: Series, periods: Sequence[str], node: Node | Night) -> Relea
 
 
 def _write_total(series: Series, periods: Sequence[str], target: Path) -> None:
-    """Write the total of some periods: of all nights, or the sum of the best estimates of the trees.
+    """Write the total of some periods: of a tree, the sum of the best estimates of its trees; else that of all nights.
 
-    Of trees, the total of the periods before the last one, if it is still there, spares reading the releases of these
-    again. A total that an older version made, which took the roots only, stays as it was published, and is not built
-    upon.
+    The total of the periods before the last tree, if it is still there, spares reading the releases of these again. A
+    total that an older version made, which took the roots only, stays as it was published, and is not built upon.
     """
-    plan, parts, released = series.plan, list[Release](), partial(_opened, series, periods)
+    plan, parts = series.plan, list[Release]()
     if isinstance(plan, Toeplitz):
-        write_sum(unfolded(plan, len(periods), released), target)
+        _write_totals(series, plan, periods)
         return
     for node in reversed(total_of(len(periods), plan.levels)):
-        parts.append(estimated(node, released))
+        parts.append(estimated(node, partial(_opened, series, periods)))
         known = _known_total(series, plan, periods[: node.start])
         if known is not None:
             parts.append(known)
@@ -493,6 +506,40 @@ def _write_total(series: Series, periods: Sequence[str], target: Path) -> None:
     stands = set((attributes_of(store_at(target)) or {}).get("releases", ()))
     if not (stands and stands < set(total.releases)):
         write_sum(total, target)
+
+
+def _write_totals(series: Series, plan: Toeplitz, periods: Sequence[str]) -> None:
+    """Write the total of all nights, and before it those that it follows from and that are not there.
+
+    These are of nights that were caught up, or whose run died, and of those that somebody removed.
+    """
+    missing, needed = [], {len(periods)}
+    if series.job.window is not None:
+        needed.add(len(periods) - series.job.window)
+    for count in range(len(periods), 0, -1):
+        if count in needed and not series.total_path(periods[count - 1]).exists():
+            missing.append(count)
+            needed.update(plan.earlier(count))
+    for count in reversed(missing):
+        night = _opened(series, periods, plan.night(count))
+        write_sum(next_total(plan, night, partial(_total, series, periods)), series.total_path(periods[count - 1]))
+
+
+def _write_window(series: Series, plan: Toeplitz, periods: Sequence[str], window: int) -> Path:
+    """Write the sum of the last periods, where it is not there yet, and return where."""
+    count = len(periods)
+    target = series.window_path(periods[-1], window)
+    if target.exists():
+        return target
+    make_public_folder(target.parent)
+    earlier = _total(series, periods, count - window) if count > window else None
+    night = _opened(series, periods, plan.night(count))
+    write_sum(last_periods(plan, window, night, _total(series, periods, count), earlier), target)
+    return target
+
+
+def _total(series: Series, periods: Sequence[str], count: int) -> Release:
+    return open_release(series.total_path(periods[count - 1]))
 
 
 def _known_total(series: Series, plan: Tree, periods: Sequence[str]) -> Release | None:

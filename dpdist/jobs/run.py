@@ -134,7 +134,7 @@ def run(
     require_same_rows(job, open_rows(job.rows))
     table = budget.complete_ingest(job.rows, job.ledger)
     require_components(job, table)
-    outcome = release.release_rows(job.rows, job.release, job.request, ledger=job.ledger, cluster=job.cluster)
+    outcome = release.release_rows(job.rows, job.release, job.request, ledger=job.ledger, cluster=job.cluster, say=say)
     say(outcome.words())
     if job.model is not None:
         model, _, _ = fit_components(

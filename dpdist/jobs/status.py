@@ -14,6 +14,7 @@ from dpdist.errors import DataError, RefusedError
 from dpdist.ingest.opening import open_rows
 from dpdist.ingest.periods import waiting
 from dpdist.jobs.job_file import Job
+from dpdist.jobs.nights import TotalNoise, TotalReads, largest, total_noise, total_reads
 from dpdist.jobs.periodic import past_horizon, require_same_unit, share_of, whole_of
 from dpdist.jobs.run import require_components, require_same_rows
 from dpdist.ledger.balance import Balance
@@ -62,6 +63,8 @@ class Preview:
         Why it would be refused all the same, where it could choose no clip norm, or a series has ended; else None.
     unit
         Whose rows are protected together, as the job says; None: each row alone, or as the rows say.
+    totals
+        Of periods: what the total of this run opens, and the largest one that the series is planned for; else none.
     """
 
     releases: tuple[tuple[str, Charge], ...]
@@ -73,6 +76,7 @@ class Preview:
     parts: Parts | None = None
     refused: str | None = None
     unit: Unit | None = None
+    totals: tuple[TotalReads, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -93,6 +97,7 @@ class Preview:
             **({} if self.parts is None else {"parts": self.parts.to_json()}),
             **({} if self.refused is None else {"refused": self.refused}),
             **({} if self.unit is None else {"unit": self.unit.to_json()}),
+            **{name: each.to_json() for name, each in zip(("total", "largest_total"), self.totals, strict=False)},
         }
 
 
@@ -121,6 +126,8 @@ class JobStatus:
         How many a series of nights is for; None where there is no last one.
     head
         Digest of the journal's last entry; None before there is a ledger.
+    noise
+        Of the last total of periods that is published, and of the next; None where there is none.
     """
 
     rows: Path | Store
@@ -135,6 +142,7 @@ class JobStatus:
     periods_waiting: tuple[str, ...]
     periods_at_most: int | None
     head: str | None
+    noise: TotalNoise | None
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -151,6 +159,7 @@ class JobStatus:
             "periods_waiting": list(self.periods_waiting),
             "periods_at_most": self.periods_at_most,
             "head": self.head,
+            "noise": None if self.noise is None else self.noise.to_json(),
         }
 
 
@@ -181,10 +190,15 @@ def _columns(job: Job, table: RowsTable | None) -> int:
     """Return the number of columns, as far as it is known; what a release costs does not depend on it."""
     if table is not None:
         return table.columns
+    return _columns_said(job) or 2
+
+
+def _columns_said(job: Job) -> int | None:
+    """Return the number of columns that a job file says; None where it does not."""
     features = None if job.choices.schema is None else job.choices.schema.features
     scale = None if job.request.scale == "private" else job.request.scale
     vector = job.request.centre or scale or job.columns or features
-    return len(vector) if vector else 2
+    return len(vector) if vector else None
 
 
 def _max_rows(job: Job, table: RowsTable | None) -> int:
@@ -308,7 +322,11 @@ def preview(job: Job) -> Preview:
     if beyond:
         refused = past_horizon(late, beyond[0])
     fits = budget is not None and fits
-    return Preview(tuple(plan), tuple(fresh), budget, charged, left, fits, parts, refused, job.unit)
+    totals: tuple[TotalReads, ...] = ()
+    if job.periodic and plan:
+        known = open_rows(open_periods(job.rows).rows_of(closed[0])).columns if closed else _columns_said(job)
+        totals = tuple(total_reads(job, known, count) for count in (late, largest(job.plan, job.window)))
+    return Preview(tuple(plan), tuple(fresh), budget, charged, left, fits, parts, refused, job.unit, totals)
 
 
 def _charges(job: Job, ledger: Ledger) -> bool:
@@ -349,4 +367,5 @@ def status_of(job: Job) -> JobStatus:
         periods_waiting=tuple(new_periods(job, closed)),
         periods_at_most=job.plan.horizon,
         head=ledger.head if ledger else None,
+        noise=total_noise(job, closed) if job.periodic else None,
     )

@@ -25,6 +25,7 @@ import re
 from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,20 @@ def decoded(content: bytes) -> View | None:
         return _view(msgspec.json.decode(body, type=_Checkpoint))
     except (ValueError, ArithmeticError, LookupError, TypeError, RecursionError, DpdistError):
         return None
+
+
+def resumed(content: bytes) -> View | None:
+    """Return a view of its own of a checkpoint, as :func:`decoded`; bytes that were decoded last are not again.
+
+    A night opens its ledger a dozen times, and decoding takes five times as long as a copy.
+    """
+    view = _decoded(content)
+    return None if view is None else view.copy()
+
+
+@lru_cache(maxsize=1)
+def _decoded(content: bytes) -> View | None:
+    return decoded(content)
 
 
 def _view(checkpoint: _Checkpoint) -> View:

@@ -239,6 +239,15 @@ class View:
     exhausted: bool = False
     _draws: frozenset[tuple[str, str]] | None = field(default=None, init=False, compare=False)
 
+    def copy(self) -> View:
+        """Return a view of its own that amounts to the same; what never changes is shared."""
+        return replace(
+            self,
+            periods=None if self.periods is None else dict(self.periods),
+            records=dict(self.records),
+            accounts=None if self.accounts is None else self.accounts.copy(),
+        )
+
     def fold(self, entry: Entry) -> None:
         """Take in the next entry of the journal.
 

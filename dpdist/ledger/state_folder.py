@@ -151,9 +151,10 @@ class StateFile(Generic[Content]):
             return None
         except OSError as error:
             raise self._unusable(error) from None
-        if self._last is None or self._last[0] != whole:
-            self._last = whole, self._checked(whole)
-        return self._last[1]
+        last = self._last  # of all threads: another one may replace it meanwhile
+        if last is None or last[0] != whole:
+            self._last = last = whole, self._checked(whole)
+        return last[1]
 
     def _checked(self, whole: bytes) -> Content:
         body, _, digest = whole.partition(b"\n")

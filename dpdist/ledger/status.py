@@ -68,7 +68,7 @@ class FoldedLedger:
     @staticmethod
     def _checkpoint(transaction: Transaction) -> View | None:
         """Return the view that was kept of this very beginning of the journal; None: it is read from the start."""
-        view = checkpoint.decoded(_kept_of(transaction) or b"")
+        view = checkpoint.resumed(_kept_of(transaction) or b"")
         return view if view is not None and transaction.passed(view.after, view.head) else None
 
     def _keep(self, view: View) -> None:

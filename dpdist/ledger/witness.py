@@ -30,7 +30,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -147,19 +147,19 @@ class Witness(Protocol):
         ...
 
 
+@lru_cache(maxsize=1)
+def _file_at(path: Path) -> StateFile[Testimony]:
+    """Return the file; what was read of it last need not be decoded again, as a night opens its ledger many times."""
+    return StateFile(path, "witness", FORMAT, Testimony, _lost(), later=(STAGES, _of_stages))
+
+
 class FolderWitness:
     """One private file for each ledger and one for each data set, under :func:`state_home`."""
-
-    def __init__(self) -> None:
-        self._files: dict[Path, StateFile[Testimony]] = {}  # what one has read, it need not decode again
 
     def _file(self, ledger_id: str) -> StateFile[Testimony]:
         if not re.fullmatch(r"[0-9a-f]{32}", ledger_id):
             raise DataError("The ledger has no proper identity: it is damaged. Restore it from a copy.")
-        path = state_home() / "witness" / f"{ledger_id}.json"
-        if path not in self._files:
-            self._files[path] = StateFile(path, "witness", FORMAT, Testimony, _lost(), later=(STAGES, _of_stages))
-        return self._files[path]
+        return _file_at(state_home() / "witness" / f"{ledger_id}.json")
 
     def place(self, ledger_id: str) -> str:
         """Return the file."""

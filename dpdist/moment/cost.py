@@ -66,7 +66,8 @@ class Rates:
         count = max(1, min(rows, sample.exact_rows, (24 << 20) // (8 * columns)))
         values = (np.arange(count * columns) % 101).reshape(count, columns).astype(dtype)
         buffer = np.empty((count, sample.width))
-        sums = GramSum(Band.whole(sample.width), sample.norm_bound)
+        # as the rows themselves are multiplied; what comes out is thrown away
+        sums = GramSum(Band.whole(sample.width), sample.norm_bound, largest=bound.largest)
 
         def multiply() -> None:
             sums.add(buffer)

@@ -1,20 +1,26 @@
 """Integer Gram matrices of bounded rows: pure functions, no Dask and no files.
 
 The entries of ``Z^T Z`` are integers, and ``|z_a z_b| <= S`` for every row, S the verified bound of its squared norm.
-So any partial sum over r rows stays within ``r S``, and there are two ways to add it exactly, whatever is added first:
+There are two ways to add them exactly, whatever is added first:
 
-* float64 BLAS, while ``r S`` is at most 2^53, in whatever order, blocking or fused operation it uses;
-* products of 16-bit integers in 32-bit ones (:mod:`dpdist.moment.kernel`), while ``r S`` is at most 2^31 - 1. These are
-  added modulo 2^32, and the sum is the only integer in their range that is equal to it modulo 2^32. One row more may
-  overflow: 512 rows of ``2^11 e_j`` sum to 2^31, which 32 bits hold as -2^31. An entry of a row is at most ``sqrt(S)``,
-  which 16 bits hold up to 2^15 - 1. Of rows whose entries 8 bits hold the kernel multiplies these, which is faster, and
-  up to 131,071 rows then, because each adds at most 128².
+* float64 BLAS, while r rows have ``r S`` at most 2^53, in whatever order, blocking or fused operation it uses: no
+  partial sum exceeds that;
+* products of 16-bit integers in 32-bit ones (:mod:`dpdist.moment.kernel`), while neither of the two columns of the
+  rows has squares that sum to more than 2^31 - 1. By Cauchy and Schwarz the sum of their products is at most the root
+  of both sums, so at most the larger one. It is added modulo 2^32, and is the only integer in the range of 32 bits that
+  is equal to what comes out. One more may overflow: 512 rows of ``2^11 e_j`` sum to 2^31, which 32 bits hold as -2^31.
+  The squares are those of the rows themselves. ``floor((2^31 - 1) / S)`` rows may always be added, which are 7 at 14
+  grid bits; of r rows at most ``r S / 2^31`` columns are longer, as their squares sum to ``r S`` at most. So may any
+  two rows whose entries 16 bits hold, up to 2^15 - 1: an entry is at most ``sqrt(S)``, or what the bound says of single
+  entries. Of rows whose entries 8 bits hold the kernel multiplies these, which is faster, and up to 131,071 rows then,
+  because each adds at most 128².
 
 Then the sum moves to int64. Hence the same bits from every chunking, every processor and both ways.
 """
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
@@ -38,10 +44,6 @@ _PAIRS = 256
 """Pairs of rows that are multiplied together: the panels of a tile then stay in a core's own caches."""
 _PANEL_BYTES = 256 << 10
 """Of narrow rows there are more, up to a quarter of a second-level cache: every call takes its time."""
-_FEWEST = 31
-"""With fewer rows in 32 bits at once, as from 14 grid bits on, adding to int64 takes more than integers save."""
-_NARROWEST = 24
-"""With fewer columns, most of a tile is empty, and BLAS is as fast."""
 
 
 class Arithmetic(Enum):
@@ -66,15 +68,22 @@ def available() -> tuple[Arithmetic, ...]:
     return tuple(each for each in Arithmetic if each is Arithmetic.FLOAT64 or each.value in found)
 
 
-def integer_rows(norm_bound: int) -> int:
-    """Return of how many rows of a squared norm of at most S 32 bits hold the sum: 0 if 16 bits do not hold a row."""
-    return _LARGEST_32 // norm_bound if norm_bound <= _LARGEST_16**2 else 0
+def integer_rows(norm_bound: int, largest: int | None = None) -> int:
+    """Return of how many rows 32 bits always hold the sum, two at least: 0 if 16 do not hold a row.
+
+    Their squared norm is at most S, and their largest entry, if it is not said, at most ``sqrt(S)``.
+    """
+    if (math.isqrt(norm_bound) if largest is None else largest) > _LARGEST_16:
+        return 0
+    return max(2, _LARGEST_32 // norm_bound)
 
 
-def fastest(columns: int, norm_bound: int) -> Arithmetic:
-    """Return what multiplies rows of a squared norm of at most S fastest here."""
-    worth = columns >= _NARROWEST and integer_rows(norm_bound) >= _FEWEST
-    return available()[0] if worth else Arithmetic.FLOAT64
+def fastest(norm_bound: int, largest: int | None = None) -> Arithmetic:
+    """Return what multiplies rows fastest here; the bounds are those of :func:`integer_rows`.
+
+    In narrow rows most of a tile is empty, and BLAS multiplies as fast. But then they must be rounded into float64.
+    """
+    return available()[0] if integer_rows(norm_bound, largest) else Arithmetic.FLOAT64
 
 
 class GramSum:
@@ -88,6 +97,8 @@ class GramSum:
         S, which the squared norm of no row exceeds.
     arithmetic
         What multiplies, one of :func:`available`; the rest would end the process. None: the fastest one.
+    largest
+        What no entry of a row exceeds in magnitude. None: ``sqrt(S)``.
 
     Raises
     ------
@@ -95,13 +106,15 @@ class GramSum:
         If that arithmetic does not hold a single row exactly.
     """
 
-    def __init__(self, band: Band, norm_bound: int, arithmetic: Arithmetic | None = None) -> None:
-        self.arithmetic = arithmetic or fastest(band.width, norm_bound)
+    def __init__(
+        self, band: Band, norm_bound: int, arithmetic: Arithmetic | None = None, largest: int | None = None
+    ) -> None:
+        self.arithmetic = arithmetic or fastest(norm_bound, largest)
         self._sum: _Sum
         if self.arithmetic is Arithmetic.FLOAT64:
             self._sum = _Floats(band, 2**53 // norm_bound)
         else:
-            self._sum = _Integers(band, integer_rows(norm_bound), self.arithmetic)
+            self._sum = _Integers(band, integer_rows(norm_bound, largest), self.arithmetic)
 
     @property
     def at_once(self) -> int:
@@ -183,15 +196,14 @@ class _Integers:
         from dpdist._util.machine_code import aligned_zeros  # noqa: PLC0415 - numba takes time to import
         from dpdist.moment import kernel  # noqa: PLC0415
 
-        if exact_rows < 2:  # 32 bits hold the sum of two rows wherever 16 bits hold one
+        if exact_rows < 2:
             raise ValueError("16-bit integers do not hold a row")
         self._band = band
         self._multiply = kernel.multiply_with(arithmetic.value)
         self._pack = kernel.pack()
         panels = -(-band.width // kernel.PANEL)
-        most = max(_PAIRS, _PANEL_BYTES // (4 * kernel.PANEL * panels))
-        self._exact_pairs = min(exact_rows // 2, most)
-        self._pairs = most // self._exact_pairs * self._exact_pairs
+        self._pairs = max(_PAIRS, _PANEL_BYTES // (4 * kernel.PANEL * panels))
+        self._always_exact = exact_rows // 2
         # one pair more than is used: panels a power of two apart would share the lines of the caches
         self._panels = aligned_zeros((panels, self._pairs + 1, kernel.PANEL), np.int32)
         self._room = aligned_zeros(kernel.room_for(panels, self._pairs), np.int32)
@@ -248,7 +260,7 @@ class _Integers:
     def _flush(self) -> None:
         if self._halves:
             pairs = (self._halves + 1) // 2
-            self._multiply(self._panels, pairs, self._exact_pairs, SMALL_ROWS, self._ends, self._sums, self._room)
+            self._multiply(self._panels, pairs, self._always_exact, SMALL_ROWS, self._ends, self._sums, self._room)
             self._halves = 0
 
     def total(self) -> Triangle:

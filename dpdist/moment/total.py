@@ -148,7 +148,8 @@ def partition_moment(task: MomentTask) -> Partial[np.int64]:
 
 def _summed(task: MomentTask) -> Partial[np.int64]:
     """Sum one band of one partition, every row once."""
-    sums = GramSum(task.band, task.bound.norm_bound, None if worth_compiling(task.table) else Arithmetic.FLOAT64)
+    arithmetic = None if worth_compiling(task.table) else Arithmetic.FLOAT64
+    sums = GramSum(task.band, task.bound.norm_bound, arithmetic, task.bound.largest)
     most = block_rows(task.table.rows, task.bound)
     if sums.arithmetic is not Arithmetic.FLOAT64:
         most = min(

@@ -36,12 +36,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.errors import UsageError
+from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import parameter, step
 from dpdist.pca.components import Components, about_mean, mean_variance
 from dpdist.pca.eigen import signed, top_eigenpairs
 from dpdist.pca.loadings import EntryNoise, loading_intervals
-from dpdist.pca.scree import DrownedError, entry_variances
+from dpdist.pca.scree import entry_variances
 from dpdist.release.artefact import Release
 from dpdist.release.scaling import weightless
 

@@ -20,6 +20,7 @@ from dpdist.naming import step
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.release.clip_trade import Trade, trades
 from dpdist.release.request import ReleaseRequest, auto_clip
 from dpdist.rows.bounding import DITHERED
 from dpdist.rows.rounding import spectral_error
@@ -74,6 +75,8 @@ class Forecast:
         Of the noise, for the sum of all rows.
     alternatives
         (mechanism, threshold) of every mechanism that is private at this loss and has a known edge, best first.
+    trades
+        What each guessed norm would cost as a clip norm; empty without a guess.
     """
 
     request: ReleaseRequest
@@ -87,6 +90,7 @@ class Forecast:
     guessed: bool
     law: NoiseLaw
     alternatives: tuple[tuple[str, float], ...]
+    trades: tuple[Trade, ...] = ()
 
     def __repr__(self) -> str:
         seen = f"{self.seen} of {len(self.expected)} components seen" if self.guessed else f"edge {self.edge:.4g}"
@@ -133,10 +137,13 @@ class Forecast:
             "components": [vars(e) for e in self.expected],
             "cautions": list(self.cautions),
             "alternatives": [{"mechanism": name, "threshold": value} for name, value in self.alternatives],
+            "trades": [vars(each) for each in self.trades],
         }
 
 
-def forecast_release(request: ReleaseRequest, columns: int, rows: int, spectrum: Sequence[float] = ()) -> Forecast:
+def forecast_release(
+    request: ReleaseRequest, columns: int, rows: int, spectrum: Sequence[float] = (), norms: Sequence[float] = ()
+) -> Forecast:
     """Say what a release would show, before anything is spent: its noise, and which components stand above it.
 
     It follows from public numbers alone, so it costs nothing.
@@ -153,18 +160,23 @@ def forecast_release(request: ReleaseRequest, columns: int, rows: int, spectrum:
     spectrum : sequence of float, default ()
         Guessed eigenvalues of the second moment per row, in squared units of the bounded rows, largest first. It must
         be public: taken from the rows, it would be a leak. Empty: shares of the squared clip norm are looked at.
+    norms : sequence of float, default ()
+        Guessed norms of the rows, equally many of each, such as their deciles. It must be public too. Each is weighed
+        as a clip norm, whatever that of the request is: noise against shortening.
 
     Returns
     -------
     Forecast
         ``error``, ``edge`` and ``threshold`` of the noise, and ``rounding`` (float, per row, in squared units of the
         bounded rows),
-        ``expected`` (one for each guessed eigenvalue), ``seen`` and ``alternatives``.
+        ``expected`` (one for each guessed eigenvalue), ``seen``, ``alternatives`` and ``trades`` (one for each guessed
+        norm).
 
     Raises
     ------
     UsageError
-        If there are no rows, the spectrum is impossible, or the mechanism does not add noise with a known edge.
+        If there are no rows, the spectrum or a norm is impossible, or the mechanism does not add noise with a known
+        edge.
     RefusedError
         If the mechanism is not private as claimed.
 
@@ -198,6 +210,8 @@ def forecast_release(request: ReleaseRequest, columns: int, rows: int, spectrum:
             f"{columns} positive numbers. Their sum is at most the squared clip norm, {largest:g}.",
             parameter="spectrum",
         )
+    if any(not 0 < norm < math.inf for norm in norms):
+        raise UsageError("The guessed norms of rows are positive numbers.", parameter="norms")
     law = _law(request, columns)
     if law is None:
         raise UsageError(
@@ -208,6 +222,7 @@ def forecast_release(request: ReleaseRequest, columns: int, rows: int, spectrum:
     unit = bound.unit**2
     rounded = spectral_error(rows, columns, bound.grid_bits) * unit / rows
     good = _strength_for(law, GOOD)
+    error, edge = math.sqrt(noise.variance_off_diagonal or 0.0) * unit, law.edge_at(CONFIDENCE)
     variances = tuple(spectrum) or tuple(share * largest for share in SHARES)
     expected = tuple(
         Expected(v, law.squared_cosine(rows * v), _at_least(law.threshold / v), _at_least(good / v)) for v in variances
@@ -216,14 +231,15 @@ def forecast_release(request: ReleaseRequest, columns: int, rows: int, spectrum:
         request=request,
         columns=columns,
         rows=rows,
-        error=math.sqrt(noise.variance_off_diagonal or 0.0) * unit / rows,
-        edge=law.edge_at(CONFIDENCE) / rows,
+        error=error / rows,
+        edge=edge / rows,
         rounding=rounded if request.rule == DITHERED else None,
         threshold=law.threshold / rows,
         expected=expected,
         guessed=bool(spectrum),
         law=law,
         alternatives=_alternatives(request, columns, rows),
+        trades=trades(norms, columns, rows, error / largest, edge / largest) if norms else (),
     )
 
 

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.errors import UsageError
+from dpdist.errors import DrownedError, UsageError
 from dpdist.mechanisms.info import Output
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.naming import parameter, step
@@ -193,10 +193,6 @@ def require_scree(release: Release, eigenvalues: Values | None) -> Scree:
     if found is None:
         raise UsageError(_no_edge(release.mechanism))
     return found
-
-
-class DrownedError(UsageError):
-    """No component stands above the noise of a release."""
 
 
 def _no_edge(mechanism: str) -> str:

@@ -6,6 +6,10 @@ trace close to that shows that nearly all rows have norm C' afterwards: if the t
 share ``2 s`` of the rows has a squared norm below half of C'². Comparing the released trace with ``n C'²`` is free
 post-processing. It needs a public n.
 
+A smaller share tells less. If the mean squared norm is ``(1 - s) C'²``, at least a share ``1 - 2 s`` of the rows has a
+squared norm of half of C'² or more (Markov's inequality for ``1 - r² / C'²``). Whether these were shortened, or are as
+long as that by themselves, the trace does not tell.
+
 The noise of the trace has the variance ``d v + d (d - 1) c``. Here v is the variance of an entry on the diagonal, and c
 the covariance of two of them. c is 0 where entries are independent, and ``v - 2 w`` where the law is invariant under
 rotations, with w the variance of an entry off the diagonal. The larger of the two is taken.
@@ -24,6 +28,8 @@ from dpdist.rows.bounding import DITHERED
 
 _FAR = 3.0
 """Standard deviations that the noise of the trace stays below with probability 0.998, if it is about normal."""
+_MANY = 0.85
+"""Mean squared norm over C'² from which on this is said: 0.7 of the rows have half of C'² or more."""
 _LARGEST_ERROR = 0.05
 """Relative error of the trace from which on nothing is said: it would be near ``n C²`` for any rows."""
 
@@ -72,6 +78,17 @@ class Shortened:
             f"normalised rows have: their mean squared norm is {100 * self.share:.4g} % of its square, at most "
             f"{100 * self.error:.2g} % off. Variances of the rows as they are may be larger by any factor. Choose the "
             f"clip norm privately ({step('bound')}) and release again."
+        )
+
+    def note(self) -> str:
+        """Return a sentence where nearly all rows are not shortened for sure, and many may be; else nothing."""
+        if self.nearly_all or self.share is None or self.error is None or self.share - self.error < _MANY:
+            return ""
+        long = math.floor(100 * (1 - 2 * max(0.0, 1 - (self.share - self.error))))
+        return (
+            f"Many rows may have been shortened to norm {rounded_norm(self.norm)}, or be about as long by themselves: "
+            f"their mean squared norm is {100 * self.share:.3g} % of its square, at most {100 * self.error:.2g} % off, "
+            f"so {long} % of them or more are longer than 0.7 times it. {step('bound')} chooses a clip norm privately."
         )
 
     def words(self) -> str:

@@ -24,6 +24,7 @@ from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, absolute, a
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.naming import parameter, step
+from dpdist.pipeline.schema import read_for
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import archive, trusted
 from dpdist.release.artefact import open_release
@@ -207,7 +208,7 @@ def ingest_rows(
     from dpdist.ingest.table import ingest  # noqa: PLC0415 - which only an ingest needs
     from dpdist.pipeline.ingesting import Workers  # noqa: PLC0415 - as above
 
-    meaning = schema if schema is None or isinstance(schema, Schema) else Schema.read(schema)
+    meaning = schema if schema is None or isinstance(schema, Schema) else read_for(schema, source, header)
     unit, choices = (
         unit_from(privacy_unit, max_rows, keep),
         Choices(variable, missing, header, meaning, Genotypes.of(genotypes or {})),

@@ -37,7 +37,7 @@ from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.histograms import draw_stage, require_choice
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import Guarantee
-from dpdist.release import stages, trusted
+from dpdist.release import stages, trusted, worth
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.reproduction import admit, require_undeclared
 from dpdist.release.request import ReleaseRequest
@@ -104,7 +104,11 @@ class Outcome:
 
 def _moment_words(found: Release) -> str:
     """Say what should be known of a second moment; what a sum of several weights is not is told of their total."""
-    return "" if found.weights else f"{shortened(found).warning()}{rounding_warning(found)}"
+    if found.weights:
+        return ""
+    lengths = shortened(found)
+    quantile = found.stage is not None and "quantile" in found.stage.chosen  # then it was told how many are longer
+    return f"{lengths.warning()}{'' if quantile else lengths.note()}{rounding_warning(found)}"
 
 
 def stage_words(found: Release) -> str:
@@ -133,6 +137,7 @@ def release_rows(
     *,
     ledger: LedgerAddressGiven | None = None,
     cluster: Cluster | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Publish a release.zarr: one private second moment; the same request again is the same bytes at no cost.
 
@@ -159,6 +164,9 @@ def release_rows(
     cluster : Cluster, default None
         Where to compute. None: on this machine, a small table in this process, another on one
         worker process per core.
+    say : callable, default None
+        Called with what should be known (str) before a clip norm is paid for that the schema gives for nothing. None:
+        nobody is told.
 
     Returns
     -------
@@ -197,7 +205,7 @@ def release_rows(
     >>> dpdist.release_rows("rows.zarr", "release.zarr", request)  # doctest: +SKIP
     Outcome('release.zarr', released now)
     """
-    return release_table(open_rows(rows), release, request, ledger=ledger, cluster=cluster)
+    return release_table(open_rows(rows), release, request, ledger=ledger, cluster=cluster, say=say)
 
 
 def release_table(
@@ -207,6 +215,7 @@ def release_table(
     *,
     ledger: LedgerAddressGiven | None = None,
     cluster: Cluster | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Publish one private second moment of an opened table, or of some of its periods, as :func:`release_rows`."""
     where = chosen(cluster)
@@ -232,6 +241,7 @@ def release_table(
         return Outcome(open_release(store), store.address(), fresh=False)
     if transaction.draws > 1:
         require_choice(transaction)
+        _tell_free_norm(transaction, say)
     with where.computing(_seconds(sized), trusted_worker=where.trusted_worker) as cluster_engine:
         cluster_engine.require_visible(table.probe, ROOT)
         if elsewhere:
@@ -248,6 +258,13 @@ def release_table(
             _compute(cluster_engine, transaction, where, layout)
         cluster_engine.trusted(trusted.publish, transaction)
     return Outcome(open_release(store), store.address(), fresh)
+
+
+def _tell_free_norm(transaction: trusted.MomentTransaction, say: Callable[[str], None] | None) -> None:
+    """Say that the schema gives a clip norm for nothing, where one is about to be paid for."""
+    free = worth.free_norm(transaction.table, transaction.request).lstrip()
+    if say is not None and free and transaction.request.clip_norm == "private":
+        say(f"{free} A privately chosen one may be shorter, with less noise.")
 
 
 def _reproduced(transaction: trusted.MomentTransaction, where: Cluster, ledger: LedgerAddressGiven | None) -> Outcome:

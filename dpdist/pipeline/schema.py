@@ -16,7 +16,8 @@ from dpdist.ingest.judging import require_publishable
 from dpdist.ingest.readers.base import AskError
 from dpdist.ingest.remote import Remote, location_of
 from dpdist.naming import step
-from dpdist.rows.schema_file import draft_of
+from dpdist.rows.schema import Schema
+from dpdist.rows.schema_file import draft_of, read_schema
 
 if TYPE_CHECKING:
     from dpdist.ingest.sources import SourceLocation
@@ -94,6 +95,15 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
 
     require_publishable(told, names)
     return draft_of(told, names, None if stored is None else [kind_of(each) for each in stored])
+
+
+def read_for(schema: AnyPath, source: object, header: str | None) -> Schema:
+    """Read a schema for a source: of a draft it is told which columns of text are no numbers, and get no range."""
+    if not isinstance(source, str | os.PathLike):
+        return read_schema(schema)
+    from dpdist.ingest.sources import words_at  # noqa: PLC0415 - the readers of all kinds of files
+
+    return read_schema(schema, partial(words_at, location_of(os.fspath(source)), Path(gettempdir()), header))
 
 
 def _asked(place: SourceLocation, question: Callable[[], T]) -> T:

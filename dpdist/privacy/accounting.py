@@ -179,8 +179,11 @@ class CapSet:
 
     def holds(self, price: CapSet) -> bool:
         """Say whether a price is at most this, in each of the three."""
-        left = self - price
-        return left.epsilon_micro >= 0 and left.mu_squared >= 0 and left.delta_atto >= 0
+        return (
+            self.epsilon_micro >= price.epsilon_micro
+            and self.delta_atto >= price.delta_atto
+            and self.mu_squared >= price.mu_squared
+        )
 
     def delta(self, epsilon: Fraction) -> Fraction:
         """Return ``D + H(epsilon)``, rounded up: the delta of every interaction that keeps to these caps."""
@@ -406,7 +409,8 @@ class Filter:
     def __len__(self) -> int:
         return len(self._charged)
 
-    def _booked(self, guarantee: Guarantee) -> Price:
+    def priced(self, guarantee: Guarantee) -> Price:
+        """Return what a release would be charged as; None for every set where it cannot be."""
         options = list(prices(guarantee))
         return tuple(
             None if rest is None else next((price for price in options if rest.holds(price)), None)
@@ -415,16 +419,20 @@ class Filter:
 
     def holds(self, guarantee: Guarantee) -> bool:
         """Say whether a release can be charged."""
-        return any(price is not None for price in self._booked(guarantee))
+        return any(price is not None for price in self.priced(guarantee))
 
     def book(self, key: str, guarantee: Guarantee) -> bool:
         """Charge a release under a key; False, and nothing is charged, if no open set holds it."""
-        charge = self._booked(guarantee)
+        charge = self.priced(guarantee)
         if all(price is None for price in charge):
             return False
-        self._charged[key] = charge
-        self._rest = _less(self._rest, charge)
+        self.charge(key, charge)
         return True
+
+    def charge(self, key: str, price: Price) -> None:
+        """Charge what was :meth:`priced` for this account as it stands."""
+        self._charged[key] = price
+        self._rest = _less(self._rest, price)
 
     def refund(self, key: str) -> None:
         """Take back what was charged under a key, if anything was; only of a release that nobody has seen."""

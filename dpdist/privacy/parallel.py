@@ -51,7 +51,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import InitVar, dataclass, field, replace
 from fractions import Fraction
 
-from dpdist.privacy.accounting import CapSet, Filter, Left
+from dpdist.privacy.accounting import CapSet, Filter, Left, Price
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 
 
@@ -157,11 +157,11 @@ class PeriodFilters:
 
     def book(self, key: str, charge: Charge) -> bool:
         """Charge a release to every row that it reads; False, and nothing is charged, if one cannot bear it."""
-        bearing = self._bearing(charge)
-        if not all(account.holds(guarantee) for account, guarantee in bearing):
+        bearing = [(account, account.priced(guarantee)) for account, guarantee in self._bearing(charge)]
+        if any(all(part is None for part in price) for _, price in bearing):
             return False
-        for account, guarantee in bearing:
-            account.book(key, guarantee)
+        for account, price in bearing:
+            account.charge(key, price)
         return True
 
     def refund(self, key: str) -> None:
@@ -172,10 +172,19 @@ class PeriodFilters:
     def left(self, periods: Iterable[str] = ()) -> Left:
         """Return what can still be charged to a release that reads some periods; none named: the whole table."""
         alike = {account.rest: account for account in self._read(periods)}  # most periods of a year bear the same
-        first, *others = (account.left() for account in alike.values())
+        least: list[Price] = []
+        for rest in alike:
+            if not any(_within(other, rest) for other in least):
+                least = [other for other in least if not _within(rest, other)] + [rest]
+        first, *others = (alike[rest].left() for rest in least)
         for other in others:
             first = first.least(other)
         return first
+
+
+def _within(rest: Price, other: Price) -> bool:
+    """Say whether an account has no more left than another in any set, so that the other has no say in the least."""
+    return all(mine is None or (its is not None and its.holds(mine)) for mine, its in zip(rest, other, strict=True))
 
 
 PERIOD_PATTERN = r"(?=.{1,64}$)[0-9A-Za-z]+([._-][0-9A-Za-z]+)*"

@@ -30,6 +30,7 @@ high quantile, such as 0.95, is right.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -46,6 +47,8 @@ from dpdist.release.request import ReleaseRequest
 _SHORTENING = 0.05
 _SURE = 4.0
 """Counts below so many standard deviations of their noise count as empty: a long norm would weigh it by its square."""
+LEADING = (1, 5, 20)
+"""For how many components a trade is shown."""
 _QUANTILES = [Fraction(hundredths, 100) for hundredths in range(99, 1, -1)]
 
 Floats = npt.NDArray[np.float64]
@@ -107,6 +110,58 @@ def losses(number: int, columns: int, share: float, clips: Floats, trace: Floats
     noise *= number * (number + 1) / 2 / harmonic[number - 1]
     lost: Floats = noise / (1 + noise) + _SHORTENING * (1 - trace / whole) ** 2
     return lost
+
+
+@dataclass(frozen=True)
+class Trade:
+    """What a clip norm costs rows of guessed norms, by noise and by shortening.
+
+    Attributes
+    ----------
+    clip_norm
+        C.
+    longer
+        The share of the rows that it shortens.
+    lost
+        The share of the sum of their squared norms that this takes away.
+    noise
+        The edge of the noise over the mean squared norm of the shortened rows.
+    losses
+        What K leading components lose of their captured variance, about, for each K.
+    """
+
+    clip_norm: float
+    longer: float
+    lost: float
+    noise: float
+    losses: dict[int, float]
+
+
+def trades(norms: Sequence[float], columns: int, rows: int, share: float, edge: float) -> tuple[Trade, ...]:
+    """Return what each of the guessed norms would cost as a clip norm, smallest first.
+
+    Parameters
+    ----------
+    norms
+        A public guess of the rows' norms, positive; equally many rows have each.
+    columns, rows
+        d and n.
+    share, edge
+        Standard deviation of the noise on an entry off the diagonal of the sum, and its largest eigenvalue, over C².
+    """
+    guess, clips = np.array(norms, dtype=np.float64), np.unique(norms)
+    trace, whole = rows * (np.minimum.outer(clips, guess) ** 2).mean(axis=1), rows * (guess**2).mean()
+    each = {k: losses(k, columns, share, clips, trace, whole) for k in LEADING if k < columns}
+    return tuple(
+        Trade(
+            clip_norm=float(clip),
+            longer=float((guess > clip).mean()),
+            lost=float(1 - trace[i] / whole),
+            noise=float(edge * clip**2 / trace[i]),
+            losses={k: float(loss[i]) for k, loss in each.items()},
+        )
+        for i, clip in enumerate(clips)
+    )
 
 
 def quantile_for(purpose: ForComponents, histogram: NormHistogram, columns: int, max_rows: int = 1) -> Fraction:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -35,7 +36,7 @@ from dpdist.release.archive import archived, publish
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.continual import Node
 from dpdist.release.coverage import merged
-from dpdist.release.toeplitz import Night, Toeplitz
+from dpdist.release.toeplitz import Toeplitz
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.store import AnyStore, store_at
 from dpdist.triangle import Band, packed
@@ -152,21 +153,20 @@ def estimated(node: Node, released: Callable[[Node], Release]) -> Release:
     return replace(made, noise=reduce(add, noises), answer=whole + (2 * rest + divisor) // (2 * divisor))
 
 
-def unfolded(plan: Toeplitz, count: int, released: Callable[[Night], Release], window: int | None = None) -> Release:
-    """Return the sum of the first periods, or of the last of them, from the releases of all nights so far.
+def next_total(plan: Toeplitz, night: Release, total: Callable[[int], Release]) -> Release:
+    """Return the total of all periods up to a night, from its release and earlier totals.
 
-    The sum of integers, each release by its weight, is computed in float64 and rounded to the nearest integer. No
-    weight of a total is negative, so nothing cancels: the error is at most ``count + 3`` roundings, 2^-53 of the total
-    each. That of a window is at most the errors of two totals.
+    Integers are added exactly, and the sum is rounded to the nearest; the module of the series says what that becomes.
 
     Parameters
     ----------
-    plan, count
-        The series, and the number of periods.
-    released
-        Gives the release of each night. One at a time is held in memory, beside two matrices.
-    window
-        How many periods, the last ones; None, or as many as there are: all.
+    plan
+        The series.
+    night
+        The release of the last night.
+    total
+        Gives the total of so many periods, those of :meth:`Toeplitz.earlier`. One at a time is held in memory, beside
+        three matrices.
 
     Returns
     -------
@@ -178,62 +178,113 @@ def unfolded(plan: Toeplitz, count: int, released: Callable[[Night], Release], w
     UsageError, RefusedError
         If they are not alike, or one is not private as claimed.
     DataError
-        If one is of other periods or weights than its night, or the total leaves 64-bit integers.
+        If one is not what its name says, or the total leaves 64-bit integers.
     """
-    last, window = released(plan.night(count)), min(window or count, count)
-    before = count - window
-    added, taken = set(plan.apart(count)), set(plan.apart(before))
-    total = np.zeros(last.lattice.shape)
-    ids: list[str] = []
-    conditions: set[str | None] = set()
-    guarantees: list[Guarantee] = []
-    noises: list[Noise] = []
-    rows: int | None = 0
-    for number, weight in enumerate(reversed(plan.inverse(count, window)), 1):
-        night = plan.night(number)
-        release = released(night)
-        _require_alike(last, release, weighted=True)
-        _require_night(last, night, release)
-        total += weight * release.lattice.astype(np.float64)
-        noises.append(release.noise.weighted(abs(weight)))
-        ids.append(release.release_id)
-        conditions.add(release.condition)
-        if release.guarantee is not None:
-            guarantees.append(release.guarantee)
-        if number == 1:
-            first = release.extents[0].first
-        if rows is not None:
-            times = (night in added) - (night in taken)
-            rows = None if release.rows is None else rows + times * release.rows
-    if np.abs(total).max() >= _LIMIT:
-        raise _too_large()
-    joint = _of_nights(parallel(guarantees), plan.shares_of(count))
-    extent = msgspec.structs.replace(last.extents[0], start=0, first=first)  # also of a window: all are read for it
+    count = (night.extents[0].stop if night.extents else None) or 0
+    _require_night(plan, night, count)
+    divisor, ids, conditions = plan.weights[0], [night.release_id], {night.condition}
+    first, rows, size = night.extents[0].first, night.rows, float(np.abs(night.lattice).max()) / divisor
+    whole, rest = np.divmod(night.lattice, divisor)
+    for number, weight in plan.earlier(count).items():
+        known = total(number)
+        _require_total(plan, night, known, number)
+        size += weight / divisor * float(np.abs(known.lattice).max())
+        if size >= _LIMIT:
+            raise _too_large()
+        quotient, remainder = np.divmod(known.lattice, divisor)
+        whole += weight * quotient
+        rest += weight * remainder  # small: what is over the divisor is below its square
+        if number == count - 1:
+            ids += known.releases
+            conditions.add(known.condition)
+            first = known.extents[0].first
+        if number == night.extents[0].start:
+            rows = None if rows is None or known.rows is None else rows + known.rows
+    answer = whole + (2 * rest + divisor) // (2 * divisor)
+    joint = _of_nights(night, plan.shares_of(count))
     return replace(
-        _made_of(last, tuple(sorted(ids)), joint, conditions, f" last {window}" if before else ""),
-        noise=reduce(add, noises),
+        _made_of(night, tuple(sorted(ids)), joint, conditions),
+        noise=_noise_of(plan, night, count),
         rows=rows,
-        answer=np.rint(total).astype(np.int64),
-        extents=(extent,),
+        answer=answer,
+        extents=(msgspec.structs.replace(night.extents[0], start=0, first=first),),
         weights=(),
-        window=window if before else None,
     )
 
 
-def _of_nights(one: Guarantee, shares: Fraction) -> Guarantee:
-    """Return what holds of nights together, by the weakest of them and the most mu² that a row bears of all."""
-    if one.mu_squared is None:
+def last_periods(plan: Toeplitz, window: int, night: Release, total: Release, earlier: Release | None) -> Release:
+    """Return the sum of the last periods, a total less an earlier one; it tells what all nights tell.
+
+    Parameters
+    ----------
+    plan, window
+        The series, and how many periods.
+    night, total
+        The release of the last night, and the total up to it.
+    earlier
+        The total of the periods before the window; None where there are none, and the total is that of the window.
+
+    Raises
+    ------
+    UsageError, RefusedError, DataError
+        As :func:`next_total`.
+    """
+    count = night.extents[0].stop or 0
+    _require_total(plan, night, total, count)
+    if earlier is None:
+        return total
+    _require_total(plan, night, earlier, count - window)
+    known = None if total.rows is None or earlier.rows is None else total.rows - earlier.rows
+    assert total.guarantee is not None  # noqa: S101 - of what is private as claimed
+    made = _made_of(total, total.releases, total.guarantee, {total.condition}, f" last {window}")
+    noise = _noise_of(plan, night, count, window)
+    return replace(made, noise=noise, rows=known, answer=total.lattice - earlier.lattice, window=window)
+
+
+def _noise_of(plan: Toeplitz, night: Release, count: int, window: int | None = None) -> Noise:
+    """Return the noise of a total or a window, all of whose nights have the noise of the last one."""
+    return reduce(add, (night.noise.weighted(abs(weight)) for weight in plan.inverse(count, window)))
+
+
+def _of_nights(night: Release, shares: Fraction) -> Guarantee:
+    """Return what holds of nights together, by what each guarantees and the most mu² that a row bears of all."""
+    one = night.guarantee
+    if one is None or one.mu_squared is None:
         raise DataError("A night of a series is no Gaussian release. Restore it from a copy.")
     together = replace(one, mu_squared=one.mu_squared * shares)
     loss = PrivacyLoss(composed_epsilon_micro([together], one.loss.delta_atto), one.loss.delta_atto)
     return _joint(one, [one], loss, together.mu_squared, alike=False)
 
 
-def _require_night(last: Release, night: Night, release: Release) -> None:
+def _require_night(plan: Toeplitz, night: Release, count: int) -> None:
     """Refuse a release of other periods or weights than a night of the series has."""
-    found = [(e.dataset, e.start, e.stop) for e in release.extents]
-    if found != [(last.extents[0].dataset, night.start, night.stop)] or release.weights != night.weights:
-        raise DataError(f"{release.release_id} is not the night of the series that its name says. Restore it.")
+    expected = plan.night(count) if count else None
+    found = [(e.start, e.stop) for e in night.extents]
+    if expected is None or found != [(expected.start, expected.stop)] or night.weights != expected.weights:
+        raise DataError(f"{night.release_id} is not the night of the series that its name says. Restore it.")
+    _require_alike(night, night, weighted=True)
+
+
+def _require_total(plan: Toeplitz, night: Release, total: Release, count: int) -> None:
+    """Refuse what is not the total of so many periods, by nights that guarantee what this one does and have its noise.
+
+    Then neither guarantee nor noise of a later total need be looked up in every night.
+    """
+    _require_alike(night, total, weighted=True)
+    found = [(e.dataset, e.start, e.stop) for e in total.extents]
+    squares = [None if each.guarantee is None else each.guarantee.mu_squared for each in (night, total)]
+    variance = sum(weight**2 for weight in plan.inverse(count)) * (night.noise.variance_off_diagonal or 0)
+    if (
+        found != [(night.extents[0].dataset, 0, count)]
+        or (total.weights, total.window, len(total.releases)) != ((), None, count)
+        or squares[0] is None
+        or squares[1] != squares[0] * plan.shares_of(count)
+        or not math.isclose(variance, total.noise.variance_off_diagonal or 0, rel_tol=1e-9)
+    ):
+        raise DataError(
+            f"{total.release_id} is not the total of {count} periods of this series. Restore it from a copy, or remove "
+            "it: the next run makes it anew from the nights."
+        )
 
 
 def _made_of(

@@ -196,6 +196,7 @@ def forecast(request: NormsRequest, table: Table, asked: Fraction | None, left_m
         return (
             f"Forecast: the noise {moved}. Whether this is little depends on the number of rows, which is private: the "
             f"answer is useful from {math.ceil(2 * worth.error / min(quantile, 1 - quantile))} rows on."
+            f"{free_norm(table, request)}"
         )
     if not worth.tells:
         raise RefusedError(
@@ -207,7 +208,7 @@ def forecast(request: NormsRequest, table: Table, asked: Fraction | None, left_m
     if asked is not None:
         said += f". The clip norm will lie {worth.ends()}, rounded up to the grid"
     if worth.useful:
-        return f"{said}."
+        return f"{said}.{free_norm(table, request)}"
     return f"{said}, which is rough. {_advice(request, table, quantile, left_micro)}"
 
 
@@ -231,8 +232,13 @@ def _advice(request: NormsRequest, table: Table, quantile: Fraction, left_micro:
             "LOW:HIGH:1, HIGH 1024 times LOW), if public knowledge says that the quantile lies in it."
         )
     said += f" Or take a smaller {parameter('quantile')}, or choose the clip norm from what is publicly known."
+    return said + free_norm(table, request)
+
+
+def free_norm(table: Table, request: NormsRequest | ReleaseRequest) -> str:
+    """Say which clip norm need not be paid for, as the schema bounds the rows; a sentence after a space, or nothing."""
     schema = table.schema
-    if schema is not None and schema.norm is not None and request.centre is None and request.scale is None:
-        free = parameter("clip", rounded_up(schema.norm))
-        said += f" In the release, {free} shortens no row, by the schema, and costs nothing to choose."
-    return said
+    if schema is None or schema.norm is None or request.centre is not None or request.scale is not None:
+        return ""
+    free = parameter("clip", rounded_up(schema.norm))
+    return f" In the release, {free} shortens no row, by the schema, and costs nothing to choose."

@@ -18,7 +18,7 @@ from dpdist._util.html import render
 from dpdist._util.text import counted, exactly
 from dpdist._version import __version__
 from dpdist.answers.columns import beside, places_of, source_units
-from dpdist.errors import UsageError
+from dpdist.errors import DrownedError, UsageError
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
@@ -167,7 +167,7 @@ def _default_count(release: Release) -> int:
     few = min(_DEFAULT, release.bound.columns)
     try:
         return max(few, len(above_noise(release).components))
-    except UsageError:  # none stands above it, or nobody knows where it ends
+    except (UsageError, DrownedError):  # none stands above it, or nobody knows where it ends
         return few
 
 

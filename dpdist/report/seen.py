@@ -12,11 +12,11 @@ from markupsafe import Markup, escape
 from dpdist._util.text import counted
 from dpdist.answers.covariance import correlations
 from dpdist.answers.regression import Estimate, Regression, regressions
-from dpdist.errors import UsageError
+from dpdist.errors import DrownedError, UsageError
 from dpdist.pca.components import Components, about_mean
 from dpdist.pca.correlation import ABOVE
 from dpdist.pca.loadings import intervals_of
-from dpdist.pca.scree import DrownedError, Scree, Values, noise_law, scree
+from dpdist.pca.scree import Scree, Values, noise_law, scree
 from dpdist.release.artefact import Release
 from dpdist.report.answers import DROWNED, about_intervals, outward
 from dpdist.report.charts import bar, explained, heat, spectrum
@@ -294,7 +294,7 @@ def heat_of(release: Release) -> Heat:
     """Return the correlations of the columns that stand out most, if the release permits it."""
     try:
         found = correlations(release, _PAIRED)
-    except UsageError as error:
+    except (UsageError, DrownedError) as error:
         return Heat(str(error), "", "", None, None)
     names, d = release.names, release.bound.columns
     if len(found.columns) < 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dpdist._util.text import counted, labelled
+from dpdist.jobs.nights import TotalReads
 from dpdist.jobs.status import JobStatus, Preview
 from dpdist.ledger.state import State
 from dpdist.privacy.guarantee import MICRO
@@ -18,6 +19,12 @@ def preview_words(preview: Preview) -> str:
         lines.append(f"Each is for all rows of one {preview.unit.column}, {preview.unit.most}.")
     if preview.parts is not None:
         lines.append(f"Of it the private choice that the release makes first takes {preview.parts.share_words}.")
+    if preview.totals:
+        total, largest = preview.totals
+        said = f"The total of {counted(total.periods, 'period')} opens {_opens(total)}"
+        if largest.releases > total.releases:
+            said += f"; the largest that is planned for, of {largest.periods} periods, opens {_opens(largest)}"
+        lines.append(f"{said}.")
     declared = "no budget is declared" if preview.budget is None else f"the budget is {preview.budget}"
     lines.append(
         f"{counted(len(preview.releases), 'release')} to make, and {preview.charged} charged before; {declared}"
@@ -34,6 +41,17 @@ def _reads(charge: Charge) -> str:
         return ""
     less = f", less of those before {charge.periods[-1]}" if charge.weights else ""
     return f"{less}; it reads {len(charge.periods)} periods"
+
+
+def _opens(total: TotalReads) -> str:
+    size = "" if total.size is None else f" ({_size(total.size)})"
+    return f"{counted(total.releases, 'published release')}{size}"
+
+
+def _size(number: int) -> str:
+    """Write bytes with three digits."""
+    power = min(3, (len(str(number)) - 1) // 3)
+    return f"{number / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB')[power]}"
 
 
 def status_words(status: JobStatus) -> str:
@@ -54,6 +72,11 @@ def status_words(status: JobStatus) -> str:
         last = f", the last {status.last_period}" if status.last_period else ""
         of = "" if status.periods_at_most is None else f" of {status.periods_at_most}"
         lines.append(("periods", f"{status.periods_closed} closed{of}{last}; waiting: {waiting}"))
+    if status.noise is not None:
+        noise = status.noise
+        following = "the series has ended" if noise.following is None else f"{noise.following:.3g} of the next"
+        of = f"of the total of {counted(noise.periods, 'period')}"
+        lines.append(("noise", f"standard deviation of an entry {of}: {noise.now:.3g}; {following}"))
     words = labelled(lines)
     if status.refused is not None:
         words = f"NOTHING NEW CAN BE RELEASED; what is said of the balance may be out of date.\n{words}"

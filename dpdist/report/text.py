@@ -182,6 +182,7 @@ def forecast(found: Forecast) -> str:
         lines.append(f"{found.seen} of {len(found.expected)} components will stand above the noise.")
     if found.cautions:
         lines += ["", wrapped(in_words(found.cautions).strip())]
+    lines += _trade_lines(found)
     lines += ["", *aligned([("mechanism", "seen above"), *((n, f"{v:.4g}") for n, v in found.alternatives)])]
     return "\n".join(lines)
 
@@ -191,6 +192,26 @@ def _rounding_lines(found: Forecast) -> list[str]:
         return []
     share = f"{100 * found.rounding_share:.2g} % of the noise, grid bits {found.request.grid_bits}"
     return [f"  error of rounding   {found.rounding:.4g} at most ({share})"]
+
+
+def _trade_lines(found: Forecast) -> list[str]:
+    """Return what clip norms cost, if norms were guessed; else how noise grows, and what to guess."""
+    if not found.trades:
+        said = "Noise grows with the square of the clip norm. What a shorter one would cost:"
+        return ["", wrapped(f"{said} {parameter('norms')}, a public guess of how long rows are.")]
+    counts = tuple(found.trades[0].losses)
+    rows = [("clip norm", "longer", "squares lost", "noise", *(f"K = {k}" for k in counts))]
+    for each in found.trades:
+        shares = (f"{100 * share:.3g} %" for share in (each.longer, each.lost, each.noise))
+        rows.append((f"{each.clip_norm:g}", *shares, *(f"{each.losses[k]:.3f}" for k in counts)))
+    least = [f"{min(found.trades, key=lambda t: t.losses[k]).clip_norm:g} for K = {k}" for k in counts]
+    legend = (
+        "If rows are as long as guessed. longer: rows that are shortened; squares lost: what that takes of the sum of "
+        "their squared norms; noise: its edge over the mean squared norm that is left; K: what K components lose of "
+        f"their captured variance, by a rule of thumb. Least: {', '.join(least)}. Where the whole matrix counts "
+        "(Frobenius error), take one that few rows exceed."
+    )
+    return ["", *aligned(rows), wrapped(legend)]
 
 
 def parts(found: Parts, request: ReleaseRequest) -> str:

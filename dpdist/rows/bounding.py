@@ -161,6 +161,11 @@ class RowBound:
         return int(4**self.grid_bits) + self.constant**2
 
     @property
+    def largest(self) -> int:
+        """Largest magnitude of an entry of an integer row; less than ``2**b`` where it is rounded without bias."""
+        return max(int(2**self.grid_bits) - (self.rule == DITHERED), self.constant)
+
+    @property
     def unit(self) -> float:
         """One grid step in the units of the bounded rows: ``C / 2**b``."""
         return self.clip_norm / float(2**self.grid_bits)

@@ -63,8 +63,9 @@ the dithers have the law of the weights in both. So the guarantee for each assig
 ``C' = 2^b - 2 - d / (8 2^b)`` steps, four deviations within the bound of ``2^b`` for which noise is calibrated, and the
 few that are too long after all lose single steps of their largest entries. A row of very many columns on a coarse grid
 has less room, as d/4 is much of its bound then: below 3.5 deviations the grid is refused. C' is the norm that is told:
-what a release is about are the rows shortened to it. Norms are float64 sums of squares in an order of their own, the
-same on every processor: in 16 lanes. No privacy hangs on them, as the integers are verified.
+what a release is about are the rows shortened to it. An entry moves by 1/M at most on the way to the finer grid, and by
+less than 3/2 from there: none exceeds ``2^b - 1`` in magnitude. Norms are float64 sums of squares in an order of their
+own, the same on every processor: in 16 lanes. No privacy hangs on them, as the integers are verified.
 """
 
 from __future__ import annotations

@@ -604,7 +604,7 @@ class Packing(_Prepared):
     Parameters
     ----------
     rule, affine
-        As of :meth:`Dithering.apply`; at most 14 grid bits.
+        As of :meth:`Dithering.apply`; at most 15 grid bits.
     start
         The first column that is packed.
     constant
@@ -613,8 +613,9 @@ class Packing(_Prepared):
 
     def __init__(self, rule: Dithering, affine: Affine, start: int, constant: int) -> None:
         super().__init__(rule, affine)
-        # no entry is moved by 1.5 steps, so two squared norms fit a word, and an entry half of one
-        if rule.grid_bits > 14 or 2 * (rule.radius + 1.5 * math.sqrt(rule.columns)) ** 2 >= 2**32:
+        # no entry is moved by 1.51 steps, so two squared norms fit a word, and an entry half of one; it is the integers
+        # in the panels that are verified
+        if rule.grid_bits > 15 or 2 * (rule.radius + 1.51 * math.sqrt(rule.columns)) ** 2 >= 2**32:
             raise AssertionError("16-bit integers do not hold such rows")
         self._start, self._constant = start, constant
         width = rule.columns + (constant != 0)

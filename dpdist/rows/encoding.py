@@ -25,7 +25,7 @@ from dpdist.errors import DataError, UsageError, quiet
 from dpdist.naming import step
 from dpdist.rows.columns import LARGEST_WHOLE, SECONDS, Column
 from dpdist.rows.schema import Schema
-from dpdist.rows.schema_mistakes import all_of
+from dpdist.rows.schema_mistakes import NOT_NUMBERS, all_of
 
 Rows = npt.NDArray[np.float64]
 _Mask = npt.NDArray[np.bool_]
@@ -50,6 +50,7 @@ _PLAIN = {
 }
 """What Python does not know of the parts of a date."""
 _DIGITS = re.compile(r"\d+")
+NO_NUMBER = "the cell is not a number"
 _TOLD = 20
 """Columns of which a message tells what is wrong."""
 
@@ -84,8 +85,11 @@ class UnfitError(Exception):
         said = [f"{where(row)}, column {column!r}: {what}" for row, column, what in self.faults[:_TOLD]]
         more = len(self.faults) - len(said)
         rest = f"; and of {counted(more, 'other column')}" if more else ""
+        words = any(what == NO_NUMBER for _, _, what in self.faults)
         return DataError(
-            f"{source}, {'; '.join(said)}{rest}. Correct what the schema says, or {cure[0].lower()}{cure[1:]}"
+            f"{source}, {'; '.join(said)}{rest}. Correct what the schema says"
+            + (f" (a column that holds no numbers has, in place of kind and range, {NOT_NUMBERS})" if words else "")
+            + f", or {cure[0].lower()}{cure[1:]}"
         )
 
 
@@ -276,7 +280,7 @@ def _numbers(column: Column, found: Any) -> tuple[Rows, _Mask]:
     if _is_text(found.type):
         text, absent = _text(found)
         text = pc.if_else(absent, pa.scalar(None, text.type), text)
-        found = _parsed(column, text, lambda part: pc.cast(part, pa.float64()), "the cell is not a number")
+        found = _parsed(column, text, lambda part: pc.cast(part, pa.float64()), NO_NUMBER)
     elif pa.types.is_boolean(found.type):
         found = found.cast(pa.uint8())
     values = pc.cast(found, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
@@ -291,6 +295,15 @@ def _numbers(column: Column, found: Any) -> tuple[Rows, _Mask]:
             said = "the value is 2^53 or beyond, where float64 holds not every whole number: give the column a range"
             raise _unfit(large, column, f'{said}, or make it a "number", which is rounded, or a "privacy unit"')
     return values, lacking
+
+
+def holds_numbers(found: Any) -> bool:
+    """Say whether a column of text holds numbers, or nothing, in each cell."""
+    try:
+        _numbers(Column("", "number"), found)
+    except UnfitError:
+        return False
+    return True
 
 
 def _booleans(column: Column, found: Any) -> tuple[Rows, _Mask]:

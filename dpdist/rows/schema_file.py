@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
 from dpdist.rows.columns import Column
 from dpdist.rows.schema import Schema
-from dpdist.rows.schema_mistakes import Mistake, Parts, all_of, mistakes, parts_of
+from dpdist.rows.schema_mistakes import NOT_NUMBERS, Mistake, Parts, all_of, mistakes, parts_of
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.store import store_at
 
@@ -50,8 +50,20 @@ class _Lines(NamedTuple):
     keys: list[dict[str, int]]
 
 
-def read_schema(path: AnyPath) -> Schema:
-    """Read a schema from a file, or take that of rows, a release or a model: :meth:`dpdist.Schema.read`."""
+Words = Callable[[Sequence[str]], Collection[str]]
+"""Says which of some columns of a source hold something that is no number."""
+
+
+def read_schema(path: AnyPath, words: Words | None = None) -> Schema:
+    """Read a schema from a file, or take that of rows, a release or a model: :meth:`dpdist.Schema.read`.
+
+    Parameters
+    ----------
+    path
+        The file or folder.
+    words
+        Asked of numbers whose range is a blank. They may be drafts of what is no number: then no range is asked for.
+    """
     if is_address(str(path)) or Path(path).is_dir():
         return _stored(path)
     path = Path(path)
@@ -72,9 +84,32 @@ def read_schema(path: AnyPath) -> Schema:
     misread = {(each.column, each.key) for each in wrong} | {(each.column, None) for each in wrong}
     wrong += [each for each in mistakes(parts) if (each.column, each.key) not in misread]
     if wrong:
+        wrong = _without_ranges(wrong, columns, words)
         wrong.sort(key=lambda each: _line(each, lines))
         raise UsageError(all_of(f"The schema {path}", _grouped(wrong, lines, columns)))
     return Schema(tuple(columns), **own).read_from(str(path), lines.columns)
+
+
+def _without_ranges(wrong: list[Mistake], columns: Sequence[Column], words: Words | None) -> list[Mistake]:
+    """Return mistakes that ask for no range of a column of the source which holds something that is no number."""
+    if words is None or not any(_is_blank(each, columns) for each in wrong):
+        return wrong
+    found = words([column.name for column in columns])
+    said = f"the source holds something there that is no number: in place of kind and range write {NOT_NUMBERS}"
+    return [
+        each._replace(said=said)
+        if each.column is not None and _is_blank(each, columns) and columns[each.column].name in found
+        else each
+        for each in wrong
+    ]
+
+
+def _is_blank(mistake: Mistake, columns: Sequence[Column]) -> bool:
+    """Say whether a mistake is that a number has no range yet."""
+    if mistake.column is None or mistake.key != "range":
+        return False
+    column = columns[mistake.column]
+    return column.range == () and column.kind in {"number", "integer"}
 
 
 _DEFAULTS = {"scale": "none", "others": "refuse", "max_rows": None, "keep": "first"}

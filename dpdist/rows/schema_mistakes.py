@@ -32,6 +32,11 @@ _OWN = ("scale", "others", "max_rows", "keep")
 _DIRECTIVE = re.compile(r"%([EO_0^#-]*\d*.?)", re.DOTALL)
 _MADE_OF = {"F": "Ymd", "D": "mdy", "T": "HMS", "R": "HM", "n": "", "t": "", "%": ""}
 _SAME = {"y": "Y", "e": "d", "b": "m", "B": "m", "h": "m", "A": "a"}
+NOT_NUMBERS = (
+    'kind = "category" and categories = ["...", "..."], or kind = "date" and range = [2000-01-01, 2030-12-31], or '
+    'kind = "ignored"'
+)
+"""Lines for a column that is drafted as a number and is none. They are examples: they hold nothing of the data."""
 _LARGEST = 1e100
 """Of the ends of ranges, of constants and weights: far from the ends of float64."""
 

@@ -15,6 +15,7 @@ from dpdist.answers.captured import captured
 from dpdist.answers.design import about_mean_of
 from dpdist.answers.partial import partial_correlation
 from dpdist.answers.regression import regressions
+from dpdist.errors import DrownedError
 from dpdist.pca.scree import above_noise
 from dpdist.release.artefact import Release
 from papers.common.drawn import Drawn
@@ -116,7 +117,7 @@ def held(scene: Drawn, answer: Callable[[Drawn, Release], Found], releases: int)
     for _ in range(releases):
         try:
             found = answer(scene, scene.release())
-        except UsageError:
+        except (UsageError, DrownedError):
             refused += 1
             continue
         for kind, (truth, ends) in found.items():

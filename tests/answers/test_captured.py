@@ -12,10 +12,9 @@ from support.tallies import FALSE_ALARM
 
 from dpdist.answers.block import EntryNoise
 from dpdist.answers.captured import _score_variances, _Span, _span_variances, captured, holding
-from dpdist.errors import UsageError
+from dpdist.errors import DrownedError, UsageError
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.pca.components import components
-from dpdist.pca.scree import DrownedError
 from dpdist.privacy.guarantee import Neighbours
 from papers.common.drawn import Drawn, drawn
 from papers.common.held import KINDS, covariance_of, held

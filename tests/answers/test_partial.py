@@ -12,8 +12,7 @@ from support.tallies import FALSE_ALARM
 
 from dpdist.answers.block import EntryNoise
 from dpdist.answers.partial import _variances, partial_correlation
-from dpdist.errors import UsageError
-from dpdist.pca.scree import DrownedError
+from dpdist.errors import DrownedError, UsageError
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.request import Centring
 from papers.common.drawn import Drawn, drawn

@@ -12,8 +12,7 @@ from sklearn.pipeline import make_pipeline
 from support.tallies import FALSE_ALARM
 
 from dpdist.answers.regression import regressions
-from dpdist.errors import UsageError
-from dpdist.pca.scree import DrownedError
+from dpdist.errors import DrownedError, UsageError
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.request import Centring
 from papers.common.drawn import drawn

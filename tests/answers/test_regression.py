@@ -20,11 +20,10 @@ from dpdist.answers.block import EntryNoise, block_of
 from dpdist.answers.columns import beside, places_of, source_units
 from dpdist.answers.design import shift_of
 from dpdist.answers.regression import Regression, regressions
-from dpdist.errors import UsageError
+from dpdist.errors import DrownedError, UsageError
 from dpdist.estimators.fit import save
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.pca.noise_edge import law_of
-from dpdist.pca.scree import DrownedError
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release import artefact
 from dpdist.release.artefact import open_release

@@ -9,8 +9,7 @@ import pytest
 
 from dpdist.answers.covariance import covariance
 from dpdist.answers.synthetic import synthetic
-from dpdist.errors import UsageError
-from dpdist.pca.scree import DrownedError
+from dpdist.errors import DrownedError, UsageError
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.combine import combined
 from dpdist.release.request import Centring

@@ -286,7 +286,8 @@ def test_a_forecast_fits_a_terminal(call: Call, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("COLUMNS", "80")
     table = ("--d", "5000", "--n", "1000000000", "--epsilon", "0.001", "--delta", "1e-12")
     cluster = ("--cluster", "--workers", "1", "--workers", "1024", "--memory-per-worker", "2")
-    for more in ((), cluster, (*cluster, "--neighbours", "add-remove", "--centre", "private")):
+    norms = ("--norms", "0.000123456,1,1234567.8")
+    for more in ((), norms, cluster, (*cluster, "--neighbours", "add-remove", "--centre", "private")):
         said = call("forecast", *table, *more)
         assert said.code == 0, said.err
         assert max(map(len, (said.out + said.err).splitlines())) <= 80, said.out + said.err
@@ -314,7 +315,9 @@ COMMANDS = {
         "ROWS", "RELEASE", "--epsilon", "--delta", "--clip", "--mechanism", "--neighbours", "--centre", "--grid-bits",
         "--id", "--ledger", "--scheduler", "--workers", "--json",
     ),
-    "forecast": ("--d", "--n", "--epsilon", "--delta", "--clip", "--spectrum", "--mechanism", "--plot", "--json"),
+    "forecast": (
+        "--d", "--n", "--epsilon", "--delta", "--clip", "--spectrum", "--norms", "--mechanism", "--plot", "--json",
+    ),
     "pca": ("RELEASE", "MODEL", "--components", "--plot"),
     "project": ("ROWS", "MODEL", "SCORES", "--scheduler", "--workers"),
     "report": ("RELEASE", "OUT", "--components", "--image", "--ledger", "--target", "--on"),

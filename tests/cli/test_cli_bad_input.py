@@ -99,7 +99,8 @@ def test_a_refusal_says_what_can_be_asked(
     before = sorted(things.iterdir())
     command, *rest = asked
     told = call(command, f"{thing}.zarr", *rest)
-    assert told.code == 2
+    drowned = thing == "drowned" or "0.99999" in asked  # the command makes sense, and this release cannot answer it
+    assert told.code == (4 if drowned else 2)
     assert said in told.message
     assert sorted(things.iterdir()) == before
 

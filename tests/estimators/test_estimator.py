@@ -26,7 +26,7 @@ from support.estimator_scene import CLIP, COLUMNS, FORMS, HELD, NAMES, ROWS, for
 from support.folders import ROOT
 
 from dpdist import PrivateCovariance, PrivatePCA
-from dpdist.errors import DataError, DrownedWarning, RefusedError, UsageError
+from dpdist.errors import DataError, DrownedError, DrownedWarning, RefusedError, UsageError
 from dpdist.estimators import fit
 from dpdist.ledger.fingerprints import Fingerprints
 from dpdist.ledger.in_memory import Register
@@ -289,7 +289,7 @@ def test_auto_takes_what_stands_above_the_noise_and_keeps_the_release_if_nothing
     found = PrivatePCA(epsilon=2, delta=1e-6, clip=20).fit(rows)
     assert found.n_components_ == 2
     drowned = PrivatePCA(epsilon="0.001", delta=1e-6, clip=20)
-    with pytest.raises(UsageError, match=r"No component stands above the noise.*from_release\(fitted.release_"):
+    with pytest.raises(DrownedError, match=r"No component stands above the noise.*from_release\(fitted.release_"):
         drowned.fit(table())
     assert not hasattr(drowned, "components_")
     assert PrivatePCA.from_release(drowned.release_, 2).components_.shape == (2, COLUMNS)

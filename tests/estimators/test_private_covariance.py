@@ -14,7 +14,7 @@ from support.estimator_scene import CLIP, FORMS, formed, table
 from support.folders import ROOT
 
 from dpdist import PrivateCovariance
-from dpdist.errors import DataError, DrownedWarning, UsageError
+from dpdist.errors import DataError, DrownedError, DrownedWarning, UsageError
 from dpdist.ledger.in_memory import Register
 
 pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
@@ -136,7 +136,7 @@ def test_what_gives_no_partial_correlation_or_sample_says_what_does() -> None:
         for asked in ("partial_correlation_", "sample"):
             try:
                 getattr(drowned, asked)()
-            except UsageError as error:
+            except DrownedError as error:
                 refused.append(str(error))
             except TypeError:  # an array, which nobody can call
                 continue

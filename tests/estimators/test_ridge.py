@@ -23,7 +23,7 @@ from support.estimator_scene import FORMS, NAMES, formed, ingested
 import dpdist
 from dpdist import PrivateCovariance, PrivateRidge
 from dpdist.answers.regression import regressions
-from dpdist.errors import DataError, DrownedWarning, RefusedError, UsageError
+from dpdist.errors import DataError, DrownedError, DrownedWarning, RefusedError, UsageError
 from dpdist.ledger.in_memory import Register
 from dpdist.ledger.ledger import Ledger
 
@@ -200,7 +200,7 @@ def test_a_target_that_is_drowned_leaves_the_release() -> None:
         asked = PrivateRidge(epsilon=0.01, delta=1e-6, clip=9.0, budget_epsilon=1, budget_delta=1e-5)
         try:
             asked.fit(x, 1e-6 * y)
-        except UsageError as error:
+        except DrownedError as error:
             said = str(error)
             break
     assert "What was released is kept" in said

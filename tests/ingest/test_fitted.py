@@ -216,6 +216,35 @@ def test_what_cannot_be_used_is_told_by_line_and_nothing_is_left(
         ingest_rows(tmp_path / "p.parquet", tmp_path / "rows.zarr", schema=others())
 
 
+def test_a_draft_of_text_is_told_all_columns_that_are_no_numbers_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words may stand anywhere: in the first line, in the last, far from one another."""
+    monkeypatch.setattr(text, "_LINE", 50)  # two lines are read at once
+    source, draft = tmp_path / "p.csv", tmp_path / "s.toml"
+    lines = [["1", "2.5", "", "1"] for _ in range(20)]
+    lines[0][1], lines[19][3] = "secret", "2020-01-01"
+    source.write_text("who,what,gap,when\n" + "".join(",".join(each) + "\n" for each in lines))
+    draft.write_text(draft_schema(source, header="yes"))
+    places = {name: draft.read_text().split(f'"{name}"')[0].count("\n") + 3 for name in ("who", "what", "gap", "when")}
+    ready = r'kind = "category" and categories = \["...", "..."\], or kind = "date".*or kind = "ignored"'
+    words = f"lines {places['what']}, {places['when']}, columns 'what', 'when': the source holds something there that"
+    blanks = f"lines {places['who']}, {places['gap']}, columns 'who', 'gap': range is a blank"
+    with pytest.raises(UsageError, match=rf"(?s){blanks}.*{words} is no number.*{ready}") as caught:
+        ingest_rows(source, tmp_path / "rows.zarr", schema=draft, header="yes")
+    draft.write_text(draft.read_text().replace("range = []", 'range = [0, 9]\nmissing = "drop"'))
+    fits = r"line 2, column 'what': the cell is not a number; line 21, column 'when': the cell is not a number\."
+    with pytest.raises(DataError, match=rf"{fits}.*{ready}") as told:
+        ingest_rows(source, tmp_path / "rows.zarr", schema=draft, header="yes")
+    assert "secret" not in f"{caught.value}{told.value}"
+    assert "2020-01-01" not in str(told.value).replace("[2000-01-01, 2030-12-31]", "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.csv", "s.toml"]
+    write(tmp_path / "p.parquet", pa.table({"who": [1.0], "what": ["x"]}))  # its types are stored: nothing is looked at
+    draft.write_text('[[column]]\nname="who"\nkind="number"\n[[column]]\nname="what"\nkind="number"\nrange=[]\n')
+    with pytest.raises(UsageError, match="column 'what': range is a blank"):
+        ingest_rows(tmp_path / "p.parquet", tmp_path / "rows.zarr", schema=draft)
+
+
 def test_a_schema_that_does_not_fit_names_every_column_and_its_line(tmp_path: Path) -> None:
     file = tmp_path / "s.toml"
     file.write_text(

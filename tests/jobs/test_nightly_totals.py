@@ -12,14 +12,14 @@ from scipy.stats import chi2
 from support.nightly_scene import Place
 from support.tallies import FALSE_ALARM
 
-from dpdist.jobs import job_file
+from dpdist.jobs import job_file, nights
 from dpdist.pca.components import components
 from dpdist.pca.model import open_model
 from dpdist.pca.scree import require_scree
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, write_sum
-from dpdist.release.continual import variance_factor
+from dpdist.release.continual import Tree, variance_factor
 from faults.nightly import JOB
 
 
@@ -70,7 +70,7 @@ def test_a_total_takes_in_all_that_is_published_and_opens_little_of_it(
     opened: list[str] = []
 
     def noted(path: Path) -> Release:
-        opened.append(path.name)
+        opened.append(f"{path.parent.name}/{path.name}")
         return open_release(path)
 
     monkeypatch.setattr("dpdist.jobs.periodic.open_release", noted)
@@ -78,7 +78,8 @@ def test_a_total_takes_in_all_that_is_published_and_opens_little_of_it(
         place.arrive(f"d{number}")
         opened.clear()
         place.run(continual=8)
-    assert sorted(opened) == ["d6.zarr", "d7.zarr", "d7.zarr"]  # the total of six, the last period; told of afterwards
+        assert len({*opened} - {f"total/d{number}.zarr"}) == nights.opened(Tree(4), number, None)
+    assert sorted(opened) == ["published/d7.zarr", "total/d6.zarr", "total/d7.zarr"]  # the last is told of
     nodes = [open_release(p).release_id for p in place.published.glob("*.zarr")]
     total = open_release(place.published / "total" / "d7.zarr")
     assert total.releases == tuple(sorted(nodes))

@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,17 +20,18 @@ from support.tallies import FALSE_ALARM
 
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.jobs import job_file, status
+from dpdist.jobs import job_file, nights, periodic, status
 from dpdist.jobs.periodic import open_series
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.moment.keys import key_here
 from dpdist.moment.total import moment_task, partition_moment
+from dpdist.pca.model import open_model
 from dpdist.privacy.accounting import Left
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.artefact import open_release
+from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, sequential
-from dpdist.release.toeplitz import Toeplitz
+from dpdist.release.toeplitz import Toeplitz, square_root
 from dpdist.report.status import preview_words, status_words
 from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.chunks import ChunkReader
@@ -47,7 +49,12 @@ def year(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, list
     """Three nights of a square root for three, what each of them read, and the ledger after the first one."""
     folder = tmp_path_factory.mktemp("year")
     reads: list[Counter[str]] = []
+    opened: list[set[str]] = []
     original = ChunkReader._checked
+
+    def noted_release(path: Path) -> Release:
+        opened[-1].add(f"{path.parent.name}/{path.name}")
+        return open_release(path)
 
     def noted(self: ChunkReader, part: Any, index: int, digest: Any) -> Any:
         reads[-1][f"{part.period}/{index}"] += 1
@@ -56,13 +63,17 @@ def year(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, list
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection, "connected", crash_driver.inline)
         patch.setattr(ChunkReader, "_checked", noted)
+        patch.setattr(periodic, "open_release", noted_release)
         (folder / "incoming").mkdir()
         made = Place(folder)
-        made.job.write_text(ROOT + "window = 2\n")
+        made.job.write_text(ROOT + 'window = 2\n[pca]\npath = "models"\ncomponents = 2\n')
         for number in (1, 2, 3):
             made.arrive(f"d{number}")
             reads.append(Counter())
+            opened.append(set())
             made.run()
+            own = {f"total/d{number}.zarr"}  # written tonight, and told of
+            assert len(opened[-1] - own) == nights.opened(square_root(3), number, 2)
             assert made.ledger.balance().left.gaussian_micro == 10**6  # of periods to come, night after night
             if number == 1:
                 shutil.copytree(folder / "visits.ledger", folder / "older.ledger")
@@ -81,9 +92,11 @@ def test_a_square_root_reads_all_rows_every_night(year: tuple[Place, list[Counte
         names = [f"d{n}" for n in range(1, number + 1)]
         window = open_release(place.published / "window-2" / f"d{number}.zarr")
         assert (window.rows, window.window) == (30 * min(2, number), 2 if number > 2 else None)
+        for of, model in ((total, f"d{number}.zarr"), (window, f"window-2/d{number}.zarr")):
+            assert open_model(place.folder / "models" / model).release_id == of.release_id
         assert (window.releases, window.guarantee, window.extents) == (total.releases, total.guarantee, total.extents)
-        for found, of in ((total, names), (window, names[-2:])):
-            error = np.abs(found.lattice - place.exact(found.bound, *of))
+        for found, periods in ((total, names), (window, names[-2:])):
+            error = np.abs(found.lattice - place.exact(found.bound, *periods))
             assert error.max() < 8 * found.noise["variance_diagonal"] ** 0.5
     with pytest.raises(UsageError, match="differ in their window"):
         combined([total, window])
@@ -203,6 +216,11 @@ def test_the_error_of_a_banded_total_is_as_stated(place: Place, chunks: list[str
 
     assert low < statistic(total.lattice) < high
     night = open_release(place.published / "d3.zarr")
+    before = place.files()
+    shutil.rmtree(place.published / "total" / "d2.zarr")
+    shutil.rmtree(place.published / "total" / "d3.zarr")
+    place.run()
+    assert place.files() == before  # nights that are caught up have a total each, and one that is lost is made again
     assert statistic(night.lattice // 64) > high or statistic(night.lattice) > high  # the twin: a night is no total
     assert night.corner is None
 
@@ -217,12 +235,27 @@ def test_a_dry_run_tells_what_each_night_reads_and_whether_the_series_is_paid_fo
         ("d2", ("d1", "d2"), (32, 64)),
     ]
     assert found.fits
-    assert "less of those before d2; it reads 2 periods" in preview_words(found)
+    words = preview_words(found)
+    assert "less of those before d2; it reads 2 periods" in words
+    assert "The total of 2 periods opens 2 published releases; the largest that is planned for, of 3 periods, " in words
     told = CliRunner().invoke(cli, ["run", str(place.job), "--dry-run", "--json"], catch_exceptions=False)
     assert [release["reads"] for release in json.loads(told.stdout)["releases"]] == [1, 2]
     place.run()
     assert status.preview(read).left == found.left
-    assert status.preview(read).releases == ()
+    assert (status.preview(read).releases, status.preview(read).totals) == ((), ())
+    noise = status.status_of(read).noise
+    total = open_release(place.published / "total" / "d2.zarr")
+    assert noise is not None
+    assert noise.now == total.noise["variance_off_diagonal"] ** 0.5 * total.bound.unit**2
+    assert "of the total of 2 periods: " in status_words(status.status_of(read))
+    place.arrive("d3")
+    ahead = status.preview(read)
+    assert [total.to_json() for total in ahead.totals] == [{"periods": 3, "releases": 3, "bytes": 3 * 8 * 9}] * 2
+    assert "The total of 3 periods opens 3 published releases (216 bytes).\n" in preview_words(ahead)
+    place.run()
+    total = open_release(place.published / "total" / "d3.zarr")
+    assert noise.following == pytest.approx(total.noise["variance_off_diagonal"] ** 0.5 * total.bound.unit**2)
+    assert status_words(status.status_of(read)).split()[-3:] == ["series", "has", "ended"]
 
 
 def test_a_series_whose_nights_the_budget_does_not_hold_together_is_not_begun(place: Place) -> None:

@@ -48,7 +48,7 @@ def tasks_of(table: RowsTable, bound: RowBound, key: DitherKey, count: int) -> l
     block_rows=st.integers(1, 30),
     piece_rows=st.integers(1, 30),
     columns=st.sampled_from([30, 260, 4]),
-    bits=st.sampled_from([8, 12, 16]),
+    bits=st.sampled_from([8, 12, 15, 16]),
     dtype=st.sampled_from(["float64", "float32", "uint8", "int8"]),
     pairs=st.integers(1, 12),
     seed=st.integers(0, 10**6),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from support.guarded import guarded
 
 from dpdist.moment import gram
 from dpdist.moment.gram import Arithmetic, GramSum, available, fastest, integer_rows
-from dpdist.rows.bounding import RowBound
+from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.triangle import Band, packed
 
 INTEGERS = [
@@ -152,6 +153,107 @@ def test_integers_are_exact_up_to_the_last_row_and_would_not_be_for_one_more(ari
     assert total(last + 1, last + 1) == [0, 0, 0, -(2**31), 0, 0]  # the twin that adds one row too many at once
 
 
+def found_at_once(sums: gram._Integers, rows: int, least: int) -> list[int]:
+    """Return how many pairs of the rows in the panels are to be added at once, as the kernel finds it."""
+    from dpdist.moment import kernel
+
+    found = np.empty(sums._panels.shape[0], np.int32)
+    kernel._exact(sums._panels.ctypes.data, sums._panels.strides[0], -(-rows // 2), least, found)
+    return found.tolist()
+
+
+def allowed_at_once(z: npt.NDArray[np.float64]) -> list[int]:
+    """Return the same by integers that hold any sum: the most of each panel, powers of two."""
+    squares = np.zeros((-(-len(z) // 2), -(-z.shape[1] // 16) * 16), np.int64)
+    squares[:, : z.shape[1]] = z[::2] ** 2
+    squares[: len(z) // 2, : z.shape[1]] += (z[1::2] ** 2).astype(np.int64)
+    allowed = []
+    for panel in np.split(squares, squares.shape[1] // 16, axis=1):
+        most = 1 << (len(panel) - 1).bit_length()
+        while max(int(panel[i : i + most].sum(axis=0).max()) for i in range(0, len(panel), most)) >= 2**31:
+            most //= 2
+        allowed.append(most)
+    return allowed
+
+
+@pytest.mark.parametrize("arithmetic", INTEGERS)
+@settings(max_examples=40)
+@given(
+    rows=st.integers(1, 700),
+    columns=st.integers(1, 60),
+    bits=st.sampled_from([12, 13, 14]),
+    largest=st.floats(0, 1),
+    heavy=st.sampled_from([0.0, 0.01, 0.5, 1.0]),
+    begin=st.floats(0, 1),
+    one=st.floats(0, 1),
+    seed=st.integers(0, 10**6),
+)
+def test_as_many_rows_are_added_at_once_as_their_own_columns_allow(
+    arithmetic: Arithmetic, rows: int, columns: int, bits: int, largest: float, heavy: float, begin: float, one: float,
+    seed: int,
+) -> None:  # fmt: skip
+    rng = np.random.default_rng(seed)
+    z = rng.integers(-1, 2, (rows, columns)) * np.trunc(2.0**bits * largest / np.sqrt(columns))
+    full = np.flatnonzero((rng.random(rows) < heavy) & (np.arange(rows) >= begin * rows))
+    z[full] = 0  # one column has all their norm
+    z[full, int(one * (columns - 1))] = rng.choice([-(2.0**bits), 2.0**bits], full.size)
+    sums = gram._Integers(Band.whole(columns), integer_rows(4**bits), arithmetic)
+    sums._pack(z, 0, 0, sums._panels)
+    allowed = allowed_at_once(z)
+    for least in (1, sums._always_exact):
+        found = found_at_once(sums, rows, least)
+        assert all(
+            least < some <= most or some <= min(least, 4 * most) for some, most in zip(found, allowed, strict=True)
+        )
+        assert found[0] == allowed[0] or found[0] <= least
+    sums.add(z)
+    exact = z.astype(np.int64)
+    assert np.array_equal(sums.total(), packed(exact.T @ exact))
+
+
+@pytest.mark.parametrize("arithmetic", INTEGERS)
+@pytest.mark.parametrize("width", [54, 70, 130])
+def test_of_two_panels_the_one_with_the_longer_column_decides(arithmetic: Arithmetic, width: int) -> None:
+    # 64 rows fit by the squares of the shorter column; their products with the longer one sum to twice 2^31
+    for longer in range(3, width, 16):
+        for shorter in range(5, width, 16):
+            z = np.zeros((200, width))
+            z[:, longer], z[:, shorter] = 12_000, 5600
+            sums = gram._Integers(Band.whole(width), integer_rows(4**14), arithmetic)
+            sums.add(z)
+            exact = z.astype(np.int64)
+            assert np.array_equal(sums.total(), packed(exact.T @ exact)), (longer, shorter)
+
+
+@pytest.mark.parametrize("arithmetic", INTEGERS)
+@pytest.mark.parametrize("column", [0, 37, 53])
+def test_squares_of_a_column_are_exact_up_to_the_last_unit_and_would_not_be_for_one_more(
+    arithmetic: Arithmetic, column: int
+) -> None:
+    # 2^31 - 1 as a sum of squares of 15 bits, in rows that are far apart, both of pairs and alone
+    z = np.zeros((200, 54))
+    z[[0, 3, 70, 71, 100, 150, 198, 199], column] = [*[2.0**14] * 4, -(2.0**14), 2.0**14, -(2.0**14), 2.0**14 - 1]
+    missing = 2**31 - 1 - int((z * z).sum())
+    for row in range(4, 60):
+        root = math.isqrt(missing)
+        z[row, column], missing = root, missing - root**2
+    beyond = z.copy()
+    beyond[190, column] = 1
+    assert (z * z).sum() == 2**31 - 1
+
+    def total(rows: npt.NDArray[np.float64], always: int) -> tuple[list[int], int]:
+        sums = gram._Integers(Band.whole(54), 2 * always, arithmetic)
+        sums._pack(rows, 0, 0, sums._panels)
+        at_once = found_at_once(sums, len(rows), always)
+        sums.add(rows)
+        return at_once, int(sums.total()[Band.whole(54).entries - (54 - column) * (55 - column) // 2])
+
+    fewer = [64 if panel == column // 16 else 128 for panel in range(4)]
+    assert total(z, 3) == ([128] * 4, 2**31 - 1)
+    assert total(beyond, 3) == (fewer, 2**31)
+    assert total(beyond, 128) == ([128] * 4, -(2**31))  # the twin that trusts a bound which the rows do not keep
+
+
 @pytest.mark.parametrize("arithmetic", INTEGERS)
 def test_what_16_bits_do_not_hold_is_not_multiplied_as_such(arithmetic: Arithmetic) -> None:
     largest = (2**15 - 1) ** 2
@@ -159,14 +261,21 @@ def test_what_16_bits_do_not_hold_is_not_multiplied_as_such(arithmetic: Arithmet
     sums.add(np.array([[2.0**15 - 1, 0], [0, 1 - 2.0**15], [3, 4]]))
     assert sums.total().tolist() == [largest + 9, 12, largest + 16]
     with pytest.raises(ValueError, match="16-bit"):
-        GramSum(Band.whole(2), largest + 1, arithmetic)
+        GramSum(Band.whole(2), 2**30, arithmetic)
+    sums = GramSum(Band.whole(2), 2**30, arithmetic, 2**15 - 1)  # of which 32 bits always hold two
+    sums.add(np.array([[2.0**15 - 1, 0], [0, 1 - 2.0**15]] * 5))
+    assert sums.total().tolist() == [5 * largest, 0, 5 * largest]
 
 
-def test_bits_and_columns_decide_what_multiplies_and_no_row_does() -> None:
-    assert [fastest(100, 4**bits) for bits in (2, 12, 13)] == [available()[0]] * 3
-    assert fastest(100, 4**12 + 4**11) is available()[0]  # with the constant of private centring
-    assert {fastest(100, 4**bits) for bits in (14, 15, 16, 24)} == {Arithmetic.FLOAT64}
-    assert fastest(10, 4**8) is Arithmetic.FLOAT64
+def test_bits_decide_what_multiplies_and_no_row_does() -> None:
+    assert [fastest(4**bits) for bits in (2, 12, 14)] == [available()[0]] * 3
+    assert fastest(4**14 + 4**14) is available()[0]  # with the constant of private centring
+    assert {fastest(4**bits) for bits in (15, 16, 24)} == {Arithmetic.FLOAT64}
+    bounds = [RowBound(100, 1.0, bits, constant=2 ** (bits - 1), rule=DITHERED) for bits in (15, 16)]
+    found = [fastest(bound.norm_bound, bound.largest) for bound in bounds]
+    assert found == [available()[0], Arithmetic.FLOAT64]  # no entry is 2^15 where rows are rounded without bias
+    assert [RowBound(100, 1.0, 15, constant=c, rule=DITHERED).largest for c in (0, 2**15)] == [2**15 - 1, 2**15]
+    assert RowBound(100, 1.0, 15).largest == 2**15  # where they are truncated
 
 
 def test_without_numba_float64_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +292,7 @@ from dpdist.moment.gram import GramSum, available, fastest
 from dpdist.triangle import Band
 sums = GramSum(Band.whole(70), 4**11)
 sums.add(np.random.default_rng(0).integers(-200, 200, (700, 70)).astype(float))
-print(fastest(70, 4**11).name, *(each.name for each in available()), hashlib.sha256(sums.total().tobytes()).hexdigest())
+print(fastest(4**11).name, *(each.name for each in available()), hashlib.sha256(sums.total().tobytes()).hexdigest())
 """
 
 

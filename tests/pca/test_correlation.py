@@ -14,13 +14,12 @@ from click.testing import CliRunner
 from support.releases import assemble
 
 from dpdist.cli import cli
-from dpdist.errors import UsageError
+from dpdist.errors import DrownedError, UsageError
 from dpdist.estimators.fit import save
 from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.correlation import correlation
 from dpdist.pca.model import open_model
-from dpdist.pca.scree import DrownedError
 from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release

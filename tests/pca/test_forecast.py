@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -60,6 +62,32 @@ def test_without_a_guess_it_speaks_of_shares_of_the_clip_norm() -> None:
     found = forecast_release(request(), D, 5000)
     assert [e.variance for e in found.expected] == [s * C**2 for s in SHARES]
     assert found.to_json()["components_seen"] is None
+
+
+def test_guessed_norms_are_weighed_as_clip_norms() -> None:
+    """Of norms 3 and 4: 3 shortens half of the rows, and takes 7 of the 25 that both hold in squares."""
+    short, long = forecast_release(request(), D, 5000, norms=(4, 3)).trades
+    assert (short.clip_norm, short.longer, long.clip_norm, long.longer, long.lost) == (3, 0.5, 4, 0, 0)
+    assert short.lost == pytest.approx(7 / 25)
+    assert short.noise == pytest.approx(forecast_release(replace(request(), clip_norm=3.0), D, 5000).edge / 9)
+    assert long.noise == pytest.approx(forecast_release(replace(request(), clip_norm=4.0), D, 5000).edge / 12.5)
+    assert tuple(short.losses) == (1, 5, 20)
+
+
+def test_the_best_clip_norm_grows_with_the_rows_and_falls_with_the_components() -> None:
+    def best(rows: int, components: int) -> float:
+        trades = forecast_release(request(), D, rows, norms=(1, 2, 4, 8, 16)).trades
+        return min(trades, key=lambda each: each.losses[components]).clip_norm
+
+    assert best(10**9, 1) == best(10**9, 20) == 16
+    assert best(2000, 20) <= best(2000, 1) < 16
+    assert best(2000, 20) < 8
+
+
+@pytest.mark.parametrize("norm", [0.0, -1.0, float("inf"), float("nan")])
+def test_an_impossible_norm_is_refused(norm: float) -> None:
+    with pytest.raises(UsageError, match=r"positive numbers \(norms\)"):
+        forecast_release(request(), D, 10, norms=(1.0, norm))
 
 
 def test_the_best_mechanism_comes_first_and_all_are_private_as_claimed() -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from support.releases import assemble
 
-from dpdist.errors import UsageError
+from dpdist.errors import DrownedError, UsageError
 from dpdist.mechanisms.attack import KnownMoment
 from dpdist.moment.keys import drawn
 from dpdist.noise.entropy import SYSTEM
@@ -93,7 +93,7 @@ def test_components_above_the_noise_are_those_that_are_there() -> None:
         counts.append(len(above_noise(released(epsilon="400")).components))
         try:
             above_noise(released(epsilon="0.001"))
-        except UsageError as error:
+        except DrownedError as error:
             words.append(str(error))
     assert min(counts) == 4
     assert counts.count(4) >= 4
@@ -142,7 +142,7 @@ def test_a_release_that_is_only_multiplied_has_the_same_components_above_the_noi
     assert found.eigenvalues == pytest.approx(expected.eigenvalues, rel=1e-12)
     drowned = Multiplied(release)
     drowned.matrix = np.diag(np.linspace(0, 1e-9, 300))
-    with pytest.raises(UsageError, match="forecast"):
+    with pytest.raises(DrownedError, match="forecast"):
         above_noise(release, drowned)
 
 

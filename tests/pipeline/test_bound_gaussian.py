@@ -230,6 +230,9 @@ def test_an_answer_worth_nothing_is_refused_with_an_epsilon_that_is_useful(table
     known = replace(table, schema=Schema([Column(name, "number", range=(0, 9)) for name in "abcd"], scale="range"))
     with pytest.raises(RefusedError, match=r"clip_norm=2 shortens no row, by the schema, and costs nothing to choose"):
         forecast(request, known, Fraction("0.9999"))
+    ample = replace(request, loss=PrivacyLoss.parse("9", delta))
+    assert "clip_norm=2 shortens no row" in forecast(ample, known, Fraction("0.5"))
+    assert "clip_norm" not in forecast(ample, table, Fraction("0.5"))
     with pytest.raises(RefusedError) as moved:
         forecast(replace(request, centre=(1.0,) * 4), known, Fraction("0.9999"))
     assert "by the schema" not in str(moved.value)

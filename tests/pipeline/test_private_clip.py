@@ -129,7 +129,17 @@ def test_no_norm_is_taken_that_no_row_can_have_by_the_schema(tmp_path: Path) -> 
     columns = [Column(name, "number", range=(0, 1)) for name in "ab"]
     budget = PrivacyLoss.parse("4", "1e-6")
     ingest_rows(tmp_path / "t.csv", tmp_path / "t.zarr", budget=budget, schema=Schema(columns, scale="range"))
-    made = release_rows(tmp_path / "t.zarr", tmp_path / "t.release.zarr", GAUSSIAN)
+    said: list[str] = []
+    asked = tmp_path / "t.zarr", tmp_path / "t.release.zarr"
+    with pytest.raises(RefusedError):  # what is refused says why, and no more
+        release_rows(*asked, replace(GAUSSIAN, loss=PrivacyLoss.parse("0.001", "1e-9")), say=said.append)
+    assert said == []
+    made = release_rows(*asked, GAUSSIAN, say=said.append)
+    (hint,) = said  # the norm of the schema is free
+    assert hint.startswith("In the release, clip_norm=1.415 shortens no row, by the schema, and costs nothing")
+    release_rows(*asked, GAUSSIAN, say=said.append)  # paid for already
+    release_rows(asked[0], tmp_path / "u.zarr", replace(GAUSSIAN, clip_norm=1.415, name="u"), say=said.append)
+    assert len(said) == 1
     assert made.release.bound.clip_norm == 1.415  # sqrt 2, where the grid has 2
     assert "clip norm 1.415, which no row exceeds by the schema" in made.words()
     stage = made.release.stage

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,10 @@ from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.components import total_variance
 from dpdist.pca.shortened import shortened, trace_deviation
+from dpdist.pipeline.release import Outcome, _moment_words
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release
+from dpdist.release.attributes import Stage
 from dpdist.release.request import ReleaseRequest
 from dpdist.runtime import connection
 from dpdist.triangle import unpacked
@@ -118,6 +121,34 @@ def test_what_is_said_follows_the_rows() -> None:
     unit = normal(13)
     unit /= np.linalg.norm(unit, axis=1)[:, None]
     assert "as normalised rows have" in shortened(released(unit, 1.0000001, centre="none")).warning()
+
+
+def test_rows_that_fill_most_of_the_clip_norm_are_said_to_and_others_are_not(tmp_path: Path) -> None:
+    """Of rows beyond it, one in ten is nearly 0: the trace is 0.9 of the largest, and its error below 0.02."""
+    most = normal(22) * np.where(np.arange(20_000) % 10, 100, 1e-3)[:, None]
+    release = released(most, 3, centre="none", release=tmp_path / "r.zarr")
+    found = shortened(release)
+    assert found.share == pytest.approx(0.9, abs=found.error)
+    assert found.nearly_all is False
+    assert found.warning() == ""
+    said = re.search(r"norm is ([\d.]+) % of its square, at most ([\d.]+) % off, so (\d+) % of them", found.note())
+    assert said is not None
+    assert float(said[1]) == pytest.approx(90, abs=2)
+    assert 70 <= int(said[3]) <= 90  # 90 are, and no more may be claimed
+    assert found.note() in Outcome(release, "r.zarr", fresh=True).words()
+    assert call("report", tmp_path / "r.zarr", tmp_path / "page.html").exit_code == 0
+    assert "Many rows may have been shortened" in (tmp_path / "page.html").read_text()
+    assert release.guarantee is not None
+    stage = Stage("norm-histogram", release.guarantee.to_json(), {"clip_norm": 3.0, "quantile": 0.95}, {})
+    quantile = replace(release, stage=stage)
+    assert _moment_words(quantile) == ""  # its histogram told more
+    fewer = normal(23) * np.where(np.arange(20_000) % 10 < 7, 100, 1e-3)[:, None]
+    assert shortened(released(fewer, 3, centre="none")).note() == ""
+    assert (
+        shortened(released(normal(24, rows=100) * 100, 3, centre="none", epsilon=0.01)).note() == ""
+    )  # noise hides it
+    every = shortened(released(normal(21) * 100, 3, centre="none"))
+    assert (every.note(), every.warning() != "") == ("", True)
 
 
 def test_nothing_is_said_where_nothing_is_known() -> None:

@@ -18,11 +18,11 @@ import pytest
 from support.releases import assemble
 
 from dpdist._util.text import exactly
-from dpdist.errors import UsageError
+from dpdist.errors import DrownedError, UsageError
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
-from dpdist.pca.scree import DrownedError, Scree
+from dpdist.pca.scree import Scree
 from dpdist.pipeline import budget
 from dpdist.pipeline.combine import combine_releases
 from dpdist.pipeline.release import release_rows

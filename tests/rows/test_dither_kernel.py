@@ -85,7 +85,7 @@ def unpacked(panels: npt.NDArray[np.int32], pairs: int) -> npt.NDArray[np.int16]
     dtype=st.sampled_from(DTYPES),
     layout=st.sampled_from(LAYOUTS),
     affine=st.tuples(st.booleans(), st.booleans()),
-    bits=st.sampled_from([9, 12, 14]),
+    bits=st.sampled_from([9, 12, 14, 15]),
     share=st.floats(0, 1),
     cut=st.integers(0, 75),
     constant=st.sampled_from([0, 77]),
@@ -157,6 +157,19 @@ def test_rows_too_long_after_all_have_the_same_bits_and_are_within_the_bound(mon
 
 
 @PACKS
+@pytest.mark.parametrize("bits", [14, 15])
+def test_an_entry_that_is_a_whole_row_never_reaches_a_power_of_two(bits: int) -> None:
+    rule, by, dithers = Dithering(30, bits), Affine(None, None, 1.0), Dithers(KEY, 0)
+    rows = np.zeros((400, 30))
+    rows[np.arange(400), np.arange(400) % 30] = np.where(np.arange(400) % 2, -7.0, 1.0)
+    panels = np.zeros((2, 200, 16), dtype=np.int32)
+    kernel.Packing(rule, by, 0, 0).pack(rows, dithers, panels, 0, join=False)
+    expected = rule.rounded(by.shifted(rows), dithers.drawn(400, 30))
+    assert (expected.max(), expected.min()) == (2**bits - 1, 1 - 2**bits)  # of 15 bits 16 hold these, and no others
+    assert np.array_equal(unpacked(panels, 200)[:, :30], expected)
+
+
+@PACKS
 def test_rows_without_room_are_refused_before_a_byte_is_written() -> None:
     rule, by, dithers = Dithering(20, 12), Affine(None, None, 1.0), Dithers(KEY, 1)
     packing = kernel.Packing(rule, by, 0, 0)
@@ -168,7 +181,7 @@ def test_rows_without_room_are_refused_before_a_byte_is_written() -> None:
         lambda: packing.pack(rows[:, :19], dithers, panels, 0, join=False),
         lambda: packing.pack(rows, Dithers(KEY, -1), panels, 0, join=False),
         lambda: kernel.round_rows(rule, rows, by, dithers, np.empty((3, 20))),
-        lambda: kernel.Packing(Dithering(20, 15), by, 0, 0),
+        lambda: kernel.Packing(Dithering(20, 16), by, 0, 0),
         lambda: kernel.Packing(rule, by, 20, 0),
         lambda: kernel.Packing(rule, by, 0, 2**15),
     ]

@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any, cast
 
 import numpy as np
@@ -16,10 +17,12 @@ import pyarrow as pa
 
 from dpdist.ingest.readers.base import CURE, NoRowsError, Places, Rows, Runs, Source, State, Survey
 from dpdist.ingest.readers.hive import Keys
-from dpdist.rows.encoding import UnfitError, encoded, require_types, units_of
+from dpdist.rows.encoding import Fault, UnfitError, encoded, holds_numbers, require_types, units_of
 from dpdist.rows.schema import Schema
 
 Part = tuple[int, int] | None
+_LOOKED_AT = 256
+"""Pieces, about a MiB of text each, by which a draft of a schema is judged."""
 
 
 @dataclass(frozen=True)
@@ -139,21 +142,36 @@ class Fitted(Source):
 
         return self._each(part, rows)
 
+    def words(self) -> set[str]:
+        """Return the columns of text that hold something that is no number, of as many pieces as `_LOOKED_AT`."""
+        if self.inner.kinds is not None:
+            return set()
+        read = self._read()
+        names = [name for name, place in self._places.items() if place in set(read)]
+        found = set[str]()
+        with closing(self.inner.cells(read, None)) as batches:
+            for batch in islice(batches, _LOOKED_AT):
+                columns = zip(names, batch.columns, strict=True)
+                found |= {name for name, column in columns if name not in found and not holds_numbers(column)}
+        return found
+
     def _each(self, part: Part, make: Any) -> Generator[Rows]:
         """Yield what is made of each batch of columns; a value that cannot be used is told by its place in the file."""
         read = self._read()
         names = [name for name, place in self._places.items() if place in set(read)]
         keys = {name: text for name, text in self.keys if name in self._places}
-        wrong, row = None, 0
+        faults, row = dict[str, Fault](), 0
         with closing(self.inner.cells(read, part)) as batches:
             for batch in batches:
                 columns = dict(zip(names, batch.columns, strict=True))
                 columns |= {name: pa.repeat(pa.scalar(text), batch.num_rows) for name, text in keys.items()}
                 try:
-                    yield from make(columns, batch.num_rows)
-                except UnfitError as error:
-                    wrong = error
-                    break
+                    for block in make(columns, batch.num_rows):
+                        if not faults:
+                            yield block
+                except UnfitError as error:  # it is read on: all columns that do not fit are told at once
+                    for fault in error.after(row).faults:
+                        faults.setdefault(fault.column, fault)
                 row += batch.num_rows
-        if wrong is not None:
-            raise wrong.after(row).told(str(self.path), partial(self.inner.row_in, part), CURE)
+        if faults:
+            raise UnfitError(*faults.values()).told(str(self.path), partial(self.inner.row_in, part), CURE)

@@ -1,0 +1,36 @@
+"""The preprint as a PDF; its numbers are read from the results.
+
+    pip install -e '.[preprint]'
+    python -m papers.repair.build
+
+It writes ``repair.pdf`` beside the text.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import typst
+
+FOLDER = Path(__file__).resolve().parent
+RESULTS = FOLDER.parent / "results"
+ANALYST = FOLDER.parent.parent / "workflows" / "results" / "adaptive_analyst.json"
+
+
+def main() -> None:
+    """Compile the text in a folder with all that it reads."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in ("repair.typ", "repair.yml"):
+            shutil.copy(FOLDER / part, folder)
+        shutil.copy(ANALYST, folder / "analyst.json")
+        (folder / "results").mkdir()
+        for path in (*RESULTS.glob("repair_*.json"), RESULTS / "erratum.json"):
+            shutil.copy(path, folder / "results")
+        typst.compile(folder / "repair.typ", output=FOLDER / "repair.pdf", root=folder)
+
+
+if __name__ == "__main__":
+    main()
