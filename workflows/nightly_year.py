@@ -9,7 +9,7 @@ one is compared with what theory predicts, night by night and over the year.
 
     python -m workflows.nightly_year --periods 365 --output workflows/results/nightly_year
 
-writes NAME.json, NAME.md and NAME.png; what there is of other forms is kept.
+writes NAME.json, NAME.md and NAME.png; what there is of other forms is kept. An interrupt ends a year early.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -357,10 +357,11 @@ def simulate(folder: Path, periods: int, form: Form, seed: int) -> dict[str, Any
     job = JOB.replace("periods = true", f"periods = true\n{_PERSONS}") if form.persons else JOB
     (folder / "job.toml").write_text(f"{job}{form.said}\n")
     year = Year(folder, np.random.default_rng(seed), form)
-    for number in range(periods):
-        year.night(number)
-        if number % 10 == 0:
-            print(form.said.strip(), number, dict(year.happened), list(year.seconds.values())[-1:], flush=True)
+    with suppress(KeyboardInterrupt):
+        for number in range(periods):
+            year.night(number)
+            if number % 10 == 0:
+                print(form.said.strip(), number, dict(year.happened), list(year.seconds.values())[-1:], flush=True)
     return year.conclude()
 
 
