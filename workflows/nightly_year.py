@@ -9,7 +9,7 @@ one is compared with what theory predicts, night by night and over the year.
 
     python -m workflows.nightly_year --periods 365 --output workflows/results/nightly_year
 
-writes NAME.json, NAME.md and NAME.png; what there is of other forms is kept.
+writes NAME.json, NAME.md and NAME.png; what there is of other forms is kept. An interrupt ends a year early.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -357,10 +357,11 @@ def simulate(folder: Path, periods: int, form: Form, seed: int) -> dict[str, Any
     job = JOB.replace("periods = true", f"periods = true\n{_PERSONS}") if form.persons else JOB
     (folder / "job.toml").write_text(f"{job}{form.said}\n")
     year = Year(folder, np.random.default_rng(seed), form)
-    for number in range(periods):
-        year.night(number)
-        if number % 10 == 0:
-            print(form.said.strip(), number, dict(year.happened), list(year.seconds.values())[-1:], flush=True)
+    with suppress(KeyboardInterrupt):
+        for number in range(periods):
+            year.night(number)
+            if number % 10 == 0:
+                print(form.said.strip(), number, dict(year.happened), list(year.seconds.values())[-1:], flush=True)
     return year.conclude()
 
 
@@ -399,7 +400,7 @@ def report(found: dict[str, Any], forms: dict[str, Form]) -> str:
         "",
         "Root mean square error of an entry of the total off the diagonal (120 entries), over all nights whose total",
         "was published, in standard deviations of one release that has all of the loss. The standard error is exact:",
-        "noise of one night is in the totals of those after it.",
+        "noise of one night is in the totals of those after it. A year of fewer nights was ended early.",
         "",
         "| form | nights | predicted | measured | measured / predicted | standard errors from 1 |",
         "|---" * 6 + "|",
@@ -425,7 +426,7 @@ def report(found: dict[str, Any], forms: dict[str, Form]) -> str:
             f"{by_count[n][count]:.2f} / {forms[n].factor(count):.2f}" if count in by_count[n] else "" for n in names
         ]
         lines.append(f"| {count} | {' | '.join(cells)} |")
-    lines += ["", "Processor seconds of a night in this process, medians of ten nights around:", ""]
+    lines += ["", "Processor seconds of a night in this process, medians of the nights around, on a busy machine:", ""]
     lines += [f"| periods | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
     for count in (10, 30, 100, 200, 360):
         cells = [_median({int(k): v for k, v in found[n]["seconds"].items()}, count) for n in names]
@@ -446,8 +447,8 @@ def report(found: dict[str, Any], forms: dict[str, Form]) -> str:
 
 
 def _median(seconds: dict[int, float], count: int) -> str:
-    near = sorted(seconds, key=lambda number: abs(number - count))[:10]
-    return f"{np.median([seconds[number] for number in near]):.2f}"
+    near = [taken for number, taken in seconds.items() if abs(number - count) <= 5]
+    return f"{np.median(near):.2f}" if near else ""
 
 
 def plot(found: dict[str, Any], forms: dict[str, Form], target: Path) -> None:
@@ -457,11 +458,11 @@ def plot(found: dict[str, Any], forms: dict[str, Form], target: Path) -> None:
         key, form = ("roots", "tree") if name == ROOTS else ("rms", name)
         if form not in found:
             continue
-        counts = np.arange(1, found[form]["periods"] + 1)
+        counts = np.arange(1, max(year["periods"] for year in found.values()) + 1)
         roots = key == "roots"
         exact = [sum(w**2 for w in forms[form].drawn(int(n), roots=roots).values()) ** 0.5 for n in counts]
-        axes.plot(counts, exact, color=colour, lw=1.6, ls="--" if roots else "-", zorder=2)
-        shown = [error for error in found[form]["errors"] if error["periods"] % 8 == 0]
+        axes.plot(counts, exact, color=colour, lw=0.9 if form == "tree" else 1.8, ls=":" if roots else "-", zorder=2)
+        shown = [error for error in found[form]["errors"] if error["periods"] % 7 == 0]
         axes.plot(
             [error["periods"] for error in shown], [error[key] for error in shown], ls="", marker=marker, ms=4.5,
             color=colour, mec="white", mew=0.5, zorder=3,

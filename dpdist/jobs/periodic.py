@@ -137,9 +137,16 @@ class Series:
         return open_rows(self.table.rows_of(next(iter(self.ledger.periods)))).names
 
     def span(self, node: Node | Night) -> Span:
-        """Return the rows of a node or a night."""
-        seals = list(self.ledger.periods.items())[node.start : node.stop]
-        return replace(self.table.span(dict(seals), node.start), weights=node.weights)
+        """Return the rows of a node or a night; the last one is looked at more than once, and opened once."""
+        if node not in self._opened:
+            seals = list(self.ledger.periods.items())[node.start : node.stop]
+            self._opened.clear()
+            self._opened[node] = replace(self.table.span(dict(seals), node.start), weights=node.weights)
+        return self._opened[node]
+
+    @cached_property
+    def _opened(self) -> dict[Node | Night, Span]:
+        return {}
 
     @property
     def releases(self) -> Path:

@@ -92,8 +92,8 @@ def test_a_square_root_reads_all_rows_every_night(year: tuple[Place, list[Counte
         names = [f"d{n}" for n in range(1, number + 1)]
         window = open_release(place.published / "window-2" / f"d{number}.zarr")
         assert (window.rows, window.window) == (30 * min(2, number), 2 if number > 2 else None)
-        for of, model in ((total, f"d{number}.zarr"), (window, f"window-2/d{number}.zarr")):
-            assert open_model(place.folder / "models" / model).release_id == of.release_id
+        for made_of, model in ((total, f"d{number}.zarr"), (window, f"window-2/d{number}.zarr")):
+            assert open_model(place.folder / "models" / model).release_id == made_of.release_id
         assert (window.releases, window.guarantee, window.extents) == (total.releases, total.guarantee, total.extents)
         for found, periods in ((total, names), (window, names[-2:])):
             error = np.abs(found.lattice - place.exact(found.bound, *periods))
