@@ -6,6 +6,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import click
@@ -13,7 +14,9 @@ import pytest
 import yaml
 from support.folders import ROOT
 
+import dpdist
 from dpdist.cli import cli
+from dpdist.jobs.sections import mistakes
 
 PAGES = sorted(
     page
@@ -120,3 +123,44 @@ def test_the_page_on_privacy_says_how_far_a_guess_can_become_right() -> None:
     for epsilon, told in rows:
         digits = len(told.partition(".")[2])
         assert round(1 / (1 + math.exp(-float(epsilon))), digits) == float(told)
+
+
+def in_contents(page: Path) -> Iterator[Path]:
+    """Yield the pages that the contents of a page of the site list, as Sphinx reads them."""
+    for block in re.findall(r"^```\{toctree\}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for line in block.splitlines():
+            entry = re.sub(r"^.*<(.*)>$", r"\1", line)
+            if entry and not entry.startswith(":"):
+                found = list(page.parent.glob(f"{entry}.md"))
+                assert found, f"{page.name} lists {entry}"
+                yield from (each.resolve() for each in found if each != page)
+
+
+def test_every_page_is_reached_from_the_front_of_the_site() -> None:
+    reached, waiting = set[Path](), [ROOT / "docs" / "index.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached:
+            reached.add(page)
+            waiting += in_contents(page)
+    hidden = {page for page in PAGES if page.is_relative_to(ROOT / "docs") or page.parent == ROOT} - reached
+    assert hidden == set()
+
+
+def test_the_reference_lists_all_public_names_and_no_other() -> None:
+    page = (ROOT / "docs" / "reference" / "python.md").read_text()
+    named = re.findall(r"^\.\. auto\w+:: (\w+)$", page, re.MULTILINE)
+    assert sorted([*named, "__version__"]) == sorted(dpdist.__all__)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "tutorials").glob("*.md")), ids=lambda page: page.stem)
+def test_what_a_tutorial_says_in_python_and_toml_can_be_read(page: Path, tmp_path: Path) -> None:
+    """``python -m workflows.documentation`` runs it; this is what fits a second."""
+    for kind, code in re.findall(r"^```(python|toml)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        if kind == "python":
+            compile(code, page.name, "exec")
+        elif "[[column]]" in code:
+            (file := tmp_path / "schema.toml").write_text(code)
+            assert dpdist.Schema.read(file).columns
+        else:
+            assert list(mistakes(tomllib.loads(code, parse_float=Decimal))) == []

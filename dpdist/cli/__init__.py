@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
 
 from dpdist._util import interruption
 from dpdist._version import __version__
@@ -62,6 +63,14 @@ class _Commands(click.Group):
         module, name, _ = _COMMANDS[cmd_name]
         found: click.Command = getattr(import_module(f"dpdist.cli.{module}"), name)
         return found
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return what a word may become, and import no command: whoever presses Tab waits."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [
+            CompletionItem(name, help=what) for name, (*_, what) in _COMMANDS.items() if name.startswith(incomplete)
+        ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as of click
         """Write what each command does, and import none."""

@@ -18,7 +18,7 @@ over all W that round to r, the probability function p of R obeys ``p(r + D) >= 
 
 (a) ``g(E) = sum_r p(r + E) p(r)``, hence ``g(E + D) = sum_r p(r + E + D) p(r) >= a g(E)``.
 (b) With r - E for r, ``g(E) = sum_r p(r) p(r - E)``. Here ``p(r - E) = p((r - E - D) + D) >= a p(r - E - D)``, hence
-``g(E) >= a sum_r p(r) p(r - E - D) = a g(E + D)``.
+    ``g(E) >= a sum_r p(r) p(r - E - D) = a g(E + D)``.
 
 So ``|log g(E + D) - log g(E)| <= tr D / 2k`` (or both are 0). Take D = v v^T, then D = w w^T from E + v v^T - w w^T,
 and add the two bounds. ∎ The positive and the negative part of an integer matrix are in general not integer, so the

@@ -95,8 +95,8 @@ def test_a_square_root_reads_all_rows_every_night(year: tuple[Place, list[Counte
         for of, model in ((total, f"d{number}.zarr"), (window, f"window-2/d{number}.zarr")):
             assert open_model(place.folder / "models" / model).release_id == of.release_id
         assert (window.releases, window.guarantee, window.extents) == (total.releases, total.guarantee, total.extents)
-        for found, of in ((total, names), (window, names[-2:])):
-            error = np.abs(found.lattice - place.exact(found.bound, *of))
+        for found, periods in ((total, names), (window, names[-2:])):
+            error = np.abs(found.lattice - place.exact(found.bound, *periods))
             assert error.max() < 8 * found.noise["variance_diagonal"] ** 0.5
     with pytest.raises(UsageError, match="differ in their window"):
         combined([total, window])
