@@ -40,6 +40,27 @@ _UNFINISHED = {State.RESERVED, State.STAGED, State.COMMITTED}
 
 
 @dataclass(frozen=True)
+class PersonNoise:
+    """The noise of releases of a table of persons, who may have rows in several periods.
+
+    Attributes
+    ----------
+    rows
+        For how many rows of one period a person is counted: least and most of the releases that are planned.
+    deviation
+        Standard deviation of an entry off the diagonal, in the units of the columns as they are bounded: the largest of
+        the releases that are planned. None where the number of columns is not known yet.
+    """
+
+    rows: tuple[int, int]
+    deviation: float | None
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON values."""
+        return {"rows": list(self.rows), "deviation": self.deviation}
+
+
+@dataclass(frozen=True)
 class Preview:
     """What the next run of a job would release and spend.
 
@@ -65,6 +86,8 @@ class Preview:
         Whose rows are protected together, as the job says; None: each row alone, or as the rows say.
     totals
         Of periods: what the total of this run opens, and the largest one that the series is planned for; else none.
+    person
+        Of periods with privacy units: for how many rows each is counted, and the noise of a release; else None.
     """
 
     releases: tuple[tuple[str, Charge], ...]
@@ -77,6 +100,7 @@ class Preview:
     refused: str | None = None
     unit: Unit | None = None
     totals: tuple[TotalReads, ...] = ()
+    person: PersonNoise | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -97,6 +121,7 @@ class Preview:
             **({} if self.parts is None else {"parts": self.parts.to_json()}),
             **({} if self.refused is None else {"refused": self.refused}),
             **({} if self.unit is None else {"unit": self.unit.to_json()}),
+            **({} if self.person is None else {"person": self.person.to_json()}),
             **{name: each.to_json() for name, each in zip(("total", "largest_total"), self.totals, strict=False)},
         }
 
@@ -323,10 +348,26 @@ def preview(job: Job) -> Preview:
         refused = past_horizon(late, beyond[0])
     fits = budget is not None and fits
     totals: tuple[TotalReads, ...] = ()
+    person = None
     if job.periodic and plan:
         known = open_rows(open_periods(job.rows).rows_of(closed[0])).columns if closed else _columns_said(job)
         totals = tuple(total_reads(job, known, count) for count in (late, largest(job.plan, job.window)))
-    return Preview(tuple(plan), tuple(fresh), budget, charged, left, fits, parts, refused, job.unit, totals)
+        person = None if job.unit is None else _person_noise(job, known, [charge for _, charge in plan])
+    return Preview(tuple(plan), tuple(fresh), budget, charged, left, fits, parts, refused, job.unit, totals, person)
+
+
+def _person_noise(job: Job, columns: int | None, charges: list[Charge]) -> PersonNoise:
+    """Return for how many rows of one period a person is counted by the releases that are planned, and their noise."""
+    counted, deviations = set(), []
+    for read, weights, loss in {(len(c.periods), c.weights, c.guarantee.loss) for c in charges}:
+        rows = counted_rows(job.unit, read, weighted=bool(weights))
+        counted.add(rows)
+        if columns is not None:
+            request = replace(job.request, loss=loss)
+            variance = request.calibrated(columns, rows * max(weights, default=1)).noise.variance_off_diagonal
+            if variance is not None:
+                deviations.append(variance**0.5 * request.bound(columns).unit ** 2)
+    return PersonNoise((min(counted), max(counted)), max(deviations, default=None))
 
 
 def _charges(job: Job, ledger: Ledger) -> bool:

@@ -17,6 +17,16 @@ def preview_words(preview: Preview) -> str:
         lines.insert(0, f"Periods to close: {', '.join(preview.new_periods)}.")
     if preview.unit is not None:
         lines.append(f"Each is for all rows of one {preview.unit.column}, {preview.unit.most}.")
+    if preview.person is not None:
+        least, most = preview.person.rows
+        said = (
+            f"The noise is as if {f'{least} to ' if least < most else ''}{counted(most, 'row')} of one period changed"
+        )
+        if preview.person.deviation is not None:
+            said += (
+                f": in each release, an entry off the diagonal has standard deviation {preview.person.deviation:.3g}"
+            )
+        lines.append(f"{said}.")
     if preview.parts is not None:
         lines.append(f"Of it the private choice that the release makes first takes {preview.parts.share_words}.")
     if preview.totals:

@@ -95,19 +95,30 @@ def test_rows_are_kept_in_so_many_periods_and_everybody_is_counted_once(people: 
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["continual = 4\n", 'factorisation = "banded"\nband = 2\n'])
-def test_all_that_is_published_keeps_the_loss_for_every_pattern(people: Place, form: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "counted"), [("continual = 4\n", "4 to 6 rows"), ('factorisation = "banded"\nband = 2\n', "6 rows")]
+)
+def test_all_that_is_published_keeps_the_loss_for_every_pattern(people: Place, form: str, counted: str) -> None:
     people.job.write_text(PERSONS + form)
     for number in range(1, 5):
         arrive(people, number, range(number, 30))
     planned = status.preview(job_file.read_job(people.job))
     assert planned.fits
     assert "Each is for all rows of one who, 2 a period in 3 periods at most." in preview_words(planned)
+    assert f"The noise is as if {counted} of one period changed" in preview_words(planned)
     people.run()
     releases = [open_release(path) for path in sorted(people.published.glob("d*.zarr"))]
     assert len({release.bound for release in releases}) == 1
     deviations = [release.noise["variance_off_diagonal"] ** 0.5 for release in releases]
     assert max(deviations) / min(deviations) - 1 < 2e-5  # but for the rounding of epsilon
+    arrive(people, 5, [1])  # what is told of the next night is the noise that the others have
+    if "banded" in form:
+        ahead = status.preview(job_file.read_job(people.job))
+        told = max(deviations) * releases[0].bound.unit ** 2
+        assert ahead.person is not None
+        assert ahead.person.rows == (6, 6)
+        assert ahead.person.deviation == pytest.approx(told, rel=2e-5)
+        assert f"standard deviation {told:.3g}." in preview_words(ahead)
     assert [record.guarantee.loss for record in people.ledger.records] == [
         charge.guarantee.loss for _, charge in planned.releases
     ]
