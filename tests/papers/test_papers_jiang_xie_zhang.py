@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.paper_runs import results, run
 
-from papers.jiang_xie_zhang import noise, sample_complexity
+from papers.common import wishart_bounds
+from papers.jiang_xie_zhang import noise, sample_complexity, theorems
 
 
 def test_the_exponents_of_the_noise(scheduler: str, tmp_path: Path) -> None:
@@ -39,4 +41,37 @@ def test_the_least_number_is_found() -> None:
     assert sample_complexity.least(lambda _: False) == math.inf
     assert sample_complexity.theorem_8(16) == pytest.approx(
         16 / (0.1 * 0.3) * (math.log(10) / 16 + math.log(2 / (0.19 * 0.3)))
+    )
+
+
+def test_the_theorems_hold_where_they_should(scheduler: str, tmp_path: Path) -> None:
+    run(theorems.main, scheduler, tmp_path)
+    found, rows = results(tmp_path, theorems.NAME)
+    assert len(rows) == 2 * 3 * len(theorems.METHODS)
+    for line in found["table"]:
+        assert line["norm, mean"]["jiang-wishart"] < line["lemma 1"]
+        # draws below the bound for a failure of 1e-8; a third of the noise, as the repair's nuclear sensitivity has, is
+        # told apart by the size of the mean
+        assert line["norm, largest"]["jiang-wishart"] < wishart_bounds.wishart_norm(line["d"], line["d"] + 1, 1.5, 1e-8)
+        assert line["theorem 10, lower bound"] < line["theorem 9"]["1"]["two-sided-wishart"]
+        assert line["theorem 5, measured ratio"] < line["theorem 5, published ratio"]
+        assert all(of_rank["holds"] for of_rank in line["theorem 6"].values())
+
+
+def test_bounds_of_the_theorems_in_closed_form() -> None:
+    # m + sqrt(2 m theta (r + 2)) + 2 theta r at d = r = 16, m = 17, theta = log(16/0.1), as in theorem 7
+    log = math.log(160)
+    assert wishart_bounds.lemma_1(16, 17, 1.0, 0.1) == pytest.approx(17 + math.sqrt(2 * 17 * 18 * log) + 32 * log)
+    assert theorems.subspace_bound(1.0, 4, 10.0) == pytest.approx(0.4)
+    assert theorems.subspace_bound(6.0, 4, 10.0) is None
+    assert theorems.low_rank_bound(16, 5.0, 1.0, 0.1) == pytest.approx(5 + 1.5 * wishart_bounds.lemma_1(16, 17, 1, 0.1))
+    # in the plane lines at an angle of s are pi / (2 arcsin s) to a half turn; d / epsilon for many columns
+    assert theorems.low_rank_lower_bound(2, 1e-3) == pytest.approx(
+        max(math.floor(1e3 * math.log(math.pi / 4 / math.asin(s))) * s / 2 for s in np.geomspace(0.01, 0.7, 400)),
+        rel=1e-2,
+    )
+    ratio = theorems.low_rank_lower_bound(400, 0.01) / theorems.low_rank_lower_bound(200, 0.01)
+    assert ratio == pytest.approx(2, rel=0.05)
+    assert theorems.low_rank_lower_bound(200, 0.005) == pytest.approx(
+        2 * theorems.low_rank_lower_bound(200, 0.01), rel=0.01
     )
