@@ -130,7 +130,7 @@ def picture(path: Path, table: list[Json]) -> None:
     figure, axes = pictures.panels(2, 2)
     epsilons = [float(epsilon) for epsilon in EPSILONS]
     for ax, measure in zip(axes, MEASURES, strict=True):
-        for method, colour in zip(METHODS, ("tab:red", "tab:green"), strict=True):
+        for method, colour in zip(METHODS, ("#d55e00", "#0072b2"), strict=True):
             mine = [line for line in table if (line["method"], line["measure"]) == (method, measure)]
             ax.plot(epsilons, [m["mean"] for m in mine], "o-", ms=4, color=colour, label=f"{method}, measured")
             ax.plot(epsilons, [m["bound"] for m in mine], "--", color=colour, label=f"{method}, bound")

@@ -167,9 +167,9 @@ def picture(path: Path, table: list[Json]) -> None:
         {"theorem 9, bound": "theorem 9", "theorem 10, lower bound": "theorem 10"},
     ]
     for ax, wanted in zip(axes, drawn, strict=True):
-        for name, label in wanted.items():
-            ax.plot(sizes, [line[name] for line in table], "--", label=label)
-    for method, colour in zip(METHODS[:2], ("tab:red", "tab:green"), strict=True):
+        for (name, label), line_style in zip(wanted.items(), ("--", ":"), strict=True):
+            ax.plot(sizes, [line[name] for line in table], line_style, color="black", label=label)
+    for method, colour in zip(METHODS[:2], ("#d55e00", "#0072b2"), strict=True):
         axes[0].plot(sizes, [line["norm, mean"][method] for line in table], "o-", ms=4, color=colour, label=method)
         axes[2].plot(
             sizes, [line["theorem 9"][COMPONENTS[-1]][method] for line in table], "o-", ms=4, color=colour, label=method
