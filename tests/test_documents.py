@@ -147,6 +147,12 @@ def test_every_page_is_reached_from_the_front_of_the_site() -> None:
     assert hidden == set()
 
 
+def test_people_are_told_of_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "howto" / "install.md").read_text()
+    assert {extra for extra in extras if f"[{extra}]" not in page} == {"mutation"}  # those who need it read pyproject
+
+
 def test_the_reference_lists_all_public_names_and_no_other() -> None:
     page = (ROOT / "docs" / "reference" / "python.md").read_text()
     named = re.findall(r"^\.\. auto\w+:: (\w+)$", page, re.MULTILINE)
