@@ -15,8 +15,8 @@ projectors on the top k eigenvectors of A and A + E, ``w = lambda_1(E) - lambda_
 
 * ``0 <= tr(P A) - tr(P' A) <= min(k, d-k) w``. *Proof.* The left is Ky Fan's principle. It also gives
   ``tr(P'(A + E)) >= tr(P (A + E))``, so the difference is at most ``tr((P' - P) E) = tr((P' - P)(E - c I))``. P' - P
-  has at most min(k, d-k) positive and as many negative eigenvalues, in [-1, 1]; with c in the middle of the spectrum of E
-  each gives at most w/2. ∎
+  has at most min(k, d-k) positive and as many negative eigenvalues, in [-1, 1]; with c in the middle of the spectrum
+  of E each gives at most w/2. ∎
 * ``|P - P'|_2 <= min(1, w / (lambda_k - lambda_(k+1)))``. *Proof.* Adding a multiple of I moves no eigenvector, so E is
   F = E - c I of norm w/2. Davis & Kahan with Weyl: ``|P - P'|_2 <= |F| / (gap - |F|) <= 2 |F| / gap`` if
   ``gap >= 2 |F|``; otherwise 2 |F| / gap is above 1, which no difference of projectors exceeds. ∎
