@@ -38,7 +38,9 @@ def test_errors_lie_below_the_upper_bound_and_the_forecast_is_in_units_of_the_ro
     moment = MomentMatrix(rounded(truth / bound.unit**2), columns)
     errors = [
         np.linalg.norm(
-            unpacked(asked.calibrated(columns).answer(moment, SYSTEM), columns).astype(float) * bound.unit**2 - truth
+            unpacked(asked.calibrated(columns).answer(moment, SYSTEM).astype(np.int64), columns).astype(float)
+            * bound.unit**2
+            - truth
         )
         / ROWS
         for _ in range(DRAWS)
