@@ -36,15 +36,13 @@ def test_errors_lie_below_the_upper_bound_and_the_forecast_is_in_units_of_the_ro
     bound = asked.bound(columns)
     truth = np.diag([*(ROWS * share for share in SHARES), 0.0, 0.0])
     moment = MomentMatrix(rounded(truth / bound.unit**2), columns)
-    errors = [
-        np.linalg.norm(
-            unpacked(asked.calibrated(columns).answer(moment, SYSTEM).astype(np.int64), columns).astype(float)
-            * bound.unit**2
-            - truth
-        )
-        / ROWS
-        for _ in range(DRAWS)
-    ]
+    calibrated = asked.calibrated(columns)
+
+    def error() -> float:
+        drawn = unpacked(calibrated.answer(moment, SYSTEM).astype(np.int64), columns) * bound.unit**2
+        return float(np.linalg.norm(drawn - truth)) / ROWS
+
+    errors = [error() for _ in range(DRAWS)]
     monkeypatch.setattr(orbit_forecast, "FAILURE", FALSE_ALARM / DRAWS)
     found = forecast_orbit(asked, columns, ROWS, SHARES)
     assert max(errors) <= found.upper
