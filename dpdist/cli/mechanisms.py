@@ -28,6 +28,7 @@ from dpdist.mechanisms.base import IndependentEntries
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
 from dpdist.moment import cost
 from dpdist.pca.forecast import forecast_release
+from dpdist.pca.orbit_forecast import ORBITS, forecast_orbit
 from dpdist.release.parse import clip_from, numbers_from, request_from
 from dpdist.release.worth import choice_refused
 from dpdist.report import text
@@ -117,6 +118,15 @@ def forecast_command(
         scale=scale, scale_share=scale_share, grid_bits=grid_bits, rows_at_most=rows_at_most, period="", name=None,
         folder=Path(), options=options_of(options, arithmetic),
     )  # fmt: skip
+    if request.mechanism in ORBITS:
+        if plot is not None or norms or cluster:
+            raise UsageError(
+                f"The forecast of {request.mechanism} says how large its error is, and nothing about --plot, --norms "
+                "or --cluster: leave them out."
+            )
+        drawn = forecast_orbit(request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else ())
+        answer(as_json, drawn.to_json(), text.orbit_forecast(drawn))
+        return
     found = forecast_release(
         request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else (),
         numbers_from(norms, "--norms") if norms else (),

@@ -17,6 +17,7 @@ from dpdist.naming import parameter, step
 from dpdist.pca.correlation import Correlation
 from dpdist.pca.forecast import GOOD, Forecast
 from dpdist.pca.noise_edge import CONFIDENCE
+from dpdist.pca.orbit_forecast import FAILURE, OrbitForecast
 from dpdist.pca.scree import Scree
 from dpdist.privacy.caution import in_words
 from dpdist.release.request import Parts, ReleaseRequest
@@ -185,6 +186,27 @@ def forecast(found: Forecast) -> str:
     lines += _trade_lines(found)
     lines += ["", *aligned([("mechanism", "seen above"), *((n, f"{v:.4g}") for n, v in found.alternatives)])]
     return "\n".join(lines)
+
+
+def orbit_forecast(found: OrbitForecast) -> str:
+    """Return a forecast of an answer on an orbit as text: the bounds of its error."""
+    request = found.request
+    said = (
+        "The lower bound is of every mechanism of this loss, and for some moment of the guessed spectrum: it errs by "
+        "more with probability 1/2, measured from the matrix of the eigenvalues released and the true eigenvectors."
+    )
+    return "\n".join(
+        [
+            wrapped(f"{request.mechanism}, {request.loss} under {request.neighbours}, n = {found.rows}, "
+                    f"d = {found.columns}."),
+            "Error of the matrix per row, Frobenius norm, in squared units of the rows:",
+            f"  at most             {found.upper:.4g} (confidence {1 - FAILURE:g})",
+            f"  about               {found.about:.4g} (if the signal is strong; the real part errs by less)",
+            f"  lower bound         {found.least:.4g}",
+            f"  of answering zero   {found.zero:.4g}",
+            wrapped(said),
+        ]
+    )  # fmt: skip
 
 
 def _rounding_lines(found: Forecast) -> list[str]:

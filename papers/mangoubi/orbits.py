@@ -25,6 +25,7 @@ from dpdist.mechanisms.orbit import CalibratedLowRankOrbit, CalibratedOrbit
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import exponentials
 from dpdist.noise.orbit import hermitian
+from dpdist.pca import orbit_bounds
 from dpdist.pca.eigen import top_eigenpairs
 from dpdist.triangle import packed
 from papers.common import pictures, runs
@@ -32,7 +33,7 @@ from papers.common.answers import NOTICE, PublicMoment, private_moment, request_
 from papers.common.command import begin, experiment
 from papers.common.data import Floats
 from papers.common.runs import Json
-from papers.mangoubi import bounds
+from papers.mangoubi import rates
 
 NAME = "mangoubi_orbits"
 SEED = 2022
@@ -176,14 +177,14 @@ def compared(matrix: Matrix, epsilon: str) -> Json:
         rate, scale = constants(matrix, METHODS[method], epsilon)
         exponent = rate / float(spectrum[0] - spectrum[-1])
         if scale:
-            upper = bounds.low_rank_bound(levels, matrix.rank, scale, rate, FAILURE)
+            upper = orbit_bounds.low_rank_bound(levels, matrix.rank, scale, rate, FAILURE)
         else:
-            upper = math.sqrt(tail + 2 * bounds.utility_bound(levels, spectrum, exponent, FAILURE))
+            upper = math.sqrt(tail + 2 * orbit_bounds.utility_bound(levels, spectrum, exponent, FAILURE))
         found[f"upper bound, {method}"] = upper
-        found[f"first order, {method}"] = bounds.first_order_error(levels, spectrum, exponent, 2 * scale**2)
-    found["lower bound"] = bounds.lower_bound(levels, levels, e)
-    found["rate, theorem 2.3"] = bounds.low_rank_rate(levels, matrix.rank, e)
-    found["rate, Amin et al."] = bounds.amin_rate(levels, matrix.rank, e)
+        found[f"first order, {method}"] = orbit_bounds.first_order_error(levels, spectrum, exponent, 2 * scale**2)
+    found["lower bound"] = orbit_bounds.lower_bound(levels, levels, e)
+    found["rate, theorem 2.3"] = rates.low_rank_rate(levels, matrix.rank, e)
+    found["rate, Amin et al."] = rates.amin_rate(levels, matrix.rank, e)
     found["error of zero"] = float(np.linalg.norm(levels))
     return {name: float(f"{value:.6g}") for name, value in found.items()}
 

@@ -223,6 +223,7 @@ def test_pca_says_which_components_stand_above_the_noise(released: Path, call: C
     assert "a number, a share of the variance or auto" in said.message
 
 
+PURE = ("forecast", "--d", "30", "--n", "9", "--epsilon", "1")
 FORECAST = ("forecast", "--d", "30", "--n", "9000", "--epsilon", "1", "--delta", "1e-6", "--clip", "10")
 
 
@@ -240,6 +241,8 @@ def test_a_forecast_is_text_json_or_a_picture_and_touches_nothing(
     assert (said.code, said.out) == (0, "")
     assert all(words in said.err for words in ("edge of the noise", "share of C²", "two-sided-wishart"))
     assert "of 3 components will stand" in call(*FORECAST, "--spectrum", "40,9,0.01").err
+    orbit = call(*PURE, "--spectrum", "1", "--mechanism", "orbit", "--option", "spectrum=9")
+    assert "lower bound" in orbit.err
 
 
 @pytest.mark.parametrize(
@@ -249,12 +252,14 @@ def test_a_forecast_is_text_json_or_a_picture_and_touches_nothing(
         (2, "squared clip norm", ("--spectrum", "99,2")),
         (3, "sn was published", ("--mechanism", "sn")),
         (2, "no forecast", ("--mechanism", "bingham", "--option", "components=2")),
+        (2, "depends on the spectrum", ("--mechanism", "orbit", "--option", "spectrum=5")),
+        (2, "leave them out", ("--mechanism", "orbit", "--option", "spectrum=5", "--norms", "1")),
     ],
 )
 def test_a_forecast_that_makes_no_sense_is_refused(
     call: Call, code: int, words: str, arguments: tuple[str, ...]
 ) -> None:
-    taken = FORECAST if "--spectrum" in arguments else ("forecast", "--d", "30", "--n", "9", "--epsilon", "1")
+    taken = FORECAST if "--spectrum" in arguments else PURE
     said = call(*taken, *arguments)
     assert said.code == code
     assert words in said.message

@@ -19,7 +19,7 @@ from dpdist.mechanisms.mvg import published_norm
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from papers.chanyaswad import covariance, regression, tasks
+from papers.chanyaswad import covariance, general, regression, tasks
 from papers.chanyaswad.identity import METHODS, SHARE, IdentityQuery, theorem_2
 from papers.common.answers import moment_of
 
@@ -172,3 +172,29 @@ def test_the_quick_version_writes_its_files(scheduler: str, tmp_path: Path) -> N
     assert all(float(row["mean"]) >= 0 for row in rows)
     stated = found["tasks"]["covariance estimation"]["methods"]
     assert stated["Gaussian, exact"]["mu"] > 100 * stated["MVG, theorem 3"]["mu"]
+
+
+def test_general_noise_betrays_more_than_its_symmetric_part() -> None:
+    rows, columns = np.array([1.0, 2.0, 5.0]), np.array([3.0, 1.0, 0.5])
+    product = np.outer(rows, columns)
+    pairs = [(i, j) for i in range(3) for j in range(i, 3)]
+    for _ in range(20):
+        v, w = RNG.normal(size=(2, 3))
+        change = np.outer(v, v) - np.outer(w, w)
+        # the law of the symmetric part, from the covariance of the nine entries of N
+        average = np.zeros((len(pairs), 9))
+        for at, (i, j) in enumerate(pairs):
+            average[at, 3 * i + j] += 0.5
+            average[at, 3 * j + i] += 0.5
+        seen = np.array([change[i, j] for i, j in pairs])
+        direct = seen @ np.linalg.solve(average @ np.diag(product.ravel()) @ average.T, seen)
+        symmetric = general.symmetric_mu_squared(change, rows, columns)
+        assert symmetric == pytest.approx(direct)
+        whole = general.whole_mu_squared(change, rows, columns)
+        assert symmetric < whole
+        assert whole == pytest.approx(np.trace(np.diag(1 / rows) @ change @ np.diag(1 / columns) @ change))
+        # with one covariance for both sides nothing is lost by the antisymmetric part
+        same = general.symmetric_mu_squared(change, rows, 3 * rows)
+        assert same == pytest.approx(general.whole_mu_squared(change, rows, 3 * rows))
+        one = general.whole_mu_squared(np.outer(v, v), rows, columns)
+        assert one <= (v @ v) ** 2 * (1 / rows).max() * (1 / columns).max()

@@ -3,7 +3,8 @@
 M is a second moment of rows of norm at most 1 with eigenvalues lambda, gamma a spectrum, d the dimension, k the number
 of nonzero values of gamma. The statements are those of Mangoubi, Wu, Kale, Thakurta & Vishnoi (COLT 2022). Where the
 paper leaves a universal constant open, the bound here has an explicit one and the docstring holds the proof; so these
-are numbers to compare a measurement with, not rates. The two functions that return rates say so.
+are numbers to compare a measurement with, not rates. They speak of H; what is released is Re H, which is no farther
+from the real M: ``|M - H|² = |M - Re H|² + |Im H|²`` in Frobenius norm.
 """
 
 from __future__ import annotations
@@ -265,26 +266,6 @@ def _other_rows(levels: Floats, turn: _Turn) -> int:
     chosen = np.concatenate([levels[: turn.top], levels[levels.size - turn.bottom :]])
     raised = 2 * int(np.count_nonzero(chosen < 2)) if highest >= 4 else 16 * turn.angles
     return 4 * turn.angles + min(16 * turn.angles, raised)
-
-
-def low_rank_rate(levels: Floats, rank: int, epsilon: float) -> float:
-    """Return the rate of theorem 2.3, ``sqrt(k d lambda_1/epsilon) + sqrt(k)/epsilon + |tail|``.
-
-    Without constants and logarithms, unlike :func:`low_rank_bound`.
-    """
-    tail = math.sqrt(float(levels[rank:] @ levels[rank:]))
-    return math.sqrt(rank * levels.size * float(levels[0]) / epsilon) + math.sqrt(rank) / epsilon + tail
-
-
-def amin_rate(levels: Floats, rank: int, epsilon: float) -> float:
-    """Return the rate of Amin et al. (theorem 3.1), ``sqrt(d)/e_0 + sqrt(sum_i d lambda_i/e_i) + |tail|``.
-
-    Without constants and logarithms. At the best split with ``e_0 = epsilon/2``:
-    ``e_i`` proportional to ``sqrt(lambda_i)``.
-    """
-    tail = math.sqrt(float(levels[rank:] @ levels[rank:]))
-    vectors = math.sqrt(2 * levels.size / epsilon) * float(np.sqrt(levels[:rank]).sum())
-    return 2 * math.sqrt(levels.size) / epsilon + vectors + tail
 
 
 def first_order_error(levels: Floats, spectrum: Floats, exponent: float, eigenvalue_variance: float = 0.0) -> float:
