@@ -12,14 +12,15 @@ from support.folders import ROOT
 
 def test_some_nights_is_simulated_and_reported(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "workflows.nightly_year", "--periods", "4", "--output", str(tmp_path / "week")]
-    command += ["--form", "single periods", "--form", "continual"]
+    command += ["--form", "single periods", "--form", "tree"]
     run = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr
     found = json.loads((tmp_path / "week.json").read_text())
-    single, continual = found["single periods"], found["continual"]
+    single, tree = found["single periods"], found["tree"]
     assert single["releases"] == 4
-    assert continual["releases"] == 4 + 2 + 1
-    assert single["left"] == ["next to nothing"]  # of the periods released, night after night the same
-    for year in (single, continual):
-        assert sum(count for what, count in year["happened"].items() if what.startswith("ended")) >= 1
+    assert tree["releases"] == 4 + 2 + 1
+    for year in (single, tree):
+        (left,) = year["left"]  # for rows to come, night after night: all of it
+        assert left.startswith("one gaussian release of epsilon 1 at delta 1e-06")
+        assert sum(count for what, count in year["happened"].items() if what.startswith("runs ended")) >= 1
     assert "| 4 |" in (tmp_path / "week.md").read_text()
