@@ -24,7 +24,6 @@ from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, absolute, a
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.naming import parameter, step
-from dpdist.pipeline.schema import read_for
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import archive, trusted
 from dpdist.release.artefact import open_release
@@ -207,6 +206,7 @@ def ingest_rows(
     from dpdist.ingest import origin as origins  # noqa: PLC0415 - the readers of all kinds of files
     from dpdist.ingest.table import ingest  # noqa: PLC0415 - which only an ingest needs
     from dpdist.pipeline.ingesting import Workers  # noqa: PLC0415 - as above
+    from dpdist.pipeline.schema import read_for  # noqa: PLC0415 - as above
 
     meaning = schema if schema is None or isinstance(schema, Schema) else read_for(schema, source, header)
     unit, choices = (
