@@ -49,6 +49,8 @@ _LOCAL_CONFIG = {
     # a spilled partial sum would be private data in a plain file
     "distributed.worker.memory.target": False,
     "distributed.worker.memory.spill": False,
+    # Dask looks at every worker's stack 100 times a second, for a page that nobody opens: 3 % of a sum
+    "distributed.worker.profile.enabled": False,
 }
 
 

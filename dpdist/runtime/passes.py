@@ -27,6 +27,8 @@ from dpdist.runtime.work import AGAIN_SECONDS, DIED, PATIENCE, Cluster, Member, 
 
 _LATE_SECONDS = 10.0
 """What is never too long for a unit: the first one of a worker waits for libraries."""
+_SHORT_SECONDS = 0.5
+"""A unit that takes no longer is short."""
 _SLOW = 3
 """A unit that takes so many times longer than the slowest one before is given to another worker."""
 _DEATHS = 4
@@ -189,9 +191,13 @@ class Pass:
     # --- units --------------------------------------------------------------------------------------------------------
 
     def capacity(self, member: Member) -> int:
-        """Return how many units a worker may be granted: one more than it computes at once, while there are many."""
-        many = self.grants.count(State.OPEN) > 4 * self._threads
-        return member.threads + many
+        """Return how many units a worker may be granted: one more than it computes at once, while there are many.
+
+        A worker that has none at hand waits some 20 ms for the next. One at hand may wait for a slow worker while
+        others are idle: that is no longer than short units take.
+        """
+        many = 4 if self._slowest > _SHORT_SECONDS else 1
+        return member.threads + (self.grants.count(State.OPEN) > many * self._threads)
 
     @property
     def workers(self) -> int:
