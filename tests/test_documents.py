@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import re
 import tomllib
@@ -23,6 +24,33 @@ PAGES = sorted(
     for page in ROOT.rglob("*.md")
     if not any(part.startswith(".") or part in {"build", "dpdist-demo"} for part in page.relative_to(ROOT).parts)
 )
+
+
+def numbered(kind: str, *names: str) -> list[str]:
+    """Return what a paper numbers, such as "lemma 6.1"."""
+    return [f"{kind} {name}" for name in names]
+
+
+ITEMS = {
+    "Imtiaz & Sarwate 2016": [
+        *numbered("algorithm", "1"), *numbered("theorem", "1", "2"), *numbered("figure", "1", "2"),
+        *numbered("table", "1"),
+    ],
+    "Jiang, Xie & Zhang 2016": [
+        *numbered("algorithm", "1", "2"), *numbered("theorem", *map(str, range(1, 11))), *numbered("table", "1"),
+        *numbered("lemma", *map(str, range(1, 6))),
+    ],
+    "Chanyaswad": [
+        *numbered("definition", "4"), *numbered("theorem", "1", "2", "3"), *numbered("figure", "1", "2"),
+        *numbered("lemma", *map(str, range(1, 6))),
+    ],
+    "Mangoubi": [
+        *numbered("algorithm", "1", "2"), *numbered("corollary", "2.5", "2.6"),
+        *numbered("theorem", "2.2", "2.3", "2.4", "2.7", "3.1", "5.2", "5.3", "5.4", "7.1"),
+        *numbered("lemma", *(f"6.{i}" for i in range(1, 6)), "7.2", *(f"8.{i}" for i in range(1, 5)), "9.1", "9.2"),
+    ],
+}  # fmt: skip
+"""What the papers number, by what a section of papers/items.md begins with. Other definitions are notation."""
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -115,6 +143,29 @@ def test_commands_and_options_exist(page: Path) -> None:
         known = {option for parameter in command.params for option in parameter.opts} | {"--help", "--version"}
         asked = {word.partition("=")[0].strip(",.:") for word in rest if word.startswith("--")}
         assert asked <= known, f"dpdist {' '.join(words)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_programs_exist(page: Path) -> None:
+    named = set(re.findall(r"python -m ((?:dpdist|formats|papers|workflows)[\w.]*)", page.read_text()))
+    for name in {each.rstrip(".") for each in named}:
+        assert importlib.util.find_spec(name) is not None, name
+
+
+def test_every_numbered_item_of_a_paper_has_a_verdict() -> None:
+    text = (ROOT / "papers" / "items.md").read_text()
+    sections = dict(zip(ITEMS, text.split("\n## ")[1:], strict=False))
+    for paper, items in ITEMS.items():
+        assert paper in sections[paper].partition("\n")[0]
+        told = re.findall(r"^\| ([^|]+) \|", sections[paper], re.MULTILINE)
+        ranges = re.findall(r"(?:([\w]+?)s? )?(\d[\d.]*)(?: to (\d[\d.]*))?", "; ".join(told))
+        found, kind = set(), ""
+        for word, first, last in ranges:
+            kind = kind if word in {"", "and", "of"} else word
+            major, _, minor = first.rpartition(".")
+            for number in range(int(minor), int((last or first).rpartition(".")[2]) + 1):
+                found.add(f"{kind} {major}{'.' * bool(major)}{number}")
+        assert set(items) <= found, sorted(set(items) - found)
 
 
 def test_the_page_on_privacy_says_how_far_a_guess_can_become_right() -> None:

@@ -15,7 +15,7 @@ from dpdist.noise.floats import normals
 from dpdist.privacy.guarantee import Neighbours
 from papers.common import data as sets
 from papers.common.answers import NOTICE, captured_energy, moment_of
-from papers.imtiaz_sarwate import classifiers, erratum, figures, methods, pages, table
+from papers.imtiaz_sarwate import classifiers, differences, erratum, figures, methods, pages, table
 from papers.imtiaz_sarwate.published import LABELS, counted
 
 
@@ -58,6 +58,21 @@ def test_the_figures_run_are_recorded_and_are_not_run_again(
         run(figures.main, scheduler, tmp_path, "--data", str(folder))
     assert "Captured energy" not in capsys.readouterr().err  # the progress bar: no cell was left
     assert (tmp_path / f"{figures.NAME}.cells.jsonl").read_bytes() == before
+
+
+def test_differences_of_matrices_are_those_of_the_noise(scheduler: str, folder: Path, tmp_path: Path) -> None:
+    with pytest.warns(PrivacyLeakWarning):
+        run(differences.main, scheduler, tmp_path, "--data", str(folder))
+    found, rows = results(tmp_path, differences.NAME)
+    assert {row["method"] for row in rows} == set(differences.RELEASING) == set(found["methods"])
+    mean = {(m["data"], m["method"], m["measure"]): m["mean"] for m in found["table"]}
+    for data in ("synthetic", "covertype"):
+        whole = {label: mean[data, label, differences.WHOLE] for label in differences.RELEASING}
+        # Wishart noise of d + 1 degrees, scales 1/2 and 3/2 over epsilon: three times the norm, within some per cent
+        assert whole["Jiang et al."] / whole["SN"] == pytest.approx(3, rel=0.3)
+        assert whole["gaussian"] < whole["SN"]
+        for label in differences.RELEASING:  # the part of rank k is off by at most twice, and by lambda_(k+1)
+            assert mean[data, label, differences.LOW_RANK] < 2 * whole[label] + 1
 
 
 def test_the_table_runs_and_compares_with_what_was_printed(scheduler: str, tmp_path: Path) -> None:

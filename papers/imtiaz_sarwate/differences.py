@@ -1,0 +1,147 @@
+"""Imtiaz & Sarwate (2016), the talk: how far the released matrix is from the exact one, whole and at rank k.
+
+The talk names the difference of A and A-hat as a measure, and concludes that SN approximates A_k very well; it prints
+no numbers. Taken are the methods that release a matrix, on the rows of figure 1, drawn anew::
+
+    python -m papers.imtiaz_sarwate.differences --data FOLDER --workers 2
+
+It writes ``imtiaz_sarwate_differences`` as ``.json`` (settings, means, ranges), ``.csv`` (every run) and ``.png``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from dpdist import Cluster, cli
+from dpdist.pca.eigen import top_eigenpairs
+from papers.common import pictures, runs
+from papers.common.answers import NOTICE, PublicMoment, private_moment, request_for
+from papers.common.command import begin, experiment
+from papers.common.data import Floats
+from papers.common.runs import Json
+from papers.imtiaz_sarwate.figures import PAPER, QUICK, Panel, drawn
+from papers.imtiaz_sarwate.methods import DELTA, METHODS
+
+NAME = "imtiaz_sarwate_differences"
+RELEASING = ("AG", "SN", "Jiang et al.", "Sheffet", "gaussian", "wishart", "two-sided-wishart")
+"""Methods that release a matrix. The others release components."""
+WHOLE, LOW_RANK = "|A - A-hat| / lambda_1", "|A_k - A-hat_k| / lambda_1"
+"""Spectral norms."""
+MEASURES = (WHOLE, LOW_RANK)
+
+
+def low_rank(matrix: Floats, components: int) -> Floats:
+    """Return the matrix of rank k with the k largest eigenvalues and their eigenvectors, (d, d)."""
+    values, vectors = top_eigenpairs(matrix, components)
+    best: Floats = (vectors.T * values) @ vectors
+    return best
+
+
+def differences(exact: Floats, released: Floats, components: int) -> Json:
+    """Return both measures of one release.
+
+    Examples
+    --------
+    >>> differences(np.diag([4.0, 1.0, 0.0]), np.diag([5.0, 0.0, 2.0]), 1)
+    {'|A - A-hat| / lambda_1': 0.5, '|A_k - A-hat_k| / lambda_1': 0.25}
+    """
+    first = float(np.linalg.eigvalsh(exact)[-1])
+    whole = float(np.linalg.norm(exact - released, 2)) / first
+    ranked = float(np.linalg.norm(low_rank(exact, components) - low_rank(released, components), 2)) / first
+    return {WHOLE: round(whole, 9), LOW_RANK: round(ranked, 9)}
+
+
+def measured(cell: Json, shared: Any) -> Json:
+    """Answer once."""
+    moment: PublicMoment = shared["moments"][cell["draw"]]
+    method = METHODS[cell["method"]]
+    request = request_for(method.mechanism, (cell["epsilon"], method.delta), moment.bound, {})
+    return differences(moment.matrix, private_moment(request, moment), shared["components"])
+
+
+def cells_of(panel: Panel) -> list[Json]:
+    """Return every run of one data set, all of one draw of the rows before the next."""
+    return [
+        {"data": panel.name, "epsilon": epsilon, "method": label, "draw": draw, "run": run}
+        for draw in range(panel.draws)
+        for label in RELEASING
+        for epsilon in panel.epsilons
+        for run in range(panel.runs)
+    ]
+
+
+def ranges(rows: Sequence[Json]) -> list[Json]:
+    """Return mean, smallest and largest of each measure at every point."""
+    groups: dict[tuple[str, str, str], list[Json]] = {}
+    for row in rows:
+        groups.setdefault((row["data"], row["method"], row["epsilon"]), []).append(row)
+    return [
+        {"data": data, "method": method, "epsilon": epsilon, "measure": measure, "runs": len(found)}
+        | {"mean": float(np.mean(values)), "smallest": min(values), "largest": max(values)}
+        for (data, method, epsilon), found in groups.items()
+        for measure in MEASURES
+        for values in [[row[measure] for row in found if measure in row]]
+        if values
+    ]
+
+
+@click.command(help=(__doc__ or "").splitlines()[0])
+@experiment
+def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) -> None:
+    """Run what is missing and write the results."""
+    folder = begin(output)
+    panels = [replace(panel, samples=()) for panel in (QUICK if quick else PAPER)]
+    moments, described, facts = {}, {}, {}
+    for panel in panels:
+        found, described[panel.name], facts[panel.name] = drawn(panel, data)
+        moments[panel.name] = {draw: moment for (draw, _), (moment, _) in found.items()}
+    settings: Json = {
+        "paper": "Imtiaz & Sarwate 2016, the talk: difference of A and A-hat, and A_k",
+        "notice": NOTICE, "quick": quick, "delta": DELTA, "neighbours": "replace-one", "data": described,
+    }  # fmt: skip
+    rows: list[Json] = []
+    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as engine:
+        for panel in panels:
+            shared = {"moments": moments[panel.name], "components": panel.components}
+            rows += runs.run(
+                engine, store, measured, cells_of(panel), shared=shared, label=f"Differences, {panel.name}"
+            )
+    table = ranges(rows)
+    truths = {label: METHODS[label].truth for label in RELEASING}
+    runs.write(folder / NAME, rows, settings | {"facts": facts, "methods": truths, "table": table})
+    picture(folder / f"{NAME}.png", panels, table)
+    click.echo(f"{len(rows)} runs: {folder / NAME}.json, .csv, .png", err=True)
+
+
+def picture(path: Path, panels: Sequence[Panel], table: list[Json]) -> None:
+    """Draw each measure against epsilon: mean, smallest and largest."""
+    figure, axes = pictures.panels(len(panels), 2)
+    for number, measure in enumerate(MEASURES):
+        for column, panel in enumerate(panels):
+            ax = axes[number * len(panels) + column]
+            for label in RELEASING:
+                points = [p for p in table if (p["data"], p["method"], p["measure"]) == (panel.name, label, measure)]
+                mean = np.array([p["mean"] for p in points])
+                bars = [mean - [p["smallest"] for p in points], [p["largest"] for p in points] - mean]
+                look = pictures.style(label)
+                ax.errorbar([float(p["epsilon"]) for p in points], mean, bars, label=label, capsize=2, **look)
+            pictures.mark(ax, [float(epsilon) for epsilon in panel.epsilons])
+            ax.set(yscale="log", xlabel="epsilon")
+            what = "the whole matrix" if measure == WHOLE else f"its part of rank {panel.components}"
+            ax.set_title(f"{panel.name}: error of {what} / λ₁", fontsize=9)
+            ax.grid(alpha=0.3)
+    figure.suptitle(
+        "Spectral norm; smallest, mean and largest of runs. Dashed: as published. Solid: what is proved.", fontsize=10
+    )
+    pictures.legend_below(figure, axes[0], 4)
+    pictures.save(figure, path)
+
+
+if __name__ == "__main__":
+    cli.execute(main)
