@@ -21,6 +21,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from dpdist import DpdistError, list_mechanisms
 from dpdist.jobs.sections import Sections
+from dpdist.mechanisms.info import Output
 
 PACKAGE = Path(sys.modules["dpdist"].__file__ or "").parent
 _SHORTEST = 12
@@ -52,9 +53,13 @@ def exit_codes() -> Iterator[str]:
 
 def mechanisms() -> Iterator[str]:
     """Yield one line for each mechanism."""
-    yield from ("| mechanism | releases | claimed | proved | arithmetic | published in |", "|---|---|---|---|---|---|")
+    yield from (
+        "| mechanism | releases | PSD | claimed | proved | arithmetic | published in |",
+        "|---|---|---|---|---|---|---|",
+    )
     for each in list_mechanisms():
-        parts = (each.output.value, each.claimed, each.proved, each.arithmetic.value, each.reference)
+        definite = "" if each.output is Output.COMPONENTS else "yes" if each.semidefinite else "no"
+        parts = (each.output.value, definite, each.claimed, each.proved, each.arithmetic.value, each.reference)
         yield f"| `{each.name}` | {' | '.join(map(_cell, parts))} |"
 
 

@@ -56,6 +56,7 @@ class NoPrivacy:
         reference="the non-private baseline of every paper",
         delta=DeltaUse.NONE,
         replacement="two-sided-wishart",
+        semidefinite=True,
     )
 
     def calibrate(self, query: LatticeQuery, _loss: PrivacyLoss) -> CalibratedNone:

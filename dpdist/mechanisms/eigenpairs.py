@@ -168,6 +168,7 @@ class Amin:
         reference="Amin, Dick, Kulesza, Munoz & Vassilvitskii 2019, with tighter constants",
         delta=DeltaUse.NONE,
         options=(COMPONENTS,),
+        semidefinite=True,
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, components: int) -> CalibratedEigenpairs:

@@ -139,6 +139,9 @@ class MechanismInfo:
         What to take instead where the claim is not proved; empty where it is.
     units
         Whether the proof covers neighbours that differ in several rows, all those of one privacy unit.
+    semidefinite
+        Whether every matrix that it releases is positive semidefinite, as the exact one is. False where it releases
+        none.
     """
 
     name: str
@@ -155,6 +158,7 @@ class MechanismInfo:
     options: tuple[Option, ...] = ()
     replacement: str = ""
     units: bool = False
+    semidefinite: bool = False
 
     def filled(self, options: Options) -> dict[str, OptionValue]:
         """Return a value for every option, checked.

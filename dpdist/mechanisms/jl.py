@@ -131,6 +131,7 @@ class Projection:
             ),
         ),
         replacement="jl with ridge=exact",
+        semidefinite=True,
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, sketch: int, ridge: str) -> CalibratedProjection:

@@ -187,6 +187,7 @@ class Wishart:
         reference="profile in dpdist.privacy.wishart_profile; corrects Imtiaz & Sarwate 2016, tightens Sheffet 2015",
         delta=DeltaUse.REQUIRED,
         options=(ARITHMETIC,),
+        semidefinite=True,
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, arithmetic: str) -> CalibratedWishart:
@@ -228,6 +229,7 @@ class PublishedWishart:
             reference=reference,
             delta=DeltaUse.NONE,
             replacement="two-sided-wishart",
+            semidefinite=True,
         )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedWishart:
@@ -259,6 +261,7 @@ class SheffetWishart:
         reference="Sheffet 2015",
         delta=DeltaUse.REQUIRED,
         replacement="wishart",
+        semidefinite=True,
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedWishart:

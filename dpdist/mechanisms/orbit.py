@@ -228,6 +228,7 @@ class Orbit:
         reference=_REFERENCE.format(1),
         delta=DeltaUse.NONE,
         options=(SPECTRUM,),
+        semidefinite=True,
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, spectrum: tuple[float, ...]) -> CalibratedOrbit:
@@ -274,6 +275,7 @@ class LowRankOrbit:
         reference=_REFERENCE.format(2),
         delta=DeltaUse.NONE,
         options=(COMPONENTS,),
+        semidefinite=True,
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, components: int) -> CalibratedLowRankOrbit:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist._util.text import AMOUNTS, counted, listed, wrapped
-from dpdist.mechanisms.info import MechanismInfo
+from dpdist.mechanisms.info import MechanismInfo, Output
 from dpdist.moment.cost import INGEST, ClusterCost
 from dpdist.naming import parameter, step
 from dpdist.pca.correlation import Correlation
@@ -41,7 +41,8 @@ def comparison(statements: Sequence[MechanismInfo], others: int = 0) -> str:
     """Return what each mechanism claims and what is proved, as wide as the terminal; and how many others there are."""
     lines = []
     for each in statements:
-        lines.append(f"{each.name} ({each.output}, {each.arithmetic})")
+        kind = "positive semidefinite, " * each.semidefinite
+        lines.append(wrapped(f"{each.name} ({each.output}, {kind}{each.arithmetic})", "", "  "))
         for word, text in (("claimed", each.claimed), ("proved", each.proved)):
             lines.append(wrapped(text, f"  {word:<8} ", " " * 11))
         lines.append("")
@@ -258,6 +259,8 @@ def details(info: MechanismInfo) -> str:
     """Return all that is said of one mechanism, its options included."""
     about = [(field, getattr(info, field)) for field in _FIELDS]
     about.append(("delta", info.delta))
+    if info.output is Output.SECOND_MOMENT:
+        about.append(("semidefinite", "yes: no negative eigenvalue" if info.semidefinite else "no"))
     if info.replacement:
         about.append(("instead", f"{info.replacement}, where the claim is not proved"))
     lines = [info.name, *(wrapped(text, f"  {field:<12} ", " " * 15) for field, text in about)]

@@ -38,7 +38,7 @@ from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release import drawing
 from dpdist.release.request import ReleaseRequest
 from dpdist.runtime.pool import Pool
-from dpdist.triangle import Band, diagonal_positions
+from dpdist.triangle import Band, diagonal_positions, unpacked
 
 SIZE = 3
 MOMENT = KnownMoment(np.array([[9, 2, -1], [2, 7, 0], [-1, 0, 5]], dtype=np.int64) * 4**16)
@@ -264,6 +264,21 @@ def test_its_noise_can_be_forecast_or_the_forecast_says_why_not(name: str) -> No
 
 
 # --- its draws --------------------------------------------------------------------------------------------------------
+
+
+@every
+def test_released_matrices_are_semidefinite_where_that_is_said_and_not_elsewhere(name: str) -> None:
+    info, fixed = MECHANISMS[name].info, calibrated(name, SIZE)
+    if info.output is Output.COMPONENTS:
+        assert not info.semidefinite
+        return
+    nothing = KnownMoment(np.zeros((SIZE, SIZE), dtype=np.int64))
+    answers = [
+        unpacked(np.asarray(fixed.answer(nothing, Scripted(i)), dtype=np.int64), SIZE).astype(float) for i in range(12)
+    ]
+    least = min(float(np.linalg.eigvalsh(each)[0]) for each in answers)
+    # rounding to the lattice moves an eigenvalue by at most d/2 units, and a draw here is thousands of them
+    assert (least >= -SIZE) is info.semidefinite
 
 
 @every
