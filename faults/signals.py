@@ -231,7 +231,8 @@ def again_and_again(
 ) -> tuple[list[Ended], bool]:
     """Strike a command at one moment after the other, each time where the one before left off; then let it end.
 
-    When it was done, it begins anew. Return how each ended, and whether all that began came to one and the same end.
+    When it was done, it begins anew. Return how each ended, and whether all that began came to one and the same end,
+    and the last, which nobody struck, left nothing in TMPDIR.
     """
     ended, well, place = [], True, fresh(folder / "0", of, command)
     for count, moment in enumerate(moments, start=1):
@@ -241,7 +242,7 @@ def again_and_again(
             well = well and place.has_all(command)
             place = fresh(folder / str(count), of, command)
     place.done(command)
-    return ended, well and place.has_all(command)
+    return ended, well and place.has_all(command) and not any(place.temporary.iterdir())
 
 
 def requeued(folder: Path, of: Place, moments: Sequence[float]) -> tuple[int, list[int], bool]:

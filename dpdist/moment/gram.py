@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg.blas import dsyrk
 
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dither import Dithering, Dithers
@@ -157,6 +156,9 @@ class _Floats:
     def __init__(self, band: Band, exact_rows: int) -> None:
         if exact_rows < 1:
             raise ValueError("float64 does not hold the product of a row exactly")
+        from scipy.linalg.blas import dsyrk  # noqa: PLC0415 - SciPy takes its time, and integers do without
+
+        self._dsyrk = dsyrk
         self._band = band
         self._exact_rows = exact_rows
         # as BLAS wants it; of the whole triangle only the lower one is filled
@@ -173,7 +175,7 @@ class _Floats:
         band = self._band
         if band.height == band.size:
             # one triangle, added in place: half the work, and no pass over d x d entries for every block
-            self._floats = dsyrk(1.0, block.T, beta=1.0, c=self._floats, lower=1, overwrite_c=1)
+            self._floats = self._dsyrk(1.0, block.T, beta=1.0, c=self._floats, lower=1, overwrite_c=1)
         else:
             floats = self._floats.T
             floats += block[:, band.start : band.stop].T @ block[:, band.start :]

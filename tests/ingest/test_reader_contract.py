@@ -483,7 +483,6 @@ def write_big(path: Path, rows: int, columns: int) -> None:
         ("t.csv.gz", 600_000, 80, 8, 170),
         ("t.parquet", 600_000, 80, 8, 170),
         ("long.parquet", 6_000_000, 8, 8, 170),
-        ("csr.h5ad", 200_000, 500, 4, 190),
         ("csc.h5ad", 200_000, 500, 4, 190),
         ("t.zarr", 50_000, 2000, 4, 190),
         ("t.nc", 200_000, 500, 4, 190),

@@ -309,16 +309,12 @@ def test_a_batch_script_ended_by_sigterm_and_requeued_makes_one_release(supply: 
     assert well
 
 
-@pytest.mark.parametrize(("number", "everybody"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+@pytest.mark.parametrize(
+    ("number", "everybody", "moments"), [(signal.SIGINT, True, [3.0, 5.0]), (signal.SIGTERM, False, [4.0])]
+)
 def test_a_job_struck_half_way_leaves_nothing_running_and_nothing_in_tmpdir(
-    supply: signals.Place, tmp_path: Path, number: signal.Signals, everybody: bool
+    supply: signals.Place, tmp_path: Path, number: signal.Signals, everybody: bool, moments: list[float]
 ) -> None:
-    found, well = signals.again_and_again(tmp_path, supply, "run", number, [3.0, 5.0], everybody=everybody)
-    assert [(one.faults, one.faults and one.words) for one in found] == [([], []), ([], [])]
+    found, well = signals.again_and_again(tmp_path, supply, "run", number, moments, everybody=everybody)
+    assert [(one.faults, one.faults and one.words) for one in found] == [([], [])] * len(moments)
     assert well
-
-
-def test_an_undisturbed_command_leaves_nothing_in_tmpdir(supply: signals.Place, tmp_path: Path) -> None:
-    place = signals.fresh(tmp_path / "place", supply, "run")
-    place.done("run")
-    assert list(place.temporary.iterdir()) == []
