@@ -1,14 +1,16 @@
-"""Whether the site builds, loads nothing from elsewhere, and whether its tutorials do what they say.
+"""Whether the site builds, loads nothing from elsewhere, and whether its pages do what they say.
 
     pip install -e '.[docs,test]'
     python -m workflows.documentation --output workflows/results/documentation [--site build/site] [--npm /tmp/axe]
-    python -m workflows.documentation --tutorial nightly
+    python -m workflows.documentation --page tutorials/nightly
 
-The site is built with warnings as errors, and every link in its pages is followed. Then the blocks of each tutorial are
-run as they are printed, in order, in an empty folder: shell, Python (in one interpreter, as in a notebook), and files
-whose first line is their name. A block after the comment ``runs against: ...`` finds moto's S3 in its environment, and
-one after ``syntax only: ...`` is parsed by the shell and not run. With ``--npm``, where axe-core is installed
-(:mod:`workflows.report_accessibility`), the main pages are judged on a desk and on a phone, light and dark.
+The site is built with warnings as errors, and every link in its pages is followed. Then the blocks of each tutorial and
+of each page on how to do something are run as they are printed, in order, in a folder of its own: shell, Python (in one
+interpreter, as in a notebook), and files whose first line is their name. A block after the comment ``runs against:
+...`` finds moto's S3 in its environment, and one after ``syntax only: ...`` is parsed by the shell and not run. What
+somebody has when he comes to a page, the comment ``presupposes: ...`` names: files that are written here, and what the
+first commands of the README make of them. Other folders are empty. With ``--npm``, where axe-core is installed
+(:mod:`workflows.report_accessibility`), every page is judged on a desk and on a phone, light and dark.
 """
 
 from __future__ import annotations
@@ -28,18 +30,24 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
+import pandas as pd
+
 from faults.browser import browser
 from workflows.report_accessibility import SCREENS, judged
 from workflows.stores import moto
 
 ROOT = Path(__file__).resolve().parent.parent
-TUTORIALS = ROOT / "docs" / "tutorials"
+DOCS = ROOT / "docs"
 _BLOCK = re.compile(
     r"^(?:<!-- (runs against|syntax only): (.*?) -->\n)?```(sh|python|toml|text)\n(.*?)^```", re.MULTILINE | re.DOTALL
 )
-_MAIN = (
-    "docs/index", "docs/tutorials/csv", "docs/explanation/epsilon", "docs/reference/messages", "docs/comparison",
-)  # fmt: skip
+_PRESUPPOSED = re.compile(r"^<!-- presupposes: (.*?) -->$", re.MULTILINE)
+_COMMANDS = {
+    "rows.zarr": "dpdist ingest table.csv rows.zarr --budget-epsilon 2 --budget-delta 1e-6",
+    "release.zarr": "dpdist release rows.zarr release.zarr --epsilon 1 --delta 1e-6 --clip 100",
+}
+"""Of the README."""
 _RUNNER = """
 import json, os, subprocess, sys
 here = {"__name__": "__main__"}
@@ -114,14 +122,60 @@ def blocks(page: str, store: dict[str, str]) -> Iterator[tuple[str, str, dict[st
             yield ("syntax" if marked == "syntax only" else "sh"), code, (store if "S3" in about else {})
 
 
-def played(tutorial: Path, store: dict[str, str]) -> dict[str, Any]:
-    """Run a tutorial in an empty folder, and return how many blocks ran."""
+def people(rows: int, seed: int = 0) -> pd.DataFrame:
+    """Return a table of numbers."""
+    rng = np.random.default_rng(seed)
+    table = pd.DataFrame(rng.normal(size=(rows, 12)).round(3), columns=[f"answer_{i}" for i in range(12)])
+    table.insert(0, "age", rng.integers(18, 90, rows))
+    table.insert(1, "height", rng.normal(170, 9, rows).round(1))
+    table.insert(2, "income", (0.5 * table["age"] + rng.normal(0, 5, rows)).round(1))
+    return table
+
+
+def penguins(rows: int) -> pd.DataFrame:
+    """Return a table with words, dates and empty cells."""
+    rng = np.random.default_rng(0)
+    mass = pd.Series(rng.integers(2500, 6500, rows)).astype("object")
+    mass[::50] = ""
+    days = pd.to_datetime("2000-01-01") + pd.to_timedelta(rng.integers(0, 4000, rows), "D")
+    kinds = rng.choice(["Adelie", "Chinstrap", "Gentoo", "King"], rows)
+    tags = [f"p{i}" for i in range(rows)]
+    return pd.DataFrame({"species": kinds, "body_mass_g": mass, "hatched": days.strftime("%Y-%m-%d"), "tag": tags})
+
+
+def furnish(folder: Path, name: str) -> list[str]:
+    """Write a file that a page presupposes into a folder, and return the commands that make it, if it is no file."""
+    if name in _COMMANDS:
+        before = "table.csv" if name == "rows.zarr" else "rows.zarr"
+        return [*furnish(folder, before), _COMMANDS[name]]
+    if name == "incoming":
+        for day in (5, 6):
+            night = folder / "incoming" / f"2026-01-{day:02d}.csv"
+            night.parent.mkdir(exist_ok=True)
+            people(200, seed=day).to_csv(night, index=False)
+    elif name == "penguins.csv":
+        penguins(2000).to_csv(folder / name, index=False)
+    elif name == "table.parquet":
+        people(2000).to_parquet(folder / name)
+    elif name == "table.csv":
+        people(40000).to_csv(folder / name, index=False)
+    else:
+        raise SystemExit(f"nobody knows how to make {name}")
+    return []
+
+
+def played(page: Path, store: dict[str, str]) -> dict[str, Any]:
+    """Run a page in a folder of its own, and return how many blocks ran."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         (folder / "empty").mkdir()
         (folder / "runner.py").write_text(_RUNNER)
-        found = list(blocks(tutorial.read_text(), store))
-        (folder / "blocks.json").write_text(json.dumps(found))
+        text = page.read_text()
+        found = list(blocks(text, store))
+        named = [name for each in _PRESUPPOSED.findall(text) for name in each.split(", ")]
+        before: list[tuple[str, str, dict[str, str]]]
+        before = [("sh", line, {}) for name in named for line in furnish(folder / "empty", name)]
+        (folder / "blocks.json").write_text(json.dumps([*before, *found]))
         environment = {
             **os.environ, "DPDIST_STATE_HOME": str(folder / "state"),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -132,7 +186,7 @@ def played(tutorial: Path, store: dict[str, str]) -> dict[str, Any]:
         )  # fmt: skip
     if run.returncode:
         print(run.stdout, file=sys.stderr)
-        raise SystemExit(f"{tutorial.name} does not run as printed")
+        raise SystemExit(f"{page.relative_to(ROOT)} does not run as printed")
     kinds = [kind for kind, _, _ in found]
     return {
         "blocks": len(found), "parsed only": kinds.count("syntax"),
@@ -141,16 +195,20 @@ def played(tutorial: Path, store: dict[str, str]) -> dict[str, Any]:
 
 
 def looked_at(site: Path, npm: Path) -> dict[str, Any]:
-    """Return what axe-core says of the main pages, and by how many pixels each is too wide."""
+    """Return what axe-core says against pages, and by how many pixels each is too wide; and how often it was asked."""
     axe = (npm / "node_modules" / "axe-core" / "axe.min.js").read_text()
-    said = {}
+    against: dict[str, Any] = {}
+    asked = passed = 0
     with tempfile.TemporaryDirectory() as made, browser(Path(made)) as page:
-        for name in _MAIN:
+        for path in sorted(site.rglob("*.html")):
             for screen, (width, dark) in SCREENS.items():
-                page.open(site / f"{name}.html", width=width, dark=dark)
+                page.open(path, width=width, dark=dark)
+                said = judged(page, axe)
                 sideways = page.value("document.documentElement.scrollWidth") - width
-                said[f"{name}, {screen}"] = {**judged(page, axe), "sideways": sideways}
-    return said
+                asked, passed = asked + 1, passed + said["passed"]
+                if said["violations"] or sideways > 0:
+                    against[f"{path.relative_to(site)}, {screen}"] = {**said, "sideways": sideways}
+    return {"asked": asked, "rules passed": passed, "against": against}
 
 
 def main() -> None:
@@ -159,23 +217,23 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--site", type=Path, help="Folder for the site; default: one that is removed.")
     parser.add_argument("--npm", type=Path, help="Where npm installed axe-core.")
-    parser.add_argument("--tutorial", help="Run this one alone, and build nothing.")
+    parser.add_argument("--page", help="Run this one alone, such as tutorials/csv, and build nothing.")
     asked = parser.parse_args()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     found: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         _, store = stack.enter_context(moto())
-        if asked.tutorial:
-            print(played(TUTORIALS / f"{asked.tutorial}.md", store))
+        if asked.page:
+            print(played(DOCS / f"{asked.page}.md", store))
             return
         site = asked.site or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         built(site)
         found |= followed(site)
-        found["tutorials"] = {
-            path.stem: played(path, store) for path in sorted(TUTORIALS.glob("*.md")) if path.stem != "index"
-        }
+        for kind in ("tutorials", "howto"):
+            pages = [path for path in sorted((DOCS / kind).glob("*.md")) if _BLOCK.search(path.read_text())]
+            found[kind] = {path.stem: played(path, store) for path in pages}
         if asked.npm:
-            found["main pages"] = looked_at(site, asked.npm)
+            found["looks"] = looked_at(site, asked.npm)
     print(json.dumps(found, indent=1))
     if asked.output:
         asked.output.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
