@@ -235,8 +235,7 @@ class Scene:
         self._look_at_the_target()
         ledger = self.books
         for record in ledger.records:
-            if record.stage is not None:
-                self.stages.add(str(record.stage))
+            self.stages.update(str(stage) for stage in record.stages)
             if record.blob is not None:
                 with ledger.opened(record.release_id) as content, tarfile.open(fileobj=content) as archive:
                     found = archive.extractfile("lattice/c/0/0")

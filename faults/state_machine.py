@@ -63,13 +63,13 @@ class Books(NamedTuple):
 class Command(NamedTuple):
     """Who runs what: a release of epsilon 1, on the ledger (0) or on its copy (1).
 
-    It is drawn at once or in two draws. Who fails finds its rows unusable after it has reserved, and asks for a refund;
-    who is hasty draws the release without its stage.
+    It is drawn at once, or in two or three draws. Who fails finds its rows unusable after it has reserved, and asks for
+    a refund; who is hasty draws the release without its stages.
     """
 
     release_id: str
     copy: int = 0
-    draws: Literal[1, 2] = 1
+    draws: Literal[1, 2, 3] = 1
     fails: bool = False
     hasty: bool = False
 
@@ -299,7 +299,11 @@ def _reserve(_: Machine, asked: Command) -> str:
         return "abort"
     if asked.draws == 1 or asked.hasty:
         return "commit"
-    return "stage" if state is State.RESERVED else "follow"
+    return "stage" if state is State.RESERVED else _after_stage(asked)
+
+
+def _after_stage(asked: Command) -> str:
+    return "follow" if asked.draws == 2 else "second"
 
 
 def _commit(machine: Machine, asked: Command) -> str:
@@ -310,19 +314,28 @@ def _commit(machine: Machine, asked: Command) -> str:
 def _stage(machine: Machine, asked: Command) -> str:
     drawn = lambda _: [f"draw {machine.attempt}".encode()]  # noqa: E731
     releasing.commit_once(Ledger(PLACE), asked.release_id, drawn, Part.STAGE)
+    return _after_stage(asked)
+
+
+def _second(machine: Machine, asked: Command) -> str:
+    _draw_after(machine, asked, Part.STAGE, Part.SECOND)
     return "follow"
 
 
 def _follow(machine: Machine, asked: Command) -> str:
-    """Read the stage, which is then known outside, and draw what follows from it."""
-    with Ledger(PLACE).opened(asked.release_id, Part.STAGE) as file:
+    _draw_after(machine, asked, Part.STAGE if asked.draws == 2 else Part.SECOND, Part.RELEASE)
+    return "give"
+
+
+def _draw_after(machine: Machine, asked: Command, before: Part, part: Part) -> None:
+    """Read the stage before a part, which is then known outside, and draw what follows from it."""
+    with Ledger(PLACE).opened(asked.release_id, before) as file:
         stage = file.read()
         machine.step()
         if machine.live:
-            machine.given = (f"{asked.release_id}{STAGE}", stage)
+            machine.given = (f"{asked.release_id}{STAGE if before is Part.STAGE else SECOND}", stage)
     drawn = lambda _: [f"draw {machine.attempt}{AFTER}".encode() + stage]  # noqa: E731
-    releasing.commit_once(Ledger(PLACE), asked.release_id, drawn)
-    return "give"
+    releasing.commit_once(Ledger(PLACE), asked.release_id, drawn, part)
 
 
 def _abort(_: Machine, asked: Command) -> str:
@@ -349,11 +362,11 @@ def _adopt(_: Machine, __: Command) -> str:
 
 
 PLACE: Any = "books"
-STAGE, AFTER = "/stage", " after "
-"""What tells the stage of an id that was given out, and a draw from the stage that it follows from."""
+STAGE, SECOND, AFTER = "/stage", "/second", " after "
+"""What tells the stages of an id that were given out, and a draw from the stage that it follows from."""
 CALLS: dict[str, Callable[[Machine, Command], str]] = {
-    "reserve": _reserve, "commit": _commit, "stage": _stage, "follow": _follow, "abort": _abort, "give": _give,
-    "record": _record, "adopt": _adopt,
+    "reserve": _reserve, "commit": _commit, "stage": _stage, "second": _second, "follow": _follow, "abort": _abort,
+    "give": _give, "record": _record, "adopt": _adopt,
 }  # fmt: skip
 NAMES = list(CALLS)
 
@@ -458,7 +471,7 @@ def _values(variables: dict[str, Any]) -> Hashable:
 
 _EXCHANGED = ("overtaken", "missing or altered", "not committed", "knows no release", "not to be drawn now")
 _SHARED = (Ledger, View, Transaction, Machine, MemoryStorage, MemoryWitness, FunctionType, io.BytesIO)
-_CODES = {call.__code__ for call in CALLS.values()}
+_CODES = {call.__code__ for call in (*CALLS.values(), _draw_after)}
 
 
 def _refused(words: str, local: Local) -> str:

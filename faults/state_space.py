@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import pairwise
 from typing import Any
 
 from dpdist._util.text import canonical
@@ -25,6 +26,7 @@ from faults.state_machine import (
     DATASET,
     LEDGER_ID,
     NAMES,
+    SECOND,
     STAGE,
     Books,
     Command,
@@ -232,17 +234,17 @@ class Space:
         ids = Counter(release_id for release_id, _ in out)
         if any(count > 1 for count in ids.values()):
             raise ViolationError(f"two draws of one id were given out: {sorted(out)}")
-        if len({release_id.removesuffix(STAGE) for release_id in ids}) > self.budget:
+        if len({release_id.partition("/")[0] for release_id in ids}) > self.budget:
             raise ViolationError(f"more was given out than the budget pays for: {sorted(out)}")
         if len(view.charged) > self.budget:
             raise ViolationError(f"more is charged than the budget: {list(view.records)}")
-        if any(r.draws > 1 and r.digest is not None and r.stage is None for r in view.records.values()):
+        if any(r.digest is not None and len(r.stages) < r.draws - 1 for r in view.records.values()):
             raise ViolationError(f"a release was drawn before its stage: {list(view.records)}")
         if len({key.partition(".")[0] for key in view.records}) != len(view.records):
             raise ViolationError(f"one id is charged twice: {list(view.records)}")
         self._check_follows(out)
         for name, content in out:
-            release_id, digest = name.removesuffix(STAGE), sha256(content).hexdigest()
+            release_id, digest = name.partition("/")[0], sha256(content).hexdigest()
             if (release_id, digest) not in seen:
                 raise ViolationError(f"{release_id} was given out before the witness had seen it")
             record = view.records.get(release_id)
@@ -254,11 +256,14 @@ class Space:
 
     def _check_follows(self, out: frozenset[tuple[str, bytes]]) -> None:
         """Check that what has a stage follows from the one that was given out; no ledger can tell what is in a draw."""
-        staged = {command.release_id for command in self.commands if command.draws > 1}
+        before: dict[str, str] = {}
+        for name, draws in {(command.release_id, command.draws) for command in self.commands}:
+            parts = (f"{name}{STAGE}", f"{name}{SECOND}")[: draws - 1]
+            before |= dict(pairwise((name, *reversed(parts))))
         for name, content in out:
             _, after, stage = content.partition(AFTER.encode())
-            follows = after and (f"{name}{STAGE}", stage) in out
-            if name in staged and not follows and not any(command.hasty for command in self.commands):
+            follows = after and (before.get(name), stage) in out
+            if name in before and not follows and not any(command.hasty for command in self.commands):
                 raise ViolationError(f"{name} does not follow from the stage that was given out: {sorted(out)}")
 
     def _check_open(self, books: int, witness: int, asked: Command) -> None:

@@ -19,6 +19,7 @@ from faults.state_space import Space
 RESULTS = Path(__file__).parent / "results"
 X, Y, COPY_OF_X, COPY_OF_Y = Command("x"), Command("y"), Command("x", 1), Command("y", 1)
 STAGED, COPY_OF_STAGED = Command("x", draws=2), Command("x", 1, draws=2)
+THREE = Command("x", draws=3)
 FAILED, HASTY = STAGED._replace(fails=True), STAGED._replace(hasty=True)
 SPACES: dict[str, dict[str, Any]] = {
     "x twice": {"commands": [X, X], "deaths": 2},
@@ -41,6 +42,11 @@ SPACES: dict[str, dict[str, Any]] = {
     "staged and y, backup": {"commands": [STAGED, Y], "deaths": 2, "restored": True, "budget": 2},
     "staged, y and its copy": {"commands": [STAGED, Y, COPY_OF_STAGED], "deaths": 1, "copied": True, "budget": 2},
     "staged and who fails": {"commands": [STAGED, FAILED], "deaths": 2, "restored": True},
+    "three draws twice": {"commands": [THREE, THREE], "deaths": 1},
+    "three draws and their copy": {"commands": [THREE, THREE._replace(copy=1)], "copied": True},
+    "three draws, backup": {"commands": [THREE], "deaths": 2, "restored": True},
+    "three draws and who fails": {"commands": [THREE, THREE._replace(fails=True)], "deaths": 1},
+    "three draws and who is hasty": {"commands": [THREE, THREE._replace(hasty=True)], "deaths": 1},
     "staged and who is hasty": {"commands": [STAGED, HASTY], "deaths": 1, "restored": True},
 }
 
@@ -70,7 +76,7 @@ def searched(name: str, limit: int) -> dict[str, Any]:
 
 def _process(asked: Command) -> str:
     """Say what a process runs, and where."""
-    kind = " in two draws" if asked.draws > 1 else ""
+    kind = ("", " in two draws", " in three draws")[asked.draws - 1]
     kind += ", which fails," if asked.fails else ", hasty," if asked.hasty else ""
     return f"{asked.release_id}{kind} on {'the copy' if asked.copy else 'the ledger'}"
 

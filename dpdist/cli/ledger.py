@@ -57,7 +57,7 @@ def ledger_show(ledger: LedgerAddress, as_json: bool) -> None:
     _told("guarantee", balance.promise)
     for record in opened.records:
         what = f"{record.parameters['mechanism']}, {record.guarantee.loss}, {record.guarantee.neighbours}"
-        part = "; its first draw is committed, the second is still to come" if record.state is State.STAGED else ""
+        part = f"; {len(record.stages)} of {record.draws} draws committed" if record.state is State.STAGED else ""
         _told(record.state, f"{record.release_id}  {what}{part}")
 
 
@@ -141,7 +141,7 @@ def _ledger_json(opened: Ledger) -> dict[str, object]:
                 "digest": record.digest,
                 **({"periods": list(record.periods)} if record.periods else {}),
                 **({"weights": list(record.weights)} if record.weights else {}),
-                **({"stage": None if record.stage is None else record.stage.digest} if record.draws > 1 else {}),
+                **({"stages": [draw.digest for draw in record.stages]} if record.draws > 1 else {}),
             }
             for record in opened.records
         ],

@@ -35,6 +35,7 @@ from msgspec import Struct
 from dpdist._util.text import canonical
 from dpdist._version import __version__
 from dpdist.errors import DpdistError
+from dpdist.ledger.entries import Draws
 from dpdist.ledger.state import Draw, Record, State, View
 from dpdist.ledger.state_folder import make_private, state_home
 from dpdist.privacy.accounting import CapSet, CapSetJson, Filter, Price
@@ -43,7 +44,7 @@ from dpdist.privacy.parallel import PeriodFilters
 
 SPACING = 256
 """A checkpoint is written after so many entries, or a 32nd of the journal: so writing it costs each entry the same."""
-_FORMAT = f"dpdist-checkpoint/1 of dpdist {__version__}"
+_FORMAT = f"dpdist-checkpoint/2 of dpdist {__version__}"
 """Another version may fold entries differently, so it believes no checkpoint of this one.
 
 Whoever changes what an entry amounts to, without a new version of the package, raises the number.
@@ -62,8 +63,8 @@ class _Release(Struct, frozen=True, array_like=True):
     digest: str | None
     periods: tuple[str, ...]
     witnessed: bool
-    draws: int
-    stage: Draw | None
+    draws: Draws
+    stages: tuple[Draw, ...]
     weights: tuple[int, ...]
 
 
@@ -135,7 +136,7 @@ def encoded(view: View) -> bytes:
             each.periods,
             each.witnessed,
             each.draws,
-            each.stage,
+            each.stages,
             each.weights,
         )
         for each in view.records.values()
@@ -208,7 +209,7 @@ def _view(checkpoint: _Checkpoint) -> View:
             each.periods,
             each.witnessed,
             each.draws,
-            each.stage,
+            each.stages,
             each.weights,
         )
         for each in checkpoint.records

@@ -16,6 +16,8 @@ from dpdist.privacy.guarantee import GuaranteeJson, PrivacyLoss
 
 Entry = dict[str, Any]
 """An entry as JSON values."""
+Draws = Literal[1, 2, 3]
+"""How many draws a release takes: the stages, and the release that follows from them."""
 
 
 class Created(Struct, frozen=True, tag_field="event", tag="created"):
@@ -55,7 +57,7 @@ class Capped(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="ca
 
 
 class Reserved(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="reserved"):
-    """A release was charged, to some periods or to all rows; with two draws, for both of them.
+    """A release was charged, to some periods or to all rows; with several draws, for all of them.
 
     Where it adds the rows of each period as often as a weight says, each period bears what follows from its weight. A
     version that knows no weights charges all of them the most.
@@ -65,7 +67,7 @@ class Reserved(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="
     parameters: dict[str, object]
     guarantee: GuaranteeJson
     periods: tuple[str, ...] = ()
-    draws: Literal[1, 2] = 1
+    draws: Draws = 1
     weights: tuple[int, ...] = ()
 
 
@@ -77,7 +79,7 @@ class Begun(Struct, frozen=True, tag_field="event", tag="begun"):
 
 
 class Staged(Struct, frozen=True, tag_field="event", tag="staged"):
-    """The first of two draws became the stage of a release: the name of its bytes, and their SHA-256."""
+    """A draw before the last became a stage of a release: the name of its bytes, and their SHA-256."""
 
     id: str
     blob: str
@@ -118,9 +120,11 @@ class CommittedRelease(Struct, frozen=True, omit_defaults=True):
     digest
         SHA-256 of the committed bytes; None where only the stage was committed.
     stage
-        That of the stage; None of a release of one draw.
+        That of the first stage; None of a release of one draw.
     weights
         How often it adds the rows of each period; none: once.
+    second
+        Of a release of three draws: the digest of its second stage, none while that is to come. None: of any other.
     """
 
     id: str
@@ -130,11 +134,24 @@ class CommittedRelease(Struct, frozen=True, omit_defaults=True):
     digest: str | None
     stage: str | None = None
     weights: tuple[int, ...] = ()
+    second: tuple[str, ...] | None = None
+
+    @property
+    def draws(self) -> Draws:
+        """How many draws it takes."""
+        if self.second is not None:
+            return 3
+        return 1 if self.stage is None else 2
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The digests of its stages that were committed, in order."""
+        return () if self.stage is None else (self.stage, *(self.second or ()))
 
     @property
     def drawn(self) -> frozenset[str]:
         """The digests of all that was drawn for it."""
-        return frozenset(digest for digest in (self.digest, self.stage) if digest is not None)
+        return frozenset((*self.stages, *(() if self.digest is None else (self.digest,))))
 
 
 class Caps(Struct, frozen=True):

@@ -4,6 +4,7 @@
 
     (none) --reserve--> RESERVED --commit(fence)--> COMMITTED --publish--> PUBLISHED
     (none) --reserve--> RESERVED --commit(fence)--> STAGED --commit(fence)--> COMMITTED --publish--> PUBLISHED
+                                            with three draws twice: STAGED --commit(fence)--> STAGED
                         begin(): fence += 1, dead attempts' drafts deleted
                         abort(): refund, only while nothing was committed --> ABORTED
                         adopt(): committed to another copy of this ledger --> ADOPTED
@@ -14,14 +15,15 @@ folder of the ledger, is never published, and is deleted before the next draw. S
 privacy, and the same id always yields the same bytes. For ledgers that were copied or restored, a witness outside of
 them (:mod:`dpdist.ledger.witness`) ensures the same: committed bytes are given out when the witness has seen them.
 
-**Two draws.** A release may be drawn in two parts under one id: a stage, such as a histogram, and then the release,
-which follows from what the stage published. One charge pays for both, from the reservation on, so nothing is left to
-be charged when the stage is known. Each part is drawn and committed as above, once: before the stage is committed it is
-drawn; afterwards its committed bytes are read, and only the release is still to come. They are read when the witness
-has seen them, as those of a release. From its commitment on the stage counts as published: nothing of the id is
-refunded any more. (By the theorem of :mod:`dpdist.privacy.profile` the part that was not drawn could be refunded, since
-the sums count what was drawn. It is not: the id would have a second price, which a copy of the ledger could not know.)
-The parameters of both parts are fixed with the id, so nobody chooses anything after seeing the stage.
+**Several draws.** A release may be drawn in parts under one id: a stage, such as a histogram, perhaps a second one that
+follows from what the first published, and then the release, which follows from both. One charge pays for all, from the
+reservation on, so nothing is left to be charged when a stage is known. Each part is drawn and committed as above, once:
+before a stage is committed it is drawn; afterwards its committed bytes are read, and only what comes after it is still
+to come. They are read when the witness has seen them, as those of a release, and nothing is drawn after a stage that it
+has not seen. From its commitment on a stage counts as published: nothing of the id is refunded any more. (By the
+theorem of :mod:`dpdist.privacy.profile` the parts that were not drawn could be refunded, since the sums count what was
+drawn. They are not: the id would have a second price, which a copy of the ledger could not know.) The parameters of all
+parts are fixed with the id, so nobody chooses anything after seeing a stage.
 
 Charges stay below caps that are fixed with the first charge, in the same transaction, and never change. Then all
 releases together keep the budget, even if each is chosen from the answers before it (theorem:
@@ -43,7 +45,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 from dpdist._util.ids import random_token
 from dpdist._util.text import canonical, counted, listed
@@ -66,6 +68,7 @@ from dpdist.ledger.entries import (
     Closed,
     Committed,
     Created,
+    Draws,
     Published,
     Reserved,
     Staged,
@@ -73,7 +76,7 @@ from dpdist.ledger.entries import (
 )
 from dpdist.ledger.journal import Storage, digest_of_file
 from dpdist.ledger.sqlite import FolderStorage
-from dpdist.ledger.state import FORMAT, PERIODIC, Draw, Part, Record, State
+from dpdist.ledger.state import FORMAT, PERIODIC, Part, Record, State
 from dpdist.ledger.witness import FolderWitness, Witness
 from dpdist.ledger.witnessed import Witnessed
 from dpdist.naming import parameter, step
@@ -295,7 +298,7 @@ class Ledger(Witnessed):
         parameters: Mapping[str, object],
         guarantee: Guarantee,
         periods: Mapping[str, str] | None = None,
-        draws: Literal[1, 2] = 1,
+        draws: Draws = 1,
         weights: Mapping[str, int] | None = None,
     ) -> State:
         """Charge a release, once: the same id with the same parameters is charged no second time.
@@ -307,7 +310,7 @@ class Ledger(Witnessed):
         periods
             The periods it reads, each with the digest of the content it will read; none: it may read every row.
         draws
-            2 where a stage is drawn first; then the guarantee is that of both together.
+            2 or 3 where one stage or two are drawn first; then the guarantee is that of all together.
         weights
             How often it adds the rows of each period, where these differ; the guarantee is for the largest.
 
@@ -352,7 +355,7 @@ class Ledger(Witnessed):
             require_apart(view, charge.periods, place)
             caps = caps_to_fix(view, self._budget_of(view), charge, place)
             reserved = Reserved(release_id, asked, guarantee.to_json(), charge.periods, draws, charge.weights)
-            self._append(view, transaction, *(restated(view) if draws > 1 else ()), *caps, reserved)
+            self._append(view, transaction, *restated(view, draws), *caps, reserved)
         return State.RESERVED
 
     def begin(self, release_id: str, part: Part = Part.RELEASE) -> int | None:
@@ -372,12 +375,10 @@ class Ledger(Witnessed):
         """
         with self._current(release_id) as (view, transaction):
             record = self._known(view, release_id)
-            if record.state in {State.COMMITTED, State.PUBLISHED}:
-                return None
-            if part is Part.STAGE and record.state is State.STAGED:
-                return None
             if record.state is State.ADOPTED:
                 raise self._adopted(record)
+            if record.has(part):
+                return None
             if record.state is State.ABORTED:
                 raise RefusedError(
                     f"The release {release_id} was aborted and refunded while this run was at work. Run it again."
@@ -419,7 +420,7 @@ class Ledger(Witnessed):
                     record = self._known(view, release_id)
                     live = record.due is part and record.fence == fence
                     if live and transaction.keep(name):
-                        kind = Staged if part is Part.STAGE else Committed
+                        kind = Committed if part is Part.RELEASE else Staged
                         self._append(view, transaction, kind(release_id, name, digest))
                         committed = True
                 if committed:
@@ -460,8 +461,9 @@ class Ledger(Witnessed):
             If the ledger is behind its witness, and these bytes were never given out.
         """
         record = self._known(self._snapshot(), release_id)
-        latest = State.STAGED if part is Part.STAGE else State.COMMITTED
-        if record.state is latest and not record.witnessed:
+        draw = record.committed(part)
+        waits = record.state in {State.STAGED, State.COMMITTED} and not record.witnessed
+        if waits and draw is not None and draw.digest == record.latest:
             with self._witness.held(self.ledger_id) as witness:
                 self._tell(witness, release_id)
             record = self._known(self._snapshot(), release_id)
@@ -473,7 +475,7 @@ class Ledger(Witnessed):
         release_id = record.release_id
         if record.state is State.ADOPTED:
             raise self._adopted(record)
-        draw = record.stage if part is Part.STAGE else Draw(record.blob, str(record.digest))
+        draw = record.committed(part)
         if draw is None or draw.blob is None:
             raise DpdistError(f"The release {release_id} is {record.state}, not committed.")
         with self._storage.blob(draw.blob) as file:
@@ -532,8 +534,8 @@ class Ledger(Witnessed):
         view = self._snapshot()
         require_kept(view, self._budget_of(view), str(self._storage))
         for record in view.records.values():
-            for part, known in ((Part.STAGE, record.stage is not None), (Part.RELEASE, record.blob is not None)):
-                if known and record.state is not State.ADOPTED:
+            for part in Part:
+                if record.has(part) and record.state is not State.ADOPTED:
                     with self._content(record, part):
                         pass  # what is altered cannot be opened
 

@@ -20,6 +20,7 @@ from dpdist.ledger.entries import (
     CommittedRelease,
     CommitWitnessed,
     Created,
+    Draws,
     Entry,
     Published,
     Reserved,
@@ -34,17 +35,15 @@ from dpdist.privacy.parallel import Charge, PeriodFilters
 FORMAT = "dpdist-ledger/2"
 PERIODIC = "dpdist-ledger-periods/2"
 """Format of the ledger of a table whose rows come in periods; only such a ledger composes in parallel."""
-STAGES = {FORMAT: "dpdist-ledger/3", PERIODIC: "dpdist-ledger-periods/3"}
-"""Formats of ledgers that hold a release of two draws; a ledger takes one when the first of these is charged."""
 _FORMATS = {
-    "dpdist-ledger/1": False,
-    FORMAT: False,
-    STAGES[FORMAT]: False,
-    "dpdist-ledger-periods/1": True,
-    PERIODIC: True,
-    STAGES[PERIODIC]: True,
+    f"{kind}/{number}": periodic
+    for kind, periodic in (("dpdist-ledger", False), ("dpdist-ledger-periods", True))
+    for number in range(1, 5)
 }
-"""Whether rows come in periods, by format. Ledgers of version 1 were begun without caps."""
+"""Whether rows come in periods, by format. Ledgers of version 1 were begun without caps.
+
+One that holds a release of two draws has version 3, of three draws version 4, from the first of these on.
+"""
 
 
 class State(enum.StrEnum):
@@ -52,7 +51,7 @@ class State(enum.StrEnum):
 
     RESERVED = "reserved"
     STAGED = "staged"
-    """Of two draws the first is committed, and the second still to come."""
+    """Of several draws the first is committed, or the first two, and the next still to come."""
     COMMITTED = "committed"
     PUBLISHED = "published"
     ABORTED = "aborted"
@@ -61,10 +60,16 @@ class State(enum.StrEnum):
 
 
 class Part(enum.StrEnum):
-    """What is drawn of a release: all of it or, of two draws, the first or the second."""
+    """What is drawn of a release: all of it or, of several draws, one stage or the release that follows."""
 
     STAGE = "stage"
+    SECOND = "second stage"
     RELEASE = "release"
+
+    @property
+    def before(self) -> int:
+        """How many stages are committed before it, if it is one."""
+        return 1 if self is Part.SECOND else 0
 
 
 @dataclass(frozen=True)
@@ -92,9 +97,9 @@ class Record:
     witnessed
         Whether the witness had seen its latest commitment, so that these bytes may have been given out.
     draws
-        1, or 2 where a stage is drawn first, and the release follows from what that published.
-    stage
-        The first of two draws, once it is committed.
+        1, or more where stages are drawn first, and each draw follows from what those before it published.
+    stages
+        The draws before the release, as far as they are committed.
     weights
         How often it adds the rows of each period; none: once.
     """
@@ -108,8 +113,8 @@ class Record:
     digest: str | None = None
     periods: tuple[str, ...] = ()
     witnessed: bool = False
-    draws: int = 1
-    stage: Draw | None = None
+    draws: Draws = 1
+    stages: tuple[Draw, ...] = ()
     weights: tuple[int, ...] = ()
 
     @property
@@ -121,38 +126,52 @@ class Record:
     def due(self) -> Part | None:
         """What is to be drawn next; None where nothing is.
 
-        The release is not due before the witness has seen the stage that it follows from.
+        Nothing is due before the witness has seen the stage that it follows from.
         """
-        if self.state is State.RESERVED:
-            return Part.STAGE if self.draws > 1 else Part.RELEASE
-        return Part.RELEASE if self.state is State.STAGED and self.witnessed else None
+        if self.state is State.RESERVED or (self.state is State.STAGED and self.witnessed):
+            parts = (*(Part.STAGE, Part.SECOND)[: self.draws - 1], Part.RELEASE)
+            return next((part for part in parts if not self.has(part)), None)
+        return None
+
+    def has(self, part: Part) -> bool:
+        """Say whether a part is committed, here or elsewhere."""
+        return self.digest is not None if part is Part.RELEASE else len(self.stages) > part.before
+
+    def committed(self, part: Part) -> Draw | None:
+        """Return the draw of a part that was committed; None where it was not."""
+        if not self.has(part):
+            return None
+        return Draw(self.blob, str(self.digest)) if part is Part.RELEASE else self.stages[part.before]
 
     @property
     def drawn(self) -> frozenset[str]:
         """The digests of all that was committed."""
-        stage = None if self.stage is None else self.stage.digest
-        return frozenset(digest for digest in (self.digest, stage) if digest is not None)
+        return frozenset(draw.digest for draw in self._every)
 
     @property
     def latest(self) -> str | None:
         """The digest of what was committed last; None before anything was."""
-        return self.digest if self.digest is not None or self.stage is None else self.stage.digest
+        return self._every[-1].digest if self._every else None
 
     @property
     def blobs(self) -> tuple[str, ...]:
         """The names of all committed bytes that are here."""
-        stage = None if self.stage is None else self.stage.blob
-        return tuple(name for name in (self.blob, stage) if name is not None)
+        return tuple(draw.blob for draw in self._every if draw.blob is not None)
+
+    @property
+    def _every(self) -> tuple[Draw, ...]:
+        """All that was committed, in order."""
+        return self.stages if self.digest is None else (*self.stages, Draw(self.blob, self.digest))
 
     @property
     def seen(self) -> bool:
-        """Whether anything that was drawn for it may have been given out, be it the stage alone."""
-        after_stage = self.state in {State.COMMITTED, State.PUBLISHED}
-        return self.given_out or (self.stage is not None and (after_stage or self._stage_seen))
+        """Whether anything that was drawn for it may have been given out, be it a stage alone."""
+        return self.given_out or bool(self._stages_seen)
 
     @property
-    def _stage_seen(self) -> bool:
-        return self.state is State.STAGED and self.witnessed
+    def _stages_seen(self) -> tuple[Draw, ...]:
+        """The stages that may have been given out: a draw follows from what the witness has seen."""
+        return self.stages[:-1] if self.state is State.STAGED and not self.witnessed else self.stages
 
     @property
     def given_out(self) -> bool:
@@ -161,10 +180,12 @@ class Record:
 
     def testimony(self) -> CommittedRelease:
         """Return what a witness keeps of it; the inverse of :meth:`adopted`."""
-        stage = None if self.stage is None else self.stage.digest
+        stages = [draw.digest for draw in self.stages]
+        second = (stages[1],) if len(stages) > 1 else ()
         return CommittedRelease(
-            self.release_id, self.parameters, self.guarantee.to_json(), self.periods, self.digest, stage, self.weights
-        )
+            self.release_id, self.parameters, self.guarantee.to_json(), self.periods, self.digest,
+            stages[0] if stages else None, self.weights, second if self.draws > 2 else None,
+        )  # fmt: skip
 
     @classmethod
     def adopted(cls, release: CommittedRelease, fence: int) -> Record:
@@ -177,22 +198,21 @@ class Record:
             fence,
             digest=release.digest,
             periods=release.periods,
-            draws=1 if release.stage is None else 2,
-            stage=None if release.stage is None else Draw(None, release.stage),
+            draws=release.draws,
+            stages=tuple(Draw(None, digest) for digest in release.stages),
             weights=release.weights,
         )
 
     def elsewhere(self, release_id: str) -> Record:
         """Return it as one that another copy committed, under another id."""
-        stage = None if self.stage is None else Draw(None, self.stage.digest)
-        return replace(self, release_id=release_id, state=State.ADOPTED, blob=None, stage=stage)
+        stages = tuple(Draw(None, draw.digest) for draw in self.stages)
+        return replace(self, release_id=release_id, state=State.ADOPTED, blob=None, stages=stages)
 
     def voided(self) -> Record:
         """Return it without what was under way and never given out; what was given out stays charged."""
-        lost = replace(self, fence=self.fence + 1, blob=None, digest=None, witnessed=False)
-        if self.stage is None or not self.seen:
-            return replace(lost, state=State.ABORTED, stage=None)
-        return replace(lost, state=State.STAGED, witnessed=True)
+        seen = self._stages_seen
+        lost = replace(self, fence=self.fence + 1, blob=None, digest=None, witnessed=False, stages=seen)
+        return replace(lost, state=State.STAGED, witnessed=True) if seen else replace(lost, state=State.ABORTED)
 
 
 def draw_of(release_id: str, digest: str) -> tuple[str, str]:
@@ -296,7 +316,7 @@ class View:
             self.ledger_id = event.ledger_id
             self.dataset_id = event.dataset_id
             self.budget = event.budget
-        elif event != replaced(self.created, format=self.format_of_stages):
+        elif event.format <= self.format or event not in self._restated:
             raise DataError("The journal begins twice, and not alike.")
         self.format = event.format
 
@@ -308,9 +328,13 @@ class View:
         )
 
     @property
-    def format_of_stages(self) -> str:
-        """The format in which it may hold releases of two draws."""
-        return STAGES[FORMAT if self.periods is None else PERIODIC]
+    def _restated(self) -> tuple[Created, ...]:
+        """What it may be created as again."""
+        return tuple(replaced(self.created, format=self.format_for(draws)) for draws in (2, 3))
+
+    def format_for(self, draws: Draws) -> str:
+        """Return the format from which on it may hold releases of so many draws."""
+        return f"{(FORMAT if self.periods is None else PERIODIC)[:-1]}{draws + 1}"
 
     def _move(self, event: Begun | Staged | Committed | CommitWitnessed | Published | Aborted) -> None:
         """Take in what became of a release."""
@@ -319,9 +343,11 @@ class View:
             case Begun():
                 record = replace(record, fence=record.fence + 1)
             case Staged():
-                # the fence moves on, so that the attempt which drew the stage cannot commit it as the release too
-                stage = Draw(event.blob, event.digest)
-                record = replace(record, state=State.STAGED, fence=record.fence + 1, stage=stage)
+                # the fence moves on, so that the attempt which drew the stage cannot commit it as the next part too
+                if len(record.stages) > record.draws - 2 or record.digest is not None:
+                    raise DataError(f"The journal commits more stages of {event.id} than it has.")
+                stages = (*record.stages, Draw(event.blob, event.digest))
+                record = replace(record, state=State.STAGED, fence=record.fence + 1, stages=stages, witnessed=False)
             case Committed():
                 record = replace(record, state=State.COMMITTED, blob=event.blob, digest=event.digest, witnessed=False)
             case CommitWitnessed():

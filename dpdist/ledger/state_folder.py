@@ -78,7 +78,7 @@ class StateFile(Generic[Content]):
     lost
         What to do if it is damaged and there is no copy, a sentence.
     later
-        A later format, and which content is written in it; both are read. None: there is none.
+        Later formats, and in which format a content is written; all are read. None: there are none.
     """
 
     def __init__(
@@ -88,14 +88,14 @@ class StateFile(Generic[Content]):
         format: str,  # noqa: A002 - the key of the content
         kind: type[Content],
         lost: str,
-        later: tuple[str, Callable[[Content], bool]] | None = None,
+        later: tuple[tuple[str, ...], Callable[[Content], str]] | None = None,
     ) -> None:
         self.path = path
         self._what = what
-        self._format = format
+        self._formats = (format, *(later[0] if later else ()))
+        self._written = later[1] if later else lambda _: format
         self._kind = kind
         self._lost = lost
-        self._later = later
         self._last: tuple[bytes, Content] | None = None
 
     @contextmanager
@@ -163,12 +163,12 @@ class StateFile(Generic[Content]):
         try:
             value = json.loads(body)
             stored = msgspec.convert(value, _Format).format
-            formats = [self._format, *([self._later[0]] if self._later else [])]
-            content = msgspec.convert(value, self._kind) if stored in formats else None
+            content = msgspec.convert(value, self._kind) if stored in self._formats else None
         except (ValueError, RecursionError):
             raise self._damaged() from None
         if content is None:
-            raise DataError(f"{self.path} has format {stored!r}, and this version reads {listed(map(repr, formats))}.")
+            known = listed(map(repr, self._formats))
+            raise DataError(f"{self.path} has format {stored!r}, and this version reads {known}.")
         return content
 
     def _damaged(self) -> DataError:
@@ -187,9 +187,7 @@ class StateFile(Generic[Content]):
         ResumableError
             If the disk is full.
         """
-        later = self._later is not None and self._later[1](content)
-        stored = self._later[0] if self._later is not None and later else self._format
-        body = _text({"format": stored, **msgspec.structs.asdict(content)})
+        body = _text({"format": self._written(content), **msgspec.structs.asdict(content)})
         whole = body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n"
         aside = self.path.with_suffix(".partial")  # one name: whoever writes holds the lock
         try:

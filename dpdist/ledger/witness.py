@@ -2,8 +2,8 @@
 
 A ledger that was copied, or restored from a backup, is sound by itself: no rule inside it can tell that another copy
 has gone on. So each ledger identity has one private file under the user's state directory. It holds every release that
-was committed: id, parameters, charge, periods, and the digest of the committed bytes; of a release in two draws, those
-of both, from the commitment of each on.
+was committed: id, parameters, charge, periods, and the digest of the committed bytes; of a release in several draws,
+those of each, from its commitment on.
 
 **The rule.** (1) A ledger that does not know everything its witness has seen may neither charge nor draw nor commit.
 (2) Committed bytes are given out only after the witness has seen them. The order is: the journal commits, the witness
@@ -11,12 +11,12 @@ is replaced, the journal notes ``witnessed``, the bytes are given out. The witne
 read until after the witness is replaced.
 
 **Theorem.** Of all copies of a ledger that share a witness, at most one draw of each release id is ever given out;
-where a release is drawn in two parts, at most one draw of each part, and the second follows from that very first.
+where a release is drawn in parts, at most one draw of each part, and each follows from those very ones before it.
 
 *Proof.* The witness only grows: it is replaced under its lock, by what a ledger knows that knows all of it. A ledger
 knows one digest for each part of each id, its own or an adopted one, so the witness never holds two for one part that
-was given out under it. What is given out is in the witness, by (2). The second part is drawn by a ledger that is not
-behind, so its stage is the one in the witness. ∎
+was given out under it. What is given out is in the witness, by (2). A later part is drawn by a ledger that is not
+behind, so the stages before it are those in the witness. ∎
 
 **Crashes.** Before the journal commits, nothing has happened. After it, and before the witness is replaced, the draw is
 in the journal only. The same ledger finds it there and goes on. If a copy commits first, the copy's draw counts, and
@@ -44,8 +44,8 @@ from dpdist.ledger.state_folder import StateFile, state_home
 from dpdist.naming import step
 
 FORMAT = "dpdist-witness/1"
-STAGES = "dpdist-witness/2"
-"""Format of one that has seen a stage: a version that would forget the stage refuses it."""
+STAGES = {2: "dpdist-witness/2", 3: "dpdist-witness/3"}
+"""Formats of one that has seen a stage, by the draws of its release: a version that would forget it refuses them."""
 
 
 def _lost() -> str:
@@ -107,8 +107,8 @@ def _draws(release: CommittedRelease) -> set[tuple[str, str]]:
     return {draw_of(release.id, digest) for digest in release.drawn}
 
 
-def _of_stages(testimony: Testimony) -> bool:
-    return any(release.stage is not None for release in testimony.releases)
+def _format(testimony: Testimony) -> str:
+    return STAGES.get(max((release.draws for release in testimony.releases), default=1), FORMAT)
 
 
 class Held(Protocol):
@@ -150,7 +150,7 @@ class Witness(Protocol):
 @lru_cache(maxsize=1)
 def _file_at(path: Path) -> StateFile[Testimony]:
     """Return the file; what was read of it last need not be decoded again, as a night opens its ledger many times."""
-    return StateFile(path, "witness", FORMAT, Testimony, _lost(), later=(STAGES, _of_stages))
+    return StateFile(path, "witness", FORMAT, Testimony, _lost(), later=(tuple(STAGES.values()), _format))
 
 
 class FolderWitness:

@@ -180,8 +180,8 @@ class Witnessed(FoldedLedger):
                         periods={} if seen is None else seen.periods or {},
                         capped=None if seen is None else seen.capped,
                     )
-                    stages = any(release.stage is not None for release in missing)
-                    self._append(view, transaction, *(restated(view) if stages else ()), adopted)
+                    draws = max((release.draws for release in missing), default=1)
+                    self._append(view, transaction, *restated(view, draws), adopted)
             with self._locked() as (view, _):
                 # looked at anew: should the books have been exchanged meanwhile, the witness must forget nothing
                 if lost and view.exhausted:

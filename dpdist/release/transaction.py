@@ -8,9 +8,10 @@ of times, at once or one after the other, in one process or several, and the led
    out: it throws its draw away and waits for the winner.
 3. :meth:`ReleaseTransaction.committed` reads back what was committed and records that it was given out.
 
-Of a release in two draws, such as one that chooses its clip norm or a scale, the first is the *stage*. Step 2 runs
-twice, for the stage and for the release that follows from it, each with step 3 behind it. So whoever resumes reads the
-stage that was committed, and draws it no second time. Both parts are charged in step 1, by what they are together
+Of a release in several draws, such as one that chooses its clip norm, a scale or both, those before the last are its
+*stages*. Step 2 runs for each stage and for the release that follows from them, each with step 3 behind it. So whoever
+resumes reads the stages that were committed, and draws none a second time. All are charged in step 1, by what they are
+together
 (:mod:`dpdist.privacy.staged`), and their parameters are part of the id: nothing is left to be chosen in between.
 
 :meth:`ReleaseTransaction.abort` refunds a charge for which nothing was drawn. What is released, a second moment
@@ -23,10 +24,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import IO, ClassVar, Generic, Protocol, TypeVar
 
 from dpdist.errors import RefusedError, ResumableError
 from dpdist.ledger.address import LedgerAddress
+from dpdist.ledger.entries import Draws
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, State
 from dpdist.naming import step
@@ -75,7 +77,7 @@ class ReleaseTransaction(Generic[RequestT_co]):
     """What this transaction commits: a release, or the stage of one."""
 
     @property
-    def draws(self) -> Literal[1, 2]:
+    def draws(self) -> Draws:
         """How many draws the release takes."""
         return 1
 
@@ -180,7 +182,7 @@ def commit_once(
         Draws fresh noise at every call and returns what is to be committed; it is given the head of the ledger's
         journal, after the attempt was recorded there.
     part
-        Of a release in two draws: which one.
+        Of a release in several draws: which one.
 
     Raises
     ------

@@ -50,7 +50,7 @@ from dpdist.ledger.entries import (
     entry_of,
 )
 from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import PERIODIC, STAGES, View
+from dpdist.ledger.state import View
 from dpdist.privacy.accounting import caps_for
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.privacy.parallel import Charge
@@ -100,15 +100,16 @@ def resumed_at(place: LedgerAddress) -> int:
 
 
 def draw(name: str, draws: int) -> list[Event]:
-    stage: list[Event] = [Staged(name, f"{name}.1.s", "5" * 64), CommitWitnessed(name)]
+    stages = [Staged(name, f"{name}.{number}.s", str(number) * 64) for number in range(1, draws)]
+    staged: list[Event] = [event for stage in stages for event in (stage, CommitWitnessed(name), Begun(name, "1"))]
     last = Committed(name, f"{name}.2.x", sha256(name.encode()).hexdigest())
-    return [Begun(name, "0"), *(stage if draws > 1 else ()), last, CommitWitnessed(name), Published(name)]
+    return [Begun(name, "0"), *staged, last, CommitWitnessed(name), Published(name)]
 
 
 def history(chance: random.Random, steps: int) -> list[Event]:
     """Return a journal: periods, charges of every kind, aborts, ids that come again, stages, adoptions."""
     budget: dict[str, Any] = {**BUDGET.to_json()}
-    events: list[Event] = [Created(format=STAGES[PERIODIC], ledger_id="e" * 32, dataset_id=DATASET, **budget)]
+    events: list[Event] = [Created(format="dpdist-ledger-periods/4", ledger_id="e" * 32, dataset_id=DATASET, **budget)]
     events.append(Capped(tuple(caps.to_json() for caps in caps_for(BUDGET))))
     view, closed = View(), []
     for event in events:
@@ -130,14 +131,14 @@ def history(chance: random.Random, steps: int) -> list[Event]:
             weights = tuple(chance.randint(1, 64) for _ in periods) if weighted else ()
             if accounts is not None and accounts.holds(Charge(guarantee, periods, weights)):
                 caps = () if view.accounts else (Capped(tuple(c.to_json() for c in accounts.caps)),)
-                draws: Any = chance.choice([1, 2])
+                draws: Any = chance.choice([1, 2, 3])
                 parameters: dict[str, object] = {"a\ud800": [1, 0.1, None], "step": chance.randint(0, 2)}
                 new = [*caps, Reserved(name, parameters, guarantee.to_json(), periods, draws, weights)]
         elif action == "abort" and open_:
             new = [Aborted(chance.choice(open_))]
         elif action == "draw" and open_:
             name = chance.choice(open_)
-            new = draw(name, view.records[name].draws)[: chance.randint(1, 6)]
+            new = draw(name, view.records[name].draws)[: chance.randint(1, 10)]
         elif action == "adopt" and chance.random() < 0.2:
             release = CommittedRelease(f"other{step}", {}, gaussian("0.01", "1e-6").to_json(), (), "7" * 64)
             new = [Adopted("8" * 64, tuple(open_[:1]), (release,), {}, view.capped)]

@@ -13,7 +13,7 @@ from support.ledgers import DATASET, DiedError, blobs, copy_of, dies, losses, pu
 from dpdist.errors import DataError, DpdistError, RefusedError
 from dpdist.ledger import state, witness
 from dpdist.ledger.address import LedgerAddress
-from dpdist.ledger.entries import entry_of
+from dpdist.ledger.entries import Draws, entry_of
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, State
 from dpdist.ledger.state_folder import StateFile, state_home
@@ -22,9 +22,9 @@ from dpdist.privacy.guarantee import PrivacyLoss
 pytestmark = pytest.mark.usefixtures("state")
 
 
-def reserved(ledger: Ledger, release_id: str = "a", **more: Any) -> State:
+def reserved(ledger: Ledger, release_id: str = "a", draws: Draws = 2, **more: Any) -> State:
     return ledger.reserve(
-        release_id, dataset_id=DATASET, parameters={"mechanism": "none"}, guarantee=pure(), draws=2, **more
+        release_id, dataset_id=DATASET, parameters={"mechanism": "none"}, guarantee=pure(), draws=draws, **more
     )
 
 
@@ -37,14 +37,14 @@ def drawn(ledger: Ledger, part: Part, content: bytes, release_id: str = "a") -> 
         return file.read()
 
 
-def dies_in_commit(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the release that follows a stage, and die before the witness has seen it."""
-    fence = ledger.begin("a")
+def dies_in_commit(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, part: Part = Part.RELEASE) -> None:
+    """Draw what follows a stage, and die before the witness has seen it."""
+    fence = ledger.begin("a", part)
     assert fence is not None
     with monkeypatch.context() as patch:
         patch.setattr(StateFile, "write", dies)
         with pytest.raises(DiedError):
-            ledger.commit("a", fence, [b"never given out"])
+            ledger.commit("a", fence, [b"never given out"], part)
 
 
 def standing(ledger: Ledger, release_id: str = "a") -> tuple[State, int]:
@@ -89,6 +89,65 @@ def test_the_release_is_not_drawn_before_the_witness_has_seen_its_stage(
     assert not ledger.commit("a", first, [b"second"])
     assert not ledger.commit("a", first + 1, [b"second"], Part.STAGE)
     assert drawn(ledger, Part.RELEASE, b"release") == b"release"
+
+
+def test_of_three_draws_each_is_drawn_once_and_after_the_one_before_it(
+    ledger: Ledger, place: LedgerAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reserved(ledger, draws=3) is State.RESERVED
+    first = ledger.begin("a", Part.STAGE)
+    assert first is not None
+    for later in (Part.SECOND, Part.RELEASE):
+        with pytest.raises(DpdistError, match="not to be drawn now"):
+            ledger.begin("a", later)
+        assert not ledger.commit("a", first, [b"too early"], later)
+    assert ledger.commit("a", first, [b"one"], Part.STAGE)
+    second = ledger.begin("a", Part.SECOND)
+    assert second is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(StateFile, "write", dies)
+        with pytest.raises(DiedError):
+            ledger.commit("a", second, [b"two"], Part.SECOND)
+    # it is committed, and nothing follows from it, nor is it drawn again, before the witness has seen it
+    for part in (Part.STAGE, Part.SECOND):
+        assert ledger.begin("a", part) is None
+        assert not ledger.commit("a", second, [b"again"], part)
+    with pytest.raises(DpdistError, match="not to be drawn now"):
+        ledger.begin("a")
+    assert not ledger.abort("a")
+    assert drawn(Ledger(place), Part.STAGE, b"never drawn") == b"one"
+    assert drawn(Ledger(place), Part.SECOND, b"never drawn") == b"two"
+    assert drawn(ledger, Part.RELEASE, b"three") == b"three"
+    ledger.published("a")
+    assert standing(ledger) == (State.PUBLISHED, 1)
+    assert [drawn(ledger, part, b"never drawn") for part in Part] == [b"one", b"two", b"three"]
+    assert len(blobs(place)) == 3
+    ledger.verify()
+
+
+def test_a_copy_adopts_as_many_of_three_draws_as_were_given_out(
+    ledger: Ledger, place: LedgerAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved(ledger, draws=3)
+    twin = Ledger(copy_of(place))
+    drawn(ledger, Part.STAGE, b"one")
+    halfway = Ledger(copy_of(place, "halfway"))
+    for part, content in ((Part.SECOND, b"two"), (Part.RELEASE, b"three")):
+        assert twin.adopt() == ["a"]
+        assert standing(twin) == (State.ADOPTED, 1)
+        assert reserved(twin, draws=3) is State.ADOPTED
+        dies_in_commit(halfway, monkeypatch, part)
+        assert drawn(ledger, part, content) == content
+        with pytest.raises(RefusedError, match="behind its witness"):
+            drawn(halfway, part, b"never drawn")
+        assert halfway.adopt() == ["a"]
+        assert standing(halfway) == (State.ADOPTED, 1)
+        halfway = Ledger(copy_of(place, f"after_{part.name.lower()}"))
+    assert twin.adopt() == ["a"]
+    for part in Part:
+        with pytest.raises(RefusedError, match="another copy"):
+            drawn(twin, part, b"ours")
+    twin.verify()
 
 
 def test_nothing_is_refunded_once_the_stage_is_committed(ledger: Ledger, place: LedgerAddress) -> None:
@@ -191,9 +250,9 @@ def test_a_stage_is_charged_to_the_periods_that_its_release_reads(place: LedgerA
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
-def _older(patch: pytest.MonkeyPatch) -> None:
-    """Be a version that knows of no stages."""
-    known = {name: periodic for name, periodic in state._FORMATS.items() if not name.endswith("/3")}
+def _older(patch: pytest.MonkeyPatch, newest: str = "3") -> None:
+    """Be a version that knows of no stages, or of one at most."""
+    known = {name: periodic for name, periodic in state._FORMATS.items() if name[-1] < newest}
     patch.setattr(state, "_FORMATS", known)
 
 
@@ -212,6 +271,13 @@ def test_an_older_version_refuses_a_ledger_from_its_first_release_in_two_draws_o
             Ledger(place).records  # noqa: B018 - it is read
     assert Ledger(place).budget == PrivacyLoss.parse("3")
     assert len(Ledger(place).records) == 3
+    assert ledger.abort("c")
+    reserved(ledger, "d", draws=3)
+    with monkeypatch.context() as patch:
+        _older(patch, "4")
+        with pytest.raises(DataError, match="This ledger has format 'dpdist-ledger/4'; this version reads"):
+            Ledger(place).records  # noqa: B018 - it is read
+    assert len(Ledger(place).records) == 4
 
 
 def test_an_older_version_refuses_a_witness_that_has_seen_a_stage(ledger: Ledger) -> None:
@@ -223,6 +289,10 @@ def test_an_older_version_refuses_a_witness_that_has_seen_a_stage(ledger: Ledger
     reserved(ledger)
     drawn(ledger, Part.STAGE, b"stage")
     with pytest.raises(DataError, match="has format 'dpdist-witness/2'"):
+        older.read()
+    reserved(ledger, "c", draws=3)
+    drawn(ledger, Part.STAGE, b"stage", "c")
+    with pytest.raises(DataError, match="has format 'dpdist-witness/3'"):
         older.read()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dpdist.ledger import witness
-from dpdist.ledger.entries import Aborted
+from dpdist.ledger.entries import Aborted, Staged
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, Record, State, View
 from dpdist.privacy.parallel import PeriodFilters
@@ -22,6 +22,7 @@ from faults.state_space import Space, ViolationError
 X, Y = Command("x"), Command("y")
 COPY_OF_X = Command("x", 1)
 STAGED = Command("x", draws=2)
+THREE = Command("x", draws=3)
 COPY_OF_STAGED, FAILED, HASTY = STAGED._replace(copy=1), STAGED._replace(fails=True), STAGED._replace(hasty=True)
 SPACES = {
     "one release run twice at once, two deaths": (Space([X, X], deaths=2), 20_000),
@@ -35,6 +36,8 @@ SPACES = {
     "one in two draws on a copied ledger": (Space([STAGED, COPY_OF_STAGED], copied=True), 4_000),
     "one in two draws, and who asks for a refund": (Space([STAGED, FAILED]), 300),
     "one in two draws, by who would draw it without its stage": (Space([HASTY], deaths=1), 20),
+    "one in three draws, a death": (Space([THREE], deaths=1), 50),
+    "one in three draws, by who would draw it without its stages": (Space([THREE._replace(hasty=True)], deaths=1), 20),
 }
 
 
@@ -64,7 +67,9 @@ def _without_fencing(patch: pytest.MonkeyPatch) -> None:
 
     def knows(self: Ledger, view: View, release_id: str) -> Record:
         record = known(self, view, release_id)
-        return replace(record, state=State.RESERVED, fence=fences[0]) if fences else record
+        if not fences:
+            return record
+        return replace(record, state=State.RESERVED, fence=fences[0], blob=None, digest=None)
 
     patch.setattr(Ledger, "commit", commits)
     patch.setattr(Ledger, "_known", knows)
@@ -95,13 +100,21 @@ def _draws_see(patch: pytest.MonkeyPatch, change: Callable[[Part, Record], Recor
 
 
 def _stage_drawn_twice(patch: pytest.MonkeyPatch) -> None:
-    """Let a stage be drawn again when it is committed; nor is the witness asked, which knows the first."""
+    """Let a stage be drawn again when it is committed, and take its place; nor is the witness asked."""
+    moves, has = View._move, Record.has
 
     def change(part: Part, record: Record) -> Record:
         again = part is Part.STAGE and record.state is State.STAGED
         return replace(record, state=State.RESERVED) if again else record
 
+    def replaces(self: View, event: Any) -> None:
+        if isinstance(event, Staged):
+            self.records[event.id] = replace(self.records[event.id], stages=())
+        moves(self, event)
+
     _draws_see(patch, change)
+    patch.setattr(View, "_move", replaces)
+    patch.setattr(Record, "has", lambda self, part: self.state is not State.RESERVED and has(self, part))
     patch.setattr(Ledger, "_require_knows", lambda *_: None)
 
 
