@@ -156,8 +156,9 @@ def ingest(
 @click.option(
     "--clip",
     help="Required. Public clip norm C, from public knowledge or dpdist bound; never from the data. private: the "
-    "release chooses it first, from a private histogram of the norms, for a tenth of its mu² (or epsilon). auto: "
-    "1.5 sqrt(d), for columns that are divided by a scale, or of those that a private one saw.",
+    "release chooses it first, from a private histogram of the norms (of scaled rows, with --scale private), for a "
+    "tenth of its mu² (or epsilon). auto: 1.5 sqrt(d), for columns that are divided by a scale, or of those that a "
+    "private one saw.",
 )
 @mechanism_option
 @neighbours_option

@@ -60,10 +60,10 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         released, every entry right on average.
     epsilon : str, int, float or Decimal
         What the release may cost, of whole millionths. Required.
-    clip : float or "auto"
+    clip : float, "auto" or "private"
         The clip norm C > 0, in the units of X after centre and scale; public. Required. ``"auto"`` is 1.5 times the
         square root of d, for columns divided by a scale; with a private scale, of the number of columns of which that
-        choice saw a variance.
+        choice saw a variance. ``"private"``: the release chooses it first, as of :class:`dpdist.PrivatePCA`.
     delta : str, int, float or Decimal, default None
         Likewise, below 1; None for pure differential privacy.
     mechanism : str, default None

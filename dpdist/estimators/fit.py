@@ -32,10 +32,9 @@ from dpdist.ledger.address import LedgerAddress, LedgerAddressGiven, address_of
 from dpdist.ledger.budget import Budget
 from dpdist.ledger.in_memory import REGISTER, Shape
 from dpdist.ledger.ledger import Ledger
-from dpdist.mechanisms.columns import Grid
 from dpdist.mechanisms.info import COMPONENTS, Output
 from dpdist.mechanisms.registry import mechanism_named, recommended
-from dpdist.moment.column_histogram import ColumnCounting
+from dpdist.moment.column_histogram import ColumnCounting, grids_of_numbers
 from dpdist.moment.operator import MomentMatrix
 from dpdist.naming import Python, step
 from dpdist.pca.shortened import shortened
@@ -49,6 +48,7 @@ from dpdist.release.parse import request_from
 from dpdist.release.request import ROWS_AT_MOST, Centring, ReleaseRequest
 from dpdist.release.scaling import blindly_scaled_words
 from dpdist.release.stages import require_seen
+from dpdist.release.worth import choice_refused
 from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.runtime.process import forbid_core_dumps
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -127,10 +127,11 @@ def request_of(asked: Parameters, components: int | None = None) -> ReleaseReque
     centre, vectors = _centre(asked.centre)
     scale, divisors = _scale(asked.scale, vectors)
     delta = None if asked.delta is None else str(asked.delta)
-    if asked.clip != "auto" and (isinstance(asked.clip, bool) or not isinstance(asked.clip, numbers.Real)):
+    word = asked.clip if asked.clip in {"auto", "private"} else None
+    if word is None and (isinstance(asked.clip, bool) or not isinstance(asked.clip, numbers.Real)):
         raise UsageError(
-            "The clip norm must be a positive finite number (clip), chosen from what is publicly known; or 'auto', for "
-            "columns that are divided by a scale."
+            "The clip norm must be a positive finite number (clip), chosen from what is publicly known; or 'private', "
+            "and the release chooses it; or 'auto', for columns that are divided by a scale."
         )
     bits, most = asked.grid_bits, asked.rows_at_most
     if bits is not None and (isinstance(bits, bool) or not isinstance(bits, numbers.Integral)):
@@ -147,7 +148,7 @@ def request_of(asked: Parameters, components: int | None = None) -> ReleaseReque
     return request_from(
         epsilon=str(asked.epsilon),
         delta=delta,
-        clip="auto" if asked.clip == "auto" else float(asked.clip),
+        clip=word or float(asked.clip),
         mechanism=mechanism,
         neighbours=str(asked.neighbours),
         centre=centre,
@@ -311,26 +312,22 @@ def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Rele
     bound = sized.bound(rows.columns)
     total = rows.total(bound, REGISTER.key)
     require_sound(total, bound)
-    _warn(total)
-    counting = ColumnCounting((Grid(),) * rows.columns)
-    counts = None
-    if request.chooses is not None:
-        require_seen(request, counting, rows=total.rows)
-        counts = rows.counts(counting)
+    _warn(total, named=not request.chooses)
+    _require_choice(request, rows.columns, total.rows)
     loss = guarantee.loss
     caution.require_small_delta(loss, request.neighbours, total.rows, accepted=request.accept_large_delta)
     caution.warn(loss, request.neighbours, total.rows)
     shape = Shape(np.dtype(rows.data.dtype).kind, total.rows, rows.columns)
     datasets = REGISTER.charge(total.fingerprints, shape, guarantee, budget, asked.budget)
     staged = None
-    if counts is not None:
-        request, staged = stages.draw_unrecorded(request, counting, counts)
+    if request.chooses:
+        request, staged = stages.draw_unrecorded(request, rows.columns, total.rows, rows.counts)
         bound = request.bound(rows.columns)
         known, total = total.fingerprints, rows.total(bound, REGISTER.key)
         if not known.same_rows(total.fingerprints):
             raise DataError(
                 "X gave other rows when it was read again: a lazy array that draws random numbers does, and one whose "
-                "files changed. Its columns were counted, which is charged; nothing was released. Compute or store X "
+                "files changed. Its rows were counted, which is charged; nothing was released. Compute or store X "
                 "first."
             )
         require_sound(total, bound)
@@ -338,6 +335,15 @@ def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Rele
     return trusted.draw_unrecorded(
         request, moment, names=rows.column_names, rows=total.rows, datasets=datasets, staged=staged
     )
+
+
+def _require_choice(request: ReleaseRequest, columns: int, rows: int) -> None:
+    """Refuse a release that could choose nothing of so many rows, as :func:`dpdist.release_rows` does."""
+    if "scale" in request.chooses:
+        require_seen(request, ColumnCounting(grids_of_numbers(columns)), rows)
+    said = choice_refused(request, columns, rows)
+    if said is not None:
+        raise RefusedError(f"{said} Nothing was spent.")
 
 
 def _budget(asked: Parameters, loss: PrivacyLoss) -> PrivacyLoss | None:
@@ -354,9 +360,17 @@ def _budget(asked: Parameters, loss: PrivacyLoss) -> PrivacyLoss | None:
     return PrivacyLoss.parse(str(asked.budget_epsilon), str(asked.budget_delta))
 
 
-def _warn(total: ArraySum) -> None:
-    """Say what was evidently taken from the data; whoever fits an array holds it, so this tells him nothing new."""
-    if total.clipped_by_data:
+def _warn(total: ArraySum, *, named: bool) -> None:
+    """Say what was evidently taken from the data; whoever fits an array holds it, so this tells him nothing new.
+
+    Parameters
+    ----------
+    total
+        Of X.
+    named
+        Whether whoever fits named the clip norm, and the units that it is in.
+    """
+    if named and total.clipped_by_data:
         warnings.warn(
             "clip is the norm of the longest row of X, so it seems to be taken from the data, and it is public. Choose "
             "it from what is known without them.",
@@ -427,6 +441,14 @@ class MadeWith(TypedDict):
     accept_large_delta: bool
 
 
+def _clip_asked(release: Release) -> float | str:
+    """Return the clip norm of an estimator that would have made a release."""
+    chosen = {} if release.stage is None else release.stage.chosen
+    if "clip_norm" not in chosen:
+        return release.bound.clip_norm
+    return "auto" if "scale" in chosen and "quantile" not in chosen else "private"
+
+
 def parameters_of(release: Release) -> MadeWith:
     """Return the parameters of an estimator that would have made a release, but for the number of components."""
     bound, loss = release.bound, proved(release).loss
@@ -437,7 +459,7 @@ def parameters_of(release: Release) -> MadeWith:
     return {
         "epsilon": loss.epsilon,
         "delta": loss.delta if loss.delta_atto else None,
-        "clip": "auto" if {"scale", "clip_norm"} <= set(chosen) else bound.clip_norm,
+        "clip": _clip_asked(release),
         "mechanism": release.mechanism,
         "neighbours": release.neighbours.value,
         "centre": Centring.PRIVATE.value if bound.constant else public.get("centre", Centring.NONE.value),

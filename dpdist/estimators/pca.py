@@ -71,12 +71,14 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         What the release may cost: a number, or decimal text, of whole millionths. Required.
     delta : str, int, float or Decimal, default None
         Likewise, below 1; None for pure differential privacy.
-    clip : float or "auto"
+    clip : float, "auto" or "private"
         The clip norm C, in the units of X after centre and scale: longer rows are shortened to it, and all
         that is fitted is of rows so shortened; a release that tells that nearly all were comes with a
         :class:`dpdist.ShortenedRowsWarning`. Required, and to be chosen from what is publicly known, never from
         X: that would be a leak. ``"auto"`` is 1.5 times the square root of d, for columns divided by a scale; with a
-        private scale, of the number of columns of which that choice saw a variance.
+        private scale, of the number of columns of which that choice saw a variance. ``"private"``: the release chooses
+        it first, from a private histogram of the norms, for a tenth of its mu² (or epsilon); after a private scale, of
+        the norms of scaled rows.
     mechanism : str, default None
         Its name; None takes ``gaussian`` where a delta is given and ``two-sided-wishart`` where none is.
     neighbours : {"replace-one", "add-remove"}, default "replace-one"

@@ -70,9 +70,9 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
         the ridge.
     epsilon : str, int, float or Decimal
         What the release may cost, of whole millionths. Required.
-    clip : float or "auto"
+    clip : float, "auto" or "private"
         The clip norm C > 0 of a row of X and y together, in their units after centre and scale; public. Required.
-        ``"auto"`` is for columns divided by a scale, as of :class:`dpdist.PrivatePCA`.
+        ``"auto"`` and ``"private"`` as of :class:`dpdist.PrivatePCA`.
     delta : str, int, float or Decimal, default None
         Likewise, below 1; None for pure differential privacy.
     mechanism : str, default None

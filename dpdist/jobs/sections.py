@@ -144,8 +144,8 @@ class Release(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Clip,
         _key(
             "Public clip norm C. Take it from what is known without the data, or from a private choice of clip norm. "
-            "private: the release chooses it first, for a tenth of its mu² (or epsilon). auto: 1.5 sqrt(d), with a "
-            "scale.",
+            "private: the release chooses it first, for a tenth of its mu² (or epsilon), after a private scale. auto: "
+            "1.5 sqrt(d), with a scale.",
             'a number, such as 8.5, "private" or "auto"',
         ),
     ]

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from dpdist._util.text import listed
 from dpdist.errors import DataError, RefusedError
 from dpdist.ledger.balance import refusal
-from dpdist.ledger.entries import Capped, Created, Draws, Event
+from dpdist.ledger.entries import Capped, Created, Event
 from dpdist.ledger.state import Record, State, View
 from dpdist.naming import parameter
 from dpdist.privacy.accounting import certified, prices
@@ -91,7 +91,7 @@ def caps_to_fix(view: View, budget: PrivacyLoss, charge: Charge, place: str) -> 
     return [Capped(tuple(caps.to_json() for caps in accounts.caps))]
 
 
-def restated(view: View, draws: Draws) -> tuple[Created, ...]:
+def restated(view: View, draws: int) -> tuple[Created, ...]:
     """Return what has to be written before the first release of so many draws: older versions refuse its format."""
     wanted = view.format_for(draws)
     if draws == 1 or view.format >= wanted:  # they differ in their last digit only

@@ -332,7 +332,7 @@ class View:
         """What it may be created as again."""
         return tuple(replaced(self.created, format=self.format_for(draws)) for draws in (2, 3))
 
-    def format_for(self, draws: Draws) -> str:
+    def format_for(self, draws: int) -> str:
         """Return the format from which on it may hold releases of so many draws."""
         return f"{(FORMAT if self.periods is None else PERIODIC)[:-1]}{draws + 1}"
 

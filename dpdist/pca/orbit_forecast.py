@@ -100,7 +100,7 @@ def forecast_orbit(request: ReleaseRequest, columns: int, rows: int, spectrum: S
     """
     if rows < 1:
         raise UsageError("A forecast needs at least one row.", parameter="n")
-    if request.chooses is not None:
+    if request.chooses:
         raise UsageError(
             f"The forecast of {request.mechanism} is for rows of a public clip norm and scale: give "
             f"{parameter('clip', 'C')} alone."

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dpdist.errors import DataError, RefusedError
+from dpdist.ledger.state import Part
 from dpdist.moment.histogram import HistogramTask, partition_histogram
 from dpdist.moment.pieces import units_of
 from dpdist.moment.total import add_partials
 from dpdist.naming import parameter
 from dpdist.release import histogram, stages, worth
 from dpdist.release.histogram import HistogramTransaction
+from dpdist.release.request import Choice
 from dpdist.release.trusted import MomentTransaction
 from dpdist.runtime.work import Work
 
@@ -41,10 +43,12 @@ def draw_histogram(engine: Engine | Here, transaction: HistogramTransaction[Any]
         raise
 
 
-def draw_stage(engine: Engine | Here, transaction: MomentTransaction) -> None:
-    """Draw the stage of a release as :func:`draw_histogram` does."""
-    label = "Counting columns" if transaction.request.chooses == "scale" else "Counting norms"
-    draw_histogram(engine, stages.first_of(transaction), label)
+def draw_stages(engine: Engine | Here, transaction: MomentTransaction) -> None:
+    """Draw the stages of a release that are not committed yet, one after the other, as :func:`draw_histogram` does."""
+    labels: dict[Choice, str] = {"scale": "Counting columns", "clip norm": "Counting norms"}
+    for choice, part in zip(transaction.request.chooses, (Part.STAGE, Part.SECOND), strict=False):
+        if not engine.trusted(transaction.has, part):
+            draw_histogram(engine, engine.trusted(stages.stage_of, transaction, choice), labels[choice])
 
 
 def require_choice(transaction: MomentTransaction) -> None:
@@ -61,13 +65,12 @@ def require_choice(transaction: MomentTransaction) -> None:
     table, chosen = transaction.table, transaction.request.chooses
     if table.seals:
         raise RefusedError(
-            f"The rows come in periods, and one {chosen} holds for all of them, also for those to come: a release "
+            f"The rows come in periods, and one {chosen[0]} holds for all of them, also for those to come: a release "
             "cannot choose it. Choose it from what is publicly known, or from another table "
-            f"({parameter('centre' if chosen == 'scale' else 'clip')})."
+            f"({parameter('centre' if chosen[0] == 'scale' else 'clip')})."
         )
-    if chosen == "scale":
+    if "scale" in chosen:
         stages.require_columns_seen(transaction)
-        return
     said = worth.choice_refused(transaction.request, table.columns, table.rows, table.max_rows)
     if said is not None:
         raise RefusedError(f"{said} Nothing was read or spent.")

@@ -34,7 +34,7 @@ from dpdist.naming import parameter
 from dpdist.pca.rounding import warning as rounding_warning
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline.budget import ledger_place
-from dpdist.pipeline.histograms import draw_stage, require_choice
+from dpdist.pipeline.histograms import draw_stages, require_choice
 from dpdist.privacy import caution
 from dpdist.privacy.guarantee import Guarantee
 from dpdist.release import stages, trusted, worth
@@ -121,11 +121,12 @@ def stage_words(found: Release) -> str:
     else:
         part = f"epsilon {alone.loss.epsilon:g} of it"
     said = f" Chosen first, privately, by {found.stage.mechanism} ({part}): "
+    share = found.stage.chosen.get("quantile")
     if "scale" in found.stage.chosen:
         what = "centre and scale" if "centre" in found.stage.chosen else "the scale"
         clip = f", clip norm {exactly(found.bound.clip_norm)}" if "clip_norm" in found.stage.chosen else ""
+        clip += "" if share is None else f", about the {share:g}-quantile of the norms of scaled rows"
         return f"{said}{what} of each column{clip}. {blindly_scaled_words(found)}".rstrip()
-    share = found.stage.chosen.get("quantile")
     where = "which no row exceeds by the schema" if share is None else f"about the {share:g}-quantile of the norms"
     return f"{said}clip norm {exactly(found.bound.clip_norm)}, {where}."
 
@@ -148,7 +149,7 @@ def release_rows(
     chooses the clip norm, and then the moment. Both are charged beforehand, and ``release.stage`` tells the choice.
     Once the histogram is drawn nothing is refunded. One with ``scale="private"`` likewise chooses centre and scale of
     each column, by histograms of all columns; ``release.bound`` has them, and ``release.blindly_scaled`` names columns
-    of which these saw too little.
+    of which these saw too little. One with both is released in three draws: the norms are those of the scaled rows.
 
     Parameters
     ----------
@@ -251,8 +252,7 @@ def release_table(
         state = cluster_engine.trusted(transaction.reserve)
         fresh = state in {State.RESERVED, State.STAGED}
         if fresh and transaction.draws > 1:
-            if state is State.RESERVED:
-                draw_stage(cluster_engine, transaction)
+            draw_stages(cluster_engine, transaction)
             _compute(cluster_engine, cluster_engine.trusted(stages.settled, transaction), where, layout)
         elif fresh:
             _compute(cluster_engine, transaction, where, layout)

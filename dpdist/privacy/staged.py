@@ -18,13 +18,18 @@ The bound of mu_2 holds for every a because a mechanism is calibrated in grid st
 scale and clip norm, and each row is mapped by itself. The clip norm says how long a step is, and the integers of a row
 have the same largest norm whatever centre, scale and clip norm are (:mod:`dpdist.rows.bounding`).
 
+**Two stages**, such as histograms of columns and then of the norms of rows that were scaled by what these told, are
+(S_1, S_2 of S_1's answer): by the theorem one stage S of mu² ``mu_1² + mu_2²``, or of both epsilons, which is published
+as soon as each of its parts is. The release follows from S. So the theorem is applied to S_1 and S_2, and then to S and
+the release; what is charged is the sum of all three.
+
 **Of pure parts** the likelihood ratio of each lies within ``e^-epsilon_i .. e^epsilon_i``: a range of 2 epsilon_i. So
 beside Gaussian releases both together cost ``mu(epsilon_1)² + mu(epsilon_2)²`` and not the larger
 ``mu(epsilon_1 + epsilon_2)²``: the guarantee lists these ranges.
 
 **Drawn once.** The theorem is of one draw of S and one of R_S. A second draw of either would be a third step, which
-nobody paid for. So the ledger commits the stage before anybody reads it, even this process, gives out the committed
-bytes for ever, and lets nobody draw the release before that. Which bytes count is argued in ``ledger/ledger.py``.
+nobody paid for. So the ledger commits each stage before anybody reads it, even this process, gives out the committed
+bytes for ever, and lets nobody draw what follows before that. Which bytes count is argued in ``ledger/ledger.py``.
 """
 
 from __future__ import annotations

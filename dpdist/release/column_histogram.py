@@ -96,7 +96,7 @@ class ColumnsStage(HistogramTransaction[ReleaseRequest]):
         parts = self.request.parts(self.table.columns, self.table.max_rows)
         if parts is None:
             raise AssertionError("it has no stage")
-        return parts.stage
+        return parts.stages["scale"]
 
     def told(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
         """Return what is committed of the noisy counts."""

@@ -167,6 +167,12 @@ class NormsStage(NormsTransaction):
         return self.of
 
 
+class SecondNormsStage(NormsStage):
+    """The same where a scale was chosen before it, so that it is the second stage: of scaled rows."""
+
+    part: ClassVar[Part] = Part.SECOND
+
+
 @dataclass(frozen=True)
 class NormHistogram:
     """A released histogram of norms. Public.

@@ -46,37 +46,42 @@ CLIP_GRID = NormGrid()
 AUTO_CLIP = 1.5
 """Times the square root of the number of columns: the clip norm of columns in their own units, if nobody names one."""
 Word = Literal["private", "auto"]
+Choice = Literal["scale", "clip norm"]
+"""What a release may choose first, each in a draw of its own."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A release that chooses its clip norm, or centre and scale, in its two parts.
+    """A release that chooses its clip norm, or centre and scale, or all of them, in its parts.
 
     Attributes
     ----------
-    stage
-        What is proved of the stage, and the loss at which it is calibrated.
+    stages
+        What is proved of each stage, and the loss at which it is calibrated, by what it chooses.
+    choice
+        What is proved of all stages together.
     moment
         The release that follows: :attr:`ReleaseRequest.sized`, at its part of the loss.
     guarantee
-        What is proved of both together.
+        What is proved of all together.
     """
 
-    stage: CalibratedHistogram
+    stages: Mapping[Choice, CalibratedHistogram]
+    choice: Guarantee
     moment: ReleaseRequest
     guarantee: Guarantee
 
     @property
     def share_words(self) -> str:
-        """The stage's part of the loss, as part of a sentence."""
-        stage, both = self.stage.guarantee, self.guarantee
-        if stage.mu_squared is not None and both.mu_squared is not None:
-            return f"mu² {float(stage.mu_squared):.3g} of {float(both.mu_squared):.3g}"
-        return f"epsilon {stage.loss.epsilon:g} of {both.loss.epsilon:g}"
+        """The part of the loss that the stages take, as part of a sentence."""
+        choice, both = self.choice, self.guarantee
+        if choice.mu_squared is not None and both.mu_squared is not None:
+            return f"mu² {float(choice.mu_squared):.3g} of {float(both.mu_squared):.3g}"
+        return f"epsilon {choice.loss.epsilon:g} of {both.loss.epsilon:g}"
 
     def to_json(self) -> dict[str, object]:
-        """Return what is proved of the stage, and of both, as JSON values."""
-        return {"stage": self.stage.guarantee.to_json(), "both": self.guarantee.to_json()}
+        """Return what is proved of the stages together, and of all, as JSON values."""
+        return {"stage": self.choice.to_json(), "both": self.guarantee.to_json()}
 
 
 class Centring(enum.StrEnum):
@@ -139,7 +144,8 @@ class ReleaseRequest:
         private histogram of the norms, which takes a tenth of mu² (of epsilon, where the mechanism has no mu). It is
         the 0.95-quantile of the norms, or the largest smaller one that the noise of the histogram lets through.
         ``"auto"``: 1.5 times the square root of d, a public number that suits columns which were divided by a scale;
-        with a private one, of the number of columns of which that choice saw a variance.
+        with a private one, of the number of columns of which that choice saw a variance. ``"private"`` and a private
+        scale: the norms are those of the rows so scaled, and each choice takes its part.
     neighbours : Neighbours or str, default Neighbours.REPLACE_ONE
         The neighbouring relation.
     centring : Centring or str, default Centring.NONE
@@ -217,7 +223,7 @@ class ReleaseRequest:
         object.__setattr__(self, "scale_share", share_from(self.scale_share))
         if self.clip_norm not in get_args(Word):
             object.__setattr__(self, "clip_norm", float(self.clip_norm))
-        self._require_one_choice()
+        self._require_choices()
         info = self.mechanism_info
         info.require_delta_use(self.loss)
         info.filled(self.options)  # refuses what it does not know
@@ -237,13 +243,13 @@ class ReleaseRequest:
                 "that add noise to the moment can. Pass a public centre, or take gaussian or two-sided-wishart."
             )
 
-    def _require_one_choice(self) -> None:
-        if self.chooses is not None and self.for_reproduction:
-            raise UsageError(f"A release for reproduction has no guarantee to choose a {self.chooses} by: name one.")
-        if self.scale == "private" and self.clip_norm == "private":
+    def _require_choices(self) -> None:
+        if self.chooses and self.for_reproduction:
+            raise UsageError(f"A release for reproduction has no guarantee to choose a {self.chooses[0]} by: name one.")
+        if len(self.chooses) > 1 and self.scale_share + CLIP_SHARE >= 1:
             raise UsageError(
-                f"A release chooses its scale or its clip norm, and not both: with {parameter('scale', 'private')} "
-                f"take {parameter('clip', 'auto')}, which is in scaled units."
+                f"The choice of the clip norm takes {CLIP_SHARE} as well: {parameter('scale_share')} is less than "
+                f"{1 - CLIP_SHARE} then."
             )
         if self.clip_norm == "auto" and self.scale is None:
             raise UsageError(
@@ -256,11 +262,13 @@ class ReleaseRequest:
             )
 
     @property
-    def chooses(self) -> Literal["clip norm", "scale"] | None:
-        """What it chooses first, in a draw of its own; None: nothing."""
-        if self.scale == "private":
-            return "scale"
-        return "clip norm" if self.clip_norm == "private" else None
+    def chooses(self) -> tuple[Choice, ...]:
+        """What it chooses first, each in a draw of its own, in the order of these draws; none: nothing.
+
+        The scale comes first: norms are those of scaled rows.
+        """
+        found: dict[Choice, object] = {"scale": self.scale, "clip norm": self.clip_norm}
+        return tuple(choice for choice, given in found.items() if isinstance(given, str) and given == "private")
 
     @property
     def mechanism_info(self) -> MechanismInfo:
@@ -343,7 +351,7 @@ class ReleaseRequest:
             If the release chooses its clip norm or scale itself: no row can be bounded before that.
         """
         if self.clip_norm == "private" or self.scale == "private":
-            raise UsageError(f"The {self.chooses} is not chosen yet: the release itself does that, privately.")
+            raise UsageError(f"The {self.chooses[0]} is not chosen yet: the release itself does that, privately.")
         bits = self.grid_bits
         if bits is None or self.clip_norm == "auto":
             return self.on_grid(columns).bound(columns)
@@ -363,7 +371,7 @@ class ReleaseRequest:
 
         No width and no noise in grid steps depends on them.
         """
-        if self.chooses is None:
+        if not self.chooses:
             return self
         clip = 1.0 if self.clip_norm in get_args(Word) else self.clip_norm
         return replace(
@@ -373,30 +381,43 @@ class ReleaseRequest:
     def parts(self, columns: int, max_rows: int = 1) -> Parts | None:
         """Return the parts of a release that chooses something first, of a table of so many columns; None of others.
 
-        Where the mechanism has a mu, the stage takes its share of mu² and has Gaussian noise. Where it has none, the
-        stage takes that share of epsilon and has discrete Laplace noise.
+        Where the mechanism has a mu, a stage takes its share of mu² and has Gaussian noise. Where it has none, it takes
+        that share of epsilon and has discrete Laplace noise. Two stages are divided from the release, and then from
+        each other: the theorem of :mod:`dpdist.privacy.staged`, applied twice.
 
         Raises
         ------
         UsageError, RefusedError
             As of :meth:`calibrated`; or if the loss is too small to be divided.
         """
-        if self.chooses is None:
+        if not self.chooses:
             return None
-        whole = _proved(self.sized.calibrated(columns, max_rows))
+        gaussian = _proved(self.sized.calibrated(columns, max_rows)).mu_squared is not None
+        shares: dict[Choice, Fraction] = {"scale": self.scale_share, "clip norm": CLIP_SHARE}
+        share = sum((shares[choice] for choice in self.chooses), Fraction(0))
 
-        def stage(loss: PrivacyLoss) -> CalibratedHistogram:
-            if self.chooses == "scale":
+        def stage(choice: Choice, loss: PrivacyLoss) -> CalibratedHistogram:
+            if choice == "scale":
                 return column_histograms.calibrated(loss, self.neighbours, columns, max_rows)
             return quantile.calibrated(loss, self.neighbours, max_rows)
 
-        share = self.scale_share if self.chooses == "scale" else CLIP_SHARE
-        first, rest = divided(
-            self.loss, share, lambda loss: stage(loss).guarantee, gaussian=whole.mu_squared is not None
-        )
+        def stages(loss: PrivacyLoss) -> dict[Choice, CalibratedHistogram]:
+            first, *others = self.chooses
+            losses = [loss]
+            if others:
+                losses = [
+                    *divided(loss, shares[first] / share, lambda one: stage(first, one).guarantee, gaussian=gaussian)
+                ]
+            return {choice: stage(choice, one) for choice, one in zip(self.chooses, losses, strict=True)}
+
+        def choice(loss: PrivacyLoss) -> Guarantee:
+            first, *others = (found.guarantee for found in stages(loss).values())
+            return together(first, others[0], loss) if others else first
+
+        chosen, rest = divided(self.loss, share, choice, gaussian=gaussian)
         moment = replace(self.sized, loss=rest)
-        both = together(stage(first).guarantee, _proved(moment.calibrated(columns, max_rows)), self.loss)
-        return Parts(stage(first), moment, both)
+        whole = together(choice(chosen), _proved(moment.calibrated(columns, max_rows)), self.loss)
+        return Parts(stages(chosen), choice(chosen), moment, whole)
 
     def calibrated(self, columns: int, max_rows: int = 1) -> Calibrated:
         """Return the mechanism calibrated for a table of so many columns.
@@ -486,12 +507,12 @@ class ReleaseRequest:
 
     def _bound_json(self, columns: int) -> dict[str, object]:
         said: dict[str, object] = dict(self.sized.bound(columns).to_json())
-        if self.chooses == "clip norm":
-            rule = {"mechanism": quantile.NAME, "grid": CLIP_GRID.to_json(), "share": str(CLIP_SHARE)}
-            return {**said, "clip_norm": rule}
-        if self.chooses == "scale":
+        if "scale" in self.chooses:
             rule = {"mechanism": column_histograms.NAME, "grid": column_histograms.GRID, "share": str(self.scale_share)}
-            return {**said, "clip_norm": self.clip_norm, "scale": rule}
+            said |= {"clip_norm": self.clip_norm, "scale": rule}
+        if "clip norm" in self.chooses:
+            rule = {"mechanism": quantile.NAME, "grid": CLIP_GRID.to_json(), "share": str(CLIP_SHARE)}
+            said |= {"clip_norm": rule}
         return said
 
     def release_id(self, table: Table) -> str:

@@ -1,12 +1,16 @@
-"""What a release draws first, and what follows from it: its clip norm, or centre and scale of its columns.
+"""What a release draws first, and what follows from it: centre and scale of its columns, its clip norm, or all of them.
 
-The stage and the release stand under one id and are charged together (:mod:`dpdist.privacy.staged`). What the release
-takes from its stage is a function of the bytes that were committed, and of public facts. So whoever resumes it takes
-the same.
+The stages and the release stand under one id and are charged together (:mod:`dpdist.privacy.staged`). What a stage
+takes from the one before it, and the release from both, is a function of the bytes that were committed, and of public
+facts. So whoever resumes it takes the same.
+
+Where both are chosen the scale comes first. Centre and scale of each column follow from the committed histograms of the
+columns; then norms are counted of the rows that are shifted and scaled by these, as the release bounds them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,23 +18,25 @@ from dpdist._util.text import rounded_up
 from dpdist.errors import RefusedError
 from dpdist.mechanisms import columns, quantile
 from dpdist.mechanisms.counts import Counts
-from dpdist.moment.column_histogram import ColumnCounting
+from dpdist.moment.column_histogram import ColumnCounting, grids_of_numbers
+from dpdist.moment.histogram import Counting
+from dpdist.moment.norm_histogram import NormCounting
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release import norm_histogram
 from dpdist.release.attributes import Stage
 from dpdist.release.column_histogram import ColumnHistograms, ColumnsStage
 from dpdist.release.histogram import HistogramTransaction, drawn
-from dpdist.release.norm_histogram import NormsRequest, NormsStage
-from dpdist.release.request import CLIP_GRID, Parts, ReleaseRequest, auto_clip
+from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsStage, SecondNormsStage
+from dpdist.release.request import CLIP_GRID, Choice, Parts, ReleaseRequest, auto_clip
 from dpdist.release.trusted import MomentTransaction, Staged
 
 Chosen = dict[str, float | tuple[float, ...]]
 
 
-def first_of(transaction: MomentTransaction) -> HistogramTransaction[Any]:
-    """Return the stage of a release that has one."""
-    return _columns(transaction) if transaction.request.chooses == "scale" else norms_of(transaction)
+def stage_of(transaction: MomentTransaction, choice: Choice) -> HistogramTransaction[Any]:
+    """Return the stage of a release that makes one of its choices; those before it are committed."""
+    return _columns(transaction) if choice == "scale" else norms_of(transaction)
 
 
 def norms_of(transaction: MomentTransaction) -> NormsStage:
@@ -38,14 +44,21 @@ def norms_of(transaction: MomentTransaction) -> NormsStage:
 
     With private centring the rows are clipped about zero, before their mean is known; so are their norms.
     """
-    asked = transaction.request
-    if asked.scale == "private":
-        raise AssertionError("it chooses a scale, and no clip norm")
-    request = NormsRequest(
-        _parts(transaction).stage.guarantee.loss, CLIP_GRID, asked.neighbours, asked.centre, asked.scale,
-        asked.accept_large_delta,
+    parts, asked = _parts(transaction), transaction.request
+    second = asked.scale == "private"
+    bounded = _standardising(asked, parts, _columns(transaction).read())[0] if second else parts.moment
+    request = _norms_request(parts, bounded, transaction.table.columns)
+    kind = SecondNormsStage if second else NormsStage
+    return kind(request, transaction.table, transaction.ledger, transaction.release_id)
+
+
+def _norms_request(parts: Parts, bounded: ReleaseRequest, width: int) -> NormsRequest:
+    """Return what the stage of the norms is, of rows that are shifted and scaled as those of the release."""
+    bound = bounded.bound(width)
+    return NormsRequest(
+        parts.stages["clip norm"].guarantee.loss, CLIP_GRID, bounded.neighbours, bound.centre, bound.scale,
+        bounded.accept_large_delta,
     )  # fmt: skip
-    return NormsStage(request, transaction.table, transaction.ledger, transaction.release_id)
 
 
 def _columns(transaction: MomentTransaction) -> ColumnsStage:
@@ -64,46 +77,72 @@ def _parts_of(request: ReleaseRequest, width: int, max_rows: int) -> Parts:
 
 
 def settled(transaction: MomentTransaction) -> MomentTransaction:
-    """Read the stage that was committed, and return the release that follows from it, under the same id.
+    """Read the stages that were committed, and return the release that follows from them, under the same id.
 
-    Its parameters are those that were charged, and what the committed stage tells. Whoever repeats this gets the same:
+    Its parameters are those that were charged, and what the committed stages tell. Whoever repeats this gets the same:
     it is post-processing of these bytes.
     """
-    parts = _parts(transaction)
-    if transaction.request.chooses == "scale":
-        request, stage = standardising(transaction.request, parts, _columns(transaction).read())
-    else:
-        request, stage = _clipping(transaction, parts)
-    request = replace(request, name=transaction.release_id)
-    return replace(transaction, request=request, staged=Staged(stage, parts.guarantee))
+    parts, asked = _parts(transaction), transaction.request
+    columns_found = _columns(transaction).read() if "scale" in asked.chooses else None
+    norms_found = norm_histogram.published(norms_of(transaction)) if "clip norm" in asked.chooses else None
+    request, staged = _following(asked, parts, columns_found, norms_found, _norm_by_schema(transaction))
+    return replace(transaction, request=replace(request, name=transaction.release_id), staged=staged)
 
 
-def standardising(asked: ReleaseRequest, parts: Parts, found: ColumnHistograms) -> tuple[ReleaseRequest, Stage]:
-    """Return the release that follows from the histograms of its columns, and what it tells of them."""
+def _following(
+    asked: ReleaseRequest,
+    parts: Parts,
+    columns_found: ColumnHistograms | None,
+    norms_found: NormHistogram | None,
+    known: float | None = None,
+) -> tuple[ReleaseRequest, Staged]:
+    """Return the release that follows from its stages, and what it tells of them.
+
+    Parameters
+    ----------
+    asked, parts
+        What was charged.
+    columns_found, norms_found
+        What was drawn.
+    known
+        A norm that no row exceeds, from what is public; None: none is known.
+    """
+    request, chosen, names, answer = parts.moment, Chosen(), [], {}
+    if columns_found is not None:
+        request, chosen = _standardising(asked, parts, columns_found)
+        names, answer = [columns.NAME], columns_found.to_json()
+    if norms_found is not None:
+        request, clipping = _clipping(request, norms_found, known)
+        told = {
+            "edges": list(norms_found.edges), "counts": list(norms_found.counts), "noise": norms_found.noise.to_json()
+        }  # fmt: skip
+        chosen, answer = chosen | clipping, {**answer, "norms": told} if names else told
+        names.append(quantile.NAME)
+    stage = Stage(", ".join(names), parts.choice.to_json(), chosen, answer)
+    return request, Staged(stage, parts.guarantee)
+
+
+def _standardising(asked: ReleaseRequest, parts: Parts, found: ColumnHistograms) -> tuple[ReleaseRequest, Chosen]:
+    """Return the release with the centre and scale that follow from its columns, and what it takes from them."""
     each = found.standardised
     chosen: Chosen = {} if asked.centre is not None else {"centre": tuple(column.centre for column in each)}
     chosen |= {"scale": tuple(column.scale for column in each), "bins": tuple(float(column.bins) for column in each)}
-    clip = asked.clip_norm
-    if clip == "auto":  # the other columns are scaled to be short: a larger norm would only add noise
+    clip = parts.moment.clip_norm
+    if asked.clip_norm == "auto":  # the other columns are scaled to be short: a larger norm would only add noise
         clip = auto_clip(max(1, sum(column.seen for column in each)))
         chosen["clip_norm"] = clip
-    stage = Stage(columns.NAME, parts.stage.guarantee.to_json(), chosen, found.to_json())
     vectors: dict[str, Any] = {name: chosen[name] for name in ("centre", "scale") if name in chosen}
-    return replace(parts.moment, clip_norm=clip, **vectors), stage
+    return replace(parts.moment, clip_norm=clip, **vectors), chosen
 
 
-def _clipping(transaction: MomentTransaction, parts: Parts) -> tuple[ReleaseRequest, Stage]:
-    """Return the release that follows from the histogram of norms, and what it tells of that."""
-    found = norm_histogram.published(norms_of(transaction))
+def _clipping(request: ReleaseRequest, found: NormHistogram, known: float | None) -> tuple[ReleaseRequest, Chosen]:
+    """Return the release with the clip norm that follows from the norms of its rows, and what it takes from them."""
     clip_norm, share = found.clip_norm()
     chosen: Chosen = {"clip_norm": clip_norm, "quantile": float(share)}
-    known = _norm_by_schema(transaction)
     if known is not None and known <= clip_norm:  # public: no row is longer, and a larger norm would only add noise
         clip_norm = known
         chosen = {"clip_norm": clip_norm}
-    answer = {"edges": list(found.edges), "counts": list(found.counts), "noise": found.noise.to_json()}
-    stage = Stage(quantile.NAME, found.guarantee.to_json(), chosen, answer)
-    return replace(parts.moment, clip_norm=clip_norm), stage
+    return replace(request, clip_norm=clip_norm), chosen
 
 
 def _norm_by_schema(transaction: MomentTransaction) -> float | None:
@@ -130,23 +169,47 @@ def require_columns_seen(transaction: MomentTransaction) -> None:
 
 def require_seen(request: ReleaseRequest, counting: ColumnCounting, rows: int, max_rows: int = 1) -> None:
     """Do the same of a request, of n rows, which are looked at where n is public only."""
-    parts = _parts_of(request, counting.columns, max_rows)
-    least = columns.threshold(parts.stage.noise, counting.bins)
+    stage = _parts_of(request, counting.columns, max_rows).stages["scale"]
+    least = columns.threshold(stage.noise, counting.bins)
     if request.neighbours is Neighbours.REPLACE_ONE and 2 * least > rows:
         raise RefusedError(
-            f"A scale would be chosen at {parts.stage.guarantee.loss}, a part of the loss, where {least} rows in one "
+            f"A scale would be chosen at {stage.guarantee.loss}, a part of the loss, where {least} rows in one "
             f"bin are lost in the noise; the table has {rows}. Nothing was read or spent. Ask for a larger epsilon or "
             f"{parameter('scale_share')}, or scale the columns by what is publicly known."
         )
 
 
-def draw_unrecorded(request: ReleaseRequest, counting: ColumnCounting, exact: Counts) -> tuple[ReleaseRequest, Staged]:
-    """Draw the stage that chooses a scale, once, over rows that no ledger knows: called twice, it costs twice.
+def draw_unrecorded(
+    request: ReleaseRequest, width: int, rows: int, counts: Callable[[Counting], Counts]
+) -> tuple[ReleaseRequest, Staged]:
+    """Draw the stages of a release, once, over rows that no ledger knows: called twice, it costs twice.
 
-    Whoever calls this has charged both draws before, and passes on what it returns
+    Whoever calls this has charged all draws before, and passes on what it returns
     (:func:`dpdist.release.trusted.draw_unrecorded`).
+
+    Parameters
+    ----------
+    request
+        The release.
+    width, rows
+        Columns, and n.
+    counts
+        Returns how many rows fall into each bin of what is counted: the exact counts, private.
     """
-    parts = _parts_of(request, counting.columns, 1)
-    found = ColumnHistograms.of_noisy(counting, drawn(parts.stage, exact), parts.stage.noise)
-    request, stage = standardising(request, parts, found)
-    return request, Staged(stage, parts.guarantee)
+    parts = _parts_of(request, width, 1)
+    columns_found = norms_found = None
+    bounded = parts.moment
+    if "scale" in request.chooses:
+        counting = ColumnCounting(grids_of_numbers(width))
+        stage = parts.stages["scale"]
+        columns_found = ColumnHistograms.of_noisy(counting, drawn(stage, counts(counting)), stage.noise)
+        bounded = _standardising(request, parts, columns_found)[0]
+    if "clip norm" in request.chooses:
+        stage = parts.stages["clip norm"]
+        norms = NormCounting(_norms_request(parts, bounded, width).bound(width), CLIP_GRID.edges)
+        norms_found = NormHistogram(
+            release_id="", guarantee=stage.guarantee, edges=norms.edges,
+            counts=tuple(drawn(stage, counts(norms)).tolist()), noise=stage.noise,
+            rows=rows if request.neighbours is Neighbours.REPLACE_ONE else None, ledger_head="",
+        )  # fmt: skip
+    return _following(request, parts, columns_found, norms_found)

@@ -8,8 +8,8 @@ for its sum. What leaves is only what was read back from the ledger after the co
 engine forbids them before it connects, and again in every task, because sums are in this process's memory before this
 module is called.
 
-A release that chooses its clip norm, or a scale, has a stage (:mod:`dpdist.release.stages`). What follows from it is
-read from the committed bytes alone.
+A release that chooses its clip norm, or a scale, has a stage of each (:mod:`dpdist.release.stages`). What follows from
+them is read from the committed bytes alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from tempfile import TemporaryFile
-from typing import Literal
 
 import numpy as np
 
@@ -27,9 +26,10 @@ from dpdist._util.progress import Steps
 from dpdist._util.text import canonical
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ledger.address import LedgerAddress
+from dpdist.ledger.entries import Draws
 from dpdist.ledger.journal import written
 from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State
+from dpdist.ledger.state import Part, State
 from dpdist.mechanisms.base import BandedMoment, Calibrated, IndependentEntries, Matrix, released
 from dpdist.moment.operator import MomentMatrix
 from dpdist.moment.total import Partial, complete
@@ -79,12 +79,18 @@ class MomentTransaction(ReleaseTransaction[ReleaseRequest]):
 
     target: Store
     staged: Staged | None = None
-    """Where a stage was drawn before it: what the release tells of that."""
+    """Where stages were drawn before it: what the release tells of them."""
 
     @property
-    def draws(self) -> Literal[1, 2]:
-        """Two where something is to be chosen first."""
-        return 1 if self.request.chooses is None else 2
+    def draws(self) -> Draws:
+        """One more for each thing that is to be chosen first."""
+        every: tuple[Draws, ...] = (1, 2, 3)
+        return every[len(self.request.chooses)]
+
+    def has(self, part: Part) -> bool:
+        """Say whether a part is committed."""
+        record = Ledger(self.ledger).record(self.release_id)
+        return record is not None and record.has(part)
 
     def sized(self) -> MomentTransaction:
         """Return it with a clip norm of 1 or no scale where that is not chosen yet: no width or cost depends on it."""

@@ -143,7 +143,7 @@ def _choice(request: ReleaseRequest, columns: int, rows: int, max_rows: int) -> 
     parts = request.parts(columns, max_rows)
     if parts is None:
         raise AssertionError("it chooses its clip norm")
-    half, stage = Fraction(1, 2), parts.stage
+    half, stage = Fraction(1, 2), parts.stages["clip norm"]
     error = rank_error(stage.noise, len(CLIP_GRID.edges), half, rows_known=True)
     return stage.guarantee.loss, Worth(half, error, rows)
 

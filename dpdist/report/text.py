@@ -239,13 +239,14 @@ def _trade_lines(found: Forecast) -> list[str]:
 
 def parts(found: Parts, request: ReleaseRequest) -> str:
     """Say what both parts of a release cost that chooses its clip norm, or a scale, and of what the figures are."""
-    if request.chooses == "scale":
-        chosen, units = "centre and scale of each column, by a private histogram of it", "in scaled units"
-    else:
-        chosen, units = "its clip norm, by a private histogram of the norms", "in units of the clip norm"
+    columns = "centre and scale of each column, by a private histogram of it"
+    norms = "its clip norm, by a private histogram of the norms"
+    chosen = ", and then ".join(columns if choice == "scale" else norms for choice in request.chooses)
+    units = "in units of the clip norm" if "clip norm" in request.chooses else "in scaled units"
     return wrapped(
         f"The release first chooses {chosen}: {found.share_words}. The figures are of the moment that follows, at "
-        f"{found.moment.loss}, {units}. Both together cost {found.guarantee.loss}."
+        f"{found.moment.loss}, {units}. {'Both' if len(request.chooses) == 1 else 'All'} together cost "
+        f"{found.guarantee.loss}."
     )
 
 

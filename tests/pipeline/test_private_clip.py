@@ -65,7 +65,7 @@ def test_the_squares_of_both_gaussian_parts_are_those_of_the_whole(
     request = replace(GAUSSIAN, loss=PrivacyLoss.parse(*loss), neighbours=neighbours)
     parts = request.parts(5, max_rows)
     assert parts is not None
-    first, second = parts.stage.guarantee.mu_squared, parts.moment.calibrated(5, max_rows).guarantee
+    first, second = parts.choice.mu_squared, parts.moment.calibrated(5, max_rows).guarantee
     assert first is not None
     assert second is not None
     assert second.mu_squared is not None
@@ -77,7 +77,7 @@ def test_the_squares_of_both_gaussian_parts_are_those_of_the_whole(
     assert first <= CLIP_SHARE * whole
     assert both.mu_squared >= 0.9999 * whole  # what rounding to integers left over went to the moment
     assert (both.loss, both.neighbours, both.arithmetic) == (request.loss, neighbours, Arithmetic.INTEGER_EXACT)
-    stage = calibrated(parts.stage.guarantee.loss, neighbours, max_rows)
+    stage = calibrated(parts.choice.loss, neighbours, max_rows)
     assert isinstance(stage.noise, RoundedNormal)
     sensitivity = (2 if neighbours is Neighbours.REPLACE_ONE else 1) * max_rows**2
     assert first == Fraction(sensitivity, stage.noise.sigma**2)
@@ -86,8 +86,11 @@ def test_the_squares_of_both_gaussian_parts_are_those_of_the_whole(
 def test_the_epsilons_of_both_pure_parts_add_up_to_the_whole() -> None:
     parts = PURE.parts(5)
     assert parts is not None
-    assert isinstance(calibrated(parts.stage.guarantee.loss, Neighbours.REPLACE_ONE).noise, DiscreteLaplace)
-    assert (parts.stage.guarantee.loss, parts.moment.loss) == (PrivacyLoss.parse("0.1"), PrivacyLoss.parse("0.9"))
+    assert isinstance(calibrated(parts.choice.loss, Neighbours.REPLACE_ONE).noise, DiscreteLaplace)
+    assert (parts.choice.loss, parts.moment.loss) == (
+        PrivacyLoss.parse("0.1"),
+        PrivacyLoss.parse("0.9"),
+    )
     assert parts.guarantee.loss == PURE.loss
     # beside Gaussian releases each part is charged for itself
     dearer = mu_of_pure(Fraction(1))
@@ -163,7 +166,7 @@ def test_it_is_one_release_at_the_price_of_both_and_tells_its_stage(
     assert found.claim == request_.loss
     assert found.private_as_claimed
     assert found.guarantee.proof == "dpdist.privacy.staged"
-    assert Guarantee.from_json(found.stage.guarantee) == parts.stage.guarantee
+    assert Guarantee.from_json(found.stage.guarantee) == parts.choice
     assert found.noise == parts.moment.calibrated(3).noise
 
     histogram = NormHistogram.from_json(json.loads(stage_of(rows)))
@@ -256,7 +259,7 @@ def test_it_is_calibrated_for_all_rows_of_a_unit(tmp_path: Path) -> None:
 def _sigma(max_rows: int) -> int:
     parts = GAUSSIAN.parts(3, max_rows)
     assert parts is not None
-    noise = calibrated(parts.stage.guarantee.loss, Neighbours.REPLACE_ONE, max_rows).noise
+    noise = calibrated(parts.choice.loss, Neighbours.REPLACE_ONE, max_rows).noise
     assert isinstance(noise, RoundedNormal)
     return noise.sigma
 

@@ -100,7 +100,7 @@ def test_the_squares_of_both_gaussian_parts_are_those_of_the_whole(
     request = ReleaseRequest("gaussian", asked, "auto", neighbours, scale="private", scale_share=share)  # type: ignore[arg-type]
     parts = request.on_grid(54, 10**6, max_rows).parts(54, max_rows)
     assert parts is not None
-    first, second = parts.stage.guarantee, parts.moment.calibrated(54, max_rows).guarantee
+    first, second = parts.choice, parts.moment.calibrated(54, max_rows).guarantee
     assert first.mu_squared is not None
     assert second is not None
     assert second.mu_squared is not None
@@ -110,16 +110,19 @@ def test_the_squares_of_both_gaussian_parts_are_those_of_the_whole(
     assert 0.95 * Fraction(str(share)) * whole <= first.mu_squared <= Fraction(str(share)) * whole
     assert both.mu_squared >= 0.9999 * whole
     assert (both.loss, both.neighbours, both.arithmetic) == (asked, neighbours, Arithmetic.INTEGER_EXACT)
-    assert isinstance(parts.stage.noise, RoundedNormal)
+    assert isinstance(parts.stages["scale"].noise, RoundedNormal)
     sensitivity = (2 if neighbours is Neighbours.REPLACE_ONE else 1) * max_rows**2 * 54
-    assert first.mu_squared == Fraction(sensitivity, parts.stage.noise.sigma**2)
+    assert first.mu_squared == Fraction(sensitivity, parts.stages["scale"].noise.sigma ** 2)
 
 
 def test_the_epsilons_of_both_pure_parts_add_up_to_the_whole() -> None:
     parts = PURE.parts(3)
     assert parts is not None
-    assert parts.stage.noise == DiscreteLaplace(60)  # 2 d / 0.1
-    assert (parts.stage.guarantee.loss, parts.moment.loss) == (PrivacyLoss.parse("0.1"), PrivacyLoss.parse("0.9"))
+    assert parts.stages["scale"].noise == DiscreteLaplace(60)  # 2 d / 0.1
+    assert (parts.choice.loss, parts.moment.loss) == (
+        PrivacyLoss.parse("0.1"),
+        PrivacyLoss.parse("0.9"),
+    )
     assert parts.guarantee.loss == PURE.loss
 
 
@@ -149,7 +152,7 @@ def test_it_is_one_release_at_the_price_of_both_of_rows_in_their_own_units(
     assert found.guarantee == record.guarantee == parts.guarantee
     assert found.claim == request_.loss
     assert found.private_as_claimed
-    assert Guarantee.from_json(found.stage.guarantee) == parts.stage.guarantee
+    assert Guarantee.from_json(found.stage.guarantee) == parts.choice
     assert found.noise == parts.moment.calibrated(3).noise
 
     bound = found.bound
@@ -409,8 +412,8 @@ def test_what_cannot_be_chosen_is_refused_before_anything_is_spent(rows: Path, t
         release_rows(rows, target, replace(GAUSSIAN, loss=PrivacyLoss.parse("0.001", "1e-6")))
     with pytest.raises(RefusedError, match="budget of"):
         release_rows(rows, target, replace(GAUSSIAN, loss=PrivacyLoss.parse("9.1", "1e-6")))
-    with pytest.raises(UsageError, match="its scale or its clip norm, and not both"):
-        replace(GAUSSIAN, clip_norm="private")
+    with pytest.raises(UsageError, match=r"takes 1/10 as well: scale_share is less than 9/10 then"):
+        replace(GAUSSIAN, clip_norm="private", scale_share=Fraction(9, 10))
     with pytest.raises(UsageError, match="is for columns that are divided by a scale"):
         replace(GAUSSIAN, scale=None)
     with pytest.raises(UsageError, match="reproduction"):
@@ -431,7 +434,7 @@ def test_bad_words_are_told_in_the_words_of_who_wrote_them(rows: Path, tmp_path:
     command = ["release", str(rows), str(tmp_path / "release.zarr"), "--epsilon", "1", "--delta", "1e-6"]
     for more, said in (
         (("--clip", "auto"), "add --scale private or a public scale"),
-        (("--clip", "private", "--scale", "private"), "with --scale private take --clip auto"),
+        (("--clip", "private", "--scale", "private", "--scale-share", "0.95"), "--scale-share is less than 9/10"),
         (("--clip", "1", "--scale", "private", "--centre", str(public)), "--centre holds a public scale"),
         (("--clip", "1", "--scale-share", "0.2"), "--scale-share is the part of a private choice"),
     ):
