@@ -166,7 +166,8 @@ def ingest(
     "--centre",
     default=Centring.NONE.value,
     show_default=True,
-    help="none, private, or a file (.npz, .npy, .json) with a public centre and scale per column.",
+    help="none, private, or a file (.npz, .npy, .json) with a public centre and scale per column, or a release.zarr "
+    "whose rows had them.",
 )
 @scale_options
 @grid_options

@@ -92,6 +92,8 @@ def model_of(estimator: Any) -> Normal:
     UsageError
         If the release tells no variances, or the noise lets one of them be 0.
     """
+    if estimator.correlation:
+        raise UsageError("Nothing can be told of likelihoods of standardised columns: fit without correlation.")
     k, d = estimator.components_.shape
     about = estimator.explained_variance_ is not None  # per row
     found = Components(estimator.components_, None, per_row=about, mean=estimator.mean_, scale=estimator.scale_)

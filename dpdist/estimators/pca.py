@@ -28,6 +28,7 @@ from dpdist.estimators.fit import (
     proved,
     release_place,
     released,
+    releases_subspace,
     request_of,
     require_private,
     tell_columns,
@@ -39,12 +40,14 @@ from dpdist.ledger.address import LedgerAddressGiven
 from dpdist.ledger.budget import Budget
 from dpdist.naming import naming, parameter, step
 from dpdist.pca.components import Components, components, total_variance
+from dpdist.pca.correlation import Correlation, require_correlated
+from dpdist.pca.correlation import correlation as correlation_of
 from dpdist.pca.projection import Projector, scores_in_memory
 from dpdist.pca.scree import Scree, above_noise, require_edge, scree
 from dpdist.pipeline.components import components_of
 from dpdist.privacy.guarantee import Number
-from dpdist.release.artefact import Release
-from dpdist.release.request import ROWS_AT_MOST, ReleaseRequest
+from dpdist.release.artefact import Release, open_release
+from dpdist.release.request import ROWS_AT_MOST, Centring, ReleaseRequest
 from dpdist.runtime.cluster import Cluster
 
 Matrix = npt.NDArray[np.float64]
@@ -64,6 +67,11 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         Number of components k, or ``"auto"``: those that stand above the noise of the release, at confidence 0.95. Or,
         between 0 and 1, the share of the variance that they shall hold: the fewest of which the lower end of the
         interval of that share is not below it.
+    correlation : bool, default False
+        Whether to take components of the correlation matrix: of columns that are standardised by what was released
+        (``scale_`` is their deviation then), without those that do not stand above the noise, which ``left_out_``
+        names. It needs a number of components or a share, and a ``centre`` or ``scale="private"``; scores are not
+        whitened, and have no likelihood. The same as ``dpdist pca --correlation``, and free.
     whiten : bool, default False
         Whether ``transform`` divides the scores by the square roots of ``score_variances_``, so that they vary by about
         1. Refused where the noise lets one of these be 0.
@@ -133,7 +141,11 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         (k,) float64, from 0 to 1, with a sum of at most 1: each eigenvalue without what the noise adds to it, over
         the trace of the released matrix, which is repaired where noise made it smaller than their sum. 0 where the
         eigenvalue is not beyond the edge of the noise; where no edge is known, eigenvalues as released. None where
-        no matrix was released.
+        no matrix was released. Of correlations: over the number of columns that were not left out.
+    explained_variance_ratio_intervals_ : ndarray or None
+        (k, 2): of correlations, where these lie as far as noise goes (:mod:`dpdist.pca.correlation`); else None.
+    left_out_ : tuple of str
+        Of correlations: names of the columns that do not stand above the noise. Their loadings are 0.
     score_variances_, score_variance_intervals_ : ndarray or None
         (k,) and (k, 2) float64: variance of the scores of the shortened rows on each component, which is less than its
         eigenvalue, and between which it lies in nine of ten releases or more, on average over components (measured:
@@ -227,6 +239,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         self,
         n_components: float | str = AUTO,
         *,
+        correlation: bool = False,
         whiten: bool = False,
         epsilon: Number,
         clip: float | str,
@@ -248,6 +261,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         cluster: Cluster | None = None,
     ) -> None:
         self.n_components = n_components
+        self.correlation = correlation
         self.whiten = whiten
         self.epsilon = epsilon
         self.clip = clip
@@ -274,6 +288,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         release: Release | str | os.PathLike[str],
         n_components: float | str = AUTO,
         *,
+        correlation: bool = False,
         whiten: bool = False,
         cluster: Cluster | None = None,
     ) -> Self:
@@ -283,7 +298,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         ----------
         release
             A release, or the path of a release.zarr.
-        n_components, whiten
+        n_components, correlation, whiten
             As of the class.
         cluster
             Where a release that is too large for memory is multiplied; None: in this process.
@@ -300,14 +315,20 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         """
         with naming(ESTIMATORS):
             count = _count(n_components)
-            if not isinstance(release, Release):
+            _require_kind(correlation, whiten, count)
+            if correlation:
+                opened = release if isinstance(release, Release) else open_release(release)
+                found: Components | Correlation = correlation_of(opened, _known(count))
+            elif not isinstance(release, Release):
                 opened, found = components_of(release, count, cluster=cluster)
             elif release.in_memory:
                 opened, found = release, _taken(release, count)
             else:
                 raise DataError("The release is too large for memory: pass the path of its release.zarr.")
             require_private(opened)
-            made = cls(n_components, whiten=whiten, **parameters_of(opened), cluster=cluster)
+            made = cls(
+                n_components, correlation=correlation, whiten=whiten, **parameters_of(opened), cluster=cluster
+            )  # fmt: skip
             tell_columns(made, opened)
             made.release_ = opened
             made._learn(opened, found)
@@ -340,7 +361,9 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         with naming(ESTIMATORS):
             count = _count(self.n_components)
             number = _number(count)
-            release = released(self, X, partial(_require_components, count=number), number)
+            _require_kind(self.correlation, self.whiten, count)
+            check = partial(_require_correlated if self.correlation else _require_components, count=number)
+            release = released(self, X, check, number)
             try:
                 self._learn(*self._components_of(release, X, count))
             except (UsageError, DrownedError) as error:
@@ -525,26 +548,35 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             facts |= {"components": self.n_components_, "above the noise": self.n_above_noise_}
         return facts
 
-    def _components_of(self, release: Release, given: object, count: float | None) -> tuple[Release, Components]:
+    def _components_of(
+        self, release: Release, given: object, count: float | None
+    ) -> tuple[Release, Components | Correlation]:
+        if self.correlation:
+            return release, correlation_of(release, _known(count))
         rows = rows_at(given)
         if release.in_memory or rows is None:
             return release, _taken(release, count)
         place = release_place(self, rows, request_of(self, _number(count)))
         return components_of(place, count, cluster=self.cluster)
 
-    def _learn(self, release: Release, found: Components) -> None:
+    def _learn(self, release: Release, of: Components | Correlation) -> None:
+        standardised = of if isinstance(of, Correlation) else None
+        found = of.components if isinstance(of, Correlation) else of
         self.guarantee_ = proved(release)
         self.components_ = found.components
         self.n_components_ = int(found.components.shape[0])
         self.mean_, self.scale_ = found.mean, found.scale
         self.explained_variance_ = found.eigenvalues if found.per_row else None
-        seen = None if found.eigenvalues is None else scree(release, found.eigenvalues)
-        self.explained_variance_ratio_ = _shares(release, found, seen)
+        seen = None if found.eigenvalues is None or standardised else scree(release, found.eigenvalues)
+        self.explained_variance_ratio_ = standardised.shares if standardised else _shares(release, found, seen)
+        self.explained_variance_ratio_intervals_ = standardised.intervals if standardised else None
+        self.left_out_: tuple[str, ...] = standardised.left_out if standardised else ()
         self.n_above_noise_: int | None = None if seen is None else seen.above
         self.squared_cosines_: Matrix | None = None if seen is None else seen.squared_cosines
         self.squared_cosine_intervals_: Matrix | None = None if seen is None else seen.cosine_intervals
         asked = self.whiten or isinstance(_count(self.n_components), float)
-        held = captured(release, found) if asked or release.bound.columns <= WIDE else None
+        known = not standardised and (asked or release.bound.columns <= WIDE)
+        held = captured(release, found) if known else None
         likelihood.tell(self, found, held)
         if seen is not None and seen.above < self.n_components_:
             _warn_of_drowned(seen.above, self.n_components_)
@@ -561,6 +593,51 @@ def _count(n_components: object) -> float | None:
             "stand above the noise."
         )
     return int(n_components)
+
+
+def _require_kind(correlation: object, whiten: object, count: float | None) -> None:
+    """Refuse what does not go with components of the correlation matrix, before anything is paid for.
+
+    Raises
+    ------
+    UsageError
+        If it is no boolean, the number of components is left to the noise, or the scores shall be whitened.
+    """
+    if not isinstance(correlation, bool | np.bool_):
+        raise UsageError("correlation is True or False.")
+    if correlation and whiten:
+        raise UsageError("Scores of standardised columns are not whitened: leave whiten or correlation out.")
+    if correlation and count is None:
+        raise _numberless()
+
+
+def _known(count: float | None) -> float:
+    if count is None:
+        raise _numberless()
+    return count
+
+
+def _numberless() -> UsageError:
+    return UsageError(
+        "correlation=True needs a number of components, or the share of the variance that they hold: which of them "
+        "stand above the noise is said of the second moment alone (n_components)."
+    )
+
+
+def _require_correlated(request: ReleaseRequest, columns: int, *, count: int | None) -> None:
+    """Refuse a release that will have no correlations, before it is paid for.
+
+    Raises
+    ------
+    UsageError
+        If there are not so many columns, or its mechanism, or what rows are shifted by, allows none.
+    """
+    _require_components(request, columns, count=count or 1)  # the share needs no number
+    require_correlated(
+        subspace=releases_subspace(request),
+        mechanism=request.mechanism,
+        centred=request.centring is Centring.PRIVATE or request.centre is not None or request.scale == "private",
+    )
 
 
 def _number(count: float | None) -> int | None:

@@ -160,7 +160,11 @@ class Release(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _key("Which two tables cannot be told apart.", " or ".join(f'"{relation}"' for relation in Neighbours)),
     ] = Neighbours.REPLACE_ONE
     centre: Annotated[
-        str, _key("none, private, or a file with a public centre and scale per column.", '"none", "private" or a path')
+        str,
+        _key(
+            "none, private, or a file with a public centre and scale per column, or a release.zarr that has them.",
+            '"none", "private" or a path',
+        ),
     ] = Centring.NONE.value
     scale: Annotated[
         str,

@@ -209,19 +209,41 @@ def require_centre(release: Release) -> None:
     UsageError
         If it is of components only, is too large for memory, or has neither a mean nor a centre.
     """
-    if release.subspace is not None:
-        raise UsageError(
-            f"{release.mechanism} released components, and no second moment to take correlations of: leave "
-            f"{parameter('correlation')} out, or take a release by gaussian (with a delta) or two-sided-wishart "
-            "(without)."
-        )
+    centred = bool(release.bound.constant) or release.bound.centre is not None
+    require_correlated(subspace=release.subspace is not None, mechanism=release.mechanism, centred=True)
     release.require_moment()
     if not release.in_memory:
         raise UsageError(
             "The release is too large for memory, and a correlation matrix is made there. Release with a scale "
             f"({parameter('scale', 'private')}), and take components without {parameter('correlation')}."
         )
-    if not release.bound.constant and release.bound.centre is None:
+    require_correlated(subspace=False, mechanism=release.mechanism, centred=centred)
+
+
+def require_correlated(*, subspace: bool, mechanism: str, centred: bool) -> None:
+    """Refuse a release, made or yet to be made, that has no correlations.
+
+    Parameters
+    ----------
+    subspace
+        Whether it is of components only.
+    mechanism
+        Its mechanism.
+    centred
+        Whether it has a mean, or its rows are shifted by a centre.
+
+    Raises
+    ------
+    UsageError
+        If it is of components only, or has neither.
+    """
+    if subspace:
+        raise UsageError(
+            f"{mechanism} releases components, and no second moment to take correlations of: leave "
+            f"{parameter('correlation')} out, or take a release by gaussian (with a delta) or two-sided-wishart "
+            "(without)."
+        )
+    if not centred:
         raise UsageError(
             "The release has no mean and no centre, so nothing says about what columns vary. Release with "
             f"{parameter('centre', 'private')}, with a public centre, or with {parameter('scale', 'private')}."
@@ -232,9 +254,10 @@ def _intervals(values: Values, columns: Values, divisor: Values, noise: EntryNoi
     """Return where each eigenvalue of the correlation matrix lies, (d, 2), from all eigenpairs (see the module)."""
     a = divisor[:, None] * columns
     squares, quartic = (a**2).sum(axis=0), (a**4).sum(axis=0)
-    variance = noise.on * quartic * (1 - values) ** 2 + 2 * noise.off * (squares**2 - quartic)
+    apart = np.maximum(squares**2 - quartic, 0)  # of one column rounding leaves less than 0
+    variance = noise.on * quartic * (1 - values) ** 2 + 2 * noise.off * apart
     # of a law that is invariant under rotations, entries of the diagonal go together
-    variance += max(0.0, noise.on - 2 * noise.off) * (1 - values) ** 2 * np.maximum(squares**2 - quartic, 0)
+    variance += max(0.0, noise.on - 2 * noise.off) * (1 - values) ** 2 * apart
     shift = -2 * (noise.centre @ a) * a + 2 * values * a**2 * noise.centre[:, None]
     spread = np.sqrt(variance + noise.mean * (shift**2).sum(axis=0))
     cross = a.T @ a

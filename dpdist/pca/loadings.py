@@ -94,6 +94,7 @@ def loading_intervals(
         if noise.mean:
             shift = along * a[:, [k]] + along[k] * a - 2 * c * products * noise.centre[:, None]
             variance = variance + noise.mean * (shift**2).sum(axis=0)
+        variance = np.maximum(variance, 0)  # of one column, or two that are one, rounding leaves less than 0
         gaps = values[k] - values
         gaps[k] = math.inf
         gaps[gaps == 0] = np.finfo(float).tiny

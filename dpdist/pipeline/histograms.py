@@ -51,6 +51,12 @@ def draw_stages(engine: Engine | Here, transaction: MomentTransaction) -> None:
             draw_histogram(engine, engine.trusted(stages.stage_of, transaction, choice), labels[choice])
 
 
+def _taken_from(choice: Choice) -> str:
+    if choice == "scale":
+        return f"that release, whose centre and scale are taken: {parameter('centre', 'PILOT.release.zarr')}"
+    return f"its clip norm ({parameter('clip')})"
+
+
 def require_choice(transaction: MomentTransaction) -> None:
     """Refuse a release that could choose nothing of these rows; it looks at what is public, and charges nothing.
 
@@ -66,8 +72,8 @@ def require_choice(transaction: MomentTransaction) -> None:
     if table.seals:
         raise RefusedError(
             f"The rows come in periods, and one {chosen[0]} holds for all of them, also for those to come: a release "
-            "cannot choose it. Choose it from what is publicly known, or from another table "
-            f"({parameter('centre' if chosen[0] == 'scale' else 'clip')})."
+            "cannot choose it. Choose it from what is publicly known; or release a table of rows that come in no "
+            f"period once, and name {_taken_from(chosen[0])}."
         )
     if "scale" in chosen:
         stages.require_columns_seen(transaction)

@@ -22,6 +22,7 @@ from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.norm_histogram import NormGrid
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import PrivacyLoss, neighbours_of
+from dpdist.release.artefact import open_release
 from dpdist.release.norm_histogram import NormsRequest
 from dpdist.release.request import ROWS_AT_MOST, SCALE_SHARE, Centring, ReleaseRequest, Word, share_from
 
@@ -282,13 +283,34 @@ def _arrays(path: Path, word: str = "centre") -> dict[str, Any]:
     return {word: loaded} if path.suffix == ".npy" else dict(loaded)
 
 
+def _of_release(path: Path, word: str) -> dict[str, tuple[float, ...] | None]:
+    """Return the centre and scale of a release.
+
+    Raises
+    ------
+    DataError
+        If there is none at the path, it is damaged, or its rows had no such thing.
+    """
+    found = open_release(path)
+    vectors = {"centre": found.bound.centre, "scale": found.bound.scale}
+    if not found.private_as_claimed or not any(vectors.values()) or (word == "scale" and vectors["scale"] is None):
+        raise DataError(
+            f"The release {path} has no {'centre or scale' if word == 'centre' else 'scale'} of its rows that could be "
+            f"taken: it was made without, or is not private as claimed. One with {parameter('scale', 'private')} has "
+            "both.",
+            parameter=word,
+        )
+    return vectors
+
+
 def read_public_centre(
     path: AnyPath, word: Literal["centre", "scale"] = "centre"
 ) -> dict[str, tuple[float, ...] | None]:
     """Read a public centre, and optionally a public scale, one number per column.
 
     A ``.npy`` file holds what it is read for; a ``.npz`` or ``.json`` file holds ``centre`` and ``scale``, or one of
-    them.
+    them. A release.zarr gives those by which its rows were shifted and scaled, such as a private choice: they are as
+    public as it is.
 
     Parameters
     ----------
@@ -303,6 +325,8 @@ def read_public_centre(
         If the file is missing or holds something else.
     """
     path = local(path)
+    if path.is_dir():
+        return _of_release(path, word)
     vectors: dict[str, tuple[float, ...]] = {}
     try:
         if path.suffix == ".json":
@@ -321,8 +345,8 @@ def read_public_centre(
     if not vectors or (word == "scale" and word not in vectors):
         holds = "`centre` and `scale`" if word == "centre" else "`scale`"
         raise DataError(
-            f"{path} holds no public {word}: pass `none`, `private`, a .npy file with one number per column, or a .npz "
-            f"or .json file with {holds}.",
+            f"{path} holds no public {word}: pass `none`, `private`, a .npy file with one number per column, a .npz "
+            f"or .json file with {holds}, or a release.zarr of such rows.",
             parameter=word,
         )
     return {"centre": vectors.get("centre"), "scale": vectors.get("scale")}

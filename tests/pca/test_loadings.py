@@ -12,7 +12,7 @@ from support.tallies import FALSE_ALARM
 
 from dpdist.pca.components import Components, components
 from dpdist.pca.correlation import correlation
-from dpdist.pca.loadings import intervals_of, loadings_json
+from dpdist.pca.loadings import EntryNoise, intervals_of, loading_intervals, loadings_json
 from dpdist.pca.scree import scree
 from dpdist.release.request import Centring
 from dpdist.report import text
@@ -126,3 +126,11 @@ def test_the_ends_go_with_the_signs_of_the_components() -> None:
     np.testing.assert_allclose(ends[..., 0], -other[..., 1])
     middle = ends.mean(axis=-1)
     assert (np.sign(middle) == np.sign(found.components))[np.abs(found.components) > 0.2].all()
+
+
+def test_a_single_column_that_stands_above_the_noise_has_a_loading_without_error() -> None:
+    """What rounding leaves of a variance of 0 may be less than 0."""
+    for divisor in np.random.default_rng(5).uniform(0.1, 9, 200):
+        noise = EntryNoise(0.2, 0.1, 0.0, np.zeros(1))
+        found = loading_intervals(np.ones(1), np.ones((1, 1)), 1, noise, np.array([divisor]))
+        assert np.allclose(found, 1, atol=1e-6)

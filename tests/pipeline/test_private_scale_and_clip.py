@@ -11,20 +11,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import zarr
 from click.testing import CliRunner
 from support.ledgers import DiedError, dies, ledger_of_rows, losses
 
 from dpdist.cli import cli
-from dpdist.errors import RefusedError
+from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.estimators import PrivateCovariance, PrivatePCA, PrivateRidge
+from dpdist.ledger.budget import Budget
 from dpdist.ledger.state import Part, State
+from dpdist.pca.model import open_model
 from dpdist.pipeline import histograms, release
 from dpdist.pipeline.budget import ingest_rows
 from dpdist.pipeline.release import Outcome, release_rows
+from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.norm_histogram import NormHistogram
+from dpdist.release.parse import request_from
 from dpdist.release.request import CLIP_GRID, CLIP_SHARE, SCALE_SHARE, Centring, ReleaseRequest
 
 pytestmark = pytest.mark.usefixtures("state")
@@ -218,3 +223,68 @@ def test_rows_in_memory_choose_their_clip_norm_likewise(values: npt.NDArray[np.f
     assert "quantile" in fitted.release_.stage.chosen
     with pytest.raises(RefusedError, match=r"clip norm would be chosen at .* Nothing was spent"):
         PrivatePCA(n_components=1, epsilon=0.01, delta=1e-6, clip="private").fit(others[0][:900] ** 2)
+
+
+def test_an_estimator_takes_the_correlations_that_the_command_takes(rows: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"epsilon": 1, "delta": "1e-6", "clip": "private", "scale": "private"}
+    target = tmp_path / "release.zarr"
+    fitted = PrivatePCA(2, correlation=True, release=target, **given).fit(str(rows))
+    asked = CliRunner().invoke(
+        cli, ["pca", str(target), str(tmp_path / "model.zarr"), "--components", "2", "--correlation", "--json"]
+    )
+    told, model = json.loads(asked.stdout), open_model(tmp_path / "model.zarr").components
+    assert np.array_equal(fitted.components_, model.components)
+    assert np.array_equal(fitted.scale_, model.scale)
+    assert np.array_equal(fitted.mean_, model.mean)
+    assert np.array_equal(np.array(fitted.explained_variance_ratio_), told["shares"])
+    assert np.array_equal(np.array(fitted.explained_variance_ratio_intervals_), told["share_intervals"])
+    assert (fitted.left_out_, fitted.guarantee_.loss) == ((), WHOLE)
+    project_rows(rows, tmp_path / "model.zarr", tmp_path / "scores.zarr")
+    assert np.array_equal(fitted.transform(str(rows)), zarr.open_array(str(tmp_path / "scores.zarr"), mode="r")[...])
+    again = PrivatePCA.from_release(target, 0.5, correlation=True)
+    assert (again.correlation, len(again.components_)) == (True, 2)
+    assert losses(ledger_of_rows(rows)) == [WHOLE]
+    with pytest.raises(UsageError, match="likelihoods of standardised columns: fit without correlation"):
+        fitted.score_samples(np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"n_components": "auto"}, "correlation=True needs a number of components"),
+        ({"whiten": True}, "leave whiten or correlation out"),
+        ({"correlation": "yes"}, "correlation is True or False"),
+        ({"clip": 3, "scale": "none"}, "has no mean and no centre"),
+        ({"n_components": 9}, "9 components were asked for"),
+        (
+            {"mechanism": "power", "scale": "none", "clip": 3, "options": {"iterations": 2}},
+            "no second moment to take correlations of",
+        ),
+    ],
+)
+def test_no_correlations_are_paid_for_that_cannot_be(
+    values: npt.NDArray[np.float64], wrong: dict[str, Any], said: str
+) -> None:
+    budget = Budget(1, 1e-6)
+    given = {"n_components": 2, "correlation": True, "clip": "private", "scale": "private", "budget": budget, **wrong}
+    with pytest.raises(UsageError, match=said):
+        PrivatePCA(epsilon=1, delta=1e-6, **given).fit(values + 7)
+    assert budget.left == Budget(1, 1e-6).left
+
+
+def test_a_release_gives_its_centre_and_scale_to_rows_that_cannot_choose_any(rows: Path, tmp_path: Path) -> None:
+    pilot = tmp_path / "pilot.zarr"
+    made = release_rows(rows, pilot, GAUSSIAN).release
+    asked: dict[str, Any] = {
+        "epsilon": "1", "delta": "1e-6", "clip": 3.0, "mechanism": None, "neighbours": "replace-one",
+        "grid_bits": None, "period": "", "name": None, "folder": tmp_path,
+    }  # fmt: skip
+    found = request_from(centre="pilot.zarr", **asked)
+    assert (found.centre, found.scale) == (made.bound.centre, made.bound.scale)
+    release_rows(rows, tmp_path / "plain.zarr", replace(GAUSSIAN, clip_norm=9, scale=None))
+    with pytest.raises(DataError, match="has no centre or scale of its rows"):
+        request_from(centre="plain.zarr", **asked)
+    with pytest.raises(DataError, match="has no scale of its rows"):
+        request_from(centre="none", scale="plain.zarr", **asked)
+    with pytest.raises(UsageError, match="name it as centre, which takes both"):
+        request_from(centre="none", scale="pilot.zarr", **asked)
