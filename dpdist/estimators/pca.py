@@ -18,7 +18,7 @@ from dpdist._util.notebook import Shown
 from dpdist._util.paths import AnyPath
 from dpdist.answers.captured import WIDE, captured, holding
 from dpdist.errors import DataError, DrownedError, DrownedWarning, UsageError
-from dpdist.estimators import likelihood
+from dpdist.estimators import correlated, likelihood
 from dpdist.estimators.fit import (
     ESTIMATORS,
     Centre,
@@ -28,7 +28,6 @@ from dpdist.estimators.fit import (
     proved,
     release_place,
     released,
-    releases_subspace,
     request_of,
     require_private,
     tell_columns,
@@ -40,14 +39,14 @@ from dpdist.ledger.address import LedgerAddressGiven
 from dpdist.ledger.budget import Budget
 from dpdist.naming import naming, parameter, step
 from dpdist.pca.components import Components, components, total_variance
-from dpdist.pca.correlation import Correlation, require_correlated
+from dpdist.pca.correlation import Correlation
 from dpdist.pca.correlation import correlation as correlation_of
 from dpdist.pca.projection import Projector, scores_in_memory
 from dpdist.pca.scree import Scree, above_noise, require_edge, scree
 from dpdist.pipeline.components import components_of
 from dpdist.privacy.guarantee import Number
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.request import ROWS_AT_MOST, Centring, ReleaseRequest
+from dpdist.release.request import ROWS_AT_MOST, ReleaseRequest
 from dpdist.runtime.cluster import Cluster
 
 Matrix = npt.NDArray[np.float64]
@@ -315,10 +314,10 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         """
         with naming(ESTIMATORS):
             count = _count(n_components)
-            _require_kind(correlation, whiten, count)
+            correlated.require_kind(correlation, whiten, count)
             if correlation:
                 opened = release if isinstance(release, Release) else open_release(release)
-                found: Components | Correlation = correlation_of(opened, _known(count))
+                found: Components | Correlation = correlation_of(opened, correlated.known(count))
             elif not isinstance(release, Release):
                 opened, found = components_of(release, count, cluster=cluster)
             elif release.in_memory:
@@ -361,7 +360,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         with naming(ESTIMATORS):
             count = _count(self.n_components)
             number = _number(count)
-            _require_kind(self.correlation, self.whiten, count)
+            correlated.require_kind(self.correlation, self.whiten, count)
             check = partial(_require_correlated if self.correlation else _require_components, count=number)
             release = released(self, X, check, number)
             try:
@@ -552,7 +551,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         self, release: Release, given: object, count: float | None
     ) -> tuple[Release, Components | Correlation]:
         if self.correlation:
-            return release, correlation_of(release, _known(count))
+            return release, correlation_of(release, correlated.known(count))
         rows = rows_at(given)
         if release.in_memory or rows is None:
             return release, _taken(release, count)
@@ -595,49 +594,9 @@ def _count(n_components: object) -> float | None:
     return int(n_components)
 
 
-def _require_kind(correlation: object, whiten: object, count: float | None) -> None:
-    """Refuse what does not go with components of the correlation matrix, before anything is paid for.
-
-    Raises
-    ------
-    UsageError
-        If it is no boolean, the number of components is left to the noise, or the scores shall be whitened.
-    """
-    if not isinstance(correlation, bool | np.bool_):
-        raise UsageError("correlation is True or False.")
-    if correlation and whiten:
-        raise UsageError("Scores of standardised columns are not whitened: leave whiten or correlation out.")
-    if correlation and count is None:
-        raise _numberless()
-
-
-def _known(count: float | None) -> float:
-    if count is None:
-        raise _numberless()
-    return count
-
-
-def _numberless() -> UsageError:
-    return UsageError(
-        "correlation=True needs a number of components, or the share of the variance that they hold: which of them "
-        "stand above the noise is said of the second moment alone (n_components)."
-    )
-
-
 def _require_correlated(request: ReleaseRequest, columns: int, *, count: int | None) -> None:
-    """Refuse a release that will have no correlations, before it is paid for.
-
-    Raises
-    ------
-    UsageError
-        If there are not so many columns, or its mechanism, or what rows are shifted by, allows none.
-    """
-    _require_components(request, columns, count=count or 1)  # the share needs no number
-    require_correlated(
-        subspace=releases_subspace(request),
-        mechanism=request.mechanism,
-        centred=request.centring is Centring.PRIVATE or request.centre is not None or request.scale == "private",
-    )
+    _require_components(request, columns, count=count or 1)  # a share needs no number
+    correlated.require_release(request)
 
 
 def _number(count: float | None) -> int | None:

@@ -325,7 +325,7 @@ def read_public_centre(
         If the file is missing or holds something else.
     """
     path = local(path)
-    if path.is_dir():
+    if (path / "zarr.json").is_file():
         return _of_release(path, word)
     vectors: dict[str, tuple[float, ...]] = {}
     try:

@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from dpdist._util.text import rounded_up
+from dpdist._util.text import listed, rounded_up
 from dpdist.errors import RefusedError
 from dpdist.mechanisms.quantile import CONFIDENCE, rank_error
 from dpdist.moment.norm_histogram import NormGrid
@@ -29,7 +29,7 @@ from dpdist.naming import parameter
 from dpdist.privacy.caution import LARGEST_EPSILON
 from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.release.norm_histogram import NormsRequest
-from dpdist.release.request import CLIP_GRID, ReleaseRequest
+from dpdist.release.request import CLIP_GRID, Centring, ReleaseRequest
 from dpdist.rows.table import Table
 
 _MOST_MICRO = LARGEST_EPSILON * MICRO
@@ -233,6 +233,22 @@ def _advice(request: NormsRequest, table: Table, quantile: Fraction, left_micro:
         )
     said += f" Or take a smaller {parameter('quantile')}, or choose the clip norm from what is publicly known."
     return said + free_norm(table, request)
+
+
+def dropped(table: Table, request: ReleaseRequest) -> str:
+    """Say that rows of zeros stand for those that were dropped, where they are far from others; or nothing. Public."""
+    schema = table.schema
+    moved = request.centre is not None or request.scale == "private" or request.centring is Centring.PRIVATE
+    if schema is None or schema.scale != "none" or not moved:
+        return ""
+    names = [column.name for column in schema.columns if column.stored and column.missing == "drop"]
+    if not names:
+        return ""
+    return (
+        f"Rows that lack {listed(names)} are rows of zeros by the schema (drop), and count in centre, scale and mean. "
+        "Where that may be more than one row in a thousand, and zero is far from the others, ingest anew with a public "
+        "constant in its place (fill)."
+    )
 
 
 def free_norm(table: Table, request: NormsRequest | ReleaseRequest) -> str:

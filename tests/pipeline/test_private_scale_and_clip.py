@@ -31,6 +31,8 @@ from dpdist.release.artefact import open_release
 from dpdist.release.norm_histogram import NormHistogram
 from dpdist.release.parse import request_from
 from dpdist.release.request import CLIP_GRID, CLIP_SHARE, SCALE_SHARE, Centring, ReleaseRequest
+from dpdist.rows.columns import Column
+from dpdist.rows.schema import Schema
 
 pytestmark = pytest.mark.usefixtures("state")
 WHOLE = PrivacyLoss.parse("1", "1e-6")
@@ -288,3 +290,23 @@ def test_a_release_gives_its_centre_and_scale_to_rows_that_cannot_choose_any(row
         request_from(centre="none", scale="plain.zarr", **asked)
     with pytest.raises(UsageError, match="name it as centre, which takes both"):
         request_from(centre="none", scale="pilot.zarr", **asked)
+
+
+@pytest.mark.parametrize(("scale", "told"), [("none", True), ("range", False)])
+def test_rows_of_zeros_that_stand_for_dropped_ones_are_told_of_before_they_move_a_scale(
+    tmp_path: Path, scale: str, told: bool
+) -> None:
+    values = np.random.default_rng(4).uniform(1950, 2000, (3000, 2))
+    lines = ["year,size", *(f"{a:.1f},{b:.1f}" for a, b in values), ",1960"]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    columns = [
+        Column("year", "number", range=(1900, 2000), missing="drop"),
+        Column("size", "number", range=(1900, 2000)),
+    ]
+    ingest_rows(
+        tmp_path / "t.csv", tmp_path / "t.zarr", budget=PrivacyLoss.parse("9", "1e-6"),
+        schema=Schema(columns, scale=scale),
+    )  # fmt: skip
+    said: list[str] = []
+    release_rows(tmp_path / "t.zarr", tmp_path / "r.zarr", GAUSSIAN, say=said.append)
+    assert any("Rows that lack year are rows of zeros by the schema" in each for each in said) == told
