@@ -44,6 +44,7 @@ def requests(rows: Values, epsilon: str) -> Iterator[tuple[str, ReleaseRequest]]
     private = ReleaseRequest("gaussian", loss, "auto", scale="private", **common)  # type: ignore[arg-type]
     yield "raw units", ReleaseRequest("gaussian", loss, clip, **common)  # type: ignore[arg-type]
     yield "private scale", private
+    yield "private scale and clip norm", replace(private, clip_norm="private")
     yield "private scale, pure", replace(private, mechanism="two-sided-wishart", loss=PrivacyLoss.parse(epsilon))
     yield "true scale", replace(private, centre=tuple(mean.tolist()), scale=tuple(deviation.tolist()))
 
