@@ -206,6 +206,7 @@ def test_command_job_file_and_estimators_ask_for_the_same_release(rows: Path, tm
     assert "centre and scale of each column, by a private histogram of it, and then its clip norm" in shown
 
 
+@pytest.mark.usefixtures("seeded")
 def test_rows_in_memory_choose_their_clip_norm_likewise(values: npt.NDArray[np.float64]) -> None:
     import dask.array as da
 
@@ -227,6 +228,7 @@ def test_rows_in_memory_choose_their_clip_norm_likewise(values: npt.NDArray[np.f
         PrivatePCA(n_components=1, epsilon=0.01, delta=1e-6, clip="private").fit(others[0][:900] ** 2)
 
 
+@pytest.mark.usefixtures("seeded")
 def test_an_estimator_takes_the_correlations_that_the_command_takes(rows: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {"epsilon": 1, "delta": "1e-6", "clip": "private", "scale": "private"}
     target = tmp_path / "release.zarr"
