@@ -30,6 +30,7 @@ from typing import Any
 
 import anndata
 import numpy as np
+import pgenlib
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xarray
@@ -47,7 +48,7 @@ LARGEST = 256 << 20
 """Bytes of the largest file it may write."""
 EXTREMES = (0, 1, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1)
 NUMBERS = ("-5", "0", "1000000000000", str(2**62), "1e308", "NaN", '"x"', "null", "[" * 2000 + "]" * 2000, "{}")
-PLINK = ("t.bed", "t.bim", "t.fam")
+PLINK = ("t.bed", "t.bim", "t.fam", "t.pgen", "t.pvar", "t.psam")
 FOLDERS = ("rows.zarr", "rows.ledger", "release.zarr", "model.zarr", "job.toml", "t.csv", "certificates", "centre.npz")
 LABELS = {"Ingesting", "Checking chunks"}
 LOSS = ("--epsilon", "1", "--delta", "1e-6", "--clip", "8")
@@ -90,11 +91,14 @@ KINDS: dict[str, Kind] = {
         name: _ingest(name)
         for name in (
             "t.npy", "t.npz", "t.csv", "t.csv.gz", "t.parquet", "dense.h5ad", "csr.h5ad", "csc.h5ad", "t.nc", "c.nc",
-            "two.zarr", "three.zarr", "data.zarr", "t.bed", "t.vcf", "t.vcf.gz", "parts",
+            "two.zarr", "three.zarr", "data.zarr", "t.bed", "t.pgen", "t.vcf", "t.vcf.gz",
+            "parts",
         )
     },
     "t.bim": Kind("t.bim", (("ingest", "t.bed", "new"),)),
     "t.fam": Kind("t.fam", (("ingest", "t.bed", "new"),)),
+    "t.pvar": Kind("t.pvar", (("ingest", "t.pgen", "new"),)),
+    "t.psam": Kind("t.psam", (("ingest", "t.pgen", "new"),)),
     "rows": Kind("rows.zarr", (_READ, ("run", "job.toml", "--dry-run"), ("status", "job.toml"))),
     "release": Kind(
         "release.zarr",
@@ -162,6 +166,12 @@ def make(folder: Path) -> None:
     counts = (rows % 3).astype(np.int8)
     facts = {"sid": GENES, "iid": [f"s{i}" for i in range(40)]}
     to_bed("t.bed", counts, properties=facts, num_threads=1)
+    with pgenlib.PgenWriter(b"t.pgen", 40, variant_ct=4, nonref_flags=False) as writer:
+        for column in counts.T:
+            writer.append_biallelic(np.ascontiguousarray(column))
+    sites = [f"7\t{100 + place}\t{name}\tA\tG\n" for place, name in enumerate(GENES)]
+    Path("t.pvar").write_text("#CHROM\tPOS\tID\tREF\tALT\n" + "".join(sites))
+    Path("t.psam").write_text("#IID\tSEX\n" + "".join(f"{name}\t0\n" for name in facts["iid"]))
     fixed = ["#CHROM", "POS", "ID", "REF", "ALT", "QUAL", "FILTER", "INFO", "FORMAT"]
     lines = ["##fileformat=VCFv4.3", "\t".join(fixed + facts["iid"])]
     for place, column in enumerate(counts.T.tolist()):

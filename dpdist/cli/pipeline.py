@@ -114,8 +114,9 @@ def ingest(
     ROWS is a folder, or a place in an object store (s3://, gs://, az://); then their budget needs --ledger.
 
     Files may be .npy, .npz, .csv, .csv.gz, .parquet (also in folders KEY=VALUE), .h5ad, .nc, .zarr, .bed with .bim and
-    .fam, .vcf and .vcf.gz. A row of genotypes is a sample. Rows that exist are never replaced. If they were ingested
-    from the same files, the command does nothing. If it died half-way, it goes on where it was.
+    .fam, .pgen with .pvar and .psam, .vcf and .vcf.gz. A row of genotypes is a sample. Rows that exist are never
+    replaced. If they were ingested from the same files, the command does nothing. If it died half-way, it goes on where
+    it was.
 
     A small SOURCE is read by this process, one of 256 MiB or more by a worker per core, or by those that are named.
     """

@@ -22,7 +22,8 @@ from dpdist.ingest.readers.hive import Keys, Partitioned, key_in
 from dpdist.ingest.readers.netcdf import NetCdf
 from dpdist.ingest.readers.npy import Npy, Npz
 from dpdist.ingest.readers.parquet import Parquet
-from dpdist.ingest.readers.plink import COMPANIONS, Plink
+from dpdist.ingest.readers.plink import Plink
+from dpdist.ingest.readers.plink2 import Plink2
 from dpdist.ingest.readers.text import Csv, header_asked
 from dpdist.ingest.readers.vcf import Vcf
 from dpdist.ingest.readers.vcf_zarr import VcfZarr, is_vcf_zarr
@@ -68,6 +69,7 @@ KINDS: dict[str, type[Source]] = {
     ".nc": NetCdf,
     ".zarr": Store,
     ".bed": Plink,
+    ".pgen": Plink2,
     ".vcf": Vcf,
     ".vcf.gz": Vcf,
 }
@@ -83,8 +85,9 @@ _CURES = {
 def located(place: SourceLocation) -> list[tuple[SourceLocation, Keys]]:
     """List a source, or the sources of a folder in the order of their names, each with the keys of its folders.
 
-    Names in a folder that begin with ``.`` or ``_`` are passed over, and so is what lies beside a .bed file and belongs
-    to it. Of folders in it, those named KEY=VALUE are looked into. The place itself may be a link, and nothing in it.
+    Names in a folder that begin with ``.`` or ``_`` are passed over, and so is what lies beside a .bed or .pgen file
+    and belongs to it. Of folders in it, those named KEY=VALUE are looked into. The place itself may be a link, and
+    nothing in it.
 
     Raises
     ------
@@ -135,9 +138,9 @@ def _entries(folder: SourceLocation) -> list[SourceLocation]:
 
 
 def is_companion(place: SourceLocation) -> bool:
-    """Tell whether a file lies beside a .bed file and belongs to it."""
-    owner = place.with_suffix(".bed") if place.suffix in COMPANIONS else None
-    return owner is not None and bool(attempt(owner, owner.is_file))
+    """Tell whether a file lies beside a .bed or .pgen file and belongs to it."""
+    owners = [place.with_suffix(suffix) for suffix, kind in KINDS.items() if place.suffix in kind.companions]
+    return any(attempt(owner, owner.is_file) for owner in owners)
 
 
 def is_store(place: SourceLocation) -> bool:
@@ -149,7 +152,8 @@ def files_of(place: Path) -> list[Path]:
     """List the files that a local source consists of."""
     if place.is_dir():
         return sorted(path for path in place.rglob("*") if path.is_file())
-    others = map(place.with_suffix, COMPANIONS if place.suffix == ".bed" else ())
+    kind = KINDS.get(place.suffix)
+    others = map(place.with_suffix, () if kind is None else kind.companions)
     return [place, *(other for other in others if other.is_file())]
 
 
@@ -268,7 +272,7 @@ def source_at(
     """
     kind = _kind(place)
     if isinstance(place, Remote) and (kind.needs_file or place.web):
-        others = tuple(place.with_suffix(suffix) for suffix in COMPANIONS if kind is Plink)
+        others = tuple(place.with_suffix(suffix) for suffix in kind.companions)
         folder = stack.enter_context(scratch(beside, "fetched"))
         made: Source = Fetched(place, beside, choices, partial(_reader, kind, reading, keys), folder, others)
     else:

@@ -118,8 +118,8 @@ def ingest_rows(
     ----------
     source : str, path-like or table
         A file, a folder of files, or the address of one (``s3://``, ``gs://``, ``https://``). Read are .npy, .npz,
-        .csv, .csv.gz, .parquet, .h5ad, .nc, .zarr, .bed, .vcf and .vcf.gz. Or a table of numbers: a Dask array or
-        DataFrame, an xarray DataArray or Dataset (rows along the first dimension, the others laid out as columns), a
+        .csv, .csv.gz, .parquet, .h5ad, .nc, .zarr, .bed, .pgen, .vcf and .vcf.gz. Or a table of numbers: a Dask array
+        or DataFrame, an xarray DataArray or Dataset (rows along the first dimension, the others laid out as columns), a
         pandas DataFrame or a NumPy array. An index is no column.
     rows : str or path-like
         The folder to write, or its address (``s3://``, ``gs://``, ``az://``): n x d private rows, of the dtype of the

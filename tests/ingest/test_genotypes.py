@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zarr
 from support.cli_scene import Call
-from support.ingest_scene import stored, write_bed
+from support.ingest_scene import GENOTYPES, stored, write_bed
 
 import dpdist
 from dpdist import DataError
@@ -69,15 +69,10 @@ def test_dosages_are_expected_copies(tmp_path: Path) -> None:
              genotypes={"field": "DS"})  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["t.bed", "t.vcf"])
+@pytest.mark.parametrize("name", ["t.bed", "t.pgen", "t.vcf"])
 def test_public_frequencies_stand_for_what_is_missing_and_standardise(tmp_path: Path, name: str) -> None:
     counts = np.array([[0, 1, 2], [127, 2, 0], [1, 127, 0], [2, 0, 1]], dtype=np.uint8)
-    if name == "t.bed":
-        write_bed(tmp_path / name, counts)
-    else:
-        cells = {0: "0/0", 1: "0/1", 2: "1/1", 127: "./."}
-        head = ("A", "G", "GT")
-        vcf(tmp_path / name, [("1", "1", f"rs{j}", *head, *(cells[g] for g in counts[:, j])) for j in range(3)])
+    GENOTYPES[name](tmp_path / name, counts)
     p = np.array([0.25, 0.4, 0.1])
     text = "name,frequency\n" + "".join(f"rs{j},{p[j]}\n" for j in (2, 0, 1)) + "other,0.5\n"
     (tmp_path / "p.csv").write_text(text)
@@ -194,7 +189,7 @@ def test_rules_that_make_no_sense_are_refused(tmp_path: Path, call: Call) -> Non
         (source, "standardise=yes", "needs frequencies"),
         (source, "haploid", "NAME=VALUE"),
         (tmp_path / "t.bed", "haploid=single", "leave haploid out of --genotypes"),
-        (tmp_path / "t.npy", "haploid=single", "--genotypes is for .bed, .vcf, .vcf.gz"),
+        (tmp_path / "t.npy", "haploid=single", "--genotypes is for .bed, .pgen, .vcf"),
     ):
         refused = call("ingest", given, tmp_path / "rows.zarr", "--genotypes", rules)
         assert (refused.code, said in refused.message) == (2, True), refused.message

@@ -41,7 +41,17 @@ import xarray
 import zarr
 from scipy import sparse
 from support.folders import ROOT
-from support.ingest_scene import LAYOUTS, SECRET, Table, refused, stored, write_bed, write_vcf, write_vcf_zarr
+from support.ingest_scene import (
+    LAYOUTS,
+    SECRET,
+    Table,
+    refused,
+    stored,
+    write_bed,
+    write_pgen,
+    write_vcf,
+    write_vcf_zarr,
+)
 
 from dpdist import ingest_rows
 from dpdist.cli import pipeline
@@ -236,6 +246,7 @@ KINDS = [
         words=complex_numbers(write_anndata("dense")),
     ),
     Kind("t.bed", genotypes(write_bed, "sid"), genotypes=True, empty=False),
+    Kind("t.pgen", genotypes(write_pgen, "names"), genotypes=True, empty=False),
     Kind("t.vcf", genotypes(write_vcf, "names"), genotypes=True, words=words_in_vcf, empty=False, ends=False),
     Kind("t.vcf.gz", genotypes(write_vcf, "names"), genotypes=True, words=words_in_vcf, empty=False),
     Kind(

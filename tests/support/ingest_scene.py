@@ -11,6 +11,7 @@ from typing import Any
 import anndata
 import numpy as np
 import numpy.typing as npt
+import pgenlib
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -128,6 +129,18 @@ def write_bed(path: Path, values: Table, **others: Any) -> None:
     to_bed(path, np.where(values == 127, -127, signed), properties=facts, num_threads=1)
 
 
+def write_pgen(path: Path, values: Table, names: list[str] | None = None, samples: list[str] | None = None) -> None:
+    """Write PLINK 2 files with pgenlib; 127 is missing."""
+    people, variants = values.shape
+    with pgenlib.PgenWriter(str(path).encode(), people, variant_ct=variants, nonref_flags=False) as writer:
+        for column in values.T:
+            writer.append_biallelic(np.where(column == 127, -9, column).astype(np.int8))
+    sites = [f"7\t{100 + i}\t{names[i] if names else f'rs{i}'}\tA\tG" for i in range(variants)]
+    path.with_suffix(".pvar").write_text("\n".join(["##by hand", "#CHROM\tPOS\tID\tREF\tALT", *sites]) + "\n")
+    listed = ["#IID\tSEX", *(f"{name}\t0" for name in samples or [f"s{i}" for i in range(people)])]
+    path.with_suffix(".psam").write_text("\n".join(listed) + "\n")
+
+
 def write_vcf(
     path: Path,
     values: Table,
@@ -170,4 +183,6 @@ def write_vcf_zarr(path: Path, values: Table, names: list[str] | None = None) ->
             group.create_array(name, data=found, chunks=(2, *found.shape[1:]) if found.ndim > 2 else found.shape)
 
 
-GENOTYPES: dict[str, Callable[..., None]] = {"t.bed": write_bed, "t.vcf": write_vcf, "t.vcf.gz": write_vcf}
+GENOTYPES: dict[str, Callable[..., None]] = {
+    "t.bed": write_bed, "t.pgen": write_pgen, "t.vcf": write_vcf, "t.vcf.gz": write_vcf,
+}  # fmt: skip

@@ -203,6 +203,11 @@ class Apart(Source):
         found: tuple[str, ...] = self._ask("labels")
         return found
 
+    @property
+    def repeated(self) -> str | None:
+        found: str | None = self._ask("repeated")
+        return found
+
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
         return self._rows("units", key, labels)
 

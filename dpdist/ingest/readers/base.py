@@ -271,6 +271,8 @@ class Source(ABC):
     """Whether a file is needed, and an object in a store has to be fetched first."""
     fragile: ClassVar[bool] = False
     """Whether a file can make its library hang, crash or take the memory, so that another process reads it."""
+    companions: ClassVar[tuple[str, ...]] = ()
+    """Suffixes of the files that lie beside one of this kind, and belong to it."""
     path: Any  # a Location; a Path where needs_file
     beside: Path
     choices: Choices = Choices()

@@ -21,7 +21,6 @@ from dpdist.naming import parameter
 from dpdist.rows.units import named_units
 
 _MISSING = -127
-COMPANIONS = (".bim", ".fam")
 LABELS = ("FID", "IID")
 """Family and name of a sample, the first two columns of a .fam file."""
 
@@ -31,6 +30,7 @@ class Plink(Source):
 
     takes = ("missing", "genotypes")
     needs_file = True
+    companions = (".bim", ".fam")
 
     def _read(self, **others: Any) -> Any:
         return required("bed_reader", "genomics", ".bed files").open_bed(self.path, num_threads=1, **others)
@@ -39,7 +39,7 @@ class Plink(Source):
     def _facts(self) -> tuple[list[str], list[str], tuple[str, ...]]:
         """Return the family and the name of each sample, and the names of the variants."""
         required("bed_reader", "genomics", ".bed files")
-        for suffix in COMPANIONS:
+        for suffix in self.companions:
             if not self.path.with_suffix(suffix).is_file():
                 raise DataError(f"{self.path} needs {self.path.with_suffix(suffix).name} beside it. Put it there.")
 
@@ -85,13 +85,7 @@ class Plink(Source):
     @property
     def repeated(self) -> str | None:
         families, people, _ = self._facts
-        if len(set(zip(families, people, strict=True))) == len(people):
-            return None
-        return (
-            f"{self.path.with_suffix('.fam')} names a sample twice: one person would have several rows. Remove the "
-            "repetition, name the samples apart if they are different people, or say that FID,IID are the privacy "
-            f"unit ({parameter('privacy_unit')})."
-        )
+        return sample_twice(self.path.with_suffix(".fam"), families, people)
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
         known = dict(zip(LABELS, self._facts[:2], strict=True))
@@ -126,4 +120,15 @@ def missing(path: Any, sample: str, variant: str) -> DataError:
         f"{path}, {sample}, variant {variant!r}: the genotype is missing. Leave the variant out "
         f"({parameter('columns')}), say how many alleles to put where one is missing, 0, 1 or 2 "
         f"({parameter('missing')}), or name a public file of frequencies ({parameter('genotypes')})."
+    )
+
+
+def sample_twice(path: Any, families: Sequence[str], people: Sequence[str]) -> str | None:
+    """Return what is said where a file of samples names one twice; None where it does not."""
+    if len(set(zip(families, people, strict=True))) == len(people):
+        return None
+    return (
+        f"{path} names a sample twice: one person would have several rows. Remove the repetition, name the samples "
+        "apart if they are different people, or say that FID,IID are the privacy unit "
+        f"({parameter('privacy_unit')})."
     )
