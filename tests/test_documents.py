@@ -131,6 +131,17 @@ def test_the_citation_has_what_its_format_requires() -> None:
     assert cited["license"] == project["license"]
 
 
+def test_the_conda_recipe_asks_for_what_the_package_does() -> None:
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
+    assert recipe["context"]["version"] == dpdist.__version__
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [f"python {project['requires-python']}", *(each.replace(">=", " >=") for each in project["dependencies"])]
+    renamed = {each.replace("dask >=", "dask-core >=") for each in asked}  # conda-forge's dask brings distributed too
+    assert {*recipe["requirements"]["run"]} == renamed | {"__linux"}
+    (command,) = recipe["build"]["python"]["entry_points"]
+    assert dict([command.split(" = ")]) == project["scripts"]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_and_options_exist(page: Path) -> None:
     for words in commands(page.read_text()):

@@ -1,5 +1,7 @@
 """Whether what would be uploaded is whole: wheel and sdist, looked into, installed in an empty environment, and run.
 
+The recipe of the conda package is read as conda-forge's tool reads it. It is not built: that takes its channel.
+
     pip install -e '.[docs]'
     python -m workflows.distribution --output workflows/results/distribution
 
@@ -76,6 +78,19 @@ def installed(wheel: Path, folder: Path) -> dict[str, Any]:
     }
 
 
+def rendered() -> dict[str, Any]:
+    """Return what the recipe of the conda package comes to."""
+    import rattler_build  # noqa: PLC0415 - for this alone
+
+    (only,) = rattler_build.Stage0Recipe.from_file(str(ROOT / "conda" / "recipe.yaml")).render()
+    found = only.recipe.to_dict()
+    return {
+        "name": found["package"]["name"],
+        "version is that of the checkout": found["package"]["version"] == __version__,
+        "requirements": len(found["requirements"]["run"]),
+    }
+
+
 def main() -> None:
     """Do all of it, and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -87,10 +102,12 @@ def main() -> None:
         (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
         checked = said(sys.executable, "-m", "twine", "--no-color", "check", "--strict", wheel, sdist)
         found = looked_into(wheel, sdist) | {"twine": checked.count("PASSED") == 2} | installed(wheel, folder)
+        found["conda recipe"] = rendered()
     text = json.dumps(found, indent=1)
     print(text)
     asked.output.with_suffix(".json").write_text(text + "\n")
     good = found["twine"] and found["demo"] and found["version is that of the checkout"]
+    good = good and found["conda recipe"]["version is that of the checkout"]
     if found["missing"] or found["not of the package"] or not good:
         raise SystemExit("what would be uploaded is not whole")
 
