@@ -36,7 +36,8 @@ MISSING_WORDS = (
     "NULL", "NaN", "None", "n/a", "nan", "null",
 )  # fmt: skip
 """Cells of text that hold no value, unless a category is called so."""
-_TRUE, _FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
+_TRUE = ("true", "True", "TRUE", "yes", "Yes", "YES", "1")
+_FALSE = ("false", "False", "FALSE", "no", "No", "NO", "0")
 _US = 1_000_000
 _PLAIN = {
     "%F": "%Y-%m-%d",
@@ -317,7 +318,7 @@ def _booleans(column: Column, found: Any) -> tuple[Rows, _Mask]:
         sound = lacking | true | _flags(pc.is_in(text, pa.array(_FALSE)))
     if not sound.all():
         raise _unfit(
-            ~sound, column, "the value is neither true nor false, 1 nor 0: make the column a number or a category"
+            ~sound, column, "the value is neither true nor false, yes nor no, 1 nor 0: make the column a category"
         )
     return values, lacking
 

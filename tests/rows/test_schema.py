@@ -84,6 +84,7 @@ def test_stored_types_give_the_numbers_that_text_does() -> None:
     for each in names:
         assert one("category", each, categories=[1, 2, 3], encoding="ordinal") == [2, 0]
     assert one("boolean", [True, False, None], missing="fill", fill=True) == [1, 0, 1]
+    assert one("boolean", ["yes", "No", "TRUE", "0"]) == [1, 0, 1, 0]
     days = [date(1970, 1, 3), None]
     assert one("date", days, missing="fill", fill="1970-01-02") == [2, 1]
     assert one("date", pa.array(days).cast(pa.timestamp("ns", "UTC")), unit="hours", missing="fill",
