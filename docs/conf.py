@@ -49,6 +49,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "dpdist"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_extra_path = ["_root"]  # index.html of the site leads to docs/index.html
 html_show_sourcelink = False
 html_copy_source = False

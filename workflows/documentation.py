@@ -200,7 +200,7 @@ def looked_at(site: Path, npm: Path) -> dict[str, Any]:
     against: dict[str, Any] = {}
     asked = passed = 0
     with tempfile.TemporaryDirectory() as made, browser(Path(made)) as page:
-        for path in sorted(site.rglob("*.html")):
+        for path in sorted(path for path in site.rglob("*.html") if "_static" not in path.parts):
             for screen, (width, dark) in SCREENS.items():
                 page.open(path, width=width, dark=dark)
                 said = judged(page, axe)
