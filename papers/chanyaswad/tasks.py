@@ -167,8 +167,8 @@ def picture(path: Path, found: list[Json]) -> None:
     for ax, task in zip(axes, TASKS.values(), strict=True):
         rows = [row for row in found if row["task"] == task.name and "mean" in row]
         for place, row in enumerate(reversed(rows)):
-            colour = "tab:red" if task.methods[row["method"]] else "tab:blue"
-            shown = "tab:gray" if row["method"] in regression.REFERENCES else colour
+            colour = pictures.RED if task.methods[row["method"]] else pictures.BLUE
+            shown = "0.5" if row["method"] in regression.REFERENCES else colour
             ax.errorbar(row["mean"], place, xerr=row["half_interval"], fmt="o", color=shown, ms=5, capsize=3)
             ax.annotate(f"{row['mean']:.3g}", (row["mean"], place), (0, 4), textcoords="offset points", fontsize=7,
                         ha="center")  # fmt: skip

@@ -1,7 +1,7 @@
 """How the pictures of the papers look: one colour, line and marker per method in all of them.
 
 Dashed is what a paper published, solid what is proved here; two methods of one colour are such a pair. The colours are
-those of Okabe and Ito, which people with a colour deficiency tell apart.
+those of Okabe and Ito, and some of Paul Tol, which people with a colour deficiency tell apart.
 """
 
 from __future__ import annotations
@@ -19,23 +19,36 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_BLUE, _ORANGE, _GREEN, _RED, _PURPLE, _SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
+_WINE, _INDIGO, _OLIVE, _TEAL, _GREY = "#882255", "#332288", "#999933", "#44AA99", "0.4"
+"""Of Paul Tol's muted scheme, for methods that the six colours are not enough for."""
 _LOOKS = {
     "SVD": ("black", "-.", ""),
-    "AG": (_BLUE, "--", "o"),
-    "PPM": (_GREEN, "--", "^"),
-    "PPM, delta 0": (_GREEN, ":", "v"),
-    "PPCA": (_PURPLE, "--", "P"),
-    "SN": (_RED, "--", "o"),
-    "Jiang et al.": (_SKY, "--", "X"),
-    "Sheffet": (_ORANGE, "--", "v"),
-    "dp_stats": ("0.4", "--", "d"),
-    "gaussian": (_BLUE, "-", "s"),
-    "wishart": (_ORANGE, "-", "s"),
-    "power": (_GREEN, "-", "s"),
-    "two-sided-wishart": (_RED, "-", "s"),
+    "AG": (BLUE, "--", "o"),
+    "PPM": (GREEN, "--", "^"),
+    "PPM, delta 0": (GREEN, ":", "v"),
+    "PPCA": (PURPLE, "--", "P"),
+    "SN": (RED, "--", "o"),
+    "Jiang et al.": (SKY, "--", "X"),
+    "Sheffet": (ORANGE, "--", "v"),
+    "dp_stats": (_GREY, "--", "d"),
+    "Laplace": (_WINE, "--", "d"),
+    "SULQ": (_GREY, "--", "P"),
+    "algorithm 1": (_TEAL, "-", "o"),
+    "algorithm 2": (_INDIGO, "-", "s"),
+    "Amin et al.": (_OLIVE, "-", "^"),
+    "gaussian": (BLUE, "-", "s"),
+    "wishart": (ORANGE, "-", "s"),
+    "power": (GREEN, "-", "s"),
+    "laplace": (_WINE, "-", "s"),
+    "two-sided-wishart": (RED, "-", "s"),
     "random": ("0.55", "-", ""),
 }
+_PUBLISHED = {
+    "analyze-gauss": "AG", "sn": "SN", "jiang-wishart": "Jiang et al.", "ppca": "PPCA", "sulq": "SULQ",
+    "laplace-published": "Laplace", "two-sided Wishart": "two-sided-wishart",
+}  # fmt: skip
+"""Mechanisms and methods under another name."""
 
 
 def style(label: str) -> dict[str, Any]:
@@ -43,10 +56,10 @@ def style(label: str) -> dict[str, Any]:
 
     Examples
     --------
-    >>> style("SN")["ls"], style("two-sided-wishart")["ls"]
-    ('--', '-')
+    >>> style("SN")["ls"], style("two-sided-wishart")["ls"], style("sn") == style("SN")
+    ('--', '-', True)
     """
-    colour, line, marker = _LOOKS[label]
+    colour, line, marker = _LOOKS[_PUBLISHED.get(label, label)]
     return {"color": colour, "ls": line, "marker": marker, "lw": 1.3, "ms": 4}
 
 

@@ -130,11 +130,13 @@ def picture(path: Path, table: list[Json]) -> None:
     figure, axes = pictures.panels(2, 2)
     epsilons = [float(epsilon) for epsilon in EPSILONS]
     for ax, measure in zip(axes, MEASURES, strict=True):
-        for method, colour in zip(METHODS, ("#d55e00", "#0072b2"), strict=True):
-            mine = [line for line in table if (line["method"], line["measure"]) == (method, measure)]
-            ax.plot(epsilons, [m["mean"] for m in mine], "o-", ms=4, color=colour, label=f"{method}, measured")
-            ax.plot(epsilons, [m["bound"] for m in mine], "--", color=colour, label=f"{method}, bound")
-        ax.plot(epsilons, [m["published rate"] for m in mine], ":", color="black", label="published rate, constant 1")
+        for method in METHODS:
+            mine, look = [x for x in table if (x["method"], x["measure"]) == (method, measure)], pictures.style(method)
+            ax.plot(epsilons, [m["mean"] for m in mine], label=f"{method}, measured", **look)
+            ax.plot(
+                epsilons, [m["bound"] for m in mine], label=f"{method}, bound", **look | {"ls": ":", "mfc": "white"}
+            )
+        ax.plot(epsilons, [m["published rate"] for m in mine], "-.", color="black", label="published rate, constant 1")
         ax.set(yscale="log", xlabel="epsilon")
         ax.set_title(measure, fontsize=9)
         ax.grid(alpha=0.3)

@@ -37,18 +37,17 @@ class Noise:
     bound: str
     exponent: float
     truth: str
-    colour: str
 
 
 NOISES = {
-    "laplace-published": Noise(True, "d sqrt(d) / (n epsilon)", 1.5, "epsilon, with 2.8 times the noise", "tab:brown"),
-    "sulq": Noise(True, "d sqrt(d) log d / (n epsilon)", 1.5, "(epsilon, delta), with far more noise", "tab:purple"),
-    "jiang-wishart": Noise(True, "d log d / (n epsilon)", 1.0, "not epsilon-private: delta 0.28 at 1", "tab:red"),
-    "analyze-gauss": Noise(True, "sqrt(d) / (n epsilon)", 0.5, "replace-one: a larger delta than claimed", "tab:blue"),
-    "laplace": Noise(False, "", 1.5, "epsilon, proved", "tab:brown"),
-    "two-sided-wishart": Noise(False, "", 1.0, "epsilon, proved", "tab:red"),
-    "wishart": Noise(False, "", 0.5, "(epsilon, delta), proved; about its mean", "tab:orange"),
-    "gaussian": Noise(False, "", 0.5, "(epsilon, delta), proved", "tab:blue"),
+    "laplace-published": Noise(True, "d sqrt(d) / (n epsilon)", 1.5, "epsilon, with 2.8 times the noise"),
+    "sulq": Noise(True, "d sqrt(d) log d / (n epsilon)", 1.5, "(epsilon, delta), with far more noise"),
+    "jiang-wishart": Noise(True, "d log d / (n epsilon)", 1.0, "not epsilon-private: delta 0.28 at 1"),
+    "analyze-gauss": Noise(True, "sqrt(d) / (n epsilon)", 0.5, "replace-one: a larger delta than claimed"),
+    "laplace": Noise(False, "", 1.5, "epsilon, proved"),
+    "two-sided-wishart": Noise(False, "", 1.0, "epsilon, proved"),
+    "wishart": Noise(False, "", 0.5, "(epsilon, delta), proved; about its mean"),
+    "gaussian": Noise(False, "", 0.5, "(epsilon, delta), proved"),
 }
 
 
@@ -111,17 +110,10 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
 def picture(path: Path, table: Json) -> None:
     """Draw the norms about the mean against d."""
     figure, (ax,) = pictures.panels(1, width=7.6, height=5)
-    for name, noise in NOISES.items():
+    for name in NOISES:
         points = table[name]["norm about the mean"]
         slope = f"{name}: d^{table[name]['exponent about the mean']:.2f}"
-        ax.plot(
-            list(points),
-            list(points.values()),
-            "--" if noise.published else "-",
-            marker=".",
-            color=noise.colour,
-            label=slope,
-        )
+        ax.plot(list(points), list(points.values()), label=slope, **pictures.style(name))
     ax.set(yscale="log", xlabel="d", ylabel="spectral norm of the noise about its mean, units of C²")
     ax.set_title("Dashed: as published. Solid: ours, proved.\nEpsilon 1, delta 1e-6 where one is taken.", fontsize=9)
     pictures.finish_single(figure, ax, list(points), path)

@@ -38,10 +38,9 @@ PRECISION = 1.02
 DRAWS = 100
 """Draws of a noise, or answers of PPCA about one n."""
 BATCH = 20
-COLOURS = {
-    "laplace-published": "tab:brown", "jiang-wishart": "tab:red", "two-sided-wishart": "tab:green",
-    "ppca": "tab:purple", "wishart": "tab:orange", "gaussian": "tab:blue",
-}  # fmt: skip
+MECHANISMS = ("laplace-published", "jiang-wishart", "two-sided-wishart", "ppca", "wishart", "gaussian")
+_BOUNDS = {"theorem 7": "jiang-wishart", "theorem 8": "ppca"}
+"""Of which mechanism each says how many rows suffice."""
 
 
 def theorem_7(d: int) -> float:
@@ -113,7 +112,7 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
     }  # fmt: skip
     cells = [
         {"mechanism": name, "d": d, "batch": batch, "draws": DRAWS if name == "ppca" else BATCH}
-        for name in COLOURS
+        for name in MECHANISMS
         for d in sizes
         for batch in range(1 if name == "ppca" else draws // BATCH)
     ]
@@ -121,7 +120,7 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
         batches = runs.run(engine, store, complexity, cells, label="Sample complexity")
     rows = [{"mechanism": b["mechanism"], "d": b["d"], "rows": found} for b in batches for found in b["rows"]]
     table: Json = {"theorem 7": {d: theorem_7(d) for d in sizes}, "theorem 8": {d: theorem_8(d) for d in sizes}}
-    for name in COLOURS:
+    for name in MECHANISMS:
         needed = {d: [r["rows"] for r in rows if (r["mechanism"], r["d"]) == (name, d)] for d in sizes}
         table[name] = {d: float(np.quantile(found, 1 - ETA, method="higher")) for d, found in needed.items()}
     runs.write(folder / NAME, rows, settings | {"rows needed": table})
@@ -134,9 +133,8 @@ def picture(path: Path, table: Json) -> None:
     """Draw the rows needed against d."""
     figure, (ax,) = pictures.panels(1, width=7.6, height=5)
     for name, found in table.items():
-        colour = COLOURS.get(name, {"theorem 7": "tab:red", "theorem 8": "tab:purple"}.get(name, "black"))
-        style = ":" if name not in COLOURS else "--" if name in {"laplace-published", "jiang-wishart", "ppca"} else "-"
-        ax.plot(list(found), list(found.values()), style, marker=".", color=colour, label=name)
+        look = pictures.style(_BOUNDS.get(name, name)) | ({"ls": ":", "marker": ""} if name in _BOUNDS else {})
+        ax.plot(list(found), list(found.values()), label=name, **look)
     ax.set(yscale="log", xlabel="d", ylabel="rows n")
     words = f"Rows for an inner product of {RHO} with the top eigenvector (probability {1 - ETA:g}, epsilon {EPSILON})"
     ax.set_title(f"{words}.\nDotted: bounds in the paper. Dashed: its mechanisms. Solid: ours.", fontsize=8)

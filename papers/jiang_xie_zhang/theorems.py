@@ -169,11 +169,11 @@ def picture(path: Path, table: list[Json]) -> None:
     for ax, wanted in zip(axes, drawn, strict=True):
         for (name, label), line_style in zip(wanted.items(), ("--", ":"), strict=True):
             ax.plot(sizes, [line[name] for line in table], line_style, color="black", label=label)
-    for method, colour in zip(METHODS[:2], ("#d55e00", "#0072b2"), strict=True):
-        axes[0].plot(sizes, [line["norm, mean"][method] for line in table], "o-", ms=4, color=colour, label=method)
-        axes[2].plot(
-            sizes, [line["theorem 9"][COMPONENTS[-1]][method] for line in table], "o-", ms=4, color=colour, label=method
-        )
+    for method in METHODS[:2]:
+        look = pictures.style(method)
+        axes[0].plot(sizes, [line["norm, mean"][method] for line in table], label=method, **look)
+        errors = [line["theorem 9"][COMPONENTS[-1]][method] for line in table]
+        axes[2].plot(sizes, errors, label=method, **look)
     titles = ("norm of the noise", "ratio of sensitivities where Wishart wins", f"error at rank {COMPONENTS[-1]}")
     for ax, title in zip(axes, titles, strict=True):
         ax.set(yscale="log", xlabel="d")

@@ -219,12 +219,7 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
     click.echo(f"{len(found)} cases: {folder / NAME}.json, .csv, .png", err=True)
 
 
-_LOOKS = {
-    "algorithm 1": ("tab:green", "o"),
-    "algorithm 2": ("tab:blue", "s"),
-    "Amin et al.": ("tab:orange", "^"),
-    "two-sided Wishart": ("tab:red", "v"),
-}
+_DRAWN = ("algorithm 1", "algorithm 2", "Amin et al.", "two-sided Wishart")
 
 
 def _close(a: Json, b: Json, along: str) -> bool:
@@ -235,23 +230,24 @@ def _panel(ax: Any, found: list[Json], stated: list[Json], at: Json, along: str)
     """Draw measured errors and bounds of the cases that agree with ``at`` but in one name."""
     lines = sorted((s for s in stated if _close(s, at, along)), key=lambda s: float(s[along]))
     x = [float(s[along]) for s in lines]
+    second, amin = pictures.style("algorithm 2"), pictures.style("Amin et al.")
     upper, lower = [s["upper bound, algorithm 2"] for s in lines], [s["lower bound"] for s in lines]
-    ax.fill_between(x, lower, upper, color="tab:blue", alpha=0.08, label="between the bounds for algorithm 2")
-    ax.plot(x, upper, color="tab:blue", lw=1, label="upper bound, theorem 2.3")
+    ax.fill_between(x, lower, upper, color=second["color"], alpha=0.08, label="between the bounds for algorithm 2")
+    ax.plot(x, upper, color=second["color"], lw=1, label="upper bound, theorem 2.3")
     ax.plot(x, lower, color="black", lw=1, label="lower bound, theorem 2.4")
-    ax.plot(x, [s["rate, theorem 2.3"] for s in lines], ":", color="tab:blue", label="rate of theorem 2.3")
-    ax.plot(x, [s["rate, Amin et al."] for s in lines], ":", color="tab:orange", label="rate of Amin et al.")
-    ax.plot(x, [s["error of zero"] for s in lines], "--", color="tab:gray", lw=1, label="answering zero")
-    for method, (colour, marker) in _LOOKS.items():
+    ax.plot(x, [s["rate, theorem 2.3"] for s in lines], ":", color=second["color"], label="rate of theorem 2.3")
+    ax.plot(x, [s["rate, Amin et al."] for s in lines], ":", color=amin["color"], label="rate of Amin et al.")
+    ax.plot(x, [s["error of zero"] for s in lines], "--", color="0.5", lw=1, label="answering zero")
+    for method in _DRAWN:
+        look = pictures.style(method)
         points = sorted(
             (c for c in found if c["method"] == method and _close(c, at, along)), key=lambda c: float(c[along])
         )
         if "error of H" in points[0]:
             label = f"{method}: H" if method == "algorithm 2" else None
-            ax.plot(x, [p["error of H"] for p in points], "-", color=colour, marker=marker, mfc="white", ms=5, lw=0.8,
-                    label=label)  # fmt: skip
-        style = f"{method}: Re H" if "error of H" in points[0] else method
-        ax.plot(x, [p["error"] for p in points], "-", color=colour, marker=marker, ms=5, lw=1.3, label=style)
+            ax.plot(x, [p["error of H"] for p in points], label=label, **look | {"mfc": "white", "lw": 0.8})
+        name = f"{method}: Re H" if "error of H" in points[0] else method
+        ax.plot(x, [p["error"] for p in points], label=name, **look)
     ax.set(yscale="log", xlabel=along, ylabel="Frobenius error")
     pictures.mark(ax, x)
     fixed = ", ".join(f"{name} = {at[name]}" for name in ("d", "k", "epsilon") if name != along)
