@@ -272,10 +272,9 @@ def test_released_matrices_are_semidefinite_where_that_is_said_and_not_elsewhere
     if info.output is Output.COMPONENTS:
         assert not info.semidefinite
         return
-    nothing = KnownMoment(np.zeros((SIZE, SIZE), dtype=np.int64))
-    answers = [
-        unpacked(np.asarray(fixed.answer(nothing, Scripted(i)), dtype=np.int64), SIZE).astype(float) for i in range(12)
-    ]
+    moments = [KnownMoment(np.diag([one, 0, 0]).astype(np.int64)) for one in (0, 4**16)]
+    drawn = (fixed.answer(moments[i % 2], Scripted(i)) for i in range(12))
+    answers = [unpacked(np.asarray(each, dtype=np.int64), SIZE).astype(float) for each in drawn]
     least = min(float(np.linalg.eigvalsh(each)[0]) for each in answers)
     # rounding to the lattice moves an eigenvalue by at most d/2 units, and a draw here is thousands of them
     assert (least >= -SIZE) is info.semidefinite
