@@ -177,6 +177,10 @@ def picture(path: Path, found: list[Json]) -> None:
         ax.set_xscale("log" if all(row["mean"] > 0 for row in rows) else "symlog", **(
             {} if all(row["mean"] > 0 for row in rows) else {"linthresh": smallest}
         ))  # fmt: skip
+        largest = max(row["mean"] for row in rows)
+        if largest < 10 * smallest:  # names of minor ticks would collide
+            pictures.mark(ax, [value for value in (0.3, 0.5, 1.0) if smallest / 1.1 < value < largest])
+        ax.margins(x=0.12)  # room for the numbers of the outermost points
         ax.set_xlabel(task.measure)
         ax.set_title(f"{task.name}, {task.data}", fontsize=9)
         ax.grid(alpha=0.3)
