@@ -25,7 +25,7 @@ files cannot be used keeps those after it waiting, so that it is closed before t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
@@ -271,10 +271,10 @@ def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
     for folder in filter(None, (series.releases, series.releases / "total", series.models)):
         make_public_folder(folder)
     _require_unchanged(series)
-    count = 0
+    count, there = 0, {path.name for path in series.releases.iterdir()}
     with job.cluster.kept() as cluster:
         for count, periods in _counts(series, sources, say, problems):
-            fresh += _release(series, periods[:count], len(periods), cluster, say)
+            fresh += _release(series, periods[:count], len(periods), there, cluster, say)
     total, model = _conclude(series, list(series.ledger.periods)[:count], say)
     problems = _changed(series, sources) + problems + strays
     try:
@@ -370,12 +370,20 @@ def _changed(series: Series, sources: dict[str, Path]) -> list[DpdistError]:
 
 
 def _release(
-    series: Series, periods: Sequence[str], closed: int, cluster: Cluster, say: Callable[[str], None]
+    series: Series,
+    periods: Sequence[str],
+    closed: int,
+    there: Collection[str],
+    cluster: Cluster,
+    say: Callable[[str], None],
 ) -> list[str]:
-    """Release the nodes that end with the last of some periods, and return the ids of those that were computed now."""
+    """Release the nodes that end with the last of some periods, and return the ids of those that were computed now.
+
+    ``there`` are the names that were published when the run began; what another run published since is found again.
+    """
     nodes = [(node, series.path_of(periods, node)) for node in series.plan.released(len(periods))]
     if len(periods) < closed:  # published on an earlier night
-        nodes = [(node, target) for node, target in nodes if not target.exists()]
+        nodes = [(node, target) for node, target in nodes if target.name not in there]
     if nodes and series.job.model is not None and series.job.needs_edge:
         require_edge(series.request, len(series.columns))
     fresh = []

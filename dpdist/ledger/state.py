@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import assert_never
 
 from msgspec.structs import replace as replaced
@@ -158,7 +159,7 @@ class Record:
         """The names of all committed bytes that are here."""
         return tuple(draw.blob for draw in self._every if draw.blob is not None)
 
-    @property
+    @cached_property
     def _every(self) -> tuple[Draw, ...]:
         """All that was committed, in order."""
         return self.stages if self.digest is None else (*self.stages, Draw(self.blob, self.digest))
@@ -178,8 +179,9 @@ class Record:
         """Whether somebody may have seen its bytes: they are the only ones that ever may be."""
         return self.state is State.PUBLISHED or (self.state is State.COMMITTED and self.witnessed)
 
+    @cached_property
     def testimony(self) -> CommittedRelease:
-        """Return what a witness keeps of it; the inverse of :meth:`adopted`."""
+        """What a witness keeps of it; the inverse of :meth:`adopted`. Each commitment writes those of all releases."""
         stages = [draw.digest for draw in self.stages]
         second = (stages[1],) if len(stages) > 1 else ()
         return CommittedRelease(

@@ -78,7 +78,7 @@ class Testimony(Struct, frozen=True, dict=True):
     @classmethod
     def of(cls, view: View) -> Testimony:
         """Return what a ledger has to tell."""
-        releases = tuple(record.testimony() for record in view.records.values() if record.drawn)
+        releases = tuple(record.testimony for record in view.records.values() if record.latest is not None)
         periods = None if view.periods is None else dict(view.periods)
         return cls(view.head, releases, periods, view.capped, view.exhausted)
 

@@ -117,10 +117,13 @@ class PeriodFilters:
     periods: InitVar[Iterable[str]] = ()
     to_come: Filter = field(init=False)
     closed: dict[str, Filter] = field(init=False)
+    _own: set[str | None] = field(init=False, default_factory=set, compare=False, repr=False)
+    """The accounts that nobody else holds, by period, None for that to come. Others are copied before they change: a
+    night looks at thousands of periods and charges a few."""
 
     def __post_init__(self, periods: Iterable[str]) -> None:
         self.to_come = Filter(self.budget, self.caps)
-        self.closed = {period: self.to_come.copy() for period in periods}
+        self.closed = dict.fromkeys(periods, self.to_come)
 
     @classmethod
     def resumed(cls, to_come: Filter, closed: dict[str, Filter]) -> PeriodFilters:
@@ -131,47 +134,65 @@ class PeriodFilters:
 
     def copy(self) -> PeriodFilters:
         """Return accounts of their own with the same charges."""
+        self._own.clear()
         other = PeriodFilters(self.budget, self.caps)
-        other.to_come = self.to_come.copy()
-        other.closed = {period: account.copy() for period, account in self.closed.items()}
+        other.to_come, other.closed = self.to_come, dict(self.closed)
         return other
 
     def close(self, period: str) -> None:
         """Open the account of a period: its rows bear what was charged to rows of periods to come."""
-        self.closed[period] = self.to_come.copy()
+        self._own -= {None, period}
+        self.closed[period] = self.to_come
+
+    def _account(self, period: str | None) -> Filter:
+        return self.to_come if period is None else self.closed[period]
+
+    def _owned(self, period: str | None) -> Filter:
+        """Return an account that may be changed, as nobody else holds it."""
+        if period not in self._own:
+            account = self._account(period).copy()
+            self._own.add(period)
+            if period is None:
+                self.to_come = account
+            else:
+                self.closed[period] = account
+        return self._account(period)
 
     def _read(self, periods: Iterable[str]) -> list[Filter]:
         """Return the accounts of the rows that a release reads; no periods: of all."""
         chosen = list(periods)
         return [self.closed[period] for period in chosen] if chosen else [self.to_come, *self.closed.values()]
 
-    def _bearing(self, charge: Charge) -> list[tuple[Filter, Guarantee]]:
-        """Return the accounts of the rows that a release reads, each with what it guarantees these rows."""
+    def _bearing(self, charge: Charge) -> list[tuple[str | None, Guarantee]]:
+        """Return whose accounts a release is charged to, each with what it guarantees these rows."""
         if not charge.periods:
-            return [(account, charge.guarantee) for account in self._read(())]
-        return [(self.closed[period], guarantee) for period, guarantee in charge.borne()]
+            return [(period, charge.guarantee) for period in (None, *self.closed)]
+        return list(charge.borne())
 
     def holds(self, charge: Charge) -> bool:
         """Say whether every row that a release reads can bear it."""
-        return all(account.holds(guarantee) for account, guarantee in self._bearing(charge))
+        return all(self._account(period).holds(guarantee) for period, guarantee in self._bearing(charge))
 
     def book(self, key: str, charge: Charge) -> bool:
         """Charge a release to every row that it reads; False, and nothing is charged, if one cannot bear it."""
-        bearing = [(account, account.priced(guarantee)) for account, guarantee in self._bearing(charge)]
+        bearing = [(period, self._account(period).priced(guarantee)) for period, guarantee in self._bearing(charge)]
         if any(all(part is None for part in price) for _, price in bearing):
             return False
-        for account, price in bearing:
-            account.charge(key, price)
+        for period, price in bearing:
+            self._owned(period).charge(key, price)
         return True
 
     def refund(self, key: str) -> None:
         """Take back a charge; only of a release that nobody has seen."""
-        for account in self._read(()):
-            account.refund(key)
+        for period in (None, *self.closed):
+            if key in self._account(period).charged:
+                self._owned(period).refund(key)
 
     def left(self, periods: Iterable[str] = ()) -> Left:
         """Return what can still be charged to a release that reads some periods; none named: the whole table."""
-        alike = {account.rest: account for account in self._read(periods)}  # most periods of a year bear the same
+        # most periods of a year bear the same, and share one object: fractions take long to hash
+        apart = {id(account.rest): account for account in self._read(periods)}
+        alike = {account.rest: account for account in apart.values()}
         least: list[Price] = []
         for rest in alike:
             if not any(_within(other, rest) for other in least):

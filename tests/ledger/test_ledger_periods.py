@@ -112,6 +112,46 @@ def test_what_periods_bear_is_worked_out_by_hand() -> None:
     assert not all(accounts.book(str(i), charge) for i, charge in enumerate(charges))
 
 
+Step = tuple[str, str, tuple[str, ...]]
+
+
+def played(accounts: PeriodFilters, step: Step) -> bool:
+    """Do one thing to accounts, and say whether it was done."""
+    action, key, periods = step
+    if action == "book":
+        return accounts.book(key, Charge(pure(1), periods))
+    getattr(accounts, action)(key)
+    return True
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_charge_to_one_copy_of_the_accounts_shows_in_no_other(seed: int) -> None:
+    """Copies share what has not changed: whatever is done to one, each is as if it had been alone."""
+    chance = random.Random(seed)
+    budget = PrivacyLoss.parse("9")
+    every = [(PeriodFilters(budget, caps_for(budget), "ab"), list[Step]())]
+    for number in range(120):
+        accounts, done = chance.choice(every)
+        if len(every) < 6 and chance.random() < 0.2:
+            every.append((accounts.copy(), list(done)))
+        chosen = tuple(chance.sample(sorted(accounts.closed), chance.randint(0, len(accounts.closed))))
+        step: Step = chance.choice(
+            [
+                ("close", chance.choice("abcdef"), ()),  # again, too, as a journal that was edited might say
+                ("book", f"r{number}", chosen),
+                ("book", f"r{number}", chosen),
+                ("refund", f"r{chance.randrange(number + 1)}", ()),
+            ]
+        )
+        if played(accounts, step):
+            done.append(step)
+    assert len(every) == 6
+    for accounts, done in every:
+        alone = PeriodFilters(budget, caps_for(budget), "ab")
+        assert all(played(alone, step) for step in done)
+        assert accounts == alone
+
+
 @pytest.mark.usefixtures("state")
 def test_gaussian_releases_of_a_period_compose_exactly_and_those_of_others_not_at_all(tmp_path: Path) -> None:
     one = gaussian("1", "1e-6")
