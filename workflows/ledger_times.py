@@ -5,9 +5,12 @@ releases of one table. ``periods``: so many nights, each closed, with the nodes 
 (``continual``): nearly two releases a night. Then are taken, each the least of a few times,
 
 ``open``
-    a new process's view: open the ledger and ask for its balance;
+    a new process's view: open the ledger and ask for its balance; what a process keeps of checkpoint and witness is
+    dropped before;
+``again``
+    the same in a process that has opened it before, as a night does a dozen times;
 ``night``
-    what one process does with one more release: open, (close,) reserve, begin, commit, read, record the publication;
+    what a new process does with one more release: open, (close,) reserve, begin, commit, read, record the publication;
 ``next``
     the same again with the ledger that is open.
 
@@ -28,6 +31,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from dpdist import PrivacyLoss
+from dpdist.ledger import checkpoint, witness
 from dpdist.ledger.address import Address, LedgerAddress
 from dpdist.ledger.entries import Begun, Capped, Closed, Committed, CommitWitnessed, Event, Published, Reserved
 from dpdist.ledger.ledger import Ledger
@@ -117,12 +121,22 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def forget() -> None:
+    """Drop what this process keeps of ledgers, so that the next step is as in a new one."""
+    checkpoint._decoded.cache_clear()  # noqa: SLF001 - a new process for each step would measure its start
+    witness._file_at.cache_clear()  # noqa: SLF001
+
+
 def times(place: LedgerAddress, size: int, *, periodic: bool) -> dict[str, float]:
     """Return the times of one ledger."""
     entries = made(place, size, periodic=periodic)
-    taken: dict[str, list[float]] = {"open": [], "night": [], "next": []}
-    for number in range(size, size + 6, 2):
-        taken["open"].append(seconds(Ledger(place).balance))
+    night(Ledger(place), size, periodic=periodic)  # it leaves a checkpoint where one is due
+    taken: dict[str, list[float]] = {"open": [], "again": [], "night": [], "next": []}
+    for number in range(size + 1, size + 7, 2):
+        forget()
+        for name in ("open", "again"):
+            taken[name].append(seconds(Ledger(place).balance))
+        forget()
         ledger = Ledger(place)
         for name, one in (("night", number), ("next", number + 1)):
             taken[name].append(seconds(partial(night, ledger, one, periodic=periodic)))
