@@ -83,6 +83,14 @@ _OF_A_CLUSTER = {
 @click.option("--centre", type=click.Choice(["none", "private"]), default="none", show_default=True)
 @scale_options
 @neighbours_option
+@click.option(
+    "--max-rows",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Rows of a privacy unit at most; where rows come in periods, in each.",
+)
+@click.option("--max-periods", type=int, help="Periods that a privacy unit has rows in at most; for gaussian.")
 @grid_options
 @mechanism_options
 @click.option("--plot", type=LOCAL, help="Draw the quality of each component against the number of rows.")
@@ -99,9 +107,10 @@ _OF_A_CLUSTER = {
 @json_option
 def forecast_command(
     columns: int, rows: int, epsilon: str, delta: str | None, clip: str, spectrum: str | None, norms: str | None,
-    mechanism: str | None, centre: str, scale: str, scale_share: str | None, neighbours: str, grid_bits: int | None,
-    rows_at_most: int, options: tuple[str, ...], arithmetic: str | None, plot: Path | None, cluster: bool, dtype: str,
-    workers: tuple[int, ...], memory: float, bandwidth: str | None, as_json: bool,
+    mechanism: str | None, centre: str, scale: str, scale_share: str | None, neighbours: str, max_rows: int,
+    max_periods: int | None, grid_bits: int | None, rows_at_most: int, options: tuple[str, ...],
+    arithmetic: str | None, plot: Path | None, cluster: bool, dtype: str, workers: tuple[int, ...], memory: float,
+    bandwidth: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Forecast what a budget buys: how large the noise is, and which components stand above it. Free.
 
@@ -119,26 +128,27 @@ def forecast_command(
         folder=Path(), options=options_of(options, arithmetic),
     )  # fmt: skip
     if request.mechanism in ORBITS:
-        if plot is not None or norms or cluster:
+        if plot is not None or norms or cluster or max_rows != 1 or max_periods is not None:
             raise UsageError(
-                f"The forecast of {request.mechanism} says how large its error is, and nothing about --plot, --norms "
-                "or --cluster: leave them out."
+                f"The forecast of {request.mechanism} says how large its error is, and nothing about --plot, --norms, "
+                "--cluster, --max-rows or --max-periods: leave them out."
             )
         drawn = forecast_orbit(request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else ())
         answer(as_json, drawn.to_json(), text.orbit_forecast(drawn))
         return
     found = forecast_release(
         request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else (),
-        numbers_from(norms, "--norms") if norms else (),
+        numbers_from(norms, "--norms") if norms else (), max_rows=max_rows, max_periods=max_periods,
     )  # fmt: skip
     if plot is not None:
         draw_forecast(found, plot)
     value, words = found.to_json(), text.forecast(found)
-    parts = request.parts(columns)
+    once = found.person.counted_once
+    parts = request.parts(columns, once)
     if parts is not None:
         value["parts"] = parts.to_json()
         words += f"\n\n{text.parts(parts, request)}"
-        value["refused"] = refused = choice_refused(request, columns, rows)
+        value["refused"] = refused = choice_refused(request, columns, rows, once)
         words += "" if refused is None else "\n" + wrapped(f"THE RELEASE WOULD BE REFUSED. {refused}")
     if cluster:
         independent = isinstance(request.sized.calibrated(columns), IndependentEntries)

@@ -16,14 +16,16 @@ from dpdist.errors import UsageError
 from dpdist.mechanisms.base import is_private_as_claimed
 from dpdist.mechanisms.info import DeltaUse
 from dpdist.mechanisms.registry import MECHANISMS
-from dpdist.naming import step
+from dpdist.naming import parameter, step
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.privacy.persons import rows_charged
 from dpdist.release.clip_trade import Trade, trades
 from dpdist.release.request import ReleaseRequest, auto_clip
 from dpdist.rows.bounding import DITHERED
 from dpdist.rows.rounding import spectral_error
+from dpdist.rows.units import Unit
 
 GOOD = 0.9
 """The squared cosine that counts as a good component."""
@@ -52,6 +54,49 @@ class Expected:
 
 
 @dataclass(frozen=True)
+class Person:
+    """Somebody who owns several rows, whom a release protects as a whole.
+
+    Parameters
+    ----------
+    max_rows
+        R: rows that he has at most; where rows come in periods, in each period.
+    max_periods
+        K: periods that he is in at most; None: rows do not come in periods.
+
+    Raises
+    ------
+    UsageError
+        If R or K is not positive, or too large.
+    """
+
+    max_rows: int = 1
+    max_periods: int | None = None
+
+    def __post_init__(self) -> None:
+        Unit("", self.max_rows, max_periods=self.max_periods)  # says which numbers there may be
+
+    def counted(self, periods: int) -> int:
+        """Return for how many rows of one period he is counted by a release of so many periods."""
+        return self.max_rows * rows_charged(self.max_periods or 1, periods)
+
+    @property
+    def counted_once(self) -> int:
+        """The same of a release of one period, or of a table without periods."""
+        return self.counted(1)
+
+    @property
+    def counted_at_most(self) -> int:
+        """The same of a release of K periods or more: of any night with weights, and of the top of a tree."""
+        return self.counted(self.max_periods or 1)
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON values."""
+        counted = {"counted_rows": self.counted_once, "counted_rows_at_most": self.counted_at_most}
+        return {"max_rows": self.max_rows, "max_periods": self.max_periods, **counted}
+
+
+@dataclass(frozen=True)
 class Forecast:
     """The noise of a release that was not made yet, and what will be seen over it.
 
@@ -59,6 +104,8 @@ class Forecast:
     ----------
     request, columns, rows
         The release, d and n.
+    person
+        How many rows somebody has, and for how many of one period he is counted.
     error
         Standard deviation of the noise on an entry off the diagonal, per row, in squared units of the bounded rows.
     edge
@@ -82,6 +129,7 @@ class Forecast:
     request: ReleaseRequest
     columns: int
     rows: int
+    person: Person
     error: float
     edge: float
     rounding: float | None
@@ -126,6 +174,7 @@ class Forecast:
             "clip_norm": self.request.clip_norm,
             "d": self.columns,
             "n": self.rows,
+            "person": self.person.to_json(),
             "entry_standard_deviation": self.error,
             "noise_edge": self.edge,
             "grid_bits": self.request.grid_bits,
@@ -142,7 +191,14 @@ class Forecast:
 
 
 def forecast_release(
-    request: ReleaseRequest, columns: int, rows: int, spectrum: Sequence[float] = (), norms: Sequence[float] = ()
+    request: ReleaseRequest,
+    columns: int,
+    rows: int,
+    spectrum: Sequence[float] = (),
+    norms: Sequence[float] = (),
+    *,
+    max_rows: int = 1,
+    max_periods: int | None = None,
 ) -> Forecast:
     """Say what a release would show, before anything is spent: its noise, and which components stand above it.
 
@@ -163,6 +219,11 @@ def forecast_release(
     norms : sequence of float, default ()
         Guessed norms of the rows, equally many of each, such as their deciles. It must be public too. Each is weighed
         as a clip norm, whatever that of the request is: noise against shortening.
+    max_rows : int, default 1
+        Rows that a privacy unit has at most, from 1 to 2^20; where rows come in periods, in each period.
+    max_periods : int or None, default None
+        Periods that a privacy unit has rows in at most, from 1 to 4096, for ``gaussian`` alone. The forecast is then of
+        the release of one period, which has so many rows.
 
     Returns
     -------
@@ -175,8 +236,8 @@ def forecast_release(
     Raises
     ------
     UsageError
-        If there are no rows, the spectrum or a norm is impossible, or the mechanism does not add noise with a known
-        edge.
+        If there are no rows, the spectrum or a norm is impossible, a privacy unit has no rows or too many, or the
+        mechanism does not add noise with a known edge, or is not for a privacy unit in several periods.
     RefusedError
         If the mechanism is not private as claimed.
 
@@ -198,8 +259,15 @@ def forecast_release(
     """
     if rows < 1:
         raise UsageError("A forecast needs at least one row.", parameter="n")
-    request = request.on_grid(columns, rows if request.neighbours is Neighbours.REPLACE_ONE else None)
-    parts = request.parts(columns)
+    person = Person(max_rows, max_periods)
+    if max_periods is not None and request.mechanism != "gaussian":
+        raise UsageError(
+            f"A privacy unit with rows in several periods is for gaussian only, not {request.mechanism}. Take "
+            f"gaussian, or leave out {parameter('max_periods')}."
+        )
+    counted = person.counted_once
+    request = request.on_grid(columns, rows if request.neighbours is Neighbours.REPLACE_ONE else None, counted)
+    parts = request.parts(columns, counted)
     if parts is not None:
         scaled = auto_clip(columns) if request.clip_norm == "auto" else parts.moment.clip_norm
         request = replace(parts.moment, clip_norm=scaled)
@@ -212,13 +280,13 @@ def forecast_release(
         )
     if any(not 0 < norm < math.inf for norm in norms):
         raise UsageError("The guessed norms of rows are positive numbers.", parameter="norms")
-    law = _law(request, columns)
+    law = _law(request, columns, counted)
     if law is None:
         raise UsageError(
             f"There is no forecast for {request.mechanism}: it adds no noise whose largest eigenvalue is known. Take "
             f"gaussian or two-sided-wishart. {step('mechanisms')} lists what each mechanism releases."
         )
-    noise, bound = request.calibrated(columns).noise, request.bound(columns)
+    noise, bound = request.calibrated(columns, counted).noise, request.bound(columns)
     unit = bound.unit**2
     rounded = spectral_error(rows, columns, bound.grid_bits) * unit / rows
     good = _strength_for(law, GOOD)
@@ -231,6 +299,7 @@ def forecast_release(
         request=request,
         columns=columns,
         rows=rows,
+        person=person,
         error=error / rows,
         edge=edge / rows,
         rounding=rounded if request.rule == DITHERED else None,
@@ -238,13 +307,13 @@ def forecast_release(
         expected=expected,
         guessed=bool(spectrum),
         law=law,
-        alternatives=_alternatives(request, columns, rows),
+        alternatives=_alternatives(request, columns, rows, person),
         trades=trades(norms, columns, rows, error / largest, edge / largest) if norms else (),
     )
 
 
-def _law(request: ReleaseRequest, columns: int) -> NoiseLaw | None:
-    return law_of(request.calibrated(columns).noise, columns, request.bound(columns).unit ** 2)
+def _law(request: ReleaseRequest, columns: int, counted: int) -> NoiseLaw | None:
+    return law_of(request.calibrated(columns, counted).noise, columns, request.bound(columns).unit ** 2)
 
 
 def _at_least(rows: float) -> int:
@@ -262,12 +331,14 @@ def _strength_for(law: NoiseLaw, cosine: float) -> float:
     return root
 
 
-def _alternatives(request: ReleaseRequest, columns: int, rows: int) -> tuple[tuple[str, float], ...]:
+def _alternatives(request: ReleaseRequest, columns: int, rows: int, person: Person) -> tuple[tuple[str, float], ...]:
     """Return the mechanisms that are private at the loss, take no required option and have an edge, best first."""
     found = []
     for name, mechanism in MECHANISMS.items():
         info = mechanism.info
         if not info.additive or info.replacement or any(o.default is None for o in info.options):
+            continue
+        if (person.counted_once > 1 and not info.units) or (person.max_periods is not None and name != "gaussian"):
             continue
         pure = info.delta is DeltaUse.NONE
         if info.delta is DeltaUse.REQUIRED and not request.loss.delta_atto:
@@ -278,7 +349,7 @@ def _alternatives(request: ReleaseRequest, columns: int, rows: int) -> tuple[tup
             rule=request.rule,
         )  # fmt: skip
         try:
-            calibrated = other.calibrated(columns)
+            calibrated = other.calibrated(columns, person.counted_once)
         except UsageError:  # its noise leaves the lattice here
             continue
         law = law_of(calibrated.noise, columns, request.bound(columns).unit ** 2)

@@ -15,7 +15,7 @@ from dpdist.mechanisms.info import MechanismInfo, Output
 from dpdist.moment.cost import INGEST, ClusterCost
 from dpdist.naming import parameter, step
 from dpdist.pca.correlation import Correlation
-from dpdist.pca.forecast import GOOD, Forecast
+from dpdist.pca.forecast import GOOD, Forecast, Person
 from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.pca.orbit_forecast import FAILURE, OrbitForecast
 from dpdist.pca.scree import Scree
@@ -164,6 +164,7 @@ def forecast(found: Forecast) -> str:
     lines = [
         wrapped(
             f"{request.mechanism}, {request.loss} under {request.neighbours}, n = {found.rows}, d = {found.columns}."
+            + _person_words(found.person)
         ),
         f"Per row, in squared units of the rows (the clip norm's square is {found.largest:g}):",
         f"  noise on an entry   {found.error:.4g} (standard deviation)",
@@ -187,6 +188,19 @@ def forecast(found: Forecast) -> str:
     lines += _trade_lines(found)
     lines += ["", *aligned([("mechanism", "seen above"), *((n, f"{v:.4g}") for n, v in found.alternatives)])]
     return "\n".join(lines)
+
+
+def _person_words(person: Person) -> str:
+    """Return what a privacy unit counts for, as sentences; none where each row stands alone."""
+    rows = counted(person.max_rows, "row")
+    if person.max_periods is None:
+        return "" if person.max_rows == 1 else f" Protects a privacy unit of up to {rows} as a whole."
+    periods = counted(person.max_periods, "period")
+    return (
+        f" Protects a privacy unit of up to {rows} in each of up to {periods} as a whole. The figures are of a release "
+        f"of one period, for which it counts as {counted(person.counted_once, 'row')}; where {periods} or more are "
+        f"added up, and with weights, it counts as {person.counted_at_most}."
+    )
 
 
 def orbit_forecast(found: OrbitForecast) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.forecast import GOOD, SHARES, forecast_release
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
+from dpdist.report import text
+from dpdist.rows.periods import counted_rows
+from dpdist.rows.units import Unit
 from dpdist.triangle import unpacked
 
 D, C = 60, 10.0
@@ -45,6 +49,43 @@ def test_releases_show_what_was_forecast(mechanism: str, delta: str) -> None:
         assert measured == pytest.approx(stated, abs=0.06 if stated > 0.5 else 0.25)
     assert np.std(entries) == pytest.approx(found.error, rel=0.05)
     assert sum(seen) >= 20
+
+
+@pytest.mark.parametrize(("rows", "periods", "counted", "most"), [(3, None, 3, 3), (2, 7, 6, 14), (1, 1, 1, 1)])
+def test_a_privacy_unit_is_forecast_as_it_is_released(rows: int, periods: int | None, counted: int, most: int) -> None:
+    """It counts as the release of one period counts it: R rows, or those of the square root of K, rounded up."""
+    found = forecast_release(request(), D, 4000, max_rows=rows, max_periods=periods)
+    unit = Unit("person", rows, max_periods=periods)
+    if periods is not None:
+        assert (counted, most) == (counted_rows(unit, 1), counted_rows(unit, 365))
+    calibrated = found.request.calibrated(D, counted)
+    assert found.error == calibrated.noise.variance_off_diagonal**0.5 * found.request.bound(D).unit ** 2 / 4000  # type: ignore[operator]
+    alone = forecast_release(request(), D, 4000)
+    assert found.error == pytest.approx(counted * alone.error, rel=1e-3)
+    alternatives = dict(found.alternatives)
+    assert alternatives["gaussian"] == pytest.approx(found.threshold)
+    assert "wishart" not in alternatives  # nothing is proved of it for several rows, nor of periods
+    assert ("two-sided-wishart" in alternatives) == (periods is None)
+    assert found.to_json()["person"] == {
+        "max_rows": rows, "max_periods": periods, "counted_rows": counted, "counted_rows_at_most": most,
+    }  # fmt: skip
+    words = " ".join(text.forecast(found).split())
+    assert (f"up to {rows} rows" in words) == (rows > 1)
+    assert (f"counts as {most}." in words) == (periods is not None)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "asked", "told"),
+    [
+        ("gaussian", {"max_rows": 0}, "from 1 to"),
+        ("gaussian", {"max_periods": 5000}, "from 1 to 4096"),
+        ("two-sided-wishart", {"max_periods": 7}, "for gaussian only"),
+    ],
+)
+def test_a_privacy_unit_that_no_release_takes_is_refused(mechanism: str, asked: dict[str, Any], told: str) -> None:
+    delta = "1e-6" if mechanism == "gaussian" else "0"
+    with pytest.raises(UsageError, match=told):
+        forecast_release(request(mechanism, delta=delta), D, 4000, **asked)
 
 
 def test_rows_for_a_good_component_are_just_enough() -> None:
