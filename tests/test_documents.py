@@ -91,6 +91,18 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     assert [file for file in lost if "NAME" not in file and "/secrets/" not in file] == []
 
 
+def test_every_column_of_a_table_has_a_head() -> None:
+    """Who hears a page is told the head before each cell."""
+    heads = re.compile(r"^(\|.*)\n\|(?: *:?-+:? *\|)+$", re.MULTILINE)
+    empty = [
+        f"{page.relative_to(ROOT)}: {head}"
+        for page in PAGES
+        for head in heads.findall(page.read_text())
+        if re.search(r"\| *\|", head)
+    ]
+    assert not empty
+
+
 def test_the_floors_that_are_drawn_are_those_of_the_contract() -> None:
     (block,) = re.findall(r"^```text\n(.*?)^```", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE | re.DOTALL)
     drawn: list[set[str]] = []
