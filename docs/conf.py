@@ -23,16 +23,17 @@ version = release = __version__
 language = "en"
 
 extensions = [
-    "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click", "sphinx_copybutton",
+    "myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click", "sphinx_copybutton",
     "docstrings", "generated",
 ]  # fmt: skip
-source_suffix = {".md": "markdown"}
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 root_doc = "docs/index"
 include_patterns = [
-    "docs/**.md", "*.md", "cluster/**.md", "formats/*.md", "papers/**.md", "workflows/**.md",
+    "docs/**.md", "docs/notebooks/*.ipynb", "*.md", "cluster/**.md", "formats/*.md", "papers/**.md", "workflows/**.md",
 ]  # fmt: skip
 exclude_patterns = [".*", "build", "dist", "dpdist", "faults", "tests", "**/__pycache__", "**/node_modules"]
 
+nb_execution_mode = "off"  # workflows/notebooks.py runs them, and what came out is in the files
 myst_heading_anchors = 4
 myst_enable_extensions = ["deflist"]
 

@@ -205,7 +205,7 @@ def in_contents(page: Path) -> Iterator[Path]:
         for line in block.splitlines():
             entry = re.sub(r"^.*<(.*)>$", r"\1", line)
             if entry and not entry.startswith(":"):
-                found = list(page.parent.glob(f"{entry}.md"))
+                found = [*page.parent.glob(f"{entry}.md"), *page.parent.glob(f"{entry}.ipynb")]
                 assert found, f"{page.name} lists {entry}"
                 yield from (each.resolve() for each in found if each != page)
 
@@ -216,8 +216,9 @@ def test_every_page_is_reached_from_the_front_of_the_site() -> None:
         page = waiting.pop()
         if page not in reached:
             reached.add(page)
-            waiting += in_contents(page)
-    hidden = {page for page in PAGES if page.is_relative_to(ROOT / "docs") or page.parent == ROOT} - reached
+            waiting += in_contents(page) if page.suffix == ".md" else ()
+    pages = [*PAGES, *(ROOT / "docs" / "notebooks").glob("*.ipynb")]
+    hidden = {page for page in pages if page.is_relative_to(ROOT / "docs") or page.parent == ROOT} - reached
     assert hidden == set()
 
 

@@ -59,7 +59,7 @@ model
 # %% [markdown]
 # **The correlations themselves**, shrunk by the law of the noise. They are as public as the release.
 
-# %%
+# %% mystnb={"image": {"alt": "Private correlations of all columns as a coloured table."}}
 covariance = dpdist.PrivateCovariance.from_release(release)
 names = [str(name) for name in covariance.feature_names_in_]
 figure, axes = plt.subplots(figsize=(6.5, 5.5), layout="constrained")
