@@ -94,9 +94,9 @@ class Page:
         for kind in ("keyDown", "keyUp"):
             self.tell("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, text=text)
 
-    def picture(self, path: Path) -> None:
-        """Write what the whole page looks like as a PNG."""
-        found = self.tell("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+    def picture(self, path: Path, *, whole: bool = True) -> None:
+        """Write what the whole page looks like as a PNG, or what the screen shows of it."""
+        found = self.tell("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(found["data"]))
 
     def paper(self, path: Path) -> None:

@@ -3,6 +3,7 @@
     pip install -e '.[docs,test]'
     python -m workflows.documentation --output workflows/results/documentation [--site build/site] [--npm /tmp/axe]
     python -m workflows.documentation --page tutorials/nightly
+    python -m workflows.documentation --pictures workflows/results/site
 
 The site is built with warnings as errors, and every link in its pages is followed. Then the blocks of each tutorial and
 of each page on how to do something are run as they are printed, in order, in a folder of its own: shell, Python (in one
@@ -10,7 +11,8 @@ interpreter, as in a notebook), and files whose first line is their name. A bloc
 ...`` finds moto's S3 in its environment, and one after ``syntax only: ...`` is parsed by the shell and not run. What
 somebody has when he comes to a page, the comment ``presupposes: ...`` names: files that are written here, and what the
 first commands of the README make of them. Other folders are empty. With ``--npm``, where axe-core is installed
-(:mod:`workflows.report_accessibility`), every page is judged on a desk and on a phone, light and dark.
+(:mod:`workflows.report_accessibility`), every page is judged on a desk and on a phone, light and dark. ``--pictures``
+builds the site and takes pictures of what is seen first of its main pages.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
+from PIL import Image
 
 from faults.browser import browser
 from workflows.report_accessibility import SCREENS, judged
@@ -39,6 +42,11 @@ from workflows.stores import moto
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+MAIN_PAGES = (
+    ("docs/index", "desk"), ("docs/index", "phone, dark"), ("docs/tutorials/csv", "desk"),
+    ("docs/howto/answers", "desk, dark"), ("docs/notebooks/first_release", "phone"), ("docs/reference/python", "desk"),
+    ("docs/explanation/epsilon", "desk"), ("docs/limits", "phone"),
+)  # fmt: skip
 _BLOCK = re.compile(
     r"^(?:<!-- (runs against|syntax only): (.*?) -->\n)?```(sh|python|toml|text)\n(.*?)^```", re.MULTILINE | re.DOTALL
 )
@@ -211,16 +219,36 @@ def looked_at(site: Path, npm: Path) -> dict[str, Any]:
     return {"asked": asked, "rules passed": passed, "against": against}
 
 
+def pictured(site: Path, folder: Path) -> None:
+    """Take pictures of the main pages, in few colours, named by page and screen."""
+    folder.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as made, browser(Path(made)) as page:
+        for name, screen in MAIN_PAGES:
+            width, dark = SCREENS[screen]
+            page.open(site / f"{name}.html", width=width, dark=dark)
+            place = folder / f"{name.replace('/', '-')}-{screen.replace(', ', '-')}.png"
+            page.picture(place, whole=False)
+            with Image.open(place) as picture:
+                small = picture.quantize(32)
+            small.save(place, optimize=True)
+
+
 def main() -> None:
     """Do all of it, and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--site", type=Path, help="Folder for the site; default: one that is removed.")
     parser.add_argument("--npm", type=Path, help="Where npm installed axe-core.")
+    parser.add_argument("--pictures", type=Path, help="Folder for pictures of the main pages; nothing else is done.")
     parser.add_argument("--page", help="Run this one alone, such as tutorials/csv, and build nothing.")
     asked = parser.parse_args()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     found: dict[str, Any] = {}
+    if asked.pictures:
+        with tempfile.TemporaryDirectory() as folder:
+            built(Path(folder))
+            pictured(Path(folder), asked.pictures)
+        return
     with contextlib.ExitStack() as stack:
         _, store = stack.enter_context(moto())
         if asked.page:
