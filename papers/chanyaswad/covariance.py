@@ -3,7 +3,8 @@
 Entries lie in [-1, 1], so rows have norm at most sqrt(d): the package's mechanisms answer at that clip norm, and the
 answer is divided by the public n. The directions of the directional variants are treated as known where they are the
 exact eigenvectors ("known directions": no mechanism, but the best that directional noise could hope for); the private
-ones spend 0.3 of epsilon and of delta on directions from a Gaussian second moment, and the rest on the release.
+ones spend 0.3 of epsilon and of delta on directions from a Gaussian second moment, and the rest on the release. Both
+divide precision in two (binary); "water-filled" knows the eigenvalues too, and divides it as the paper calls optimal.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ SHARE = 0.95
 """Of the precision, what the informative directions get together."""
 FOR_DIRECTIONS = 0.3
 """Share of epsilon and delta spent on private directions."""
+_LEAST = 2.0**-20
+"""Of the largest eigenvalue, whose square is a variance: these are positive."""
 _MECHANISMS = {
     "MVG, theorem 2": "mvg",
     "MVG, theorem 3": "mvg-psd",
@@ -44,13 +47,15 @@ _MECHANISMS = {
     "JL transform, exact": "jl",
     "two-sided Wishart": "two-sided-wishart",
 }
-_KNOWN, _PRIVATE = ", known directions", ", private directions"
+_KNOWN, _PRIVATE, _FILLED = ", known directions", ", private directions", ", water-filled"
 _COMPARED = {
     "MVG, theorem 2": True,
     f"MVG, theorem 2{_KNOWN}": True,
+    f"MVG, theorem 2{_FILLED}": True,
     f"MVG, theorem 2{_PRIVATE}": True,
     "MVG, theorem 3": True,
     f"MVG, theorem 3{_KNOWN}": True,
+    f"MVG, theorem 3{_FILLED}": True,
     f"MVG, theorem 3{_PRIVATE}": True,
     "Gaussian, classical": True,
     "Laplace": True,
@@ -68,7 +73,8 @@ COVARIANCE_METHODS = {"answering zero": True} | _COMPARED
 
 def _moment(rows: Floats, method: str) -> PublicMoment:
     """Return the exact moment; on a coarser grid where the noise would leave 64 bits."""
-    return moment_of(rows, math.sqrt(rows.shape[1]), COARSE if method == "JL transform" else 16)
+    coarse = method == "JL transform" or method.endswith(_FILLED)
+    return moment_of(rows, math.sqrt(rows.shape[1]), COARSE if coarse else 16)
 
 
 def _split(loss: PrivacyLoss) -> tuple[PrivacyLoss, PrivacyLoss]:
@@ -96,8 +102,12 @@ def request_of(method: str, moment: PublicMoment, informative: int) -> ReleaseRe
     loss, size = loss_of(moment.rows), moment.bound.width
     options: dict[str, Any] = {"rows": moment.rows, "sketch": SKETCH}
     options["ridge"] = "exact" if method.endswith("exact") else "published"
-    name = method.removesuffix(_KNOWN).removesuffix(_PRIVATE)
-    if name != method:
+    name = method.removesuffix(_KNOWN).removesuffix(_PRIVATE).removesuffix(_FILLED)
+    if method.endswith(_FILLED):
+        values = np.linalg.eigvalsh(moment.matrix)[::-1] / moment.bound.clip_norm**2
+        spectrum = tuple((np.maximum(values, _LEAST * values[0]) ** 2).tolist())
+        options |= {"allocation": "optimal", "spectrum": spectrum, "directions": _directions(moment.matrix)}
+    elif name != method:
         known = moment.matrix
         if method.endswith(_PRIVATE):
             first, loss = _split(loss)

@@ -134,6 +134,10 @@ def test_directional_requests_carry_the_directions_they_should() -> None:
     vectors = np.array(known.options["directions"])
     assert abs(vectors[0] @ np.linalg.eigh(exact.matrix)[1][:, -1]) == pytest.approx(1)
     assert known.loss == regression.loss_of(exact.rows)
+    filled = covariance.request_of("MVG, theorem 3, water-filled", exact, 1)
+    assert filled.options["directions"] == known.options["directions"]
+    spread = filled.calibrated(4).noise["row_covariance_spectrum"]
+    assert spread == sorted(spread)  # the deepest has least noise
     private = covariance.request_of("MVG, theorem 3, private directions", exact, 1)
     first, rest = covariance._split(regression.loss_of(exact.rows))
     assert private.loss == rest
