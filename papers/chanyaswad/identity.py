@@ -113,11 +113,13 @@ class IdentityQuery:
         return float(np.sum(4 / variances))
 
 
-def theorem_2(shape: tuple[int, int], largest: float, sensitivity: float, loss: PrivacyLoss) -> float:
+def theorem_2(
+    shape: tuple[int, int], largest: float, sensitivity: float, loss: PrivacyLoss, *, printed: bool = False
+) -> float:
     """Return what theorem 2 allows for the product of the norms of the spectra of both inverse covariances, phi².
 
     For queries of any shape; :func:`dpdist.mechanisms.mvg.published_norm` is the square case, and there the condition
-    is derived. zeta is taken with its root, as in the authors' code: less noise than as printed.
+    is derived. zeta is taken with its root, as in the proof and in the authors' code: less noise than as printed.
 
     Parameters
     ----------
@@ -127,10 +129,13 @@ def theorem_2(shape: tuple[int, int], largest: float, sensitivity: float, loss: 
         gamma and s, Frobenius norm.
     loss
         Epsilon and delta.
+    printed
+        Take zeta as it is printed, without its root.
     """
     m, n = shape
     log = -math.log(loss.delta)
-    zeta = math.sqrt(m * n + 2 * math.sqrt(m * n * log) + 2 * log)
+    zeta = m * n + 2 * math.sqrt(m * n * log) + 2 * log
+    zeta = zeta if printed else math.sqrt(zeta)
     harmonic: float = math.fsum(1 / i for i in range(1, min(m, n) + 1))
     roots: float = math.fsum(i**-0.5 for i in range(1, min(m, n) + 1))
     a = (harmonic + roots) * largest**2 + 2 * harmonic * largest * sensitivity

@@ -15,7 +15,7 @@ import numpy as np
 from dpdist import PrivacyLoss
 from dpdist.privacy.guarantee import ATTO, MICRO
 from papers.chanyaswad.identity import METHODS as IDENTITY
-from papers.chanyaswad.identity import IdentityQuery
+from papers.chanyaswad.identity import IdentityQuery, theorem_2
 from papers.common.answers import moment_of, private_moment, request_for
 from papers.common.data import Floats
 from papers.common.runs import Json
@@ -136,4 +136,7 @@ def facts(rows: Floats, methods: list[str]) -> Json:
         }
         if "Gaussian" in method or "MVG" in method:
             found["noise"][method]["mu"] = float(f"{math.sqrt(query.mu_squared(deviations**2)):.4g}")
+    asked = (query.columns, query.rows), query.largest, query.frobenius, loss
+    ratio = theorem_2(*asked) / theorem_2(*asked, printed=True)  # of variances
+    found["noise with zeta as printed, times that with its root"] = float(f"{math.sqrt(ratio):.4g}")
     return found

@@ -36,9 +36,11 @@ def test_the_condition_is_the_packages_for_square_queries_and_the_authors_for_ot
     m, n = 6, 248
     alpha = (2.45 + 3.6399) * m * n + 2 * 2.45 * math.sqrt(m * n) * 2 * math.sqrt(m)
     zeta = math.sqrt(2 * math.sqrt(-m * n * math.log(0.005)) - 2 * math.log(0.005) + m * n)
-    beta = 2 * (m * n) ** 0.25 * zeta * 2.45 * 2 * math.sqrt(m)
-    theirs = (-beta + math.sqrt(beta**2 + 8 * alpha)) ** 2 / (4 * alpha**2)
-    assert theorem_2((m, n), math.sqrt(m * n), 2 * math.sqrt(m), LOSS) == pytest.approx(theirs, rel=1e-4)
+    for printed in (False, True):  # without its root, zeta is its square
+        beta = 2 * (m * n) ** 0.25 * (zeta**2 if printed else zeta) * 2.45 * 2 * math.sqrt(m)
+        theirs = (-beta + math.sqrt(beta**2 + 8 * alpha)) ** 2 / (4 * alpha**2)
+        ours = theorem_2((m, n), math.sqrt(m * n), 2 * math.sqrt(m), LOSS, printed=printed)
+        assert ours == pytest.approx(theirs, rel=1e-4)
 
 
 def test_the_precision_of_the_published_noise_meets_its_condition_with_equality() -> None:
