@@ -87,7 +87,9 @@ def test_under_add_remove_nothing_depends_on_n(rows: Path) -> None:
     assert found.exit_code == 0
     assert "CAUTION" in found.output
     said = found.output.replace("of 500 rows or more", "")  # 1 / 0.002, whatever n is
-    assert str(ROWS) not in said.replace(open_release(rows.with_name("release.zarr")).release_id, "")  # a hash
+    for chance in (str(rows.parent), open_release(rows.with_name("release.zarr")).release_id):  # a number, a hash
+        said = said.replace(chance, "")
+    assert str(ROWS) not in said
     for count in (1, ROWS, 10**9):
         caution.require_small_delta(PrivacyLoss.parse("1", "0.5"), ADD, count, accepted=False)
         for delta in ("0.5", "1e-4", "1e-5"):

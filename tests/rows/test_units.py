@@ -425,4 +425,4 @@ def test_what_a_job_says_tells_no_number_of_rows(tmp_path: Path, monkeypatch: py
     said: list[str] = []
     outcome = run.run(job_file.read_job(tmp_path / "job.toml"), say=said.append)
     assert said
-    assert "4321" not in " ".join(said) + str(outcome)
+    assert "4321" not in (" ".join(said) + str(outcome)).replace(str(tmp_path), "")  # whose folder has a number
