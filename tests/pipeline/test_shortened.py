@@ -112,10 +112,11 @@ def normal(seed: int, rows: int = 20_000) -> Rows:
 def test_what_is_said_follows_the_rows() -> None:
     half = normal(11) * np.where(np.arange(20_000) % 2, 100, 0.1)[:, None]
     for number, centre in enumerate(("none", "private", [5.0, 5.0, 5.0, 5.0])):
-        far = normal(20 + number) * 100
-        all_of_them = shortened(released(far, 3, centre=centre))
-        assert all_of_them.nearly_all is True
-        assert all_of_them.share == pytest.approx(1, abs=all_of_them.error)
+        fits = (released(normal(100 * number + seed) * 100, 3, centre=centre) for seed in range(20, 25))
+        found = [shortened(fit) for fit in fits]
+        # the error is three deviations: more than two of five fail with probability 2e-7
+        assert sum(each.nearly_all is True for each in found) >= 3
+        assert sum(each.share == pytest.approx(1, abs=each.error) for each in found) >= 3
     assert shortened(released(half, 3, centre="none")).nearly_all is False
     assert shortened(released(normal(12), 50, centre="none")).nearly_all is False
     unit = normal(13)
