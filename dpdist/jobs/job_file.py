@@ -371,16 +371,13 @@ def _contradictions(sections: Sections) -> Iterator[str]:
         yield from _unfit_in_place(sections.rows)
     yield from _unfit_persons(rows)
     if rows.periods:
-        for key, what, known in (
-            ("clip", "clip norm", "its clip norm"),
-            ("scale", "scale", 'centre = "PILOT.release.zarr", which takes its centre and scale'),
-        ):
-            if getattr(release, key) == "private":
-                yield (
-                    f'[release] {key} = "private" chooses it from the rows of one table, and with periods = true one '
-                    f"{what} holds for all periods. Choose it from what is publicly known; or release a table of rows "
-                    f'that come in no period once, with {key} = "private", and name {known}.'
-                )
+        if release.clip == "private":
+            yield (
+                '[release] clip = "private" chooses it from the rows of one table, and with periods = true one clip '
+                'norm holds for all periods. Take clip = "auto" beside a scale, or choose it from what is publicly '
+                'known; or release a table of rows that come in no period once, with clip = "private", and name its '
+                "clip norm."
+            )
         yield from _unfit_for_periods(sections)
     else:
         for key in ("continual", "factorisation", "band", "window"):

@@ -111,7 +111,7 @@ def total_reads(job: Job, columns: int | None, count: int) -> TotalReads:
     """
     releases, size = opened(job.plan, count, job.window), None
     if columns is not None:
-        width = job.request.bound(columns).width
+        width = job.request.sized.bound(columns).width
         size = releases * _ENTRY * width**2
     return TotalReads(count, releases, size)
 

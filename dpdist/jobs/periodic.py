@@ -46,13 +46,16 @@ from dpdist.naming import parameter, step
 from dpdist.pca.scree import require_edge
 from dpdist.pipeline import budget, release
 from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.histograms import draw_alone
 from dpdist.pipeline.release import Outcome
 from dpdist.privacy import accounting, caution
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.privacy.parallel import Charge
 from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, estimated, last_periods, next_total, write_sum
 from dpdist.release.continual import Node, Tree, total_of
+from dpdist.release.first_scale import FirstScale, FirstScaleRequest
 from dpdist.release.request import ReleaseRequest
 from dpdist.release.toeplitz import Night, Toeplitz
 from dpdist.rows.periods import PeriodicTable, Span, counted_rows
@@ -62,6 +65,8 @@ from dpdist.runtime.cluster import Cluster
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_public_folder
 from dpdist.storage.store import store_at
+
+_DRAWN = {State.COMMITTED, State.PUBLISHED, State.ADOPTED}
 
 
 @dataclass(frozen=True)
@@ -118,8 +123,8 @@ class Series:
         Releases that are added up are rounded alike, on one grid: so all of them are rounded as the first one was.
         """
         (leaf,) = self.plan.released(1)
-        asked = replace(self.job.request, loss=self._loss_of(leaf))
         first, target = self.span(leaf), self.path_of(list(self.ledger.periods), leaf)
+        asked = replace(self._shared, loss=self._loss_of(leaf))
         named = replace(asked, period=first.label)
         charged = replace(trusted.charged_request(named, first, self.ledger, store_at(target)), period=asked.period)
         return charged if first.unit is None else replace(charged, grid_bits=charged.of_table(first).grid_bits)
@@ -129,7 +134,20 @@ class Series:
         return replace(self.request, loss=self._loss_of(node), period=span.label)
 
     def _loss_of(self, node: Node | Night) -> PrivacyLoss:
-        return share_of(self.job.request, len(self.columns), self.plan, node, self.job.unit)
+        return share_of(self._shared, len(self.columns), self.plan, node, self.job.unit)
+
+    @cached_property
+    def first_scale(self) -> FirstScale | None:
+        """The release that chooses the scale of all periods, of the rows of the first; None where none does."""
+        if not self.job.request.chooses:
+            return None
+        ((period, seal), *_) = self.ledger.periods.items()
+        return FirstScale(FirstScaleRequest(self.job.request), self.table.span({period: seal}, 0), self.place)
+
+    @cached_property
+    def _shared(self) -> ReleaseRequest:
+        """What the releases share: what the job asks for, or what is left of it, by the scale that was chosen."""
+        return self.job.request if self.first_scale is None else self.first_scale.following()
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -381,6 +399,7 @@ def _release(
 
     ``there`` are the names that were published when the run began; what another run published since is found again.
     """
+    _choose_scale(series, cluster, say)
     nodes = [(node, series.path_of(periods, node)) for node in series.plan.released(len(periods))]
     if len(periods) < closed:  # published on an earlier night
         nodes = [(node, target) for node, target in nodes if target.name not in there]
@@ -404,6 +423,33 @@ def _release(
     return fresh
 
 
+def _choose_scale(series: Series, cluster: Cluster, say: Callable[[str], None]) -> None:
+    """Draw the histograms by which the scale of all periods is chosen, unless they were drawn; the first period pays.
+
+    They are of no use without the releases that they are for. So the first period must be able to bear all of it.
+    """
+    chosen = series.first_scale
+    if chosen is None or chosen.state() in _DRAWN:
+        return
+    if chosen.state() in {None, State.ABORTED}:
+        chosen.require_seen()
+        whole = chosen.request.parts(chosen.table).guarantee
+        accounts = series.ledger.accounts(chosen.request.guarantee(chosen.table))
+        if accounts is not None and not accounts.holds(Charge(whole, tuple(chosen.table.seals))):
+            raise RefusedError(
+                f"The scale of all periods and their releases together cost each row {whole.loss}; the budget is "
+                f"{series.ledger.budget}, and of it there is left for a row of {', '.join(chosen.table.seals)}: "
+                f"{accounts.left(chosen.table.seals)}. Nothing was charged or drawn. Ask for less "
+                f"({parameter('epsilon')})."
+            )
+    if draw_alone(chosen, cluster, "Counting columns"):
+        share = chosen.request.parts(chosen.table).share_words
+        say(
+            f"{chosen.release_id}: centre and scale of each column, for all periods, were chosen privately from the "
+            f"rows of {', '.join(chosen.table.seals)}, which bear {share} for it."
+        )
+
+
 def _require_unchanged(series: Series) -> None:
     """Refuse a job whose parameters changed before anything is charged: by the latest release that is published."""
     periods = list(series.ledger.periods)
@@ -411,6 +457,8 @@ def _require_unchanged(series: Series) -> None:
         node = series.plan.released(count)[0]
         target = series.path_of(periods, node)
         if target.exists():
+            if series.first_scale is not None and series.first_scale.state() not in _DRAWN:
+                raise _other_parameters(target)
             span = series.span(node)
             _require_same_job(target, series.asked(node, span).release_id(span))
             return
@@ -419,11 +467,15 @@ def _require_unchanged(series: Series) -> None:
 def _require_same_job(target: Path, release_id: str) -> None:
     found = (attributes_of(store_at(target)) or {}).get("release_id", release_id)
     if found != release_id:
-        raise RefusedError(
-            f"{target} was released with other parameters than the job has now. A job with periods keeps its "
-            "parameters: otherwise each row would be charged for both. Undo the change. If the budget suffices, you "
-            "can name another folder instead ([release] path)."
-        )
+        raise _other_parameters(target)
+
+
+def _other_parameters(target: Path) -> RefusedError:
+    return RefusedError(
+        f"{target} was released with other parameters than the job has now. A job with periods keeps its parameters: "
+        "otherwise each row would be charged for both. Undo the change. If the budget suffices, you can name another "
+        "folder instead ([release] path)."
+    )
 
 
 def whole_of(night: Guarantee, plan: Toeplitz) -> Guarantee:
@@ -471,6 +523,11 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
     together = " for all releases that it is made of, together" if series.plan.shares > 1 else ""
     released = open_release(total)
     words = f"{released.guarantee_words()}{together}"
+    if series.first_scale is not None:
+        both = series.first_scale.request.parts(series.first_scale.table).guarantee.loss
+        words += (
+            f" (with the choice of their scale, which rows of {periods[0]} bear too, no row loses more than {both})"
+        )
     say(
         f"{total}: the total of {counted(len(periods), 'period')}, {words}. This file is public."
         f"{caution.in_words(released.cautions)}"

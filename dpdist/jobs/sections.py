@@ -169,8 +169,8 @@ class Release(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scale: Annotated[
         str,
         _key(
-            "private: the release chooses a scale of each column first, and a centre unless a public one is named. Or "
-            "a file with a public scale per column.",
+            "private: the release chooses a scale of each column first, and a centre unless a public one is named; "
+            "with periods, that of the first does so for all. Or a file with a public scale per column.",
             '"none", "private" or a path',
         ),
     ] = "none"

@@ -20,13 +20,14 @@ from dpdist.jobs.run import require_components, require_same_rows
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Record, State
+from dpdist.mechanisms.columns import NAME as SCALES
 from dpdist.pipeline.budget import ledger_of
 from dpdist.pipeline.components import made_from
 from dpdist.privacy import caution
 from dpdist.privacy.accounting import Left, caps_for
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
-from dpdist.release.request import Parts
+from dpdist.release.request import Parts, auto_clip
 from dpdist.release.toeplitz import Toeplitz
 from dpdist.release.trusted import charged_request, stands_at
 from dpdist.release.worth import choice_refused
@@ -211,11 +212,17 @@ def _table(job: Job) -> RowsTable | None:
     return None if job.periodic or not store_at(job.rows).exists() else open_rows(job.rows)
 
 
-def _columns(job: Job, table: RowsTable | None) -> int:
-    """Return the number of columns, as far as it is known; what a release costs does not depend on it."""
+def _columns(job: Job, table: RowsTable | None, ledger: Ledger | None = None) -> int:
+    """Return the number of columns, as far as it is known; what a release costs hardly depends on it, by rounding."""
     if table is not None:
         return table.columns
-    return _columns_said(job) or 2
+    return _columns_of_periods(job, ledger) or 2
+
+
+def _columns_of_periods(job: Job, ledger: Ledger | None) -> int | None:
+    """Return the number of columns of the first period that is closed, or what the job file says; None: neither."""
+    first = next(iter(ledger.periods), None) if job.periodic and ledger is not None else None
+    return _columns_said(job) if first is None else open_rows(open_periods(job.rows).rows_of(first)).columns
 
 
 def _columns_said(job: Job) -> int | None:
@@ -233,10 +240,16 @@ def _max_rows(job: Job, table: RowsTable | None) -> int:
     return job.unit.max_rows if job.unit else 1
 
 
+def _parts(job: Job, table: RowsTable | None, ledger: Ledger | None) -> Parts | None:
+    """Return what is chosen first, of the table or of the first period, and what is left; None where nothing is."""
+    rows = counted_rows(job.unit, 1) if job.periodic else _max_rows(job, table)
+    return job.request.parts(_columns(job, table, ledger), rows)
+
+
 def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
     """Return what the next run would charge: of which period or run of periods, and what for."""
     table = _table(job)
-    columns, unit = _columns(job, table), _max_rows(job, table)
+    columns, unit = _columns(job, table, ledger), _max_rows(job, table)
     if not job.periodic:
         if table is not None:
             require_same_rows(job, table)
@@ -250,20 +263,39 @@ def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
     if closed:
         require_same_unit(job, open_periods(job.rows))
     periods = [*closed, *new_periods(job, closed)]
-    records = ledger.records if ledger else []
-    charged = {(record.periods, record.weights) for record in records if record.state is not State.ABORTED}
+    charged = {(record.periods, record.weights) for record in _charged(ledger) if not _of_scale(record)}
     if len(periods) > len(closed):
         _require_small_delta(job, open_periods(job.rows).count(closed) if closed else 1)
-    out = []
+    out, parts = [], _parts(job, table, ledger)
+    shared = job.request if parts is None else parts.moment
     for count in range(1, _released_of(job, len(periods)) + 1):
         for node in job.plan.released(count):
             names = tuple(periods[node.start : node.stop])
             if (names, node.weights) not in charged:
-                request = replace(job.request, loss=share_of(job.request, columns, job.plan, node, job.unit))
+                request = replace(shared, loss=share_of(shared, columns, job.plan, node, job.unit))
                 changed = counted_rows(job.unit, len(names), weighted=bool(node.weights)) * max(node.weights, default=1)
                 guarantee = _proved(request.calibrated(columns, changed).guarantee)
                 out.append((node.label(periods), Charge(guarantee, names, node.weights)))
     return out
+
+
+def planned_scale(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
+    """Return what the next run would charge the first period, where the scale of all periods is chosen by its rows."""
+    closed = list(ledger.periods) if ledger else []
+    first, parts = [*closed, *new_periods(job, closed)][:1], _parts(job, None, ledger) if job.periodic else None
+    if not first or parts is None:
+        return []
+    if any(_of_scale(record) and record.charge.guarantee.loss == parts.choice.loss for record in _charged(ledger)):
+        return []
+    return [(f"the scale, of {first[0]}", Charge(parts.choice, tuple(first)))]
+
+
+def _charged(ledger: Ledger | None) -> list[Record]:
+    return [record for record in ledger.records if record.state is not State.ABORTED] if ledger else []
+
+
+def _of_scale(record: Record) -> bool:
+    return record.parameters.get("mechanism") == SCALES
 
 
 def _released_of(job: Job, periods: int) -> int:
@@ -319,7 +351,8 @@ def preview(job: Job) -> Preview:
     ledger = ledger_of(job.rows, job.ledger, job.budget)
     if ledger is not None and _charges(job, ledger):
         ledger.require_current()
-    budget, plan = _budget(job, ledger), planned(job, ledger)
+    budget, nodes, scale = _budget(job, ledger), planned(job, ledger), planned_scale(job, ledger)
+    plan = [*scale, *nodes]
     closed = list(ledger.periods) if ledger else []
     fresh = new_periods(job, closed)
     late = _released_of(job, len(closed) + len(fresh))
@@ -331,17 +364,17 @@ def preview(job: Job) -> Preview:
         filters = None if budget is None else PeriodFilters(budget, caps_for(budget, first))
     fits, left = filters is not None or not plan, None
     if filters is not None:
-        if first is not None and isinstance(job.plan, Toeplitz):
-            fits = filters.to_come.holds(whole_of(first, job.plan))
+        if nodes and isinstance(job.plan, Toeplitz):
+            fits = filters.to_come.holds(whole_of(nodes[0][1].guarantee, job.plan))
         for period in fresh:
             filters.close(period)
         fits = fits and all(filters.book(f"planned {number}", charge) for number, (_, charge) in enumerate(plan))
         left = filters.left()
     charged = ledger.balance().charged if ledger else 0
     parts = refused = None
-    if plan:
+    if plan and not job.periodic:
         table = _table(job)
-        parts = job.request.parts(_columns(job, table), _max_rows(job, table))
+        parts = _parts(job, table, ledger)
         if table is not None:  # before, the number of its rows is not known
             refused = choice_refused(job.request, table.columns, table.rows, table.max_rows)
     if beyond:
@@ -349,10 +382,10 @@ def preview(job: Job) -> Preview:
     fits = budget is not None and fits
     totals: tuple[TotalReads, ...] = ()
     person = None
-    if job.periodic and plan:
-        known = open_rows(open_periods(job.rows).rows_of(closed[0])).columns if closed else _columns_said(job)
+    if job.periodic and nodes:
+        known = _columns_of_periods(job, ledger)
         totals = tuple(total_reads(job, known, count) for count in (late, largest(job.plan, job.window)))
-        person = None if job.unit is None else _person_noise(job, known, [charge for _, charge in plan])
+        person = None if job.unit is None else _person_noise(job, known, [charge for _, charge in nodes])
     return Preview(tuple(plan), tuple(fresh), budget, charged, left, fits, parts, refused, job.unit, totals, person)
 
 
@@ -363,7 +396,9 @@ def _person_noise(job: Job, columns: int | None, charges: list[Charge]) -> Perso
         rows = counted_rows(job.unit, read, weighted=bool(weights))
         counted.add(rows)
         if columns is not None:
-            request = replace(job.request, loss=loss)
+            request = replace(job.request.sized, loss=loss)
+            if job.request.clip_norm == "auto":
+                request = replace(request, clip_norm=auto_clip(columns))
             variance = request.calibrated(columns, rows * max(weights, default=1)).noise.variance_off_diagonal
             if variance is not None:
                 deviations.append(variance**0.5 * request.bound(columns).unit ** 2)

@@ -1,20 +1,22 @@
-"""Count rows on the workers, and draw their noisy histogram: to choose a clip norm, or as the stage of a release."""
+"""Count rows on the workers, and draw their noisy histogram: a release of its own, or the stage of one."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from dpdist.errors import DataError, RefusedError
-from dpdist.ledger.state import Part
+from dpdist.ledger.state import Part, State
 from dpdist.moment.histogram import HistogramTask, partition_histogram
-from dpdist.moment.pieces import units_of
+from dpdist.moment.pieces import seconds_of, units_of
 from dpdist.moment.total import add_partials
 from dpdist.naming import parameter
 from dpdist.release import histogram, stages, worth
 from dpdist.release.histogram import HistogramTransaction
 from dpdist.release.request import Choice
 from dpdist.release.trusted import MomentTransaction
+from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.work import Work
+from dpdist.storage.arrays import ROOT
 
 if TYPE_CHECKING:
     from dpdist.runtime.engine import Engine
@@ -41,6 +43,28 @@ def draw_histogram(engine: Engine | Here, transaction: HistogramTransaction[Any]
     except DataError:
         engine.trusted(transaction.abort)
         raise
+
+
+def draw_alone(transaction: HistogramTransaction[Any], cluster: Cluster, label: str) -> bool:
+    """Charge a histogram that is a release of its own, draw and commit it; say whether it was not drawn before.
+
+    Raises
+    ------
+    RefusedError
+        If the budget does not suffice.
+    DataError
+        If a chunk of the rows cannot be used; the charge is refunded then.
+    ResumableError
+        If the cluster was lost half-way.
+    """
+    table, counting = transaction.table, transaction.counting()
+    seconds = seconds_of(table, row_seconds=counting.value_seconds * table.columns, entries=counting.bins)
+    with cluster.computing(seconds) as engine:
+        engine.require_visible(table.probe, ROOT)
+        fresh = engine.trusted(transaction.reserve) is State.RESERVED
+        if fresh:
+            draw_histogram(engine, transaction, label)
+    return fresh
 
 
 def draw_stages(engine: Engine | Here, transaction: MomentTransaction) -> None:

@@ -2,11 +2,13 @@
 
 They are drawn as :mod:`dpdist.release.histogram` says, under the id of the release, and committed before the release is
 drawn. Of the noisy counts those are committed that exceed the threshold of :mod:`dpdist.mechanisms.columns`: all that
-follows is a function of them. They stand in the release too.
+follows is a function of them. They stand in the release too. Those of a series of periods are a release of their own
+(:mod:`dpdist.release.first_scale`).
 """
 
 from __future__ import annotations
 
+from abc import ABC
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,6 +19,7 @@ from dpdist.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, no
 from dpdist.moment.column_histogram import ColumnCounting, grids_of
 from dpdist.release.histogram import HistogramTransaction
 from dpdist.release.request import ReleaseRequest
+from dpdist.release.transaction import RequestT_co
 
 FORMAT = "dpdist-columns/1"
 
@@ -82,21 +85,12 @@ class ColumnHistograms:
         }
 
 
-class ColumnsStage(HistogramTransaction[ReleaseRequest]):
-    """The histograms as the stage of a release: the request is that of the release, whose id they stand under."""
-
-    part: ClassVar[Part] = Part.STAGE
+class ColumnsTransaction(HistogramTransaction[RequestT_co], ABC):
+    """The release of histograms of all columns."""
 
     def counting(self) -> ColumnCounting:
         """Return what is counted."""
         return ColumnCounting(grids_of(self.table))
-
-    def calibrated(self) -> CalibratedHistogram:
-        """Return the noise."""
-        parts = self.request.parts(self.table.columns, self.table.max_rows)
-        if parts is None:
-            raise AssertionError("it has no stage")
-        return parts.stages["scale"]
 
     def told(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
         """Return what is committed of the noisy counts."""
@@ -112,3 +106,16 @@ class ColumnsStage(HistogramTransaction[ReleaseRequest]):
             If the committed bytes are missing or were altered, or their format is not known.
         """
         return ColumnHistograms.from_json(self.published())
+
+
+class ColumnsStage(ColumnsTransaction[ReleaseRequest]):
+    """The histograms as the stage of a release: the request is that of the release, whose id they stand under."""
+
+    part: ClassVar[Part] = Part.STAGE
+
+    def calibrated(self) -> CalibratedHistogram:
+        """Return the noise."""
+        parts = self.request.parts(self.table.columns, self.table.max_rows)
+        if parts is None:
+            raise AssertionError("it has no stage")
+        return parts.stages["scale"]

@@ -46,7 +46,7 @@ def norms_of(transaction: MomentTransaction) -> NormsStage:
     """
     parts, asked = _parts(transaction), transaction.request
     second = asked.scale == "private"
-    bounded = _standardising(asked, parts, _columns(transaction).read())[0] if second else parts.moment
+    bounded = standardising(asked, parts, _columns(transaction).read())[0] if second else parts.moment
     request = _norms_request(parts, bounded, transaction.table.columns)
     kind = SecondNormsStage if second else NormsStage
     return kind(request, transaction.table, transaction.ledger, transaction.release_id)
@@ -109,7 +109,7 @@ def _following(
     """
     request, chosen, names, answer = parts.moment, Chosen(), [], {}
     if columns_found is not None:
-        request, chosen = _standardising(asked, parts, columns_found)
+        request, chosen = standardising(asked, parts, columns_found)
         names, answer = [columns.NAME], columns_found.to_json()
     if norms_found is not None:
         request, clipping = _clipping(request, norms_found, known)
@@ -122,7 +122,7 @@ def _following(
     return request, Staged(stage, parts.guarantee)
 
 
-def _standardising(asked: ReleaseRequest, parts: Parts, found: ColumnHistograms) -> tuple[ReleaseRequest, Chosen]:
+def standardising(asked: ReleaseRequest, parts: Parts, found: ColumnHistograms) -> tuple[ReleaseRequest, Chosen]:
     """Return the release with the centre and scale that follow from its columns, and what it takes from them."""
     each = found.standardised
     chosen: Chosen = {} if asked.centre is not None else {"centre": tuple(column.centre for column in each)}
@@ -203,7 +203,7 @@ def draw_unrecorded(
         counting = ColumnCounting(grids_of_numbers(width))
         stage = parts.stages["scale"]
         columns_found = ColumnHistograms.of_noisy(counting, drawn(stage, counts(counting)), stage.noise)
-        bounded = _standardising(request, parts, columns_found)[0]
+        bounded = standardising(request, parts, columns_found)[0]
     if "clip norm" in request.chooses:
         stage = parts.stages["clip norm"]
         norms = NormCounting(_norms_request(parts, bounded, width).bound(width), CLIP_GRID.edges)

@@ -431,7 +431,6 @@ def test_bad_words_are_told_in_the_words_of_who_wrote_them(rows: Path, tmp_path:
     )
     refused = str(CliRunner().invoke(cli, ["run", str(job)]).exception)
     assert "scale_share in [release] lies between 0 and 1" in refused
-    assert '[release] scale = "private" chooses it from the rows of one table' in refused
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,113 @@
+"""The scale of a series of periods: chosen once, by private histograms of the columns of the first period.
+
+Releases of a series are added up, so all of them take one centre and scale, also for periods to come. The histograms
+(:mod:`dpdist.release.column_histogram`) are a release of their own, with an id of its own. It is charged to the first
+period alone, before the releases of the series. These take what is left of the loss.
+
+**Theorem.** Let the loss of the series be divided as :func:`dpdist.privacy.staged.divided` does: the histograms S cost
+``mu_1²``, or epsilon_1, and the releases of the series together cost no row more than ``mu_2²``, or epsilon_2, whatever
+centre and scale are. Then S and the series keep the loss for every row. A row of a later period loses by the series
+alone.
+
+*Proof.* S reads the first period only, and is charged to it (:mod:`dpdist.privacy.parallel`). What follows is chosen
+from its answer, by a fixed rule: adaptive composition (:mod:`dpdist.privacy.staged`). ∎ With a privacy unit the
+histograms are calibrated for as many rows as any release of one period (:mod:`dpdist.privacy.persons`). Its theorem
+asks of an answer that the norm of its change is at most the sum of the changes of the rows, which holds of counts, and
+that the noise is Gaussian.
+
+What a release of the series guarantees it guarantees given centre and scale, as it would of public ones. The ledger
+has both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from dpdist._util.text import canonical
+from dpdist.mechanisms.columns import GRID, NAME
+from dpdist.mechanisms.counts import CalibratedHistogram
+from dpdist.privacy.guarantee import Guarantee
+from dpdist.release import stages
+from dpdist.release.column_histogram import ColumnsTransaction
+from dpdist.release.request import Parts, ReleaseRequest
+from dpdist.rows.table import Table
+
+
+@dataclass(frozen=True)
+class FirstScaleRequest:
+    """Histograms of the columns of the first period of a series.
+
+    Attributes
+    ----------
+    series
+        What is asked of the whole series: its loss is that of the histograms and all releases together.
+    """
+
+    series: ReleaseRequest
+
+    @property
+    def accept_large_delta(self) -> bool:
+        """Whether a delta of 1/n or more is meant."""
+        return self.series.accept_large_delta
+
+    def parts(self, table: Table) -> Parts:
+        """Return what the histograms cost, and the request that the releases of the series share the rest of."""
+        found = self.series.parts(table.columns, table.max_rows)
+        if found is None or set(found.stages) != {"scale"}:
+            raise AssertionError("a series chooses its scale")
+        return found
+
+    def guarantee(self, table: Table) -> Guarantee:
+        """Return what is proved of the histograms."""
+        return self.parts(table).choice
+
+    def parameters(self, table: Table) -> dict[str, object]:
+        """Return everything the histograms depend on besides the rows, as JSON values."""
+        loss = self.guarantee(table).loss
+        (period,) = table.seals
+        return {
+            "dataset_id": table.dataset_id,
+            "columns": list(table.names),
+            "mechanism": NAME,
+            "epsilon_micro": loss.epsilon_micro,
+            "delta_atto": loss.delta_atto,
+            "neighbours": self.series.neighbours.value,
+            "grid": GRID,
+            "period": period,
+            **({} if table.unit is None else {"unit": table.unit.to_json()}),
+        }
+
+    def release_id(self, table: Table) -> str:
+        """Return the id, which follows from the parameters."""
+        return f"s-{hashlib.sha256(canonical(self.parameters(table)).encode()).hexdigest()[:32]}"
+
+
+class FirstScale(ColumnsTransaction[FirstScaleRequest]):
+    """The release of these histograms: it stands in the ledger, and nowhere else."""
+
+    def calibrated(self) -> CalibratedHistogram:
+        """Return the noise."""
+        return self.request.parts(self.table).stages["scale"]
+
+    def require_seen(self) -> None:
+        """Refuse histograms in which not even a bin with half of all rows would count; it reads no row.
+
+        Raises
+        ------
+        RefusedError
+            If n is public and that is so.
+        UsageError
+            If the table is too wide for them.
+        """
+        stages.require_seen(self.request.series, self.counting(), self.table.rows, self.table.max_rows)
+
+    def following(self) -> ReleaseRequest:
+        """Return what the releases of the series share: their loss, and the centre and scale that were committed.
+
+        Raises
+        ------
+        DataError
+            If the committed bytes are missing or were altered.
+        """
+        return stages.standardising(self.request.series, self.request.parts(self.table), self.read())[0]
