@@ -43,6 +43,8 @@ _CHOOSING = (
     "inside the commit", "after the rename",
 )  # fmt: skip
 """Of a release in two draws."""
+_TWICE = ("at the second stage", "after the second stage", "after the draw", "after the rename")
+"""Of a release in three draws."""
 
 
 def trusted_points(books: str) -> list[str]:
@@ -65,7 +67,8 @@ class Fault:
     trusted, books
         The trusted node (``driver`` or ``worker``) and the ledger (``folder`` or ``postgres``).
     needs
-        What it takes besides: ``network``, ``disk`` or ``server``, a release that chooses its ``scale``, or nothing.
+        What it takes besides: ``network``, ``disk`` or ``server``, a release that chooses its ``scale``, or
+        ``scale and norm``, or nothing.
     inject
         The fault; what it needs is handed over by name.
     """
@@ -119,6 +122,9 @@ def _choice(made: Callable[..., Fault], node: str) -> Iterator[Fault]:
     for point in _CHOOSING if node == "driver" else ("before reading", *_CHOOSING):
         inject = partial(trusted_killed, point=point)
         yield made("trusted process killed that chooses a scale", point, inject=inject, needs="scale")
+    for point in _TWICE:
+        inject = partial(trusted_killed, point=point)
+        yield made("trusted process killed that chooses scale and norm", point, inject=inject, needs="scale and norm")
 
 
 def _at_once() -> Iterator[Fault]:
@@ -186,7 +192,7 @@ def _servers() -> Iterator[Fault]:
 _QUICK = (
     ("trusted process killed", "inside the commit", "worker", "postgres"),
     ("trusted process killed that chooses a scale", "inside the staging", "worker", "folder"),
-    ("trusted process killed that chooses a scale", "after the stage", "driver", "postgres"),
+    ("trusted process killed that chooses scale and norm", "after the second stage", "driver", "postgres"),
     ("trusted process killed and not replaced", "after the draw", "worker", "folder"),
     ("trusted process stopped while another runs", "with the draft staged", "driver", "postgres"),
     ("driver killed", "after the draw", "worker", "folder"),

@@ -83,7 +83,7 @@ class Scene:
     """Of the driver."""
     search_memory: bool = True
     choice: tuple[str, ...] = ()
-    """What the release is told to choose first, in a draw of its own."""
+    """What the release is told to choose first, each in a draw of its own: options and their words."""
     stages: set[str] = field(default_factory=set)
     _children: list[Child] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -315,11 +315,13 @@ class Scene:
         if len(records) != 1 or balance.charged != 1 or balance.left != once:
             raise ViolationError(f"I2: {len(records)} releases, {balance}; after one there is left {once}")
         charges = events["reserved"] - events["aborted"], events["committed"], events["published"]
-        if charges != (1, 1, 1) or (events["staged"], len(self.stages)) != (bool(self.choice),) * 2:
+        if charges != (1, 1, 1) or (events["staged"], len(self.stages)) != (len(self.choice) // 2,) * 2:
             raise ViolationError(f"I2: {dict(events)}")
         release = open_release(self.target)
         centre, scale = release.bound.input_units
-        exact = sentinel.exact_moment((self.table - centre) / scale)
+        rows = (self.table - centre) / scale
+        rows *= np.minimum(1, release.bound.shortened_norm / np.linalg.norm(rows, axis=1, keepdims=True))
+        exact = sentinel.exact_moment(rows, release.bound.clip_norm)
         broken = sentinel.law_broken(release.lattice, exact, release.noise)
         if broken:
             raise ViolationError(f"I3: {broken}")

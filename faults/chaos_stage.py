@@ -30,6 +30,8 @@ from faults.postgres_server import Server
 
 TRIES = 5
 """How often a fault may come too late: one in ten does on a busy machine."""
+_CHOICES = {"scale": ("--scale", "private"), "scale and norm": ("--scale", "private", "--clip", "private")}
+"""What a release is told to choose first, by what a fault needs."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Stage:
             cluster = self._network() if fault.needs == "network" else self.near
             place, given = self._props(fault, folder, stack)
             scene = Scene(folder, place, fault.trusted, self.forks, cluster, search_memory=search_memory)
-            scene.choice = ("--scale", "private") if fault.needs == "scale" else ()
+            scene.choice = _CHOICES.get(fault.needs, ())
             scene.namespace = cluster.namespace("driver")
             stack.callback(scene.close)
             cluster.mend()

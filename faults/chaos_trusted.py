@@ -9,7 +9,7 @@ from typing import Any
 
 from dpdist.ledger.address import Address
 from faults.chaos_scene import Scene, ViolationError
-from faults.crash_points import CHOICE_FAULTS, FAULTS
+from faults.crash_points import CHOICE_FAULTS, FAULTS, TWICE_FAULTS
 from faults.postgres_server import Server
 from faults.waiting import until
 
@@ -24,7 +24,7 @@ _IN_A_TRANSACTION = (
 
 def _require_left(scene: Scene, point: str) -> None:
     """Check that the ledger stands where a process that died at this point leaves it."""
-    known = CHOICE_FAULTS if scene.choice else FAULTS
+    known = (FAULTS, CHOICE_FAULTS, TWICE_FAULTS)[len(scene.choice) // 2]
     expected = known["after the draft" if point.startswith("with the draft") else point]
     scene.land(f"left {scene.left()}", true=scene.left() == (expected.state, expected.fence, expected.published))
 

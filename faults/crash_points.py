@@ -76,6 +76,12 @@ def _at(end: str) -> Callable[..., bool]:
     return which
 
 
+def _second(_: Any, *arguments: Any, **__: Any) -> bool:
+    from dpdist.ledger.state import Part
+
+    return arguments[-1] is Part.SECOND
+
+
 def _half_written(path: Path, pieces: Iterable[bytes]) -> None:
     content = b"".join(pieces)
     path.write_bytes(content[: len(content) // 2])
@@ -121,6 +127,8 @@ def points() -> dict[str, Point]:
         "with the draft staged": Point(PostgresStorage, "stage", after=True),
         "with the draft sent": Point(PostgresTransaction, "keep", after=True),
         "inside the staging": Point(Transaction, "append", after=True, which=_appends("staged")),
+        "at the second stage": Point(Ledger, "commit", after=False, which=_second),
+        "after the second stage": Point(Ledger, "commit", after=True, which=_second),
         "after the stage": Point(stages, "settled", after=True),
         "inside the commit": Point(Transaction, "append", after=True, which=_appends("committed")),
         "before the witness": Point(StateFile, "write", after=False, which=_tells),
@@ -184,3 +192,11 @@ STAGED_FAULTS = {
 
 CHOICE_FAULTS = {**FAULTS, **STAGED_FAULTS, "after the counts are drawn": Left("reserved", 1)}
 """Likewise of a release that chooses something first, where each point strikes in whichever part comes to it."""
+
+TWICE_FAULTS = {
+    "at the second stage": Left("staged", 3, 1),
+    "after the second stage": Left("staged", 4, 2),
+    "after the draw": Left("staged", 5, 2),
+    "after the rename": Left("committed", 5, 3, published=True),
+}
+"""Likewise of a release that chooses both, in two stages: what only it comes to, or leaves otherwise."""

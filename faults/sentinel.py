@@ -52,17 +52,17 @@ def planted_table() -> Table:
     return table
 
 
-def bounded(table: Table) -> npt.NDArray[np.int64]:
+def bounded(table: Table, clip: float = CLIP) -> npt.NDArray[np.int64]:
     """Return the integer rows as rounded to nearest, zero where there is no number; a release moves them at random."""
     rows = np.where(np.isfinite(table).all(axis=1, keepdims=True), table, 0)
-    found: npt.NDArray[np.int64] = np.rint(rows * 2**BITS / CLIP).astype(np.int64)
-    assert ((found**2).sum(axis=1) < 0.9 * 4**BITS).all()  # none is shortened
+    found: npt.NDArray[np.int64] = np.rint(rows * 2**BITS / clip).astype(np.int64)
+    assert ((found**2).sum(axis=1) <= 4**BITS).all()  # none has to be shortened
     return found
 
 
-def exact_moment(table: Table) -> npt.NDArray[np.int64]:
-    """Return the second moment of these rows, by plain integer arithmetic."""
-    z = bounded(table)
+def exact_moment(table: Table, clip: float = CLIP) -> npt.NDArray[np.int64]:
+    """Return the second moment of these rows, none of which is longer than the clip norm, by plain integers."""
+    z = bounded(table, clip)
     moment: npt.NDArray[np.int64] = z.T @ z
     return moment
 
