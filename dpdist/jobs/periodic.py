@@ -51,7 +51,7 @@ from dpdist.pipeline.release import Outcome
 from dpdist.privacy import accounting, caution
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge
-from dpdist.release import trusted
+from dpdist.release import scaling, trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, estimated, last_periods, next_total, write_sum
 from dpdist.release.continual import Node, Tree, total_of
@@ -446,7 +446,8 @@ def _choose_scale(series: Series, cluster: Cluster, say: Callable[[str], None]) 
         share = chosen.request.parts(chosen.table).share_words
         say(
             f"{chosen.release_id}: centre and scale of each column, for all periods, were chosen privately from the "
-            f"rows of {', '.join(chosen.table.seals)}, which bear {share} for it."
+            f"rows of {', '.join(chosen.table.seals)}, which bear {share} for it. "
+            f"{scaling.words(*chosen.blindly_scaled())}".rstrip()
         )
 
 
@@ -525,9 +526,7 @@ def _conclude(series: Series, periods: Sequence[str], say: Callable[[str], None]
     words = f"{released.guarantee_words()}{together}"
     if series.first_scale is not None:
         both = series.first_scale.request.parts(series.first_scale.table).guarantee.loss
-        words += (
-            f" (with the choice of their scale, which rows of {periods[0]} bear too, no row loses more than {both})"
-        )
+        words += f"; with the choice of the scale, which rows of {periods[0]} bear as well, {both}"
     say(
         f"{total}: the total of {counted(len(periods), 'period')}, {words}. This file is public."
         f"{caution.in_words(released.cautions)}"

@@ -25,7 +25,7 @@ import hashlib
 from dataclasses import dataclass
 
 from dpdist._util.text import canonical
-from dpdist.mechanisms.columns import GRID, NAME
+from dpdist.mechanisms.columns import BEYOND, GRID, NAME
 from dpdist.mechanisms.counts import CalibratedHistogram
 from dpdist.privacy.guarantee import Guarantee
 from dpdist.release import stages
@@ -101,6 +101,18 @@ class FirstScale(ColumnsTransaction[FirstScaleRequest]):
             If the table is too wide for them.
         """
         stages.require_seen(self.request.series, self.counting(), self.table.rows, self.table.max_rows)
+
+    def blindly_scaled(self) -> tuple[list[str], list[str]]:
+        """Return the columns of which no variance was seen, and those that weigh nothing, as a release tells them.
+
+        Raises
+        ------
+        DataError
+            If the committed bytes are missing or were altered.
+        """
+        found = list(zip(self.table.names, self.read().standardised, strict=True))
+        weightless = [name for name, column in found if column.scale == BEYOND]
+        return [name for name, column in found if not column.seen and name not in weightless], weightless
 
     def following(self) -> ReleaseRequest:
         """Return what the releases of the series share: their loss, and the centre and scale that were committed.

@@ -11,7 +11,11 @@ from dpdist.release.artefact import Heading
 
 def blindly_scaled_words(found: Heading) -> str:
     """Name the columns of which no variance was seen, and those that weigh nothing; sentences, or nothing."""
-    unseen, weightless = found.blindly_scaled
+    return words(*found.blindly_scaled)
+
+
+def words(unseen: Sequence[str], weightless: Sequence[str]) -> str:
+    """Name columns of which no variance was seen, and those that weigh nothing; sentences, or nothing."""
     said = []
     if unseen:
         said.append(

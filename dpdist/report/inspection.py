@@ -112,7 +112,8 @@ def _release_lines(facts: ReleaseFacts) -> _Lines:
     loss = "nothing" if release.guarantee is None else str(release.guarantee.loss)
     of = "" if release.unit is None else f" of the rows of one {release.unit.column}, {release.unit.most}"
     chosen = {} if release.stage is None else release.stage.chosen
-    moved = any(getattr(bound, name) is not None and name not in chosen for name in ("centre", "scale"))
+    given = (("shifted by", "centre"), ("scaled by", "scale"))
+    moved = [(what, name) for what, name in given if getattr(bound, name) is not None and name not in chosen]
     return [
         ("release", release.release_id),
         ("mechanism", f"{release.mechanism}, {release.status}"),
@@ -121,7 +122,7 @@ def _release_lines(facts: ReleaseFacts) -> _Lines:
         ("clip norm", exactly(bound.clip_norm) + (", mean released as well" if bound.constant else "")),
         ("grid", _grid_words(bound)),
         *([("stage", stage_words(release).strip())] if release.stage is not None else []),
-        *([("shifted by", "a public centre, scaled by a public scale, or one of the two")] if moved else []),
+        *((what, f"a public {name}") for what, name in moved),
         ("rows", "not published" if release.rows is None else str(release.rows)),
         ("columns", f"{len(release.names)}: {_names(release.names)}"),
         *_schema_lines(release.schema),

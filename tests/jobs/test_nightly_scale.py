@@ -160,7 +160,9 @@ def test_no_scale_is_drawn_that_the_releases_after_it_could_not_use(nights: Plac
     assert (nights.ledger.records, drawn) == ([], [])
 
 
-def test_a_first_period_of_too_few_rows_chooses_nothing(nights: Place, drawn: list[str]) -> None:
+def test_a_first_period_of_too_few_rows_chooses_nothing(
+    nights: Place, drawn: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     arrive(nights, "d1", count=60)
     with pytest.raises(RefusedError, match=r"lost in the noise; the table has 60.*Nothing was read or spent"):
         nights.run()
@@ -168,6 +170,7 @@ def test_a_first_period_of_too_few_rows_chooses_nothing(nights: Place, drawn: li
     nights.job.write_text(SCALED.replace("clip =", 'neighbours = "add-remove"\nclip ='))
     nights.run()  # n is private, so nothing may depend on it
     assert len(drawn) == 1
+    assert "No variance was seen, over the noise, of 3 columns" in capsys.readouterr().out
 
 
 def test_what_a_run_would_spend_tells_the_choice(nights: Place) -> None:
