@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 
 from dpdist import PrivacyLoss, ReleaseRequest
-from dpdist.jobs.periodic import share_of
+from dpdist.jobs.series import share_of
 from dpdist.mechanisms.gaussian import CalibratedGaussian
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.lattice import rounded_normal

@@ -32,7 +32,7 @@ from dpdist import Ledger
 from dpdist.jobs import job_file
 from dpdist.jobs import run as job_runs
 from dpdist.jobs.nights import opened
-from dpdist.jobs.periodic import open_series
+from dpdist.jobs.series import open_series
 from dpdist.ledger import checkpoint
 from dpdist.ledger.entries import Begun, Closed, Committed, CommitWitnessed, Event, Published, Reserved
 from dpdist.ledger.witness import FolderWitness, Testimony

@@ -15,7 +15,7 @@ import pytest
 
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest import table as ingesting
-from dpdist.jobs import job_file, periodic
+from dpdist.jobs import job_file, totals
 from dpdist.jobs import run as job_runs
 from dpdist.ledger.ledger import Ledger
 from dpdist.pca import model as models
@@ -102,7 +102,7 @@ STEPS = [
     ("periods", budget, "create_periods, after"),
     ("periods", FolderStore, "locked"),
     ("periods", release, "release_table"),
-    ("periods", periodic, "write_sum"),
+    ("periods", totals, "write_sum"),
     ("periods", models, "save"),
 ]
 

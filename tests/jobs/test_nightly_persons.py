@@ -15,7 +15,7 @@ from support.nightly_scene import Place
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest import periods as ingest_periods
 from dpdist.jobs import job_file, status
-from dpdist.jobs.periodic import open_series
+from dpdist.jobs.series import open_series
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.pipeline.inspect import inspect_path

@@ -12,7 +12,7 @@ from support.nightly_scene import Place
 
 from dpdist.errors import RefusedError
 from dpdist.jobs import job_file, status
-from dpdist.jobs.periodic import open_series
+from dpdist.jobs.series import open_series
 from dpdist.ledger.state import Record
 from dpdist.mechanisms import columns
 from dpdist.mechanisms.columns import NAME

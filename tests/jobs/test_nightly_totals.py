@@ -73,7 +73,7 @@ def test_a_total_takes_in_all_that_is_published_and_opens_little_of_it(
         opened.append(f"{path.parent.name}/{path.name}")
         return open_release(path)
 
-    monkeypatch.setattr("dpdist.jobs.periodic.open_release", noted)
+    monkeypatch.setattr("dpdist.jobs.totals.open_release", noted)
     for number in range(1, 8):
         place.arrive(f"d{number}")
         opened.clear()

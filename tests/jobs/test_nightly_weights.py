@@ -20,8 +20,8 @@ from support.tallies import FALSE_ALARM
 
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.jobs import job_file, nights, periodic, status
-from dpdist.jobs.periodic import open_series
+from dpdist.jobs import job_file, nights, status, totals
+from dpdist.jobs.series import open_series
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.moment.keys import key_here
@@ -63,7 +63,7 @@ def year(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, list
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection, "connected", crash_driver.inline)
         patch.setattr(ChunkReader, "_checked", noted)
-        patch.setattr(periodic, "open_release", noted_release)
+        patch.setattr(totals, "open_release", noted_release)
         (folder / "incoming").mkdir()
         made = Place(folder)
         made.job.write_text(ROOT + 'window = 2\n[pca]\npath = "models"\ncomponents = 2\n')

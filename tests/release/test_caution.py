@@ -17,7 +17,7 @@ from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.cli import cli
 from dpdist.errors import RefusedError, UsageError, WeakGuaranteeWarning
 from dpdist.ingest.opening import open_rows
-from dpdist.jobs import periodic
+from dpdist.jobs import series
 from dpdist.jobs.job_file import read_job
 from dpdist.ledger.ledger import Ledger
 from dpdist.pipeline.budget import default_ledger, ingest_rows
@@ -183,7 +183,7 @@ def test_with_periods_n_is_that_of_all_periods_so_far(tmp_path: Path, monkeypatc
     job.write_text(text)
     assert call("run", job).exit_code == 0  # and what is released stays released
     assert (tmp_path / "published" / "total" / "d2.zarr").exists()
-    assert periodic.open_series(read_job(job)).table.count(["d0", "d2"]) == 200
+    assert series.open_series(read_job(job)).table.count(["d0", "d2"]) == 200
 
 
 @pytest.mark.parametrize("kind", [PrivatePCA, PrivateCovariance])

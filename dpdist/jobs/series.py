@@ -1,0 +1,199 @@
+"""A table of periods, its ledger and its releases, as a job sees them: what is asked of each, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+
+from dpdist._util.paths import local
+from dpdist.errors import RefusedError, UsageError
+from dpdist.ingest.opening import open_rows
+from dpdist.jobs.job_file import Job
+from dpdist.ledger.address import LedgerAddress
+from dpdist.ledger.ledger import Ledger
+from dpdist.naming import parameter, step
+from dpdist.pipeline import budget
+from dpdist.privacy import accounting
+from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.release import trusted
+from dpdist.release.continual import Node, Tree
+from dpdist.release.first_scale import FirstScale, FirstScaleRequest
+from dpdist.release.request import ReleaseRequest
+from dpdist.release.toeplitz import Night, Toeplitz
+from dpdist.rows.periods import PeriodicTable, Span, counted_rows
+from dpdist.rows.units import Unit
+from dpdist.storage.store import store_at
+
+
+@dataclass(frozen=True)
+class Series:
+    """A job's table of periods, its ledger, and where its releases stand."""
+
+    job: Job
+    table: PeriodicTable
+    ledger: Ledger
+    place: LedgerAddress
+
+    @property
+    def plan(self) -> Tree | Toeplitz:
+        """What is released when a period is closed."""
+        return self.job.plan
+
+    @cached_property
+    def request(self) -> ReleaseRequest:
+        """What is asked each time: a share of the loss.
+
+        Releases that are added up are rounded alike, on one grid: so all of them are rounded as the first one was.
+        """
+        (leaf,) = self.plan.released(1)
+        first, target = self.span(leaf), self.path_of(list(self.ledger.periods), leaf)
+        asked = replace(self._shared, loss=self._loss_of(leaf))
+        named = replace(asked, period=first.label)
+        charged = replace(trusted.charged_request(named, first, self.ledger, store_at(target)), period=asked.period)
+        return charged if first.unit is None else replace(charged, grid_bits=charged.of_table(first).grid_bits)
+
+    def asked(self, node: Node | Night, span: Span) -> ReleaseRequest:
+        """Return what is asked of a node or a night."""
+        return replace(self.request, loss=self._loss_of(node), period=span.label)
+
+    def _loss_of(self, node: Node | Night) -> PrivacyLoss:
+        return share_of(self._shared, len(self.columns), self.plan, node, self.job.unit)
+
+    @cached_property
+    def first_scale(self) -> FirstScale | None:
+        """The release that chooses the scale of all periods, of the rows of the first; None where none does."""
+        if not self.job.request.chooses:
+            return None
+        ((period, seal), *_) = self.ledger.periods.items()
+        return FirstScale(FirstScaleRequest(self.job.request), self.table.span({period: seal}, 0), self.place)
+
+    @cached_property
+    def _shared(self) -> ReleaseRequest:
+        """What the releases share: what the job asks for, or what is left of it, by the scale that was chosen."""
+        return self.job.request if self.first_scale is None else self.first_scale.following()
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """Column names, those of the first period."""
+        return open_rows(self.table.rows_of(next(iter(self.ledger.periods)))).names
+
+    def span(self, node: Node | Night) -> Span:
+        """Return the rows of a node or a night; the last one is looked at more than once, and opened once."""
+        if node not in self._opened:
+            seals = list(self.ledger.periods.items())[node.start : node.stop]
+            self._opened.clear()
+            self._opened[node] = replace(self.table.span(dict(seals), node.start), weights=node.weights)
+        return self._opened[node]
+
+    @cached_property
+    def _opened(self) -> dict[Node | Night, Span]:
+        return {}
+
+    @property
+    def releases(self) -> Path:
+        """The folder of the releases."""
+        return local(str(self.job.release))
+
+    @property
+    def models(self) -> Path | None:
+        """The folder of the models, or None."""
+        return None if self.job.model is None else local(str(self.job.model))
+
+    def path_of(self, periods: Sequence[str], node: Node | Night) -> Path:
+        """Return where the release of a node or a night is published."""
+        return self.releases / f"{node.label(periods)}.zarr"
+
+    def total_path(self, period: str) -> Path:
+        """Return where the total up to a period is written."""
+        return self.releases / "total" / f"{period}.zarr"
+
+    def window_path(self, period: str, window: int) -> Path:
+        """Return where the sum of so many periods up to one is written."""
+        return self.releases / f"window-{window}" / f"{period}.zarr"
+
+
+def share_of(
+    request: ReleaseRequest, columns: int, plan: Tree | Toeplitz, node: Node | Night, unit: Unit | None
+) -> PrivacyLoss:
+    """Return the loss of one release, so that all of them together keep the loss that is asked for.
+
+    Where a person may be in several periods, a node of more of them takes a larger share, in proportion to the square
+    of what it counts the person for: so all nodes have the same noise, but for the rounding of epsilon.
+
+    Raises
+    ------
+    UsageError
+        If releases of this mechanism cannot be added up, or not by weights, or not of such a privacy unit, or so small
+        a loss cannot be divided.
+    """
+    if unit is not None and request.mechanism != "gaussian":
+        raise UsageError(
+            f"{request.mechanism} cannot protect somebody with rows in several periods: take "
+            f"{parameter('mechanism', 'gaussian')}."
+        )
+    if isinstance(plan, Toeplitz) and request.mechanism != "gaussian":
+        raise UsageError(
+            f"{request.mechanism} cannot add periods by weights: take {parameter('mechanism', 'gaussian')}, or "
+            f"{parameter('factorisation', 'tree')}."
+        )
+    if not request.mechanism_info.additive:
+        raise UsageError(
+            f"{request.mechanism} cannot be added up over periods: take a mechanism that adds noise to the moment, "
+            "gaussian or two-sided-wishart."
+        )
+    guarantee = request.calibrated(columns).guarantee
+    gaussian = guarantee is not None and guarantee.mu_squared is not None
+    shares = plan.shares
+    if isinstance(plan, Tree) and isinstance(node, Node):
+        squares = [counted_rows(unit, 1 << level) ** 2 for level in range(plan.levels)]
+        shares = Fraction(sum(squares), squares[node.level])
+    return accounting.share(request.loss, shares, gaussian=gaussian)
+
+
+def require_same_unit(job: Job, table: PeriodicTable) -> None:
+    """Refuse a folder of periods with another privacy unit than a job says.
+
+    Raises
+    ------
+    RefusedError
+        If they differ.
+    """
+    if job.unit != table.unit:
+        held, wanted = ("one row" if unit is None else f"{unit.column}, {unit.most}" for unit in (table.unit, job.unit))
+        raise RefusedError(
+            f"{job.rows} protects {held}, and the job asks for {wanted}. That is declared once, with the first period. "
+            "Change the job file, or name another place for these rows ([rows] path)."
+        )
+
+
+def open_series(job: Job) -> Series:
+    """Open the table and ledger of a job; create them the first time.
+
+    Raises
+    ------
+    DpdistError
+        As :func:`dpdist.pipeline.budget.periodic_table`; or if the rows have another privacy unit than the job.
+    """
+    table, ledger = budget.periodic_table(job.rows, job.budget, job.ledger, job.unit)
+    require_same_unit(job, table)
+    return Series(job, table, ledger, job.ledger or budget.default_ledger(job.rows))
+
+
+def whole_of(night: Guarantee, plan: Toeplitz) -> Guarantee:
+    """Return what all nights of a series together cost a row that is in all of them, from what one night guarantees."""
+    if night.mu_squared is None:
+        raise AssertionError("a night is a Gaussian release")
+    return replace(night, mu_squared=night.mu_squared * plan.shares)
+
+
+def past_horizon(horizon: int, period: str) -> str:
+    """Say why a period is not released: a square root cannot be extended."""
+    return (
+        f"The period {period} comes after the {horizon} that this series is for ({parameter('continual')}): the nights "
+        "of so many have the whole loss of a row, and it cannot be extended. Begin a new table for this period and "
+        "those to come: other folders for source and path in [rows], and for path in [release]. Their totals can be "
+        f"added to the last one of this ({step('combine')})."
+    )
