@@ -122,11 +122,18 @@ def forecast_command(
     unused = [f"--{name}" for name, value in _OF_A_CLUSTER.items() if given(value) is not ParameterSource.DEFAULT]
     if unused and not cluster:
         raise UsageError(f"{', '.join(unused)} is about the cost on a cluster: add --cluster.")
-    request = request_from(
-        epsilon=epsilon, delta=delta, clip=clip_from(clip), mechanism=mechanism, neighbours=neighbours, centre=centre,
-        scale=scale, scale_share=scale_share, grid_bits=grid_bits, rows_at_most=rows_at_most, period="", name=None,
-        folder=Path(), options=options_of(options, arithmetic),
-    )  # fmt: skip
+    try:
+        request = request_from(
+            epsilon=epsilon, delta=delta, clip=clip_from(clip), mechanism=mechanism, neighbours=neighbours,
+            centre=centre, scale=scale, scale_share=scale_share, grid_bits=grid_bits, rows_at_most=rows_at_most,
+            period="", name=None, folder=Path(), options=options_of(options, arithmetic),
+        )  # fmt: skip
+    except UsageError as error:
+        if mechanism in ORBITS and not spectrum:  # all that is missing at once
+            raise UsageError(
+                f"{error} Its forecast also needs a public guess of the eigenvalues: --spectrum."
+            ) from None
+        raise
     if request.mechanism in ORBITS:
         if plot is not None or norms or cluster or max_rows != 1 or max_periods is not None:
             raise UsageError(

@@ -253,6 +253,7 @@ def test_a_forecast_is_text_json_or_a_picture_and_touches_nothing(
         (3, "sn was published", ("--mechanism", "sn")),
         (2, "no forecast", ("--mechanism", "bingham", "--option", "components=2")),
         (2, "depends on the spectrum", ("--mechanism", "orbit", "--option", "spectrum=5")),
+        (2, "Its forecast also needs a public guess", ("--mechanism", "orbit")),
         (2, "leave them out", ("--mechanism", "orbit", "--option", "spectrum=5", "--norms", "1")),
     ],
 )
