@@ -18,6 +18,7 @@ from distributed import LocalCluster
 from hypothesis import settings
 from support.cli_scene import BUDGET, CHUNKS, COLUMNS, LOSS, ROWS, Call, Said
 from support.dithering import KEY
+from support.folders import without_data
 
 from dpdist import cli
 from dpdist.mechanisms.gaussian import CalibratedGaussian
@@ -33,6 +34,13 @@ from faults.postgres_server import PASSWORD, Server
 settings.register_profile("same", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, derandomize=False, max_examples=2000)
 settings.load_profile("same")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was not run for want of data, and how to get it."""
+    said = without_data(report.longrepr[-1] for report in terminalreporter.stats.get("skipped", ()))
+    if said:
+        terminalreporter.write_line(said)
 
 
 @pytest.fixture

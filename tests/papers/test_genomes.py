@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.folders import PUBLIC_DATA
+from support.folders import NO_GENOMES, PUBLIC_DATA
 from support.paper_runs import PNG, results, run
 
 from dpdist.errors import DataError
@@ -115,9 +115,7 @@ def test_a_small_version_runs_and_is_not_run_again(
     assert (tmp_path / f"{genomes.NAME}.cells.jsonl").read_bytes() == before
 
 
-@pytest.mark.skipif(
-    not (PUBLIC_DATA / "hapmap3.npz").exists(), reason="the real genomes are not beside this repository"
-)
+@pytest.mark.skipif(not (PUBLIC_DATA / "hapmap3.npz").exists(), reason=NO_GENOMES)
 def test_the_real_cohorts_agree_in_their_alleles() -> None:
     found = genomes.read(PUBLIC_DATA)
     assert found.facts["people of the panel"] == 393

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Client
-from support.folders import ROOT
+from support.folders import HOW_TO_FETCH, NO_GENOMES, ROOT, without_data
 
 from dpdist.errors import DataError, PrivacyLeakWarning, UsageError
 from dpdist.runtime.connection import connected
@@ -166,3 +166,11 @@ def test_data_sets_come_from_the_folder_and_a_missing_one_is_named(
     (tmp_path / "mnist.npz").write_text("no")
     with pytest.raises(DataError, match="cannot be read"):
         data.mnist(tmp_path)
+
+
+def test_what_was_not_run_for_want_of_data_is_told_with_the_command_that_gets_it() -> None:
+    skipped = [f"Skipped: no mnist.npz: {HOW_TO_FETCH}", "Skipped: no numba here", f"Skipped: {NO_GENOMES}"]
+    said = without_data(skipped)
+    assert said.startswith(f"2 tests were not run for want of real data (no mnist.npz; {NO_GENOMES}).")
+    assert "python -m papers.common.fetch FOLDER" in said
+    assert without_data(skipped[1:2]) == ""
