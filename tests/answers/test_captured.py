@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from dpdist.answers.captured import _score_variances, _Span, _span_variances, ca
 from dpdist.errors import DrownedError, UsageError
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.pca.components import components
+from dpdist.pca.scree import above_noise
 from dpdist.privacy.guarantee import Neighbours
 from papers.common.drawn import Drawn, drawn
 from papers.common.held import KINDS, covariance_of, held
@@ -105,3 +107,14 @@ def test_what_holds_no_share_for_sure_is_refused_with_what_is_held() -> None:
         holding(unknown, 0.5)
     assert captured(unknown, components(release, 2)) is None
     assert captured(replace(release, answer=np.eye(8)[:2]), components(release, 2)) is None
+
+
+def test_where_the_whole_variance_is_drowned_no_share_is_told_though_a_component_stands_clear() -> None:
+    release = scene(400).release()
+    clear = 40 * math.sqrt(release.noise.variance_diagonal or 0)
+    answer = np.array(release.answer)
+    answer[:8, :8] = clear * np.diag([1.0, *np.full(7, -1 / 7)])
+    opposed = replace(release, answer=answer)
+    assert len(above_noise(opposed).components) == 1
+    with pytest.raises(DrownedError, match="tells no share of its variance"):
+        holding(opposed, 0.1)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from support.cli_scene import CHUNK, ROWS, Call, names_in, tree
+from support.cli_scene import CHUNK, LOSS, ROWS, Call, names_in, tree
 
 from dpdist.ingest.opening import open_rows
 from dpdist.ledger.ledger import Ledger
@@ -206,21 +206,30 @@ def test_pca_says_which_components_stand_above_the_noise(released: Path, call: C
     assert "In at least 95 of 100 releases" in " ".join(said.err.split())
     assert "The noise ends at" in said.err
     assert (released / "scree.png").stat().st_size > 1000
-    said = call("pca", "release.zarr", "auto.zarr", "--components", "auto", "--json")
-    if said.code == 2:  # this release may hide all three
-        assert "No component stands above the noise" in said.message
-    else:
-        assert said.json["components"] == said.json["above_noise"]
-        assert said.json["eigenvalues"][-1] > said.json["noise_edge"]
-    held = call("pca", "release.zarr", "share.zarr", "--components", "0.1", "--json")
-    if held.code == 2:
-        assert "above the noise" in held.message
-    else:
-        assert held.json["captured_variance"]["low"] >= 0.1
-        assert call("pca", "release.zarr", "share.zarr", "--components", ".1", "--json").json["fresh"] is False
     said = call("pca", "release.zarr", "other.zarr", "--components", "many")
     assert said.code == 2
     assert "a number, a share of the variance or auto" in said.message
+
+
+@pytest.mark.usefixtures("silent")  # so that what stands above the noise is no matter of chance
+def test_the_number_of_components_may_be_left_to_the_noise(here: Path, call: Call, scheduler: str) -> None:
+    def released(name: str, clip: str) -> None:
+        assert call("release", "rows.zarr", name, *LOSS[:-1], clip, "--scheduler", scheduler).code == 0
+
+    released("clear.zarr", "300")
+    said = call("pca", "clear.zarr", "auto.zarr", "--components", "auto", "--json")
+    assert said.json["components"] == said.json["above_noise"] == 1
+    assert said.json["eigenvalues"][0] > said.json["noise_edge"]
+    said = call("pca", "clear.zarr", "share.zarr", "--components", "0.1", "--json")
+    assert said.json["captured_variance"]["low"] >= 0.1
+    assert call("pca", "clear.zarr", "share.zarr", "--components", ".1", "--json").json["fresh"] is False
+
+    released("drowned.zarr", "3000")
+    before = names_in(here)
+    for asked in ("auto", "0.1"):
+        said = call("pca", "drowned.zarr", "model.zarr", "--components", asked, "--json")
+        assert (said.code, "No component stands above the noise" in said.message) == (4, True)
+    assert names_in(here) == before
 
 
 PURE = ("forecast", "--d", "30", "--n", "9", "--epsilon", "1")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from support.folders import ROOT
 from support.paper_runs import results, run
 
 from dpdist.errors import UsageError
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.orbit import hermitian
 from papers.common import answers
-from papers.mangoubi import orbits, rates
+from papers.mangoubi import orbits, rates, real
+
+Floats = npt.NDArray[np.float64]
 
 
 def test_rates_of_projectors_differ_by_the_root_of_the_rank() -> None:
@@ -66,3 +71,47 @@ def test_the_real_part_keeps_trace_and_sign_and_leaves_the_orbit() -> None:
         # rank 2k for almost every H: not by chance, but the smallest of the four may be small
         assert values[4] == pytest.approx(0, abs=1e-9)
         assert values[2] > 1e-7
+
+
+def turned(drawn: Floats, levels: Floats, pair: tuple[int, int], rate: float = 2.0) -> float:
+    """Return how many standard errors the identity of :mod:`papers.mangoubi.real` is off, with this factor in it."""
+    i, j = pair
+    found = drawn[:, i, i] - drawn[:, j, j] - rate * (levels[i] - levels[j]) * drawn[:, i, j] ** 2
+    return float(abs(found.mean()) / found.std() * math.sqrt(len(found)))
+
+
+def test_the_real_orbit_has_its_law_and_its_twins_fail() -> None:
+    source = np.random.default_rng(5)  # the same draws each time
+    levels, spectrum = np.array([4.0, 1.5, 0.0]), np.array([1.0, 0.3, 0.0])
+    drawn, proposed = real.real_orbit(levels, spectrum, 20_000, source)
+    assert np.abs(np.linalg.eigvalsh(drawn) - spectrum[::-1]).max() < 1e-12
+    for pair in ((0, 1), (0, 2), (1, 2)):
+        assert turned(drawn, levels, pair) < 4.5
+        assert turned(drawn, levels, pair, 1.5) > 4.5
+    uniform, _ = real.real_orbit(np.zeros(3), spectrum, 20_000, source)
+    assert turned(uniform, levels, (0, 2)) > 4.5
+    assert 0.1 < 20_000 / proposed < 0.5
+
+
+def test_in_two_dimensions_the_real_orbit_is_that_of_one_angle() -> None:
+    levels, spectrum, source = np.array([3.0, 0.0]), np.array([1.0, 0.0]), np.random.default_rng(6)
+    drawn, proposed = real.real_orbit(levels, spectrum, 20_000, source)
+    angles = (np.arange(1_000_000) + 0.5) * math.pi / 1_000_000  # H_11 = cos² of an angle, of density exp(3 cos²)
+    weights = np.exp(3 * np.cos(angles) ** 2)
+    expected = float(weights @ np.cos(angles) ** 2 / weights.sum())
+    first = drawn[:, 0, 0]
+    assert abs(first.mean() - expected) < 4.5 * first.std() / math.sqrt(len(first))
+    rate = float(weights.mean()) / math.exp(3)
+    assert abs(20_000 / proposed - rate) < 4.5 * rate * math.sqrt((1 - rate) / 20_000)
+    complex_line = np.array([hermitian(spectrum, levels, SYSTEM).real for _ in range(3000)])
+    assert abs(complex_line[:, 0, 0].mean() - expected) > 0.02  # another law: of a complex line
+    assert turned(complex_line, levels, (0, 1)) < 5.2  # and the same identity; wrong once in five million
+
+
+def test_what_is_said_of_the_real_part_is_what_was_measured() -> None:
+    page = (ROOT / "papers" / "mangoubi" / "README.md").read_text()
+    for found in json.loads(real.OUTPUT.read_text()):
+        orbit, part = found["squared error, real orbit"][0], found["squared error, Re H"][0]
+        reach = found["alpha times the range of A"]
+        accepted, largest = found["accepted of the proposals"], found["largest eigenvalue of Re H"]
+        assert f"| {found['d']} | {reach:g} | {accepted:.2g} | {orbit:.3f} | {part:.3f} | {largest:.3f} |" in page
