@@ -30,7 +30,12 @@ ALLOCATION_OPTIONS = (
     ),
     Option("informative", Kind.INTEGER, "for binary: how many of the first directions get less noise", 1),
     Option("share", Kind.NUMBER, "for binary: share of the precision they get together, between 0 and 1", 0.75),
-    Option("directions", Kind.MATRIX, "d x d, a public orthonormal direction per row; left out: the columns", ()),
+    Option(
+        "directions",
+        Kind.MATRIX,
+        "d x d, a public orthonormal direction per row, or a release.zarr: its eigenvectors; left out: the columns",
+        (),
+    ),
     Option("spectrum", Kind.NUMBERS, "for optimal: d public variances of the moment along them, in units of C⁴", ()),
 )
 

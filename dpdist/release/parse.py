@@ -239,12 +239,15 @@ def numbers_from(text: str, option: str) -> tuple[float, ...]:
 
 
 def _typed_options(info: MechanismInfo, options: Mapping[str, object], folder: Path) -> dict[str, object]:
-    """Turn text into what the options take; a list of numbers or a matrix may stand in a public .npy file."""
+    """Turn text into what the options take; a list of numbers or a matrix may stand in a public file."""
     kinds = {option.name: option.kind for option in info.options}
-    return {
-        name: _option_value(kinds.get(name, Kind.WORD), value, folder) if isinstance(value, str) else value
-        for name, value in options.items()
-    }
+    typed = dict(options)
+    for name, value in options.items():
+        if isinstance(value, str):
+            released = name == "directions" and (folder / value / "zarr.json").is_file()
+            kind = kinds.get(name, Kind.WORD)
+            typed[name] = _directions_of(folder / value) if released else _option_value(kind, value, folder)
+    return typed
 
 
 def _option_value(kind: Kind, text: str, folder: Path) -> object:
@@ -264,6 +267,30 @@ def _option_value(kind: Kind, text: str, folder: Path) -> object:
     except ValueError:
         return text  # the option says what it takes instead
     return text
+
+
+def _directions_of(path: Path) -> list[list[float]]:
+    """Return the eigenvectors of a released moment as rows, the largest eigenvalue first.
+
+    They are as public as the release, whose budget paid for them. Signs are fixed and entries rounded to 2^-30, so that
+    the same command asks for the same release again on a machine whose last bits differ.
+
+    Raises
+    ------
+    DataError
+        If there is no release at the path, it is damaged, or holds no second moment that is private as claimed.
+    """
+    found = open_release(path)
+    if not found.private_as_claimed or not found.in_memory or found.subspace is not None:
+        raise DataError(
+            f"The release {path} gives no directions: it holds no second moment, is too large for memory, or is not "
+            "private as claimed. Directions come from a release of a second moment, by a mechanism such as gaussian.",
+            parameter="options.directions",
+        )
+    vectors = np.linalg.eigh(found.lattice.astype(np.float64))[1].T[::-1]
+    signs = np.sign(vectors[np.arange(len(vectors)), np.abs(vectors).argmax(axis=1)])
+    rounded: list[list[float]] = (np.rint(vectors * signs[:, None] * 2**30) / 2**30).tolist()
+    return rounded
 
 
 def _arrays(path: Path, word: str = "centre") -> dict[str, Any]:

@@ -1,37 +1,118 @@
-"""MVG noise with two covariances, ``N = Sigma^{1/2} G Psi^{1/2}``: what it does to a symmetric moment, and its truth.
+"""MVG noise of any two covariances, ``N = Sigma^{1/2} G Psi^{1/2}``: a mechanism for a moment, and what is true of it.
 
-Sigma and Psi share their eigenvectors here, those of the coordinates, with eigenvalues s and t; entry (i, j) of N has
-variance ``s_i t_j``. N is not symmetric unless by chance, and neither is M + N.
+G is a d x d matrix of independent standard normals. N is not symmetric unless by chance, while the moment M is, so what
+:class:`TwoCovariances` releases is the symmetric part of M + N.
 
-**The whole matrix M + N.** Moments that differ by D are told apart as by a Gaussian of
-``mu² = tr(Sigma^{-1} D Psi^{-1} D) = sum_ij D_ij² / (s_i t_j)``.
+**Law.** Both covariances are diagonal in one basis, not orthogonal unless they commute: there is a W with
+``Sigma = W diag(r) W^T`` and ``Psi = W W^T``. A root of Sigma is ``W diag(sqrt r)`` times a rotation, one of Psi a
+rotation times ``W^T``, and G is the same in law after rotations. So N has the law of ``W diag(sqrt r) G W^T``. In this
+basis the entries of the symmetric part on and above the diagonal are independent, of variance ``r_i`` on it and
+``(r_i + r_j) / 4`` above. The geometric mean of both is ``A = W diag(sqrt r) W^T`` (Pusz & Woronowicz 1975): the square
+root of ``Sigma Psi`` where they commute.
 
-**Its symmetric part** has independent entries on and above the diagonal, of variance ``s_i t_i`` on it and
-``(s_i t_j + s_j t_i) / 4`` above, so ``mu² = sum_i D_ii² / (s_i t_i) + sum_(i<j) 4 D_ij² / (s_i t_j + s_j t_i)``. Twice
-the inverse of a mean is at most the sum of both inverses (harmonic below arithmetic mean): an entry off the diagonal
-says no more than in the whole matrix, and as much only where ``s_i t_j = s_j t_i``. So the antisymmetric part, which
-holds nothing of M, still betrays something through its correlation with the symmetric one: that of
-:mod:`dpdist.mechanisms.mvg`, with Psi = Sigma, has no such correlation. Only what is released counts: the symmetric
-part is post-processing and never has a larger mu.
+**Guarantee.** Moments that differ by D, ``E = W^{-1} D W^{-T}``, are told apart by M + N as by a Gaussian of
+``mu² = tr(Sigma^{-1} D Psi^{-1} D) = sum_ij E_ij² / r_i``, by its symmetric part as by one of
+``mu² = sum_ij 2 E_ij² / (r_i + r_j)``. A harmonic mean is at most the arithmetic one, so the second is never larger,
+and as large only where E_ij = 0 for all r_i != r_j: the antisymmetric part, which holds nothing of M, betrays something
+through its correlation with the other. And a geometric mean is at most the arithmetic one:
 
-**For all rows.** With ``a = max 1/s``, ``b = max 1/t``, one row v of ``|v|² <= S`` more gives for the whole matrix
-``mu² = (v^T Sigma^{-1} v) (v^T Psi^{-1} v) <= S² a b``, and this is attained where both maxima share a direction.
+    mu² <= sum_ij E_ij² / sqrt(r_i r_j) = tr(A^{-1} D A^{-1} D),
+
+the loss of noise with A on both sides. For rows of ``|v|² <= S`` the module :mod:`dpdist.mechanisms.mvg` bounds that:
+with ``p1 >= p2`` the largest eigenvalues of ``A^{-1}``, ``mu <= S p1`` under add-remove and
+``mu² <= S² (p1² + p2²)`` under replace-one. Both are attained where Sigma and Psi commute. ∎
+
+**What it is good for.** Nothing: along any symmetric B, ``F = W^T B W``, the noise ``<B, N>`` has variance
+``sum_ij F_ij² (r_i + r_j) / 2``, and noise with A on both sides has ``sum_ij F_ij² sqrt(r_i r_j)``, never more. So
+`mvg-exact` with ``sigma = A`` is at least as accurate for every symmetric query, with the same proved guarantee (the
+same true one where they commute); :func:`geometric_mean` gives A.
+
+**Arithmetic.** Float64: `ideal-real`. It is an experiment on public data, not a release.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
-import numpy.typing as npt
+import scipy.linalg
 
-Floats = npt.NDArray[np.float64]
+from dpdist.errors import UsageError
+from dpdist.noise.entropy import Entropy
+from dpdist.noise.floats import normals
+from dpdist.privacy.accounting import gaussian_sigma
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from papers.common.data import Floats
 
 
-def whole_mu_squared(change: Floats, rows: Floats, columns: Floats) -> float:
-    """Return mu² of M + N for one change D, (d, d), and the eigenvalues s and t, (d,)."""
-    return float(np.sum(change**2 / np.outer(rows, columns)))
+@dataclass(frozen=True)
+class TwoCovariances:
+    """The symmetric part of matrix-variate Gaussian noise with a covariance for either side (see the module).
+
+    Parameters
+    ----------
+    rows, columns
+        Sigma and Psi, (d, d), symmetric, positive definite.
+
+    Raises
+    ------
+    UsageError
+        If they are not.
+    """
+
+    rows: Floats
+    columns: Floats
+
+    def __post_init__(self) -> None:
+        for matrix in (self.rows, self.columns):
+            if matrix.shape != self.rows.shape or not np.array_equal(matrix, matrix.T) or _least(matrix) <= 0:
+                raise UsageError("Both covariances are symmetric, positive definite, and of one size.")
+
+    @classmethod
+    def calibrated(
+        cls, rows: Floats, columns: Floats, loss: PrivacyLoss, norm: float, neighbours: Neighbours
+    ) -> TwoCovariances:
+        """Return noise of this shape, scaled to a guarantee for rows of at most this norm."""
+        shape = cls(rows, columns)
+        scale = shape.mu(norm, neighbours) * gaussian_sigma(loss)
+        return cls(scale * rows, scale * columns)
+
+    def mu(self, norm: float, neighbours: Neighbours) -> float:
+        """Return the proved GDP parameter of a release, rows of at most this norm."""
+        precisions = 1 / np.linalg.eigvalsh(geometric_mean(self.rows, self.columns))
+        counted = precisions[: 1 if neighbours is Neighbours.ADD_REMOVE else 2]
+        return norm**2 * math.sqrt(float(np.sum(counted**2)))
+
+    def mu_squared(self, change: Floats, *, whole: bool = False) -> float:
+        """Return the exact mu² between moments that differ by this, (d, d); of the whole M + N, or what is released."""
+        basis, ratios = _together(self.rows, self.columns)
+        inverse = np.linalg.inv(basis)
+        seen = (inverse @ change @ inverse.T) ** 2
+        return float(np.sum(seen / ratios[:, None] if whole else 2 * seen / (ratios[:, None] + ratios)))
+
+    def release(self, moment: Floats, entropy: Entropy) -> Floats:
+        """Return the symmetric part of a moment with noise, (d, d); draws anew at every call."""
+        basis, ratios = _together(self.rows, self.columns)
+        direction = normals(len(ratios) ** 2, entropy).reshape(len(ratios), len(ratios))
+        noise = basis @ (np.sqrt(ratios)[:, None] * direction) @ basis.T
+        released: Floats = moment + (noise + noise.T) / 2
+        return released
 
 
-def symmetric_mu_squared(change: Floats, rows: Floats, columns: Floats) -> float:
-    """Return mu² of the symmetric part of M + N for one change D, (d, d), and the eigenvalues s and t, (d,)."""
-    product = np.outer(rows, columns)
-    return float(np.sum(change**2 * 2 / (product + product.T)))
+def geometric_mean(first: Floats, second: Floats) -> Floats:
+    """Return the geometric mean of two positive definite matrices, (d, d)."""
+    basis, ratios = _together(first, second)
+    mean: Floats = (basis * np.sqrt(ratios)) @ basis.T
+    return (mean + mean.T) / 2
+
+
+def _together(first: Floats, second: Floats) -> tuple[Floats, Floats]:
+    """Return W and r with ``first = W diag(r) W^T`` and ``second = W W^T``."""
+    ratios, vectors = scipy.linalg.eigh(first, second)
+    basis: Floats = np.linalg.inv(np.asarray(vectors, dtype=np.float64)).T
+    return basis, ratios
+
+
+def _least(matrix: Floats) -> float:
+    return float(np.linalg.eigvalsh(matrix)[0])

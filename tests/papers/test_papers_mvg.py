@@ -11,15 +11,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy import stats
+from support.folders import ROOT
 from support.paper_runs import results, run
 from support.tallies import FALSE_ALARM
 
 from dpdist.errors import PrivacyLeakWarning, UsageError
 from dpdist.mechanisms.mvg import published_norm
 from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.noise.entropy import SYSTEM
 from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from papers.chanyaswad import covariance, general, regression, tasks
+from papers.chanyaswad import covariance, regression, tasks
+from papers.chanyaswad.general import TwoCovariances, geometric_mean
 from papers.chanyaswad.identity import METHODS, SHARE, IdentityQuery, theorem_2
 from papers.common.answers import moment_of
 
@@ -180,27 +183,102 @@ def test_the_quick_version_writes_its_files(scheduler: str, tmp_path: Path) -> N
     assert stated["Gaussian, exact"]["mu"] > 100 * stated["MVG, theorem 3"]["mu"]
 
 
-def test_general_noise_betrays_more_than_its_symmetric_part() -> None:
-    rows, columns = np.array([1.0, 2.0, 5.0]), np.array([3.0, 1.0, 0.5])
-    product = np.outer(rows, columns)
-    pairs = [(i, j) for i in range(3) for j in range(i, 3)]
+def positive(size: int, *, basis: Floats | None = None) -> Floats:
+    """Return a random covariance, in this basis if one is given."""
+    turned = np.linalg.qr(RNG.normal(size=(size, size)))[0] if basis is None else basis
+    matrix: Floats = (turned * RNG.uniform(0.2, 5, size)) @ turned.T
+    return (matrix + matrix.T) / 2
+
+
+def symmetric_covariance(rows: Floats, columns: Floats) -> Floats:
+    """Return the covariance of the entries on and above the diagonal, from that of all entries of N."""
+    size = len(rows)
+    average = np.zeros((size * (size + 1) // 2, size * size))
+    for at, (i, j) in enumerate(zip(*np.triu_indices(size), strict=True)):
+        average[at, size * i + j] += 0.5
+        average[at, size * j + i] += 0.5
+    found: Floats = average @ np.kron(rows, columns) @ average.T
+    return found
+
+
+def test_two_covariances_betray_more_whole_and_are_no_better_than_their_geometric_mean() -> None:
     for _ in range(20):
+        noise = TwoCovariances(positive(3), positive(3))
+        mean = geometric_mean(noise.rows, noise.columns)
         v, w = RNG.normal(size=(2, 3))
         change = np.outer(v, v) - np.outer(w, w)
-        # the law of the symmetric part, from the covariance of the nine entries of N
-        average = np.zeros((len(pairs), 9))
-        for at, (i, j) in enumerate(pairs):
-            average[at, 3 * i + j] += 0.5
-            average[at, 3 * j + i] += 0.5
-        seen = np.array([change[i, j] for i, j in pairs])
-        direct = seen @ np.linalg.solve(average @ np.diag(product.ravel()) @ average.T, seen)
-        symmetric = general.symmetric_mu_squared(change, rows, columns)
-        assert symmetric == pytest.approx(direct)
-        whole = general.whole_mu_squared(change, rows, columns)
-        assert symmetric < whole
-        assert whole == pytest.approx(np.trace(np.diag(1 / rows) @ change @ np.diag(1 / columns) @ change))
+        seen = change[np.triu_indices(3)]
+        covariance_of_all = symmetric_covariance(noise.rows, noise.columns)
+        released = noise.mu_squared(change)
+        assert released == pytest.approx(seen @ np.linalg.solve(covariance_of_all, seen))
+        inverses = np.linalg.inv(noise.rows), np.linalg.inv(noise.columns)
+        whole = noise.mu_squared(change, whole=True)
+        assert whole == pytest.approx(np.trace(inverses[0] @ change @ inverses[1] @ change))
+        assert released < whole
+        assert released < TwoCovariances(mean, mean).mu_squared(change)
+        # and that has less noise along every symmetric query
+        assert np.linalg.eigvalsh(covariance_of_all - symmetric_covariance(mean, mean))[0] > -1e-12
         # with one covariance for both sides nothing is lost by the antisymmetric part
-        same = general.symmetric_mu_squared(change, rows, 3 * rows)
-        assert same == pytest.approx(general.whole_mu_squared(change, rows, 3 * rows))
-        one = general.whole_mu_squared(np.outer(v, v), rows, columns)
-        assert one <= (v @ v) ** 2 * (1 / rows).max() * (1 / columns).max()
+        same = TwoCovariances(noise.rows, 3 * noise.rows)
+        assert same.mu_squared(change) == pytest.approx(same.mu_squared(change, whole=True))
+
+
+def test_what_is_proved_of_two_covariances_holds_and_is_reached_where_they_commute() -> None:
+    basis = np.linalg.qr(RNG.normal(size=(4, 4)))[0]
+    for commute in (True, False):
+        of = basis if commute else None
+        noise = TwoCovariances.calibrated(
+            positive(4, basis=of), positive(4, basis=of), PrivacyLoss.parse("1", "1e-6"), 3.0, Neighbours.REPLACE_ONE
+        )
+        assert noise.mu(3.0, Neighbours.REPLACE_ONE) == pytest.approx(
+            1 / gaussian_sigma(PrivacyLoss.parse("1", "1e-6"))
+        )
+        one, two = np.linalg.eigh(geometric_mean(noise.rows, noise.columns))[1].T[:2] * 3
+        for neighbours, worst in (
+            (Neighbours.ADD_REMOVE, np.outer(one, one)),
+            (Neighbours.REPLACE_ONE, np.outer(one, one) - np.outer(two, two)),
+        ):
+            proved = noise.mu(3.0, neighbours) ** 2
+            assert noise.mu_squared(worst) == pytest.approx(proved) if commute else noise.mu_squared(worst) < proved
+            for _ in range(200):
+                v, w = RNG.normal(size=(2, 4))
+                removed = 0 if neighbours is Neighbours.ADD_REMOVE else np.outer(w, w) * 9 / (w @ w)
+                assert noise.mu_squared(np.outer(v, v) * 9 / (v @ v) - removed) <= proved * (1 + 1e-12)
+
+
+def test_two_covariances_have_the_law_that_is_proved_and_not_that_of_their_mean() -> None:
+    rows = np.array([[2.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 0.2]])
+    columns = np.array([[0.5, 0.0, 0.3], [0.0, 4.0, 0.0], [0.3, 0.0, 1.0]])  # they do not commute
+    noise, moment = TwoCovariances(rows, columns), np.diag([3.0, 2.0, 1.0])
+    drawn = np.array([noise.release(moment, SYSTEM) - moment for _ in range(3000)])
+    assert np.array_equal(drawn, drawn.transpose(0, 2, 1))
+    entries = drawn[:, *np.triu_indices(3)]
+    mean = geometric_mean(noise.rows, noise.columns)
+
+    def plausible(covariance_of_all: Floats) -> bool:
+        white = np.linalg.solve(np.linalg.cholesky(covariance_of_all), entries.T)
+        off = white @ white.T / len(entries) - np.eye(6)  # of variance 2 / n on the diagonal, 1 / n off it
+        scores = np.abs(off) * np.sqrt(len(entries) / (1 + np.eye(6)))
+        return bool(scores.max() < 6.5 and stats.kstest(white.ravel(), "norm").pvalue > FALSE_ALARM / 2)
+
+    assert plausible(symmetric_covariance(noise.rows, noise.columns))
+    assert not plausible(symmetric_covariance(mean, mean))
+    assert not plausible(np.diag(np.diag(symmetric_covariance(rows, columns))))
+
+
+def test_two_covariances_that_are_none_are_refused() -> None:
+    good = np.eye(2)
+    for bad in (np.diag([1.0, 0.0]), np.array([[1.0, 0.5], [0.4, 1.0]]), np.eye(3)):
+        with pytest.raises(UsageError, match="symmetric, positive definite"):
+            TwoCovariances(good, bad)
+
+
+def test_the_page_shows_how_a_table_is_copied() -> None:
+    page = (ROOT / "papers" / "chanyaswad" / "README.md").read_text()
+    block = page.partition("```python\n")[2].partition("```")[0]
+    made: dict[str, Any] = {}
+    exec(block, made)  # noqa: S102 - as printed
+    assert made["copy"].shape == (248, 6)
+    mu = 2 * math.sqrt(np.sum(1 / made["deviations"] ** 2))
+    assert mu == pytest.approx(1 / gaussian_sigma(PrivacyLoss.parse("1", "0.004")))
+    assert made["deviations"][1] < made["deviations"][2]

@@ -17,6 +17,7 @@ from dpdist.moment.gram import GramSum
 from dpdist.pipeline import budget
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import open_release
+from dpdist.release.parse import request_from
 from dpdist.rows import dataset
 
 ROWS = np.random.default_rng(5).normal(size=(400, 4)) * [8, 4, 1, 1]
@@ -176,3 +177,35 @@ def test_noise_with_a_mean_biases_neither_the_number_of_rows_nor_the_mean(here: 
     count = open_release(here / "w.zarr").row_count
     assert count == pytest.approx(len(ROWS), abs=5)  # the mean of the noise alone is more than that
     assert open_release(here / "w.zarr").noise["mean_diagonal"] / open_release(here / "w.zarr").bound.constant ** 2 > 5
+
+
+def test_directions_of_noise_come_from_a_release_that_was_paid_for(here: Path, run: Run) -> None:
+    loss = ("--epsilon", "1", "--delta", "1e-6", "--clip", "20")
+    assert run("release", "rows.zarr", "first.zarr", *loss)[0] == 0
+    directional = ("--mechanism", "mvg", "--option", "rows=400", "--option", "allocation=binary", "--option")
+    command = ("release", "rows.zarr", "second.zarr", *loss, *directional)
+    assert run(*command, "directions=first.zarr")[0] == 0
+    assert len(Ledger(here / "rows.ledger").records) == 2  # both are charged
+    found = np.array(
+        request_from(
+            epsilon="1", delta="1e-6", clip=20.0, mechanism="mvg", neighbours="replace-one", centre="none",
+            grid_bits=None, period="", name=None, folder=here, options={"rows": "400", "directions": "first.zarr"},
+        ).options["directions"]
+    )  # fmt: skip
+    vectors = np.linalg.eigh(open_release(here / "first.zarr").second_moment)[1].T[::-1]
+    assert np.abs(found @ vectors.T) == pytest.approx(np.eye(4), abs=1e-6)
+    code, out, _ = run(*command, "directions=first.zarr", "--json")
+    assert (code, json.loads(out)["fresh"]) == (0, False)
+    assert len(Ledger(here / "rows.ledger").records) == 2
+
+    subspace = ("--mechanism", "power", "--option", "components=2", "--option", "iterations=2")
+    assert run("release", "rows.zarr", "subspace.zarr", *loss, *subspace)[0] == 0
+    assert run("release", "plain.zarr", "none.zarr", *COMMON, "--mechanism", "none", "--for-reproduction")[0] == 0
+    head = Ledger(here / "rows.ledger").head
+    command = ("release", "rows.zarr", "third.zarr", *loss, *directional)
+    for other, reason in (("subspace", "holds no second moment"), ("none", "not private as claimed"),
+                          ("rows", "There is no release at rows.zarr")):  # fmt: skip
+        code, _, said = run(*command, f"directions={other}.zarr")
+        assert code in {2, 4}
+        assert reason in said
+    assert Ledger(here / "rows.ledger").head == head
