@@ -11,6 +11,7 @@ It writes ``genomes`` as ``.json`` (settings, means, forecasts), ``.csv`` (every
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -392,13 +393,16 @@ def picture(path: Path, plan: Plan, means: list[Json], base: Json) -> None:
         "accuracy": f"population told by {NEAREST} neighbours, %",
         "seen": "components above the noise (up to 9)",
     }
-    colours = {name: f"C{place}" for place, name in enumerate(plan.draws)}
+    looks = list(zip(itertools.product(("-", "--"), pictures.PALETTE), plan.draws, strict=False))
     ticks = [float(epsilon) for epsilon in plan.epsilons]
     for place, (name, label) in enumerate(labels.items()):
         upper, lower = axes[place], axes[place + len(labels)]
-        for route, colour in colours.items():
-            _line(upper, means, name, colour, "-", route, route=route, mechanism=MECHANISMS[0], neighbours=RELATIONS[0])
-        for mechanism, colour in zip(MECHANISMS, ("C0", "C3"), strict=True):
+        for (style, colour), route in looks:
+            _line(
+                upper, means, name, colour, style, route, route=route, mechanism=MECHANISMS[0], neighbours=RELATIONS[0]
+            )
+        for mechanism in MECHANISMS:
+            colour = pictures.style(mechanism)["color"]
             for relation, style in zip(RELATIONS, ("-", "--"), strict=True):
                 _line(
                     lower, means, name, colour, style, f"{mechanism}, {relation}",
@@ -445,9 +449,9 @@ def scatter(path: Path, cohorts: Cohorts, route: Route, plan: Plan) -> None:
     figure, axes = pictures.panels(len(shown), 1, width=3.6, height=3.8)
     names = sorted(set(cohorts.populations.tolist()) - {""})
     for ax, (title, scores) in zip(axes, shown, strict=True):
-        for place, name in enumerate(names):
+        for (marker, colour), name in zip(itertools.product("o^", pictures.PALETTE), names, strict=False):
             of = cohorts.populations == name
-            ax.scatter(scores[of, 0], scores[of, 1], s=7, color=f"C{place}", label=name, lw=0)
+            ax.scatter(scores[of, 0], scores[of, 1], s=7, color=colour, marker=marker, label=name, lw=0)
         ax.set_title("without privacy" if title is None else f"{plan.shown}, epsilon {title}", fontsize=9)
         ax.set(xlabel="component 1", ylabel="component 2")
         ax.grid(alpha=0.3)

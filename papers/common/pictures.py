@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
+PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
+"""For what is no method."""
 _WINE, _INDIGO, _OLIVE, _TEAL, _GREY = "#882255", "#332288", "#999933", "#44AA99", "0.4"
 """Of Paul Tol's muted scheme, for methods that the six colours are not enough for."""
 _LOOKS = {
