@@ -278,13 +278,16 @@ def _directions_of(path: Path) -> list[list[float]]:
     Raises
     ------
     DataError
-        If there is no release at the path, it is damaged, or holds no second moment that is private as claimed.
+        If there is no release at the path, it is damaged, not private as claimed, or too large for memory.
+    UsageError
+        If it holds no second moment.
     """
     found = open_release(path)
-    if not found.private_as_claimed or not found.in_memory or found.subspace is not None:
+    found.require_moment()
+    if not found.private_as_claimed or not found.in_memory:
         raise DataError(
-            f"The release {path} gives no directions: it holds no second moment, is too large for memory, or is not "
-            "private as claimed. Directions come from a release of a second moment, by a mechanism such as gaussian.",
+            f"The release {path} gives no directions: it is not private as claimed, or too large for memory. Take one "
+            "that was charged to a budget, of a smaller table.",
             parameter="options.directions",
         )
     vectors = np.linalg.eigh(found.lattice.astype(np.float64))[1].T[::-1]

@@ -203,7 +203,7 @@ def test_directions_of_noise_come_from_a_release_that_was_paid_for(here: Path, r
     assert run("release", "plain.zarr", "none.zarr", *COMMON, "--mechanism", "none", "--for-reproduction")[0] == 0
     head = Ledger(here / "rows.ledger").head
     command = ("release", "rows.zarr", "third.zarr", *loss, *directional)
-    for other, reason in (("subspace", "holds no second moment"), ("none", "not private as claimed"),
+    for other, reason in (("subspace", "released components, and no second moment"), ("none", "not private as claimed"),
                           ("rows", "There is no release at rows.zarr")):  # fmt: skip
         code, _, said = run(*command, f"directions={other}.zarr")
         assert code in {2, 4}
