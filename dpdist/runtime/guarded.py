@@ -30,7 +30,8 @@ def guarded(asker: Asker, function: Callable[..., Result], *arguments: Any) -> R
         failure = type(error)(*error.args)
     except Exception as error:  # noqa: BLE001 - whatever it is, its text may quote data
         place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(place.filename).name}:{place.lineno}"
+        # of a script's function, which is sent by value, cloudpickle 3.1.3 and newer do not tell the file
+        where = f"{Path(place.filename).name}:{place.lineno} in {place.name}"
         failure = DpdistError(
             f"A task failed with {type(error).__name__} at {where}: a defect in dpdist or its worker."
         )

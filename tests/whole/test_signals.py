@@ -88,7 +88,7 @@ print({"numpy", "dask", "click", "zarr", "pyarrow", "multiprocessing", "logging"
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_during_the_first_imports_is_one_sentence_and_exit_5(tmp_path: Path, number: signal.Signals) -> None:
-    place = signals.Place(tmp_path / "place")
+    place = signals.supplied(tmp_path / "place", 50_000)  # more than is read before the signal comes, on a busy machine
     found = place.struck("ingest", number, everybody=False, moment=0)
     assert (found.code, found.words) == (5, SENTENCE.format(number.name))
 
