@@ -162,7 +162,7 @@ def take_in(
     closed: Mapping[str, str],
     *,
     columns: Sequence[str] | None = None,
-    excluded: Sequence[int] = (),
+    excluded: Sequence[str] = (),
     choices: Choices = Choices(),  # noqa: B008 - frozen
     progress: Steps | None = None,
     say: Callable[[str], None] | None = None,
@@ -181,7 +181,7 @@ def take_in(
     closed
         The periods that are closed, in order, each with its seal as the ledger has it.
     excluded
-        Of a table with a privacy unit: persons whose rows are left out.
+        Of a table with a privacy unit: persons whose rows are left out, a line each.
     columns, choices, progress, say
         As :func:`dpdist.ingest.table.ingest`.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -150,15 +150,16 @@ def _of_schema(schema: Schema, columns: Sequence[str] | None, unit: Unit | None,
             'The schema says which columns are kept: leave the others out there, with kind = "ignored".',
             parameter="columns",
         )
-    if unit is not None:
+    if period is not None and unit != schema.unit:
+        if schema.unit is None or unit is None or replace(unit, max_periods=None) != schema.unit:
+            raise UsageError(
+                "The schema says whose row it is otherwise than the folder of periods. Begin another folder.",
+                parameter="schema",
+            )
+        return unit
+    if period is None and unit is not None:
         raise UsageError(
             'The schema says whose row it is: kind = "privacy unit", and max_rows.', parameter="privacy_unit"
-        )
-    if schema.unit is not None and period is not None:
-        raise UsageError(
-            "The schema has a privacy unit, which bounds the rows of one table, and not those of a person in several "
-            "periods. Leave the schema out, and name a column of whole numbers as the unit.",
-            parameter="schema",
         )
     return schema.unit
 
@@ -273,18 +274,16 @@ class _Ingest:
     def _kept(self, aside: Store, found: Judged, unit: Unit) -> KeptRows:
         atomic.require_space(aside.scratch_folder, UNIT_BYTES * found.rows, "numbers of privacy units")
         key, beside = secret_of(aside), aside.scratch_folder
-        if self.choices.schema is not None or self._labels:
-            if self.watch is not None:
-                raise UsageError(
-                    f"{unit.column} calls units by names, and a person in several periods is known by a whole number: "
-                    "name a column of these.",
-                    parameter="privacy_unit",
-                )
-            return kept_rows(_digests(found.filled, key, self._labels), found.rows, unit, beside, key)
-        units = _units(found.filled, self.sources[0].names.index(unit.column))
+        named, schema = self._labels, self.choices.schema
+        units: Iterator[Numbers | Digests]
+        if schema is not None or named:
+            units = _digests(found.filled, key if self.watch is None else self.watch.key, named)
+        else:
+            units = _units(found.filled, self.sources[0].names.index(unit.column))
         if self.watch is None:
             return kept_rows(units, found.rows, unit, beside, key)
-        kept = kept_rows(self.watch.watched(units, found.rows), found.rows, unit, beside, key)
+        names = len(named) if schema is None else len(schema.unit_columns)
+        kept = kept_rows(self.watch.watched(units, found.rows, names), found.rows, unit, beside, key)
         self.watch.leave_out(kept)
         return kept
 

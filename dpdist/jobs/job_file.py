@@ -20,7 +20,7 @@
     max_rows = 3
     keep = "random"              # optional: which of them; default: the first ones
     periods = false              # true: path is a folder of periods, source one of an entry per period
-    max_periods = 7              # with periods and privacy_unit: rows of each are kept in the first 7 of its periods
+    max_periods = 7              # with periods and a privacy unit: rows of each are kept in the first 7 of its periods
     exclude = "left.txt"         # optional, likewise: a private list of units whose rows to come are left out
 
     [release]
@@ -94,9 +94,8 @@ from dpdist.runtime.tls import Certificates
 from dpdist.storage.store import Store, store_at
 
 T = TypeVar("T")
-_UNIT_OF_PERIODS = (
-    "It bounds the rows of one table, and not those of a person in several periods. Leave the schema out, and name a "
-    "column of whole numbers as privacy_unit, with max_rows and max_periods."
+_NEEDS_PERIODS = (
+    "With periods = true it needs max_periods in [rows]: in how many periods rows of each are kept at most."
 )
 
 
@@ -184,22 +183,28 @@ def read_job(
         files = _Files(path.absolute().parent, errors)
         job = _job(sections, files, scheduler=scheduler, certificates=certificates, insecure=insecure)
         _require_none(path, errors)
-        return _with_unit(job, path)
+        return _with_unit(job, sections.rows, path)
 
 
-def _with_unit(job: Job, path: Path) -> Job:
+def _with_unit(job: Job, rows: Rows, path: Path) -> Job:
     """Return the job with the privacy unit that its schema says, if it has one.
 
     Raises
     ------
     UsageError
-        If rows come in periods, and the schema has a privacy unit.
+        If rows come in periods, and it is not said in how many periods of a unit rows are kept; or that is said, and
+        the schema has no unit.
     """
     if job.choices.schema is None:
         return job
-    if job.periodic and job.choices.schema.unit is not None:
-        raise UsageError(f"{path}: the schema ([rows] schema) has a privacy unit. {_UNIT_OF_PERIODS}")
-    return replace(job, unit=job.choices.schema.unit)
+    unit = job.choices.schema.unit
+    if not rows.periods:
+        return replace(job, unit=unit)
+    if unit is None and (rows.max_periods, rows.exclude) != (None, None):
+        raise UsageError(f"{path}: the schema has no privacy unit, which max_periods and exclude in [rows] are about.")
+    if unit is not None and rows.max_periods is None:
+        raise UsageError(f"{path}: the schema has a privacy unit. {_NEEDS_PERIODS}")
+    return replace(job, unit=None if unit is None else replace(unit, max_periods=rows.max_periods))
 
 
 @dataclass(frozen=True)
@@ -388,13 +393,10 @@ def _contradictions(sections: Sections) -> Iterator[str]:
 
 def _unfit_persons(rows: Rows) -> Iterator[str]:
     for key in ("max_periods", "exclude"):
-        if getattr(rows, key) is not None and not (rows.periods and rows.privacy_unit):
-            yield f"[rows] {key} needs periods = true and privacy_unit."
+        if getattr(rows, key) is not None and not (rows.periods and (rows.privacy_unit or rows.schema)):
+            yield f"[rows] {key} needs periods = true and privacy_unit, or a schema with one."
     if rows.periods and rows.privacy_unit is not None and rows.max_periods is None:
-        yield (
-            "[rows] privacy_unit with periods = true needs max_periods as well: in how many periods rows of each are "
-            "kept at most."
-        )
+        yield f"[rows] privacy_unit: {_NEEDS_PERIODS[0].lower()}{_NEEDS_PERIODS[1:]}"
 
 
 def _unfit_factorisation(release: Release) -> Iterator[str]:

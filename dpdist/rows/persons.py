@@ -1,9 +1,11 @@
 """In how many periods each person had rows: a private register beside the rows, and whose rows it leaves out.
 
 ``persons`` stands in the folder of a period, and is of all periods up to it: of every person the digest of his number
-and the number of periods in which rows of his were kept. A digest is 16 bytes of BLAKE2b under a key that follows from
-the key of the folder, so that nobody without that can test a number; two of N persons have the same with probability
-N² 2^-129 at most. The file begins with HMAC-SHA256 of itself and of the seal of its period, under the same key.
+or name and the number of periods in which rows of his were kept. A digest is 16 bytes of BLAKE2b under a key that
+follows from the key of the folder, so that nobody without that can test a person; two of N persons have the same with
+probability N² 2^-129 at most. The file begins with HMAC-SHA256 of itself and of the seal of its period, under the same
+key, and of whether persons are called by names: a period that calls them otherwise would count each anew, and is
+refused.
 
 **Counted once.** The register of a period is made from that of the last closed period, with its rows and before its
 seal is closed in the ledger. So it counts from the very transaction that closes the period. What died before that is
@@ -20,9 +22,10 @@ who ever had rows, and about four times as much memory.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import hmac
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +37,7 @@ from dpdist._util.text import canonical
 from dpdist.errors import DataError
 from dpdist.rows.periods import PeriodicTable
 from dpdist.rows.seal import key_of
-from dpdist.rows.units import Digests, KeptRows, Numbers, Unit
+from dpdist.rows.units import Digests, KeptRows, Numbers, Unit, named_units
 from dpdist.storage.store import MOST_AT_ONCE
 
 _FILE = "persons"
@@ -60,19 +63,23 @@ class Watch:
         Of the digests.
     known
         The register of the periods before: persons in order, and in how many periods each was.
+    named
+        Whether these are called by names; None: there are none.
     excluded
-        Persons whose rows are left out, in order.
+        Whose rows are left out: lines, each a whole number or a name, or names that are separated by commas where
+        several columns say together whose row it is.
     """
 
     unit: Unit
     key: bytes
     known: npt.NDArray[Any]
-    excluded: Digests = field(default_factory=_none)
+    named: bool | None = None
+    excluded: Sequence[str] = ()
     _new: Digests = field(default_factory=_none)
     _left_out: KeptRows | None = None
 
     @classmethod
-    def of(cls, table: PeriodicTable, closed: Mapping[str, str], excluded: Iterable[int] = ()) -> Watch | None:
+    def of(cls, table: PeriodicTable, closed: Mapping[str, str], excluded: Sequence[str] = ()) -> Watch | None:
         """Return what watches the next period of a table; None where every row counts alone.
 
         Parameters
@@ -82,7 +89,7 @@ class Watch:
         closed
             The periods that are closed, in order, each with its seal as the ledger has it.
         excluded
-            Numbers of persons.
+            Persons, a line each.
 
         Raises
         ------
@@ -91,24 +98,44 @@ class Watch:
         """
         if table.unit is None:
             return None
-        key = _key(table)
         names = list(closed)
-        known = _read(table, names[-1], closed[names[-1]]) if names else np.empty(0, dtype=_RECORD)
+        known, named = _read(table, names[-1], closed[names[-1]]) if names else (np.empty(0, dtype=_RECORD), None)
         for old in names[-2:-1]:
             address = table.rows_of(old).address(_FILE)
             if isinstance(address, Path):  # periods stand in folders
                 address.unlink(missing_ok=True)
-        left = np.unique(digests(np.array(sorted(set(excluded)), dtype=np.int64), key))
-        return cls(table.unit, key, known, left)
+        return cls(table.unit, _key(table), known, named, excluded)
 
-    def watched(self, units: Iterable[Numbers], rows: int) -> Iterator[Digests]:
-        """Yield the digest of the person of every row, in order, and note whose rows are left out."""
+    def watched(self, units: Iterable[Numbers | Digests], rows: int, names: int = 0) -> Iterator[Digests]:
+        """Yield the digest of the person of every row, in order, and note whose rows are left out.
+
+        Parameters
+        ----------
+        units
+            The unit of every row, in pieces: int64, or digests under the key of this watch.
+        rows
+            Their number.
+        names
+            How many names call a person; 0: a number does.
+
+        Raises
+        ------
+        DataError
+            If earlier periods call persons otherwise, or the list of those who are left out does.
+        """
+        if self.named not in {None, names > 0}:
+            now, before = ("names", "whole numbers") if names else ("whole numbers", "names")
+            raise DataError(
+                f"{self.unit.column} calls persons by {now} here, and by {before} in earlier periods: each would be "
+                f"counted anew. Call them by {before}."
+            )
+        excluded = self._excluded(names)
         enough = self.known["person"][self.known["periods"] >= (self.unit.max_periods or 1)]
         out, row, pending = KeptRows(rows), 0, [self._new]
         for piece in units:
             found, place = np.unique(piece, return_inverse=True)
-            persons = digests(found, self.key)
-            full = _among(persons, enough) | _among(persons, self.excluded)
+            persons = np.asarray(found, dtype="S16") if names else digests(found.astype(np.int64), self.key)
+            full = _among(persons, enough) | _among(persons, excluded)
             pending.append(persons[~full])
             if sum(each.size for each in pending) > _MANY:
                 pending = [np.unique(np.concatenate(pending))]
@@ -116,6 +143,28 @@ class Watch:
             row += piece.size
             yield persons[place]
         self._new, self._left_out = np.unique(np.concatenate(pending)), out
+        if self._new.size:
+            self.named = names > 0
+
+    def _excluded(self, names: int) -> Digests:
+        """Return the digests of persons who are left out, in order."""
+        try:
+            if not names:
+                numbers = np.array(sorted({int(line) for line in self.excluded}), dtype=np.int64)
+                return np.unique(digests(numbers, self.key))
+            lines = [[line] if names == 1 else next(csv.reader([line], strict=True)) for line in self.excluded]
+            if not lines:
+                return _none()
+            parts = list(zip(*lines, strict=True))
+        except (ValueError, OverflowError, csv.Error):
+            parts = []
+        if len(parts) != names or not names:
+            one = "one name" if names == 1 else f"{names} names, with commas between," if names else "one whole number"
+            raise DataError(
+                f"The list of excluded persons must have {one} on each line, as the privacy unit {self.unit.column} "
+                "has. Mend it: no period is taken in meanwhile."
+            )
+        return np.unique(np.ascontiguousarray(named_units(parts, self.key)).view("S16")[:, 0])
 
     def leave_out(self, kept: KeptRows) -> None:
         """Take the rows that are left out from those that are kept; after all were watched."""
@@ -147,7 +196,7 @@ class Watch:
                 f"{table.store} has a register of {MOST_AT_ONCE // _RECORD.itemsize} persons at most, and the period "
                 f"{period} brings more. Begin another folder of periods."
             )
-        tag = _tag(table, period, seal, content)
+        tag = _tag(table, period, seal, content, named=bool(self.named))
         table.rows_of(period).replace(_FILE, tag + content, "rows", private=True)
 
 
@@ -170,43 +219,42 @@ def _key(table: PeriodicTable) -> bytes:
     return hmac.digest(key_of(table.store), b"dpdist persons", hashlib.sha256)
 
 
-def _tag(table: PeriodicTable, period: str, seal: str, content: bytes) -> bytes:
-    about = canonical([period, seal, None if table.unit is None else table.unit.to_json()]).encode()
+def _tag(table: PeriodicTable, period: str, seal: str, content: bytes, *, named: bool) -> bytes:
+    unit = None if table.unit is None else table.unit.to_json()
+    about = canonical([period, seal, unit, *(["names"] if named else [])]).encode()
     return hmac.digest(_key(table), about + b"\n" + content, hashlib.sha256)
 
 
-def _read(table: PeriodicTable, period: str, seal: str) -> npt.NDArray[Any]:
+def _read(table: PeriodicTable, period: str, seal: str) -> tuple[npt.NDArray[Any], bool | None]:
+    """Return the register up to a period, and whether it calls persons by names; None: nobody stands in it."""
     stored = table.rows_of(period)
     try:
         found = stored.get(_FILE)
     except OSError:
         found = b""
     tag, content = found[:_TAG], found[_TAG:]
-    if len(content) % _RECORD.itemsize or not hmac.compare_digest(tag, _tag(table, period, seal, content)):
-        raise DataError(
-            f"{stored.address(_FILE)} is missing or not what was written when its period was closed: it tells in how "
-            "many periods each person had rows. Restore it from a copy: without it no further period can be closed."
-        )
-    return np.frombuffer(content, dtype=_RECORD)
+    for named in (False, True):
+        if hmac.compare_digest(tag, _tag(table, period, seal, content, named=named)):
+            known = np.frombuffer(content, dtype=_RECORD)
+            return known, named if known.size else None
+    raise DataError(
+        f"{stored.address(_FILE)} is missing or not what was written when its period was closed: it tells in how "
+        "many periods each person had rows. Restore it from a copy: without it no further period can be closed."
+    )
 
 
-def read_excluded(path: Path) -> tuple[int, ...]:
-    """Read a private list of persons whose rows are left out: a whole number a line.
+def read_excluded(path: Path) -> tuple[str, ...]:
+    """Read a private list of persons whose rows are left out, one a line; spaces around it do not count.
 
     Raises
     ------
     DataError
-        If it cannot be read, or a line is no whole number; the message has no line of it.
+        If it cannot be read.
     """
     try:
-        lines = path.read_text("ascii").splitlines()
-        found = tuple(int(line) for line in lines if line.strip())
-        np.array(found, dtype=np.int64)
+        lines = path.read_text("utf-8-sig").splitlines()
     except OSError as error:
         raise DataError(f"The list of excluded persons {path} cannot be read: {error.strerror}. Restore it.") from None
-    except (ValueError, OverflowError):
-        raise DataError(
-            f"The list of excluded persons {path} must have one whole number on each line, as the privacy unit has. "
-            "Mend it: no period is taken in meanwhile."
-        ) from None
-    return found
+    except ValueError:
+        raise DataError(f"The list of excluded persons {path} is no text in UTF-8. Mend it.") from None
+    return tuple(line.strip() for line in lines if line.strip())

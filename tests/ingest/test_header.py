@@ -22,6 +22,7 @@ from dpdist.jobs.job_file import read_job
 from dpdist.release.parse import columns_from
 from dpdist.rows.columns import Column
 from dpdist.rows.schema import Schema
+from dpdist.rows.units import Unit
 
 pytestmark = pytest.mark.usefixtures("typed")
 
@@ -197,6 +198,10 @@ def test_all_columns_that_hold_no_numbers_are_named_with_the_command_that_leaves
     refused(path, told, command, never=("Ann", "1970"))
     with pytest.raises(DataError, match=r"'who' \(text\)\. Fewer than two columns hold numbers"):
         ingest(path, tmp_path / "rows.zarr", columns=["who", "age"])
+    with pytest.raises(
+        DataError, match=r"'who' \(text\)\. To take them in.* a schema, which also says whose row it is"
+    ):
+        ingest(path, tmp_path / "rows.zarr", columns=["age", "smokes"], unit=Unit("who", 1))
     frame.drop(columns="note").to_parquet(tmp_path / "t.parquet", index=False)
     message = refused(tmp_path / "t.parquet", "'who' (", "'born' (", never=("Ann", "1970"))
     assert "--columns 'age,\"height, cm\",smokes' (leaves" in message

@@ -72,7 +72,7 @@ def test_a_job_takes_rows_by_its_schema_and_no_others(folder: Path) -> None:
         ('columns = ["age", "sex"]', "columns is said by the schema"),
         ('privacy_unit = "who"\nmax_rows = 1', "privacy_unit is said by the schema"),
         ("in_place = true", "schema maps rows to others as they are copied"),
-        ("periods = true", "has a privacy unit. It bounds the rows of one table"),
+        ("periods = true", "has a privacy unit. With periods = true it needs max_periods in [rows]"),
     ],
 )
 def test_what_contradicts_a_schema_is_refused(folder: Path, more: str, said: str) -> None:

@@ -27,7 +27,7 @@ from dpdist.report.status import preview_words
 from dpdist.rows.chunks import ChunkReader
 from dpdist.rows.dataset import open_ingested
 from dpdist.rows.persons import Watch
-from dpdist.rows.units import KeptRows, Numbers, Unit, kept_of_each
+from dpdist.rows.units import KeptRows, Numbers, Unit, kept_of_each, named_units
 from faults.nightly import JOB
 
 PERSONS = JOB.replace("periods = true", 'periods = true\nprivacy_unit = "who"\nmax_rows = 2\nmax_periods = 3')
@@ -38,6 +38,18 @@ ALWAYS, STRANGER = 7, 1000
 def people(place: Place) -> Place:
     place.job.write_text(PERSONS)
     return place
+
+
+SCHEMA = """
+max_rows = 2
+[[column]]
+name = "first"
+kind = "privacy unit"
+[[column]]
+name = "last"
+kind = "privacy unit"
+""" + "".join(f'[[column]]\nname = "{name}"\nkind = "number"\n' for name in "abc")
+NAMED = JOB.replace("periods = true", 'periods = true\nschema = "schema.toml"\nmax_periods = 3')
 
 
 def arrive(place: Place, number: int, who: Sequence[int]) -> None:
@@ -93,6 +105,66 @@ def test_rows_are_kept_in_so_many_periods_and_everybody_is_counted_once(people: 
     assert inspect_path(people.folder / "visits").to_json()["unit"] == {
         "column": "who", "max_rows": 2, "max_periods": 3,
     }  # fmt: skip
+
+
+def named_rows_arrive(place: Place, number: int, who: Sequence[int]) -> None:
+    """Let the like arrive of persons who are called by two names; blanks around these do not count."""
+    lines = [f"Ann{' ' * (place % 2)},Lee {p},{p / 1024},{number / 1024},.25" for place, p in enumerate(who)]
+    (place.incoming / f"d{number}.csv").write_text("\n".join(["first,last,a,b,c", *lines, ""]))
+
+
+@pytest.fixture
+def named(place: Place) -> Place:
+    place.job.write_text(NAMED)
+    (place.folder / "schema.toml").write_text(SCHEMA)
+    return place
+
+
+def test_persons_who_are_called_by_names_are_counted_as_those_with_numbers(named: Place) -> None:
+    for number, who in enumerate(NIGHTS, 1):
+        named_rows_arrive(named, number, who)
+        named.run()
+    assert [kept(named, number) for number in range(1, 7)] == KEPT
+    total = open_release(named.published / "total" / "d6.zarr")
+    assert total.unit == Unit("first and last", 2, max_periods=3)
+    assert "the rows of one first and last, 2 a period in 3 periods at most" in total.guarantee_words()
+    assert not any(b"Lee" in content for path, content in named.files().items() if "incoming" not in str(path))
+
+
+def test_those_on_the_list_are_left_out_by_their_names(named: Place) -> None:
+    named.job.write_text(NAMED.replace("max_periods = 3", 'max_periods = 3\nexclude = "left.txt"'))
+    named_rows_arrive(named, 1, [41, 42, 43])
+    left = named.folder / "left.txt"
+    for wrong in ("Lee 42\n", "Ann,Lee 42,42\n", 'Ann,"Lee 42\n'):
+        left.write_text(wrong)
+        with pytest.raises(DataError, match="2 names, with commas between, on each line") as caught:
+            named.run()
+        assert "42" not in str(caught.value)
+    left.write_text('\n Ann,"Lee 42"\nBob,Lee 43\n')
+    named.run()
+    assert kept(named, 1) == [41, 43]
+
+
+def test_whoever_was_known_by_a_number_is_not_counted_anew_by_a_name() -> None:
+    unit, key, row = Unit("who", 2, max_periods=1), b"k" * 32, np.array([7])
+    name = np.ascontiguousarray(named_units([["7"]], key)).view("S16")[:, 0]
+    for first, names, second in ((row, 0, name), (name, 1, row)):
+        watch = Watch(unit, key, np.empty(0, dtype=[("person", "S16"), ("periods", "<u2")]))
+        assert len(list(watch.watched([first], 1, names))) == 1
+        later = Watch(unit, key, watch.register(), watch.named)
+        with pytest.raises(DataError, match="would be counted anew"):
+            list(later.watched([second], 1, 1 - names))
+
+
+def test_a_register_says_whether_it_is_of_names(named: Place) -> None:
+    named_rows_arrive(named, 1, [1, 2])
+    named.run()
+    table, closed = open_series(job_file.read_job(named.job)).table, dict(named.ledger.periods)
+    watch = Watch.of(table, closed)
+    assert watch is not None
+    assert watch.named is True
+    with pytest.raises(DataError, match="counted anew"):
+        list(watch.watched([np.array([1])], 1))
 
 
 @pytest.mark.parametrize(
@@ -267,12 +339,17 @@ def test_those_on_the_list_are_left_out_from_then_on_and_nobody_is_told(
         ('privacy_unit = "who"\nmax_rows = 2', "needs max_periods"),
         ("max_periods = 2", "max_periods needs periods = true and privacy_unit"),
         ('exclude = "left.txt"', "exclude needs periods = true and privacy_unit"),
+        ('schema = "numbers.toml"\nmax_periods = 2', "schema has no privacy unit, which max_periods and exclude"),
+        ('schema = "numbers.toml"\nexclude = "left.txt"', "schema has no privacy unit, which max_periods and exclude"),
         ('privacy_unit = "who"\nmax_periods = 2', "needs both"),
         ('privacy_unit = "who"\nmax_rows = 2\nmax_periods = 5000', "from 1 to 4096"),
     ],
 )
 def test_what_makes_no_sense_of_persons_is_refused(place: Place, said: str, match: str) -> None:
     place.job.write_text(JOB.replace("periods = true", f"periods = true\n{said}"))
+    (place.folder / "numbers.toml").write_text(
+        "[[column]]" + SCHEMA.partition("[[column]]")[2].replace("privacy unit", "number")
+    )
     with pytest.raises((UsageError, DataError), match=match):
         job_file.read_job(place.job)
 

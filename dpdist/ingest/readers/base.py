@@ -223,8 +223,12 @@ def no_numbers(path: Location, bad: Mapping[str, str], others: Sequence[str]) ->
     """
     told = listed(f"{name!r} ({kind})" for name, kind in bad.items())
     ways = [only_columns(others, "leaves them out")] if len(others) > 1 else []
-    few = "" if ways else "Fewer than two columns hold numbers, and a table needs two. "
-    few += f"To take them in, say what they mean in a schema: {step('schema', 'SOURCE', 'SCHEMA')} drafts one."
+    # a privacy unit is looked at alone
+    few = "" if ways or len(bad) + len(others) == 1 else "Fewer than two columns hold numbers, and a table needs two. "
+    few += (
+        "To take them in, say what they mean in a schema, which also says whose row it is: "
+        f"{step('schema', 'SOURCE', 'SCHEMA')} drafts one."
+    )
     return AskError(f"{path}: these columns hold no numbers: {told}.", ways, few)
 
 
