@@ -26,6 +26,7 @@ from dpdist.naming import step
 from dpdist.rows.columns import LARGEST_WHOLE, SECONDS, Column
 from dpdist.rows.schema import Schema
 from dpdist.rows.schema_mistakes import NOT_NUMBERS, all_of
+from dpdist.rows.units import spelled
 
 Rows = npt.NDArray[np.float64]
 _Mask = npt.NDArray[np.bool_]
@@ -409,7 +410,7 @@ _READ: dict[str, Callable[[Column, Any], tuple[Rows, _Mask]]] = {
 def units_of(schema: Schema, columns: Mapping[str, Any], key: bytes) -> npt.NDArray[np.uint64]:
     """Return the privacy unit of every row: keyed digests of 128 bits, shape (r, 2).
 
-    Several columns say together whose row it is. Text counts as it is spelled, but for spaces around it.
+    Several columns say together whose row it is. Text counts as :func:`dpdist.rows.units.spelled`.
 
     Raises
     ------
@@ -423,8 +424,10 @@ def units_of(schema: Schema, columns: Mapping[str, Any], key: bytes) -> npt.NDAr
         text, absent = _text(_names(_plain(column, columns[column.name])))
         if (lacking := _flags(absent)).any():
             raise _unfit(lacking, column, "the privacy unit is missing: it is not said whose row it is")
+        each = pc.cast(text, pa.string()).dictionary_encode()
+        text = pa.array([spelled(name) for name in each.dictionary.to_pylist()], pa.string()).take(each.indices)
         length = pc.cast(pc.binary_length(text), pa.string())
-        parts += [length, pc.cast(text, pa.string())]
+        parts += [length, text]
     # with its length before each part, no two units are written alike
     whole = pc.binary_join_element_wise(*parts, ":").dictionary_encode()
     digests = b"".join(

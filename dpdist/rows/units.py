@@ -19,7 +19,9 @@ rows is public, and the kept rows of one unit are exchanged for as many others.
 Two units must never be taken for one, or the rows of the one would decide which of the other are kept. So a unit is a
 whole number that is read exactly; whatever may have been rounded is refused. Or it is a keyed digest of its name, 128
 bits of BLAKE2b: two of N units have the same with probability N² 2^-129 at most, less than 2^-69 for a billion. The key
-is drawn for each ingest, and gone when that is done; so nobody who chooses names knows which would agree.
+is drawn for each ingest, and gone when that is done; so nobody who chooses names knows which would agree. Of rows in
+periods it stays (:mod:`dpdist.rows.persons`). A name is taken as :func:`spelled`: one unit that is taken for two would
+be protected less than is said, while those who share a name in all its spellings are one unit, protected together.
 
 Memory: one bit per row of the source, and about 64 bytes for every 256th unit; the rest is in nameless temporary files
 of 16 bytes per row, 24 with digests, which are gone when the process is. Units are stored nowhere else.
@@ -27,6 +29,7 @@ of 16 bytes per row, 24 with digests, which are gone when the process is. Units 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,6 +37,7 @@ from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Literal, get_args
+from unicodedata import normalize
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +56,7 @@ _PIECE = 1 << 17
 Numbers = npt.NDArray[np.int64]
 Digests = npt.NDArray[np.bytes_]
 """Of 16 bytes each."""
+_WHOLE = re.compile(r"(?P<sign>[+-]?)(?P<digits>[0-9]+)(\.0*)?")
 UNIT_BYTES = 24
 """Bytes that a temporary file takes of a row, at most."""
 Keep = Literal["first", "random"]
@@ -142,13 +147,31 @@ def whole_numbers(
     return values.astype(np.int64)
 
 
+def spelled(name: str) -> str:
+    """Return a name as it counts: without spaces around it, in Unicode's form C, and a whole number by its value.
+
+    One file may write 7, another 7.0 and a third 007.
+
+    Examples
+    --------
+    >>> [spelled(name) for name in ("007", " 7.0", "-0", "7.5", "A7.0")]
+    ['7', '7', '0', '7.5', 'A7.0']
+    """
+    text = normalize("NFC", name.strip())
+    number = _WHOLE.fullmatch(text)
+    if number is None:
+        return text
+    digits = number["digits"].lstrip("0") or "0"
+    return digits if digits == "0" or number["sign"] != "-" else f"-{digits}"
+
+
 def named_units(parts: Sequence[Sequence[str]], key: bytes) -> npt.NDArray[np.uint64]:
     """Return units that are called by names: keyed digests of 128 bits, shape (r, 2).
 
     Parameters
     ----------
     parts
-        Which say together whose row it is: of each the name for every row. Spaces around a name do not count.
+        Which say together whose row it is: of each the name for every row.
     key
         Of the digest, 64 bytes at most.
     """
@@ -158,7 +181,7 @@ def named_units(parts: Sequence[Sequence[str]], key: bytes) -> npt.NDArray[np.ui
         digest = known.get(names)
         if digest is None:
             # with its length before each part, no two units are written alike
-            texts = [name.strip() for name in names]
+            texts = [spelled(name) for name in names]
             whole = ":".join(f"{len(text.encode())}:{text}" for text in texts)
             digest = known[names] = blake2b(whole.encode(), digest_size=16, key=key).digest()
         found += digest

@@ -131,6 +131,16 @@ def test_persons_who_are_called_by_names_are_counted_as_those_with_numbers(named
     assert not any(b"Lee" in content for path, content in named.files().items() if "incoming" not in str(path))
 
 
+def test_a_night_that_writes_names_otherwise_counts_nobody_anew(named: Place) -> None:
+    """As files come: a column of numbers that became floats, leading zeros, two forms of one letter."""
+    spellings = [("7", "Jos\u00e9"), ("7.0", "Jose\u0301"), ("007", "Jos\u00e9 "), (" 7", "Jos\u00e9")]
+    for number, (first, last) in enumerate(spellings, 1):
+        lines = (f"{first},{last},{7 / 1024},{number / 1024},.25", f"8{number},Lee,{8 / 1024},0,{number / 1024}")
+        (named.incoming / f"d{number}.csv").write_text("\n".join(["first,last,a,b,c", *lines, ""]))
+        named.run()
+    assert [kept(named, number) for number in range(1, 5)] == [[7, 8], [7, 8], [7, 8], [8]]
+
+
 def test_those_on_the_list_are_left_out_by_their_names(named: Place) -> None:
     named.job.write_text(NAMED.replace("max_periods = 3", 'max_periods = 3\nexclude = "left.txt"'))
     named_rows_arrive(named, 1, [41, 42, 43])
