@@ -209,6 +209,8 @@ def looked_at(site: Path, npm: Path) -> dict[str, Any]:
     asked = passed = 0
     with tempfile.TemporaryDirectory() as made, browser(Path(made)) as page:
         for path in sorted(path for path in site.rglob("*.html") if "_static" not in path.parts):
+            if 'http-equiv="refresh"' in path.read_text(encoding="utf-8"):
+                continue  # it is gone before it is judged
             for screen, (width, dark) in SCREENS.items():
                 page.open(path, width=width, dark=dark)
                 said = judged(page, axe)
