@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.cli_scene import Call
-from support.folders import STORED
+from support.folders import STORED, unpack
 from support.releases import archive_of
 
 from dpdist import Centring, Neighbours, combine_releases
@@ -43,8 +42,7 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
         publish(archive_of(release), folder / f"{name}.zarr")
     halves = [drawn(rows[half::2], 5.0, "2", names=NAMES).release(half) for half in (0, 1)]
     combine_releases(halves, folder / "sum.zarr")
-    with tarfile.open(STORED / "weighted-1.tar.gz") as archive:
-        archive.extractall(folder, filter="data")
+    unpack(STORED / "weighted-1.tar.gz", folder)
     (folder / "published" / "d2.zarr").rename(folder / "night.zarr")
     return folder
 

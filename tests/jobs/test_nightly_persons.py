@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
+import anndata
 import numpy as np
+import pandas as pd
 import pytest
 from support.nightly_scene import Place
 
@@ -153,6 +156,20 @@ def test_those_on_the_list_are_left_out_by_their_names(named: Place) -> None:
     left.write_text('\n Ann,"Lee 42"\nBob,Lee 43\n')
     named.run()
     assert kept(named, 1) == [41, 43]
+
+
+def test_labels_beside_the_rows_say_whose_they_are_every_night(place: Place) -> None:
+    unit = 'privacy_unit = "obs/donor"\nmax_rows = 2\nmax_periods = 2\nexclude = "left.txt"'
+    place.job.write_text(JOB.replace("periods = true", f"periods = true\n{unit}"))
+    (place.folder / "left.txt").write_text("D3\n")
+    for number in (1, 2, 3):
+        cells = np.random.default_rng(number).uniform(size=(20, 3))
+        donors = pd.DataFrame({"donor": [f"D{i % 4}" for i in range(20)]}, index=[f"c{i}" for i in range(20)])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            anndata.AnnData(cells, obs=donors).write_h5ad(place.incoming / f"d{number}.h5ad")
+        place.run()
+    assert [open_release(place.published / f"d{number}.zarr").rows for number in (1, 2, 3)] == [6, 6, 0]
 
 
 def test_whoever_was_known_by_a_number_is_not_counted_anew_by_a_name() -> None:

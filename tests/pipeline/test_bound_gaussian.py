@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from click.testing import CliRunner, Result
-from support.folders import STORED
+from support.folders import STORED, unpack
 from support.tallies import alarms
 
 from dpdist import Column, Schema
@@ -268,8 +267,7 @@ def call(*arguments: object) -> Result:
 
 
 def unpacked(place: Path) -> Path:
-    with tarfile.open(HISTOGRAM) as archive:
-        archive.extractall(place, filter="data")
+    unpack(HISTOGRAM, place)
     return place / "rows.zarr"
 
 

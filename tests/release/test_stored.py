@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -11,7 +10,7 @@ from typing import Literal
 import numpy as np
 import pytest
 from support.cli_scene import Call, tree
-from support.folders import STORED
+from support.folders import STORED, unpack
 
 from dpdist.errors import DpdistError, UsageError
 from dpdist.estimators import PrivatePCA, fit
@@ -36,8 +35,7 @@ def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     It holds 4 rows of 3 columns, their ledger with a budget of epsilon 3, a release by `laplace` at epsilon 1 and the
     reservation of one at epsilon 0.5 that was never drawn. `laplace` had the sensitivity ``sqrt(d(d+3)/2) C²`` then.
     """
-    with tarfile.open(STORED / "laplace-0.1.0.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(STORED / "laplace-0.1.0.tar.gz", tmp_path)
     (tmp_path / "release.zarr").rename(tmp_path / "published.zarr")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -87,8 +85,7 @@ def truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     It holds 60 rows of 3 columns, their ledger with a budget of epsilon 3, two releases by `gaussian`, one of them
     under a chosen id; ``job.toml``, which has released two of three periods; and the witness of both ledgers.
     """
-    with tarfile.open(STORED / "truncated-1.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(STORED / "truncated-1.tar.gz", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "state"))
     return tmp_path
@@ -142,8 +139,7 @@ def test_a_stored_series_of_weighted_nights_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     """Written by dpdist at the commit that brought weights: a square root for 3 nights, of which there were two."""
-    with tarfile.open(STORED / "weighted-1.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(STORED / "weighted-1.tar.gz", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "state"))
     shown, charged = tree(tmp_path / "published"), Ledger("visits.ledger").charges

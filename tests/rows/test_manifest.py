@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 import time
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.folders import STORED
+from support.folders import STORED, unpack
 from support.parts import added, parts_of
 
 from dpdist.ingest.opening import open_rows
@@ -94,8 +93,7 @@ def test_parts_are_as_many_as_tasks_as_far_as_their_length_allows(chunks: int, t
 
 def test_a_table_that_the_first_version_registered_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was registered of table.npy beside it; its place is written in it, and given to where it is unpacked."""
-    with tarfile.open(STORED / "registered-1.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(STORED / "registered-1.tar.gz", tmp_path)
     table = open_rows(tmp_path / "rows.zarr")
     assert (table.rows, table.names, table.dtype, table.chunks) == (40, ("c0", "c2", "c1"), "int16", 4)
     assert table.dataset_id == "2c5a1c0d6c5c4e0f9e1d3b7a8f6e5d4c"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,6 +16,13 @@ PUBLIC_DATA = Path(os.environ.get("DPDIST_TEST_DATA", ROOT.parent / "shared" / "
 """Real data sets: tests that read them are skipped where they are not; ``papers.common.fetch`` gets two of them."""
 NO_GENOMES = "the real genomes are not beside this repository"
 HOW_TO_FETCH = "python -m papers.common.fetch FOLDER, then DPDIST_TEST_DATA=FOLDER"
+
+
+def unpack(stored: Path, folder: Path) -> None:
+    """Unpack what an older version wrote."""
+    with tarfile.open(stored) as archive:
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # of Python 3.11.4 and newer
+        archive.extractall(folder)  # noqa: S202 - our own files
 
 
 def without_data(reasons: Iterable[str]) -> str:

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import subprocess
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.cli_scene import Call
-from support.folders import ROOT, STORED
+from support.folders import ROOT, STORED, unpack
 
 import dpdist
 from dpdist.release import archive
@@ -56,8 +55,7 @@ def test_releases_and_models_of_every_version_are_as_the_schemas_say(tmp_path: P
         if path.suffix == ".tar":
             archive.publish(io.BytesIO(path.read_bytes()), folder)
         else:
-            with tarfile.open(path) as stored:
-                stored.extractall(folder, filter="data")
+            unpack(path, folder)
         seen += [attributes(found.parent) for found in folder.rglob("zarr.json") if is_release(found)]
     assert len(seen) > 15
     for each in seen:

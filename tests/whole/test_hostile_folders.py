@@ -9,7 +9,6 @@ import shutil
 import signal
 import sqlite3
 import sys
-import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 from support.cli_scene import Call
-from support.folders import STORED
+from support.folders import STORED, unpack
 
 from dpdist.errors import DataError
 from dpdist.ingest.opening import open_rows
@@ -57,8 +56,7 @@ def patience() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kept")
-    with tarfile.open(STORED / "laplace-0.1.0.tar.gz") as archive:
-        archive.extractall(folder, filter="data")
+    unpack(STORED / "laplace-0.1.0.tar.gz", folder)
     return folder
 
 
