@@ -73,6 +73,17 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
         ask.close()
 
 
+@pytest.fixture(autouse=True)
+def _heard() -> Iterator[None]:
+    """Let what a test starts hear signals, also where the tests themselves were told to ignore some, as by nohup."""
+    ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
 # --- when they come ---------------------------------------------------------------------------------------------------
 
 
@@ -88,7 +99,7 @@ print({"numpy", "dask", "click", "zarr", "pyarrow", "multiprocessing", "logging"
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_during_the_first_imports_is_one_sentence_and_exit_5(tmp_path: Path, number: signal.Signals) -> None:
-    place = signals.supplied(tmp_path / "place", 50_000)  # more than is read before the signal comes, on a busy machine
+    place = signals.Place(tmp_path / "place")
     found = place.struck("ingest", number, everybody=False, moment=0)
     assert (found.code, found.words) == (5, SENTENCE.format(number.name))
 
