@@ -150,7 +150,7 @@ class Game:
     def _value(self, rule: Rule, stages: int, known: dict[object, Values]) -> Values:
         key = (rule.key(), stages)
         if key not in known:
-            best = np.maximum(0.0, -np.expm1(self.budget.epsilon - self.grid))
+            best: Values = np.maximum(0.0, -np.expm1(self.budget.epsilon - self.grid))
             for request in self.menu if stages else ():
                 after = rule.after(request)
                 if after is not None:
@@ -166,8 +166,7 @@ class Game:
         if not request.bounded_ranges:
             return delta + (1 - delta) * self._two_points(value, epsilon, -epsilon)
         ends = np.linspace(0.1, 0.9, 5) * epsilon
-        best: Values = np.max([self._two_points(value, t, t - epsilon) for t in ends], axis=0)
-        return best
+        return np.asarray(np.max([self._two_points(value, t, t - epsilon) for t in ends], axis=0), np.float64)
 
     def _two_points(self, value: Values, more: float, less: float) -> Values:
         p = math.expm1(less) / math.expm1(less - more)  # of the upper point under P, as the ratios have mean 1 under Q

@@ -123,10 +123,10 @@ def _memory(pid: int) -> Iterator[bytes]:
             for at in range(start, stop, piece):
                 try:
                     memory.seek(at)
-                    pages = np.frombuffer(memory.read(min(piece + _PAGE, stop - at)), dtype=np.uint64)
+                    words = np.frombuffer(memory.read(min(piece + _PAGE, stop - at)), dtype=np.uint64)
                 except OSError:
                     break  # reserved and never used
-                pages = pages.reshape(-1, _PAGE // 8)
+                pages = words.reshape(-1, _PAGE // 8)
                 yield pages[pages.any(axis=1)].tobytes()
 
 

@@ -60,7 +60,8 @@ def captured(release: Release, exact: Values) -> tuple[list[float], int]:
         best = np.linalg.eigvalsh(exact)[::-1]
         vectors = found.components.components
         shares = [
-            captured_variance(vectors[:k], exact) * best[: len(vectors[:k])].sum() / best[:k].sum() for k in counts
+            float(captured_variance(vectors[:k], exact) * best[: len(vectors[:k])].sum() / best[:k].sum())
+            for k in counts
         ]
         return shares, len(found.left_out)
     return [0.0] * len(counts), exact.shape[0]

@@ -126,7 +126,11 @@ class FolderStorage:
         connection = sqlite3.connect(
             f"{self._path.absolute().as_uri()}?mode=rw", uri=True, timeout=WAIT_SECONDS, isolation_level=None
         )
-        connection.execute("PRAGMA synchronous=FULL")
+        try:
+            connection.execute("PRAGMA synchronous=FULL")
+        except BaseException:  # the file is no database: Python 3.13 warns of a connection that nobody closed
+            connection.close()
+            raise
         return connection
 
     @contextmanager

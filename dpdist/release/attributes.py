@@ -5,13 +5,14 @@ These are the attributes that :meth:`dpdist.release.artefact.Heading.attributes`
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+# From Python 3.14 on, names in the inherited annotations of a TypedDict are looked up here: NotRequired and Ratio
+from typing import Annotated, Any, NotRequired  # noqa: F401
 
 import msgspec
 from msgspec import Meta, Struct
 
 from dpdist._util.schemas import schema_of
-from dpdist.privacy.guarantee import GuaranteeJson, Neighbours
+from dpdist.privacy.guarantee import GuaranteeJson, Neighbours, Ratio  # noqa: F401
 from dpdist.release.coverage import Coverage
 from dpdist.rows.attributes import UnitAttributes
 from dpdist.rows.bounding import BoundJson

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import pytest
 import xarray
 import zarr
-from support.ingest_scene import refused, stored
+from support.ingest_scene import refused, stored, words_of, write_anndata_zarr
 
 from dpdist.errors import DataError
 from dpdist.ingest.table import ingest
@@ -112,9 +112,8 @@ def labels(path: Path) -> None:
     """Put a store of AnnData whose names unpack to gigabytes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with anndata.settings.override(zarr_write_format=2):
-            anndata.AnnData(np.ones((40, 4), np.float32)).write_zarr(path)
-    place = path / "var" / "_index"
+        write_anndata_zarr(path, anndata.AnnData(np.ones((40, 4), np.float32)), version=2)
+    place = words_of(path / "var" / "_index")
     about = json.loads((place / ".zarray").read_text())
     (place / ".zarray").write_text(json.dumps(about | {"compressor": {"id": "zlib", "level": 9}}))
     (place / "0").write_bytes(deflated(SIZE))
@@ -207,10 +206,9 @@ def test_a_codec_that_runs_what_it_unpacks_is_not_followed(tmp_path: Path, versi
     if version == 2:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with anndata.settings.override(zarr_write_format=2):
-                anndata.AnnData(np.ones((40, 4), np.float32)).write_zarr(tmp_path / "t.zarr")
+            write_anndata_zarr(tmp_path / "t.zarr", anndata.AnnData(np.ones((40, 4), np.float32)), version=2)
         (tmp_path / "t.zarr" / ".zmetadata").unlink(missing_ok=True)
-        place = tmp_path / "t.zarr" / "var" / "_index"
+        place = words_of(tmp_path / "t.zarr" / "var" / "_index")
         about = json.loads((place / ".zarray").read_text())
         # words packed as words, and then once more: what the library looks for is the first
         about |= {"filters": [*about["filters"], {"id": "pickle"}], "compressor": None}

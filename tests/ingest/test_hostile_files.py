@@ -27,7 +27,7 @@ import xarray
 import zarr
 from scipy import sparse
 from support.cli_scene import Call, start
-from support.ingest_scene import GENES, LAYOUTS, counts, refused, stored, write_h5ad
+from support.ingest_scene import GENES, LAYOUTS, counts, refused, stored, write_anndata_zarr, write_h5ad
 
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers import apart
@@ -336,19 +336,18 @@ def test_a_damaged_netcdf_file_is_told_in_one_sentence(tmp_path: Path) -> None:
         assert said.err == f"{said.message}\n"
 
 
-def store_of(path: Path, x: Any, *, version: int = 3, **others: Any) -> None:
+def store_of(path: Path, x: Any, *, version: Literal[2, 3] = 3, **others: Any) -> None:
     """Write an AnnData store with the library that defines it."""
     made = anndata.AnnData(x, **others)
     made.var_names = list(GENES)
-    with anndata.settings.override(zarr_write_format=version):
-        made.write_zarr(path)
+    write_anndata_zarr(path, made, version=version)
 
 
 @pytest.mark.parametrize("columns", [None, ["five", "BRCA1"]])
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_store_of_anndata_gives_x_and_never_a_matrix_made_of_it(
-    tmp_path: Path, layout: str, version: int, columns: list[str] | None
+    tmp_path: Path, layout: str, version: Literal[2, 3], columns: list[str] | None
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # anndata about the formats of zarr

@@ -47,6 +47,7 @@ from support.ingest_scene import (
     Table,
     refused,
     stored,
+    write_anndata_zarr,
     write_bed,
     write_pgen,
     write_vcf,
@@ -165,8 +166,10 @@ def write_anndata(layout: str) -> Callable[[Path, Table, Sequence[str]], None]:
     def write(path: Path, rows: Table, names: Sequence[str]) -> None:
         made = anndata.AnnData(LAYOUTS[layout](rows))
         made.var_names = list(names)
-        with anndata.settings.override(zarr_write_format=3):
-            quietly(lambda: made.write_zarr(path, chunks=(4, 5)) if path.suffix == ".zarr" else made.write_h5ad(path))
+        if path.suffix == ".zarr":
+            quietly(lambda: write_anndata_zarr(path, made, chunks=(4, 5)))
+        else:
+            quietly(lambda: made.write_h5ad(path))
 
     return write
 

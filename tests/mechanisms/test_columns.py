@@ -40,7 +40,7 @@ def test_a_row_adds_one_to_one_bin_of_each_column_whatever_it_holds(dtype: str) 
         rows = np.array(list(itertools.product(HOSTILE, HOSTILE[:6], HOSTILE[9:13]))).astype(dtype)
     for row in rows:
         alone = counting.of_columns(counts_of(counting, row[None]))
-        assert [(each.sum(), each.max(), each.min()) for each in alone] == [(1, 1, 0)] * 3
+        assert [tuple(map(int, (each.sum(), each.max(), each.min()))) for each in alone] == [(1, 1, 0)] * 3
         assert row.dtype.kind != "f" or not np.isnan(row[0]) or alone[0][LOG.bin_of(0.0)] == 1  # a NaN counts as 0
     # and it does so whatever the others are, in every chunking
     whole = counts_of(counting, rows)

@@ -211,7 +211,7 @@ def test_noise_has_the_covariance_psi_times_sigma_and_the_loss_is_gaussian(name:
     assert not passes(0.95 * white)  # the twin, with 5 % too little noise
     plain = symmetric_variances(values, two_sided=name != "mvg")[np.triu_indices(size)]
     assert not passes(sample.T / np.sqrt(plain)[:, None])  # and the one that forgets the directions
-    correlation = np.corrcoef(white)[np.triu_indices(6, 1)] * math.sqrt(count)
+    correlation = np.asarray(np.corrcoef(white))[np.triu_indices(6, 1)] * math.sqrt(count)
     assert np.abs(correlation).max() < stats.norm.isf(FALSE_ALARM / correlation.size / 2)
 
     # rows along the two directions of least noise: log density ratio of M + E against M' + E

@@ -24,12 +24,12 @@ def _few(rng: np.random.Generator) -> Rows:
 
 
 def _one_direction(rng: np.random.Generator) -> Rows:
-    rows: Rows = np.outer(rng.choice([-9.0, 9.0], MANY), rng.normal(size=COLUMNS))
+    rows: Rows = rng.choice([-9.0, 9.0], (MANY, 1)) * rng.normal(size=COLUMNS)
     return rows
 
 
 def _discrete(rng: np.random.Generator) -> Rows:
-    rows: Rows = rng.choice([0.0, 0.7], (MANY, COLUMNS))
+    rows: Rows = 0.7 * rng.integers(0, 2, (MANY, COLUMNS)).astype(np.float64)
     return rows
 
 

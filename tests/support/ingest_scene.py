@@ -6,7 +6,7 @@ import gzip
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anndata
 import numpy as np
@@ -100,6 +100,21 @@ def counts(rows: int = 40, seed: int = 0) -> Table:
     return found
 
 
+def write_anndata_zarr(
+    path: Path, made: anndata.AnnData, *, version: Literal[2, 3] = 3, chunks: tuple[int, int] | None = None
+) -> None:
+    """Write a store of AnnData in a version of Zarr, whichever anndata would take by itself."""
+    group = zarr.open_group(path, mode="w", zarr_format=version)
+    anndata.io.write_elem(group, "/", made)
+    if chunks is not None:
+        anndata.io.write_elem(group, "X", made.X, dataset_kwargs={"chunks": chunks})
+
+
+def words_of(folder: Path) -> Path:
+    """Return the array of words at a place of an AnnData store, which anndata 0.13 puts beside a mask of its own."""
+    return folder / "values" if (folder / "values").exists() else folder
+
+
 def write_h5ad(path: Path, x: Any, **others: Any) -> None:
     """Write a .h5ad file with the library that defines it."""
     made = anndata.AnnData(x, **others)
@@ -134,7 +149,7 @@ def write_pgen(path: Path, values: Table, names: list[str] | None = None, sample
     people, variants = values.shape
     with pgenlib.PgenWriter(str(path).encode(), people, variant_ct=variants, nonref_flags=False) as writer:
         for column in values.T:
-            writer.append_biallelic(np.where(column == 127, -9, column).astype(np.int8))
+            writer.append_biallelic(np.where(column == 127, -9, column.astype(np.int8)))
     sites = [f"7\t{100 + i}\t{names[i] if names else f'rs{i}'}\tA\tG" for i in range(variants)]
     path.with_suffix(".pvar").write_text("\n".join(["##by hand", "#CHROM\tPOS\tID\tREF\tALT", *sites]) + "\n")
     listed = ["#IID\tSEX", *(f"{name}\t0" for name in samples or [f"s{i}" for i in range(people)])]

@@ -12,6 +12,8 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
 import pytest
 from support.cli_scene import Call
 from support.folders import ROOT, STORED, unpack
@@ -129,7 +131,9 @@ def test_tables_hold_all_loadings_and_coefficients_to_the_bit(
     assert (shown.code, told.code) == (0, 0)
 
     def read(path: Path) -> pd.DataFrame:
-        return pd.read_csv(path, float_precision="round_trip") if kind == "csv" else pd.read_parquet(path)
+        if kind == "parquet":
+            return pd.read_parquet(path)
+        return pa.csv.read_csv(path).to_pandas()  # the floats of pandas 2 may be off by a bit
 
     names = ["'=1+1", "'@x", "a,b", 'q"t', "mass"] if kind == "csv" else HOSTILE
     found, model = read(loadings), dpdist.open_model(tmp_path / "m.zarr").components

@@ -169,15 +169,11 @@ class AnnData(Chunked):
         rows = self._checked.shape[0]
         with self._root() as root:
             column = root[label]
-            kind = column.attrs.get("encoding-type")
             names = None
-            if kind == "categorical":
-                names = [*chain.from_iterable(self._texts(column["categories"], label))]
+            if column.attrs.get("encoding-type") == "categorical":
+                names = [*chain.from_iterable(self._texts(self._without_mask(column["categories"], label), label))]
                 column = column["codes"]
-            elif kind in {"nullable-string-array", "nullable-integer"}:
-                if np.any(column["mask"][:]):
-                    raise DataError(_unsaid(self.path, label))
-                column = column["values"]
+            column = self._without_mask(column, label)
             if hasattr(column, "keys") or column.shape != (rows,):
                 raise DataError(f"{self.path}: {label} is not one name or whole number for each row. Choose another.")
             if names is None:
@@ -188,6 +184,14 @@ class AnnData(Chunked):
                 if codes.dtype.kind not in "iu" or not np.all((codes >= 0) & (codes < len(names))):
                     raise DataError(_unsaid(self.path, label))
                 yield [names[code] for code in codes.tolist()]
+
+    def _without_mask(self, column: Any, label: str) -> Any:
+        """Return the values of a column that may lack some, and lacks none; some versions store categories so, too."""
+        if column.attrs.get("encoding-type") not in {"nullable-string-array", "nullable-integer"}:
+            return column
+        if np.any(column["mask"][:]):
+            raise DataError(_unsaid(self.path, label))
+        return column["values"]
 
     def _texts(self, array: Any, label: str) -> Iterator[list[str]]:
         (count,) = array.shape

@@ -329,7 +329,7 @@ def _judged(blocks: Iterator[Rows]) -> Survey:
     rows, low, high, whole = 0, math.inf, -math.inf, True
     for block in blocks:
         rows += block.shape[0]
-        low, high = min(low, block.min()), max(high, block.max())
+        low, high = min(low, float(block.min())), max(high, float(block.max()))
         whole = whole and bool((block == np.trunc(block)).all())
     # from 2^53 on, the text may have been a whole number that float64 does not hold
     whole = whole and rows > 0 and max(-low, high) < 2**53
