@@ -3,19 +3,19 @@
     python -m workflows.coverage workflows/results/coverage.json
 
 **edge**: shares of draws of pure noise whose largest eigenvalue is beyond the edge that is said to hold with confidence
-.95, .99 and .999. ``before`` is what version 0.1.0 said: quantiles of Tracy and Widom for any number of columns.
+.95, .99 and .999.
 
-**cosine**: one component of known strength in noise, from none to six times the threshold. How often its squared cosine
-with the truth lies in the interval that is told, how often the component is beyond the edge, and then the mean of what
-is told and of what is true; over all draws, too. ``before`` is what version 0.1.0 told: wherever the eigenvalue was
-beyond the limit of the edge, the squared cosine of the limit. The component lies along an axis and, for entries that
-are not rotationally invariant, along the diagonal as well. Given a draw of the noise, with eigenvalues mu and squared
-entries w of the component in its eigenvectors, the eigenvalue that is seen solves ``sum w / (lambda - mu) = 1 /
-strength``: one eigendecomposition serves all strengths.
+**components**: exact spectra in units of ``s sqrt(d)``, s the deviation of an entry of the noise: nothing, a background
+that is no component, components alone, beside others and over a background. How often something is counted, and how
+many components; how many groups are told, the mean of what is told of them and of what is true, and the share of groups
+whose interval holds (stated: 0.9); and the mean share of the loadings of a draw that lie outside of their ends, of all
+and of the five largest of each component (stated: 0.1). A draw in which nothing is told has none outside. ``axis``: the
+exact components are columns; ``turned``: they are not. Where two components are equal, or there is nothing, and all the
+same something is told, it is wrong; that is part of these shares.
 
-**releases**: releases as the mechanisms draw them, of rows of which some are longer than the clip norm, their sums and
-private centring included: how often all exact eigenvalues (of the shortened rows) lie in their intervals, at both ends
-together, which is stated with 0.9, and how often the squared cosine of the first component does.
+**release**: releases as the mechanisms draw them, of rows of which some are longer than the clip norm, their sums and
+private centring included: how often all exact eigenvalues (of the clipped rows) lie in their intervals, at both ends
+together, which is stated with 0.9, and the share of groups whose squared cosine is where it is told to be.
 
 The file keeps what was measured: run it again to go on.
 """
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -35,10 +36,10 @@ import numpy.typing as npt
 from dpdist import Centring, Neighbours, PrivacyLoss, Release, ReleaseRequest
 from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
-from dpdist.pca.components import about_mean
-from dpdist.pca.eigen import top_eigenpairs
+from dpdist.pca.alignment import require_alignment
+from dpdist.pca.components import components
 from dpdist.pca.noise_edge import QUANTILES, NoiseLaw, law_of
-from dpdist.pca.scree import require_scree
+from dpdist.pca.overlap import Spectrum
 from dpdist.release.combine import combined
 from dpdist.release.coverage import Coverage
 from dpdist.rows.bounding import TRUNCATED
@@ -52,12 +53,21 @@ LAWS = (
 )  # fmt: skip
 SIZES = {1: 50_000, 2: 50_000, 5: 50_000, 8: 50_000, 20: 20_000, 50: 5_000, 100: 2_000}
 """Draws of pure noise for each number of columns."""
-COSINE_SIZES = {1: 4_000, 2: 4_000, 4: 4_000, 8: 3_000, 20: 1_500, 50: 500, 100: 250}
 NUCLEAR = {2: 1_000, 5: 1_000}
-FACTORS = (0.0, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0)
-"""Strengths over the threshold of the noise."""
-_TOLD = (0.0, 0.8, 1.0, 1.25, 2.0, 6.0)
-"""Those that the table has; the JSON file has all."""
+SPECTRA: dict[str, Callable[[int], Floats]] = {
+    "nothing": np.zeros,
+    "background 0 to 1": lambda d: np.linspace(1, 0, d),
+    "one of 3": lambda d: _over(d, 3),
+    "one of 1.5": lambda d: _over(d, 1.5),
+    "4 and 3.8": lambda d: _over(d, 4, 3.8),
+    "4 and 4": lambda d: _over(d, 4, 4),
+    "5, and 5 s less": lambda d: _over(d, 5, 5 - 5 / math.sqrt(d)),
+    "8/k": lambda d: 8 / np.arange(1, d + 1),
+    "one of 4 over 0 to 1": lambda d: np.concatenate([[4], np.linspace(1, 0, d - 1)]),
+    "10, 7, 5, 3.5, 2.5, 1.8 over .5": lambda d: np.array([10, 7, 5, 3.5, 2.5, 1.8, *[0.5] * (d - 6)]),
+}
+COMPONENT_LAWS = ("normal", "laplace", "two-sided-1", "frobenius")
+COMPONENT_SIZES = {2: 1000, 5: 1000, 20: 400, 60: 200, 200: 60}
 RELEASES = 200
 MECHANISMS = {
     "gaussian": "1e-6", "laplace": "0", "frobenius": "0", "wishart": "1e-6",
@@ -66,16 +76,20 @@ MECHANISMS = {
 _D, _N, _C = 8, 4000, 2.0
 
 
+def _over(size: int, *spikes: float) -> Floats:
+    return np.array([*spikes, *[0.0] * (size - len(spikes))])
+
+
 def law_named(name: str, size: int) -> NoiseLaw:
     """Return the law of a noise of :mod:`workflows.edge_table`."""
-    found = law_of(noise_named(name, size), size)
-    if found is None:
+    law = law_of(noise_named(name, size), size)
+    if law is None:
         raise AssertionError("every noise here has an edge")
-    return found
+    return law
 
 
 def edges(name: str, size: int, count: int) -> dict[str, Any]:
-    """Return the shares of draws of pure noise beyond the edge, before and now."""
+    """Return the shares of draws of pure noise beyond the edge, at three confidences."""
     law, random = law_named(name, size), np.random.default_rng([1, size])
     block = max(1, 2**20 // size**2)
     tops = [
@@ -86,61 +100,55 @@ def edges(name: str, size: int, count: int) -> dict[str, Any]:
     stated = [c for c in QUANTILES if c > 0.9]
     return {
         "part": "edge", "law": name, "d": size, "draws": count,
-        "before": {str(c): _share(top > law.edge + QUANTILES[c] * law.width) for c in stated},
-        "now": {str(c): _share(top > law.edge_at(c)) for c in stated},
+        "beyond": {str(c): _share(top > law.edge_at(c)) for c in stated},
     }  # fmt: skip
 
 
-def cosines(name: str, size: int, count: int, *, diagonal: bool) -> Iterator[dict[str, Any]]:
-    """Yield, for each strength, how often the squared cosine is where it is told to be."""
+def of_components(name: str, spectrum: str, size: int, count: int, *, turned: bool) -> dict[str, Any]:
+    """Return how often what is told of the components of a spectrum is true."""
     law, random = law_named(name, size), np.random.default_rng([2, size])
-    direction = np.full(size, size**-0.5) if diagonal else np.eye(size)[0]
-    mu, vectors = np.linalg.eigh(draws(name, size, count, random))
-    weights = np.einsum("i,nij->nj", direction, vectors) ** 2
-    near = np.linspace(min(mu[:, -1].min(), law.edge - 8 * law.width), 3 * law.edge, 1000)
-    grid = np.concatenate([near, np.linspace(3 * law.edge, 14 * law.edge, 200)[1:]])
-    told = np.array([law.cosine_of(value) for value in grid])
-    for factor in FACTORS:
-        strength = factor * law.threshold
-        seen, truth = spiked(mu, weights, strength)
-        value, low, high = (np.interp(seen, grid, told[:, i]) for i in range(3))
-        above, once = seen > law.edge_at(0.95), seen > law.edge
-        before = np.array([law.squared_cosine(law.strength(at)) for at in seen[once]])
-        value = np.where(above, value, 0.0)
-        yield {
-            "part": "cosine", "law": name, "along": "diagonal" if diagonal else "axis", "d": size, "draws": count,
-            "factor": factor,
-            "covered": _share((low <= truth + 1e-9) & (truth <= high + 1e-9)),
-            "above": _share(above), "told_above": _mean(value[above]), "true_above": _mean(truth[above]),
-            "told": _mean(value), "true": _mean(truth), "low": _mean(low), "high": _mean(high),
-            "above_before": _share(once), "told_above_before": _mean(before), "true_above_before": _mean(truth[once]),
-        }  # fmt: skip
-
-
-def spiked(mu: Floats, weights: Floats, strength: float) -> tuple[Floats, Floats]:
-    """Return the largest eigenvalue of noise plus a component, (n,), and the squared cosine of its vector with it.
-
-    Parameters
-    ----------
-    mu, weights
-        (n, d): eigenvalues of the noise, ascending, and the squared entries of the component in its eigenvectors.
-    strength
-        Of the component; 0: none.
-    """
-    if not strength:
-        return mu[:, -1], weights[:, -1]
-    low, high = mu[:, -1].copy(), mu[:, -1] + strength * (1 + 1e-12)
-    for _ in range(60):
-        middle = (low + high) / 2
-        beyond = (weights / np.maximum(middle[:, None] - mu, 1e-300)).sum(axis=1) < 1 / strength
-        high, low = np.where(beyond, middle, high), np.where(beyond, low, middle)
-    gaps = np.maximum(high[:, None] - mu, 1e-300)
-    return high, 1 / (strength**2 * (weights / gaps**2).sum(axis=1))
+    off = noise_named(name, size).variance_off_diagonal or 0.0
+    exact = np.sort(SPECTRA[spectrum](size))[::-1] * math.sqrt(size * off)
+    basis = np.linalg.qr(random.normal(size=(size, size)))[0] if turned else np.eye(size)
+    counts: list[int] = []
+    told: list[float] = []
+    true: list[float] = []
+    held, outside, far = 0, 0.0, 0.0
+    for noise in draws(name, size, count, random):
+        values, vectors = np.linalg.eigh((basis * exact) @ basis.T + noise)
+        values, vectors = values[::-1].copy(), vectors[:, ::-1]
+        released = Spectrum(values, np.full((size, size), off), law)
+        counts.append(released.counted())
+        overlap = basis.T @ vectors
+        every: list[float] = []
+        largest: list[float] = []
+        for group in released.groups(counts[-1]):
+            value, low, high = released.squared_cosine(group)
+            part = slice(group.start, group.stop)
+            truth = float((overlap[part, part] ** 2).sum()) / len(group)
+            held += low - 1e-12 <= truth <= high + 1e-12
+            told, true = [*told, value], [*true, truth]
+            i = group.start
+            ends = released.loadings(i, vectors) if len(group) == 1 else None
+            if ends is not None:
+                loading = basis[:, i] * np.sign(overlap[i, i])
+                missed = (loading < ends[:, 0]) | (ends[:, 1] < loading)
+                every.append(float(missed.mean()))
+                largest.append(float(missed[np.argsort(-np.abs(vectors[:, i]))[:5]].mean()))
+        outside += float(np.mean(every)) if every else 0.0
+        far += float(np.mean(largest)) if largest else 0.0
+    return {
+        "part": "components", "law": name, "spectrum": spectrum, "along": "turned" if turned else "axis", "d": size,
+        "draws": count, "something": _share(np.array(counts) > 0), "counted": _mean(np.array(counts, float)),
+        "groups": len(told), "told": _mean(np.array(told)), "true": _mean(np.array(true)),
+        "held": round(held / len(told), 4) if told else None, "outside": round(outside / count, 4),
+        "largest": round(far / count, 4),
+    }  # fmt: skip
 
 
 def releases(mechanism: str, epsilon: str, *, terms: int, centring: Centring) -> dict[str, Any]:
     """Release rows of known components, some longer than the clip norm, and see what is told of them."""
-    whole = both = inside = above = 0
+    whole = both = held = groups = something = 0
     random = np.random.default_rng(3)
     for _ in range(RELEASES):
         made = [_release(mechanism, epsilon, i, centring, random) for i in range(terms)]
@@ -152,18 +160,22 @@ def releases(mechanism: str, epsilon: str, *, terms: int, centring: Centring) ->
             mean = exact[:_D, -1] * total.bound.unit / (total.bound.constant * count)
             truth -= np.outer(mean, mean)
         values, vectors = np.linalg.eigh(truth)
-        at, seen = top_eigenpairs(about_mean(total).matrix(total.second_moment), _D)
-        found = require_scree(total, at)
-        low, high = found.intervals.T
+        found = components(total, _D)
+        told = require_alignment(total, found)
+        low, high = told.intervals.T
         lower, upper = np.all(low <= values[::-1] + 1e-12), np.all(values[::-1] <= high + 1e-12)
         whole, both = whole + bool(lower and upper), both + int(lower) + int(upper)
-        cosine = float(seen[0] @ vectors[:, -1]) ** 2
-        inside += bool(found.cosine_intervals[0, 0] <= cosine <= found.cosine_intervals[0, 1])
-        above += found.above > 0
+        overlap = (found.components @ vectors[:, ::-1]) ** 2
+        for group in told.groups:
+            part = slice(group.start, group.stop)
+            cosine = float(overlap[part, part].sum()) / len(group)
+            ends = told.cosine_intervals[group.start]
+            held, groups = held + bool(ends[0] - 1e-12 <= cosine <= ends[1] + 1e-12), groups + 1
+        something += told.counted > 0
     return {
         "part": "release", "mechanism": mechanism, "epsilon": epsilon, "terms": terms, "centring": centring.value,
         "releases": RELEASES, "both_ends": whole / RELEASES, "each_end": both / RELEASES / 2,
-        "cosine": inside / RELEASES, "above": above / RELEASES,
+        "groups": groups, "held": round(held / groups, 4) if groups else None, "something": something / RELEASES,
     }  # fmt: skip
 
 
@@ -205,62 +217,54 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Return the results as tables for people."""
     lines = ["# Coverage of what is said of components", "", "`workflows/coverage.py` says what is what.", ""]
     lines += ["## Pure noise beyond the edge", ""]
-    lines += ["| law | d | draws | before .05 | .01 | .001 | now .05 | .01 | .001 |"]
-    lines += ["| --- " * 9 + "|"]
+    lines += ["| law | d | draws | .05 | .01 | .001 |", "| --- " * 6 + "|"]
     for row in (r for r in rows if r["part"] == "edge"):
-        told = " | ".join(f"{row[when][c]:.4f}" for when in ("before", "now") for c in row["now"])
+        told = " | ".join(f"{share:.4f}" for share in row["beyond"].values())
         lines.append(f"| {row['law']} | {row['d']} | {row['draws']} | {told} |")
-    heads = ("law", "along", "d", "strength", "covered", "above", "told", "true", "above before", "told", "true")
-    lines += ["", "## Squared cosines", ""]
-    lines += ["Strength in thresholds; told and true: means where the component is above the edge.", ""]
+    heads = (
+        "law", "spectrum", "along", "d", "draws", "something", "counted", "groups", "told", "true", "held", "outside",
+        "largest",
+    )  # fmt: skip
+    lines += ["", "## Components", ""]
     lines += ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
-    for row in (r for r in rows if r["part"] == "cosine" and r["factor"] in _TOLD):
-        cells = [row["law"], row["along"], row["d"], row["factor"], f"{row['covered']:.4f}"]
-        for suffix in ("", "_before"):
-            cells += [row["above" + suffix], row["told_above" + suffix], row["true_above" + suffix]]
-        lines.append("| " + " | ".join("" if cell is None else str(cell) for cell in cells) + " |")
-    lines += ["", "## Releases of shortened rows, 8 columns", ""]
-    lines += ["| mechanism | epsilon | terms | centring | all intervals | each end | squared cosine | above |"]
-    lines += ["| --- " * 8 + "|"]
+    for row in (r for r in rows if r["part"] == "components"):
+        lines.append("| " + " | ".join("" if row[head] is None else str(row[head]) for head in heads) + " |")
+    lines += ["", "## Releases of clipped rows, 8 columns", ""]
+    lines += ["| mechanism | epsilon | terms | centring | all intervals | each end | something | groups | held |"]
+    lines += ["| --- " * 9 + "|"]
     for row in (r for r in rows if r["part"] == "release"):
-        told = " | ".join(f"{row[key]:.3f}" for key in ("both_ends", "each_end", "cosine", "above"))
+        told = " | ".join(str(row[key] or "") for key in ("both_ends", "each_end", "something", "groups", "held"))
         lines.append(f"| {row['mechanism']} | {row['epsilon']} | {row['terms']} | {row['centring']} | {told} |")
     return "\n".join(lines) + "\n"
 
 
-_KEYS = ("part", "law", "along", "d", "mechanism", "epsilon", "terms", "centring")
+_KEYS = ("part", "law", "spectrum", "along", "d", "mechanism", "epsilon", "terms", "centring")
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row.get(key) for key in _KEYS)
 
 
-def _work() -> Iterator[tuple[tuple[Any, ...], Callable[[], list[dict[str, Any]]]]]:
+def _work() -> Iterator[tuple[tuple[Any, ...], Callable[[], dict[str, Any]]]]:
     """Yield what there is to measure: what its rows are told apart by, and what makes them."""
-    for name in LAWS:
-        for size, count in (NUCLEAR if name == "nuclear" else SIZES).items():
-            yield _key({"part": "edge", "law": name, "d": size}), partial(_edges, name, size, count)
-        for along in ("axis", *(["diagonal"] if name == "laplace" else [])):
-            for size, count in (NUCLEAR if name == "nuclear" else COSINE_SIZES).items():
-                key = _key({"part": "cosine", "law": name, "along": along, "d": size})
-                yield key, partial(_cosines, name, size, count, along)
+    for name in COMPONENT_LAWS:
+        for size, count in COMPONENT_SIZES.items():
+            for spectrum in (each for each in SPECTRA if size > 6 or "2.5" not in each):
+                for turned in (False, True):
+                    key = {"law": name, "spectrum": spectrum, "along": "turned" if turned else "axis", "d": size}
+                    work = partial(of_components, name, spectrum, size, count, turned=turned)
+                    yield _key({"part": "components"} | key), work
     for mechanism in MECHANISMS:
         for epsilon in ("0.02", "0.1", "4"):
             for terms, centring in ((1, Centring.NONE), (3, Centring.NONE), (1, Centring.PRIVATE)):
-                told = {"mechanism": mechanism, "epsilon": epsilon, "terms": terms, "centring": centring.value}
-                yield _key({"part": "release"} | told), partial(_releases, mechanism, epsilon, terms, centring)
-
-
-def _edges(name: str, size: int, count: int) -> list[dict[str, Any]]:
-    return [edges(name, size, count)]
-
-
-def _cosines(name: str, size: int, count: int, along: str) -> list[dict[str, Any]]:
-    return list(cosines(name, size, count, diagonal=along == "diagonal"))
-
-
-def _releases(mechanism: str, epsilon: str, terms: int, centring: Centring) -> list[dict[str, Any]]:
-    return [releases(mechanism, epsilon, terms=terms, centring=centring)]
+                key = {"mechanism": mechanism, "epsilon": epsilon, "terms": terms, "centring": centring.value}
+                yield (
+                    _key({"part": "release"} | key),
+                    partial(releases, mechanism, epsilon, terms=terms, centring=centring),
+                )
+    for name in LAWS:
+        for size, count in (NUCLEAR if name == "nuclear" else SIZES).items():
+            yield _key({"part": "edge", "law": name, "d": size}), partial(edges, name, size, count)
 
 
 def main() -> None:
@@ -269,16 +273,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     out: Path = parser.parse_args().out
     rows: list[dict[str, Any]] = json.loads(out.read_text()) if out.exists() else []
-
-    def keep(found: list[dict[str, Any]]) -> None:
-        rows.extend(found)
-        out.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-        out.with_suffix(".md").write_text(table(rows))
-
     known = {_key(row) for row in rows}
     for key, work in _work():
         if key not in known:
-            keep(work())
+            rows.append(work())
+            out.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+            out.with_suffix(".md").write_text(table(rows))
 
 
 if __name__ == "__main__":

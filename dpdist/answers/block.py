@@ -22,8 +22,8 @@ import numpy.typing as npt
 from dpdist.errors import DataError, DrownedError, UsageError
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.naming import parameter
+from dpdist.pca.alignment import entry_variances
 from dpdist.pca.noise_edge import NoiseLaw, law_of
-from dpdist.pca.scree import entry_variances
 from dpdist.release.artefact import Release
 from dpdist.triangle import TILE
 

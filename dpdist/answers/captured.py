@@ -34,9 +34,9 @@ from dpdist.answers.regression import NORMAL
 from dpdist.answers.shrinkage import excess_variance
 from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import parameter
+from dpdist.pca.alignment import counted_components, noise_law
 from dpdist.pca.components import Components, about_mean
 from dpdist.pca.noise_edge import NoiseLaw
-from dpdist.pca.scree import above_noise, noise_law
 from dpdist.release.artefact import Release
 
 Matrix = npt.NDArray[np.float64]
@@ -156,8 +156,8 @@ def captured(release: Release, found: Components) -> Captured | None:
 def holding(release: Release, share: float) -> Components:
     """Return the fewest components of a release that hold a share of the variance for sure.
 
-    The lower end of the interval of their share decides: it is not below what was asked for. None are taken that do not
-    stand above the noise.
+    The lower end of the interval of their share decides: it is not below what was asked for. None are taken that
+    cannot be told from noise.
 
     Parameters
     ----------
@@ -172,14 +172,14 @@ def holding(release: Release, share: float) -> Components:
         If the share is not between 0 and 1, nothing is known of the noise of the release, or it is too large for
         memory.
     DrownedError
-        If the components that stand above the noise do not hold so much for sure.
+        If the components that can be told from noise do not hold so much for sure.
     """
     if not 0 < share < 1:
         raise UsageError(f"A share of the variance is between 0 and 1, not {share:g}.", parameter="components")
     instead = f"pass their number ({parameter('components', 'K')})"
     if not release.in_memory:
         raise UsageError(f"The release is too large for memory to tell a share of its variance: {instead}.")
-    seen = above_noise(release)
+    seen = counted_components(release)
     told = captured(release, seen)
     if told is None:
         raise DrownedError(f"This release tells no share of its variance, as far as the noise lets see: {instead}.")
@@ -188,7 +188,7 @@ def holding(release: Release, share: float) -> Components:
     if not enough.size:
         count = len(low)
         raise DrownedError(
-            f"A share of {share:g} of the variance was asked for. The {count} components that stand above the noise "
+            f"A share of {share:g} of the variance was asked for. The {count} components that can be told from noise "
             f"hold {math.floor(1000 * low.max()) / 1000:g} for sure, the lower end of an interval of 95 %. Ask for "
             f"less, or {instead}. A larger epsilon or more rows let more be seen."
         )

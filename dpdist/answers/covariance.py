@@ -41,10 +41,10 @@ from dpdist.answers.regression import NORMAL
 from dpdist.answers.shrinkage import Shrinkage, optimal, within_trace
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
+from dpdist.pca.alignment import noise_reach
 from dpdist.pca.components import AboutMean, about_mean
 from dpdist.pca.correlation import ABOVE, evidence, require_centre
 from dpdist.pca.noise_edge import law_of
-from dpdist.pca.scree import scree
 from dpdist.release.artefact import Release
 from dpdist.release.scaling import cure, weightless
 
@@ -67,7 +67,7 @@ class Covariance:
     shrinkage
         What made the one of the other.
     seen
-        How many directions vary more than the edge of the noise; None where nobody knows it.
+        How many directions vary more than noise alone would; None where the law of the noise is not known.
     distance
         How far ``matrix`` is from the exact one, relative to it, in Frobenius norm and in the units of the bounded
         rows: an estimate, from 0 to 1. None unless it is shrunk by ``OPTIMAL``.
@@ -235,7 +235,7 @@ def covariance(
     squared = np.outer(scale, scale)[np.ix_(known, known)]
     location = np.full(d, np.nan)
     location[known] = centre[known] + scale[known] * about.mean
-    edge = scree(release, about.mean[:0])
+    reach = noise_reach(release)
     return Covariance(
         location=location,
         matrix=spread_out(matrix * squared, known, d),
@@ -243,7 +243,7 @@ def covariance(
         errors=None if errors is None else spread_out(errors * squared, known, d),
         correlation_errors=None if correlations is None else spread_out(correlations, known, d),
         shrinkage=shrinkage,
-        seen=None if edge is None else int((np.linalg.eigvalsh(released) > edge.edge).sum()),
+        seen=None if reach is None else int((np.linalg.eigvalsh(released) > reach).sum()),
         distance=distance,
         known=known,
     )

@@ -12,9 +12,8 @@ from dpdist.cli.options import LOCAL, PLACE, cluster_options, json_option, share
 from dpdist.cli.tables import KINDS, kind_of, write_table
 from dpdist.cli.words import answer
 from dpdist.errors import UsageError
+from dpdist.pca.alignment import alignment, loadings_json, loadings_table, require_alignment
 from dpdist.pca.correlation import correlation as correlation_of
-from dpdist.pca.loadings import intervals_of, loadings_json, loadings_table
-from dpdist.pca.scree import require_scree, scree
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.scores import project_rows, scores_words
@@ -34,15 +33,14 @@ from dpdist.storage.store import AnyStore
     required=True,
     metavar="K|SHARE|auto",
     help="Number of principal components; the share of the variance that they hold for sure, such as 0.9; or auto: "
-    "those that stand above the noise at confidence 0.95.",
+    "those that can be told from noise.",
 )
 @click.option(
     "--correlation",
     is_flag=True,
-    help="Components of the correlation matrix: of columns standardised by what was released, without drowned ones. "
-    "Takes K or SHARE.",
+    help="Components of the correlation matrix: of columns standardised by what was released, without drowned ones.",
 )
-@click.option("--plot", type=LOCAL, help="Draw the eigenvalues over the edge of the noise to this picture.")
+@click.option("--plot", type=LOCAL, help="Draw the eigenvalues, and what noise alone stays below, to this picture.")
 @click.option(
     "--table", "out", type=PLACE, help="Write all loadings with their ends to this .csv or .parquet file too."
 )
@@ -66,17 +64,14 @@ def pca(
     )
     found = fitted.components
     standardised = correlation_of(opened, len(found.components)) if correlation else None
-    seen = None if found.eigenvalues is None or correlation else scree(opened, found.eigenvalues)
-    ends = None if seen is None else intervals_of(opened, found, seen)
-    held = None if seen is None or len(opened.names) > WIDE else captured(opened, found)
+    told = standardised.alignment if standardised else alignment(opened, found)
+    ends = None if told is None else told.loadings
+    held = None if correlation or told is None or len(opened.names) > WIDE else captured(opened, found)
     lengths = shortened(opened)
     if plot is not None:
-        draw_scree(require_scree(opened, found.eigenvalues), plot)
+        draw_scree(require_alignment(opened, found), plot)
     if out is not None:
-        write_table(
-            out, loadings_table(found, standardised.loadings if standardised else ends, opened.names), opened,
-            "table of loadings",
-        )  # fmt: skip
+        write_table(out, loadings_table(found, ends, opened.names), opened, "table of loadings")
     value = {
         "model": str(model),
         "fresh": fresh,
@@ -86,10 +81,10 @@ def pca(
         "eigenvalues_per_row": found.per_row,
         "cautions": list(opened.cautions),
         "shortened": lengths.to_json(),
-        **({} if seen is None else seen.to_json()),
+        **({} if told is None else told.to_json()),
         **({} if held is None else held.to_json()),
         **({} if standardised is None else standardised.to_json()),
-        **loadings_json(found.components, standardised.loadings if standardised else ends, opened.names),
+        **loadings_json(found.components, ends, opened.names),
         **blindly_scaled_json(opened),
     }
     largest = "" if found.eigenvalues is None else f", largest eigenvalue {found.eigenvalues[0]:.6g}"
@@ -98,7 +93,7 @@ def pca(
         warning = f" {opened.status.upper()}: do not publish it."
     before = "" if fresh else ", written before and left alone"
     words = f"{model}: {counted(len(found.components), 'component')}{largest}{before}.{warning}"
-    table = "" if seen is None else f"\n{text.above_noise(seen)}"
+    table = "" if told is None else f"\n{text.alignment(told)}"
     if ends is not None and (largest := text.loadings(found.components, ends, opened.names)):
         table += f"\n{largest}"
     table += "" if held is None else f"\n{wrapped(held.words())}"

@@ -112,7 +112,7 @@ def forecast_command(
     arithmetic: str | None, plot: Path | None, cluster: bool, dtype: str, workers: tuple[int, ...], memory: float,
     bandwidth: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Forecast what a budget buys: how large the noise is, and which components stand above it. Free.
+    """Forecast what a budget buys: how large the noise is, and which components are told from it. Free.
 
     With --cluster, also forecast the tasks, the bytes that are read and sent, the memory of a worker and of the trusted
     node, and the time of an ingest, of one read and of a release. The time is for cores like this one, and processes

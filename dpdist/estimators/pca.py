@@ -38,11 +38,11 @@ from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import LedgerAddressGiven
 from dpdist.ledger.budget import Budget
 from dpdist.naming import naming, parameter, step
+from dpdist.pca.alignment import Alignment, alignment, counted_components, require_law
 from dpdist.pca.components import Components, components, total_variance
 from dpdist.pca.correlation import Correlation
 from dpdist.pca.correlation import correlation as correlation_of
 from dpdist.pca.projection import Projector, scores_in_memory
-from dpdist.pca.scree import Scree, above_noise, require_edge, scree
 from dpdist.pipeline.components import components_of
 from dpdist.privacy.guarantee import Number
 from dpdist.release.artefact import Release, open_release
@@ -63,14 +63,14 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     Parameters
     ----------
     n_components : int, float or "auto", default "auto"
-        Number of components k, or ``"auto"``: those that stand above the noise of the release, at confidence 0.95. Or,
+        Number of components k, or ``"auto"``: those that can be told from the noise of the release. Or,
         between 0 and 1, the share of the variance that they shall hold: the fewest of which the lower end of the
         interval of that share is not below it.
     correlation : bool, default False
         Whether to take components of the correlation matrix: of columns that are standardised by what was released
         (``scale_`` is their deviation then), without those that do not stand above the noise, which ``left_out_``
-        names. It needs a number of components or a share, and a ``centre`` or ``scale="private"``; scores are not
-        whitened, and have no likelihood. The same as ``dpdist pca --correlation``, and free.
+        names. It needs a ``centre`` or ``scale="private"``; scores are not whitened, and have no likelihood. The same
+        as ``dpdist pca --correlation``, and free.
     whiten : bool, default False
         Whether ``transform`` divides the scores by the square roots of ``score_variances_``, so that they vary by about
         1. Refused where the noise lets one of these be 0.
@@ -139,7 +139,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     explained_variance_ratio_ : ndarray or None
         (k,) float64, from 0 to 1, with a sum of at most 1: each eigenvalue without what the noise adds to it, over
         the trace of the released matrix, which is repaired where noise made it smaller than their sum. 0 where the
-        eigenvalue is not beyond the edge of the noise; where no edge is known, eigenvalues as released. None where
+        component is not told from noise; where the law of the noise is not known, eigenvalues as released. None where
         no matrix was released. Of correlations: over the number of columns that were not left out.
     explained_variance_ratio_intervals_ : ndarray or None
         (k, 2): of correlations, where these lie as far as noise goes (:mod:`dpdist.pca.correlation`); else None.
@@ -157,14 +157,17 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     captured_variance_ratio_, captured_variance_ratio_interval_ : float, ndarray or None
         Share of the variance of the shortened rows that the k components hold together, and (2,) its interval.
     n_above_noise_ : int or None
-        How many of the k components stand above the noise of the release, at confidence 0.95. If these are not all, a
-        :class:`dpdist.DrownedWarning` says so. None where the edge of the noise is not known.
+        How many of the k components can be told from the noise of the release, and from what else the table holds. If
+        these are not all, a :class:`dpdist.DrownedWarning` says so. None where the law of the noise is not known.
+    component_groups_ : tuple of range or None
+        The components that can be told from noise, counted from 0, in groups of those that cannot be told from one
+        another; nearly always of one component each. None likewise.
     squared_cosines_ : ndarray or None
-        (k,) float64: the expected squared cosine of each component with the true one, if no other is about as strong;
-        0 where its eigenvalue is not beyond the edge of the noise. None where the edge is not known.
+        (k,) float64: how well each component is aligned with the exact one, 1 for the same direction; of a group of
+        several, the mean squared cosine of the space that they span. NaN of components that cannot be told from noise.
+        None likewise.
     squared_cosine_intervals_ : ndarray or None
-        (k, 2) float64: the squared cosine of each lies between these in at least 95 of 100 releases, under the same
-        condition, however strong the component is; from 0 for one that may be noise. None where the edge is not known.
+        (k, 2) float64: the squared cosine of each lies between these in nine of ten releases or more; NaN likewise.
     guarantee_ : Guarantee
         What is proved of this release.
     release_ : Release
@@ -207,8 +210,8 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     References
     ----------
-    Dwork, Talwar, Thakurta & Zhang 2014; Balle & Wang 2018; Benaych-Georges & Nadakuditi 2011 (which components stand
-    above the noise: :mod:`dpdist.pca.noise_edge`). What is proved of each mechanism stands in its module
+    Dwork, Talwar, Thakurta & Zhang 2014; Balle & Wang 2018; Biane 1998 (how well components are aligned with the exact
+    ones: :mod:`dpdist.pca.overlap`). What is proved of each mechanism stands in its module
     (:mod:`dpdist.mechanisms`).
 
     Examples
@@ -305,7 +308,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         Raises
         ------
         UsageError
-            If there are not so many components, none stands above the noise, those that do hold no such share for
+            If there are not so many components, none is told from noise, those that are hold no such share for
             sure, or they cannot be whitened.
         RefusedError
             If the release is not private as claimed.
@@ -314,10 +317,10 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         """
         with naming(ESTIMATORS):
             count = _count(n_components)
-            correlated.require_kind(correlation, whiten, count)
+            correlated.require_kind(correlation, whiten)
             if correlation:
                 opened = release if isinstance(release, Release) else open_release(release)
-                found: Components | Correlation = correlation_of(opened, correlated.known(count))
+                found: Components | Correlation = correlation_of(opened, count)
             elif not isinstance(release, Release):
                 opened, found = components_of(release, count, cluster=cluster)
             elif release.in_memory:
@@ -350,7 +353,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         Raises
         ------
         UsageError
-            If parameters make no sense. After the release, if no component stands above the noise: ``release_`` is
+            If parameters make no sense. After the release, if no component can be told from noise: ``release_`` is
             there then, and :meth:`from_release` takes as many components of it as wanted.
         RefusedError
             If the budget does not suffice, the mechanism's claim is not proved, or delta is not below 1/n.
@@ -360,8 +363,10 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         with naming(ESTIMATORS):
             count = _count(self.n_components)
             number = _number(count)
-            correlated.require_kind(self.correlation, self.whiten, count)
-            check = partial(_require_correlated if self.correlation else _require_components, count=number)
+            correlated.require_kind(self.correlation, self.whiten)
+            check = partial(_require_components, count=number)
+            if self.correlation:  # a share of the variance needs no law of the noise
+                check = partial(_require_correlated, count=1 if isinstance(count, float) else number)
             release = released(self, X, check, number)
             try:
                 self._learn(*self._components_of(release, X, count))
@@ -544,14 +549,14 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     def _facts(self) -> dict[str, object]:
         facts = facts_of(self)
         if hasattr(self, "components_"):
-            facts |= {"components": self.n_components_, "above the noise": self.n_above_noise_}
+            facts |= {"components": self.n_components_, "told from noise": self.n_above_noise_}
         return facts
 
     def _components_of(
         self, release: Release, given: object, count: float | None
     ) -> tuple[Release, Components | Correlation]:
         if self.correlation:
-            return release, correlation_of(release, correlated.known(count))
+            return release, correlation_of(release, count)
         rows = rows_at(given)
         if release.in_memory or rows is None:
             return release, _taken(release, count)
@@ -566,19 +571,22 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         self.n_components_ = int(found.components.shape[0])
         self.mean_, self.scale_ = found.mean, found.scale
         self.explained_variance_ = found.eigenvalues if found.per_row else None
-        seen = None if found.eigenvalues is None or standardised else scree(release, found.eigenvalues)
-        self.explained_variance_ratio_ = standardised.shares if standardised else _shares(release, found, seen)
+        told = standardised.alignment if standardised else alignment(release, found)
+        self.explained_variance_ratio_ = standardised.shares if standardised else _shares(release, found, told)
         self.explained_variance_ratio_intervals_ = standardised.intervals if standardised else None
         self.left_out_: tuple[str, ...] = standardised.left_out if standardised else ()
-        self.n_above_noise_: int | None = None if seen is None else seen.above
-        self.squared_cosines_: Matrix | None = None if seen is None else seen.squared_cosines
-        self.squared_cosine_intervals_: Matrix | None = None if seen is None else seen.cosine_intervals
+        self.n_above_noise_: int | None = None if told is None else min(told.counted, self.n_components_)
+        self.component_groups_: tuple[range, ...] | None = None
+        if told is not None:
+            self.component_groups_ = tuple(group for group in told.groups if group.start < self.n_components_)
+        self.squared_cosines_: Matrix | None = None if told is None else told.squared_cosines
+        self.squared_cosine_intervals_: Matrix | None = None if told is None else told.cosine_intervals
         asked = self.whiten or isinstance(_count(self.n_components), float)
         known = not standardised and (asked or release.bound.columns <= WIDE)
         held = captured(release, found) if known else None
         likelihood.tell(self, found, held)
-        if seen is not None and seen.above < self.n_components_:
-            _warn_of_drowned(seen.above, self.n_components_)
+        if told is not None and told.counted < self.n_components_:
+            _warn_of_drowned(told.counted, self.n_components_)
 
 
 def _count(n_components: object) -> float | None:
@@ -589,13 +597,13 @@ def _count(n_components: object) -> float | None:
     if isinstance(n_components, bool) or not isinstance(n_components, numbers.Integral) or n_components < 1:
         raise UsageError(
             f"n_components is a number of at least 1, a share of the variance between 0 and 1, or {AUTO!r}: those that "
-            "stand above the noise."
+            "can be told from noise."
         )
     return int(n_components)
 
 
 def _require_correlated(request: ReleaseRequest, columns: int, *, count: int | None) -> None:
-    _require_components(request, columns, count=count or 1)  # a share needs no number
+    _require_components(request, columns, count=count)
     correlated.require_release(request)
 
 
@@ -610,20 +618,20 @@ def _require_components(request: ReleaseRequest, columns: int, *, count: int | N
     Raises
     ------
     UsageError
-        If there are not so many columns, or the noise has no known edge and the number is left to it.
+        If there are not so many columns, or the noise has no known law and the number is left to it.
     """
     if count is None:
-        require_edge(request, columns)
+        require_law(request, columns)
     elif count > columns:
         raise UsageError(f"{count} components were asked for ({parameter('components')}), and X has {columns} columns.")
 
 
-def _shares(release: Release, found: Components, seen: Scree | None) -> Matrix | None:
+def _shares(release: Release, found: Components, told: Alignment | None) -> Matrix | None:
     """Return which share of the total variance each component explains, from 0 to 1; None where nothing is known."""
     trace = total_variance(release)
     if found.eigenvalues is None or trace is None:
         return None
-    values = np.maximum(found.eigenvalues, 0) if seen is None else seen.strengths
+    values = np.maximum(found.eigenvalues, 0) if told is None else np.nan_to_num(told.strengths)
     # the exact trace is no smaller than the sum of some of its eigenvalues; noise alone makes it so, or negative
     whole = max(trace, float(values.sum()))
     shares: Matrix = values / whole if whole > 0 else np.zeros_like(values)
@@ -637,8 +645,8 @@ def _warn_of_drowned(above: int, count: int) -> None:
         else f"Take a larger epsilon, more rows or fewer columns: {step('forecast')} says what would be needed."
     )
     warnings.warn(
-        f"{count - above} of {count} components do not stand above the noise of the release, and may point anywhere: "
-        f"squared_cosines_ tells how well each one points. {rest}",
+        f"{count - above} of {count} components cannot be told from the noise of the release, and may point anywhere: "
+        f"squared_cosines_ says how well each of the others points. {rest}",
         DrownedWarning,
         stacklevel=3,
     )
@@ -647,7 +655,7 @@ def _warn_of_drowned(above: int, count: int) -> None:
 def _taken(release: Release, count: float | None) -> Components:
     if isinstance(count, float):
         return holding(release, count)
-    return above_noise(release) if count is None else components(release, count)
+    return counted_components(release) if count is None else components(release, count)
 
 
 def _rows_of_scores(scores: npt.NDArray[np.generic], mean: Matrix, scale: Matrix, components: Matrix) -> Matrix:

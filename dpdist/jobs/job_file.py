@@ -124,9 +124,9 @@ class Job:
     choices: Choices = field(default_factory=Choices)
 
     @property
-    def needs_edge(self) -> bool:
-        """Whether the number of components follows from where the noise ends."""
-        return not isinstance(self.components, int) and not self.correlation
+    def needs_law(self) -> bool:
+        """Whether the number of components follows from the law of the noise."""
+        return self.components is None or not (isinstance(self.components, int) or self.correlation)
 
 
 def read_job(
@@ -416,8 +416,6 @@ def _unfit_factorisation(release: Release) -> Iterator[str]:
 def _unfit_components(sections: Sections) -> Iterator[str]:
     if sections.project is not None and sections.pca is None:
         yield "[project] needs [pca]."
-    if sections.pca is not None and sections.pca.correlation and sections.pca.components == "auto":
-        yield "[pca] correlation needs a number of components, or a share."
 
 
 def _unfit_for_schema(rows: Rows) -> Iterator[str]:

@@ -38,7 +38,7 @@ from dpdist.jobs.totals import conclude
 from dpdist.ledger.balance import Balance
 from dpdist.ledger.state import State
 from dpdist.naming import parameter
-from dpdist.pca.scree import require_edge
+from dpdist.pca.alignment import require_law
 from dpdist.pipeline import release
 from dpdist.pipeline.histograms import draw_alone
 from dpdist.pipeline.release import Outcome
@@ -226,8 +226,8 @@ def _release(
     nodes = [(node, series.path_of(periods, node)) for node in series.plan.released(len(periods))]
     if len(periods) < closed:  # published on an earlier night
         nodes = [(node, target) for node, target in nodes if target.name not in there]
-    if nodes and series.job.model is not None and series.job.needs_edge:
-        require_edge(series.request, len(series.columns))
+    if nodes and series.job.model is not None and series.job.needs_law:
+        require_law(series.request, len(series.columns))
     fresh = []
     for number, (node, target) in enumerate(nodes):
         span = series.span(node)

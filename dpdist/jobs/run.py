@@ -14,7 +14,7 @@ from dpdist.ingest.opening import open_rows
 from dpdist.ingest.sources import SourceLocation
 from dpdist.jobs import periodic
 from dpdist.jobs.job_file import Job
-from dpdist.pca.scree import require_edge
+from dpdist.pca.alignment import require_law
 from dpdist.pipeline import budget, register, release
 from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.release import Outcome
@@ -81,7 +81,7 @@ def require_components(job: Job, table: RowsTable) -> None:
     Raises
     ------
     UsageError
-        If there are not so many columns, or those above noise are asked for and no edge of it is known.
+        If there are not so many columns, or they are left to the noise, of which no law is known.
     """
     if job.components is not None and job.components > table.columns:
         raise UsageError(
@@ -89,8 +89,8 @@ def require_components(job: Job, table: RowsTable) -> None:
             f"ask for {table.columns} or fewer.",
             parameter="components",
         )
-    if job.model is not None and job.needs_edge:
-        require_edge(job.request, table.columns)
+    if job.model is not None and job.needs_law:
+        require_law(job.request, table.columns)
 
 
 def _unit_words(unit: Unit | None) -> str:

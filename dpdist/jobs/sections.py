@@ -245,8 +245,8 @@ class Pca(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Components,
         _key(
             "Number of components; or below 1 the share of the variance that they hold for sure; or auto: those that "
-            "stand above the noise.",
-            'a whole number of at least 1, a share of the variance such as 0.9, or "auto": those that stand above the '
+            "can be told from noise.",
+            'a whole number of at least 1, a share of the variance such as 0.9, or "auto": those that can be told from '
             "noise",
         ),
     ]

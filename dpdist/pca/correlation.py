@@ -31,17 +31,18 @@ approximation. Of six correlated columns it held in 94 to 97 % of 600 releases, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import parameter, step
+from dpdist.pca.alignment import Alignment, EntryNoise, aligned, entry_variances, pair_variances
 from dpdist.pca.components import Components, about_mean, mean_variance
 from dpdist.pca.eigen import signed, top_eigenpairs
-from dpdist.pca.loadings import EntryNoise, loading_intervals
-from dpdist.pca.scree import entry_variances
+from dpdist.pca.noise_edge import law_of
+from dpdist.pca.overlap import Spectrum
 from dpdist.release.artefact import Release
 from dpdist.release.scaling import weightless
 
@@ -69,16 +70,16 @@ class Correlation:
         (k,): of each component in the variance of the standardised columns that are left.
     intervals
         (k, 2): where these lie (see the module); None for more than 2000 columns.
-    loadings
-        (k, d, 2): where the loadings lie (:mod:`dpdist.pca.loadings`), NaN of columns that were left out; None
-        likewise.
+    alignment
+        How well they are aligned, and where loadings lie, NaN of columns that were left out; None likewise, and where
+        the law of the noise is not known.
     """
 
     components: Components
     left_out: tuple[str, ...]
     shares: Values
     intervals: Values | None
-    loadings: Values | None
+    alignment: Alignment | None
 
     def to_json(self) -> dict[str, object]:
         """Return what is said of the components as JSON values."""
@@ -87,10 +88,11 @@ class Correlation:
             "left_out": list(self.left_out),
             "shares": self.shares.tolist(),
             "share_intervals": None if self.intervals is None else self.intervals.tolist(),
+            **({} if self.alignment is None else self.alignment.to_json()),
         }
 
 
-def correlation(release: Release, count: float) -> Correlation:
+def correlation(release: Release, count: float | None) -> Correlation:
     """Return the top components of the correlation matrix of a release.
 
     The fewest that hold a share of the variance are those of which the lower ends of their shares, added up, reach it.
@@ -103,23 +105,21 @@ def correlation(release: Release, count: float) -> Correlation:
         Of a second moment, with the mean, or of rows that were shifted by a centre.
     count
         Number of components; or below 1 the share of the variance that they shall hold for sure, of the columns that
-        stand above the noise.
+        stand above the noise. None: those that are counted (:mod:`dpdist.pca.overlap`).
 
     Raises
     ------
     UsageError
         If count is out of range, the release is no such one or too large for memory, or the noise drowns it.
     DrownedError
-        If all components together do not hold such a share for sure.
+        If all components together do not hold such a share for sure, or none is counted.
     """
     require_centre(release)
     about = about_mean(release)
-    on, off = entry_variances(release)
-    mean_noise = mean_variance(release)
     matrix = about.matrix(release.second_moment)
     variances = np.diag(matrix)
     kept = np.flatnonzero(evidence(release, variances) > ABOVE)
-    share = None if isinstance(count, int) else count
+    share = count if isinstance(count, float) else None
     if not len(kept):
         raise DrownedError(
             f"No column of this release stands above the noise, and a correlation matrix is of those that do. A larger "
@@ -127,7 +127,7 @@ def correlation(release: Release, count: float) -> Correlation:
         )
     if share is not None:
         _require_share(share, len(kept))
-    elif not 1 <= count <= len(kept):
+    elif count is not None and not 1 <= count <= len(kept):
         raise UsageError(
             f"{count} components were asked for; {len(kept)} of {len(variances)} columns stand above the noise, and a "
             f"correlation matrix is of these. Ask for fewer components, or release with a larger epsilon.",
@@ -136,20 +136,23 @@ def correlation(release: Release, count: float) -> Correlation:
     divisor = 1 / np.sqrt(variances[kept])
     standard = matrix[np.ix_(kept, kept)] * np.outer(divisor, divisor)
     np.fill_diagonal(standard, 1)
-    intervals = ends = None
+    intervals = told = None
     if len(kept) <= _MOST:
         values, columns = np.linalg.eigh(standard)
-        noise = EntryNoise(on, off, mean_noise, about.mean[kept])
+        noise = replace(EntryNoise.of(release), centre=about.mean[kept])
         intervals = _intervals(values, columns, divisor, noise)[::-1] / len(kept)
-        count = int(count) if share is None else _enough(intervals[:, 0], share)
+        law = law_of(release.noise, len(kept), release.bound.unit**2 / about.divisor)
+        values, columns = values[::-1], columns[:, ::-1]
+        if law is not None:
+            spectrum = Spectrum(values, pair_variances(values, columns, noise, divisor), law, sure=noise.sure)
+            count = spectrum.counted() if count is None else count
+        count = _enough(intervals[:, 0], share) if share is not None else _counted(count, release)
         intervals = intervals[:count]
-        vectors = signed(columns.T[::-1][:count])
-        columns[:, ::-1][:, :count] = vectors.T
-        ends = np.full((count, len(variances), 2), np.nan)
-        ends[:, kept] = loading_intervals(values, columns, count, noise, divisor)
-        values = values[::-1][:count]
+        vectors = signed(columns.T[:count])
+        told = None if law is None else _spread_out(aligned(spectrum, vectors, columns), kept, len(variances))
+        values = values[:count]
     else:
-        values, vectors = top_eigenpairs(standard, int(count))
+        values, vectors = top_eigenpairs(standard, _counted(count, release))
     loadings = np.zeros((len(vectors), len(variances)))
     loadings[:, kept] = vectors
     centre, scale = release.bound.input_units
@@ -157,7 +160,33 @@ def correlation(release: Release, count: float) -> Correlation:
     divided[kept] /= divisor
     found = Components(loadings, values, per_row=True, mean=centre + scale * about.mean, scale=divided)
     left_out = tuple(release.names[j] for j in sorted(set(range(len(variances))) - set(kept.tolist())))
-    return Correlation(found, left_out, values / len(kept), intervals, ends)
+    shares = np.clip(values / len(kept), 0, 1)  # noise may leave a negative eigenvalue, and make up for it
+    return Correlation(found, left_out, shares / max(1.0, float(shares.sum())), intervals, told)
+
+
+def _counted(count: float | None, release: Release) -> int:
+    """Return a number of components that was asked for, or counted; refuse what nobody could count."""
+    if count is None:
+        raise UsageError(
+            f"The components of this correlation matrix cannot be counted: the noise of {release.mechanism} has no "
+            f"known law, or more than {_MOST} columns are left. Pass their number ({parameter('components', 'K')})."
+        )
+    if not count:
+        raise DrownedError(
+            f"No component of the correlation matrix can be told from noise, or from what is beside it. "
+            f"{step('forecast')} says how much budget or how many rows it takes. {parameter('components', 'K')} takes "
+            "K components all the same."
+        )
+    return int(count)
+
+
+def _spread_out(told: Alignment, kept: npt.NDArray[np.int64], columns: int) -> Alignment:
+    """Return the same with loadings of all columns, NaN of those that were left out."""
+    if told.loadings is None:
+        return told
+    loadings = np.full((len(told.loadings), columns, 2), np.nan)
+    loadings[:, kept] = told.loadings
+    return replace(told, loadings=loadings)
 
 
 def _require_share(share: float, columns: int) -> None:

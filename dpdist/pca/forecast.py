@@ -1,15 +1,18 @@
 """What a budget buys, before it is spent. A forecast uses public numbers alone, so it costs nothing.
 
 The noise of a mechanism follows from d, the clip norm, epsilon and delta. The signal grows with the number of rows: a
-component that holds a share v of the squared norm of each row has strength ``n v``. It is seen when that exceeds the
-threshold of the noise (:mod:`dpdist.pca.noise_edge`). The shares come from a guess of the spectrum. The guess must be
-public: one that is taken from the table itself would leak.
+component that holds a share v of the squared norm of each row has the exact eigenvalue ``theta = n v``. Its squared
+cosine is expected to be ``1 - R'(g) h``, with ``g`` and ``h`` the means of ``1/(theta - theta_j)`` and of its square
+over all other columns, those of which nothing is guessed at 0, and R the R-transform of the noise: the measure of
+:mod:`dpdist.pca.overlap`, of exact eigenvalues. Components are counted and grouped by its rules. Chance decides near
+the number of rows that is said to be needed: fewer than half of the releases tell the component there. The guess of
+the spectrum must be public: one that is taken from the table itself would leak.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dpdist.errors import UsageError
@@ -18,6 +21,7 @@ from dpdist.mechanisms.info import DeltaUse
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.naming import parameter, step
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
+from dpdist.pca.overlap import FAR, GAP, REACH, cut
 from dpdist.privacy.caution import cautions
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.privacy.persons import rows_charged
@@ -29,6 +33,7 @@ from dpdist.rows.units import Unit
 
 GOOD = 0.9
 """The squared cosine that counts as a good component."""
+_MOST_ROWS = 2**63
 SHARES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 """Shares of C² per row for which a forecast without a guess says how many rows are needed."""
 
@@ -42,15 +47,20 @@ class Expected:
     variance
         Its guessed eigenvalue per row, in squared units of the bounded rows.
     squared_cosine
-        Of the component that will be seen with the true one; 0: it drowns.
+        Of the component that will be released with the exact one, from 0 to 1; of several that will not be told from
+        one another, of their span.
+    told
+        Whether it is expected to be told from noise.
     rows_to_see, rows_for_good
-        Rows needed until it stands above the noise, and until the squared cosine is 0.9.
+        Rows needed until it is expected to be told from noise, and until its own squared cosine is 0.9. None: no number
+        of rows is enough, as others are as strong.
     """
 
     variance: float
     squared_cosine: float
-    rows_to_see: int
-    rows_for_good: int
+    told: bool
+    rows_to_see: int | None
+    rows_for_good: int | None
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,7 @@ class Forecast:
     rounding
         What rounding moves an eigenvalue by at most, per row, at confidence 0.95; None where rows are truncated.
     threshold
-        Variance per row a component needs to be seen at all.
+        Variance per row that a component needs to be told from noise, beside nothing else.
     expected
         One per guessed variance or, without a guess, per share of C².
     guessed
@@ -161,8 +171,15 @@ class Forecast:
 
     @property
     def seen(self) -> int:
-        """How many of the guessed components will stand above the noise."""
-        return sum(e.squared_cosine > 0 for e in self.expected)
+        """How many of the guessed components will be told from noise."""
+        return sum(e.told for e in self.expected)
+
+    def cosine_at(self, rows: float, component: int) -> float:
+        """Return the squared cosine that is expected of a component, counted from 0, of so many rows."""
+        spectrum = [each.variance for each in self.expected]
+        if not self.guessed:
+            spectrum, component = [spectrum[component]], 0
+        return _cosine(self.law, rows, spectrum, component)
 
     def to_json(self) -> dict[str, object]:
         """Return the forecast as JSON values."""
@@ -200,7 +217,7 @@ def forecast_release(
     max_rows: int = 1,
     max_periods: int | None = None,
 ) -> Forecast:
-    """Say what a release would show, before anything is spent: its noise, and which components stand above it.
+    """Say what a release would show, before anything is spent: its noise, and which components are told from it.
 
     It follows from public numbers alone, so it costs nothing.
 
@@ -248,7 +265,7 @@ def forecast_release(
 
     References
     ----------
-    Benaych-Georges & Nadakuditi 2011, theorems 2.1 and 2.2 (:mod:`dpdist.pca.noise_edge`).
+    Biane 1998; Benaych-Georges & Nadakuditi 2011, theorems 2.1 and 2.2 (:mod:`dpdist.pca.overlap`).
 
     Examples
     --------
@@ -289,12 +306,10 @@ def forecast_release(
     noise, bound = request.calibrated(columns, counted).noise, request.bound(columns)
     unit = bound.unit**2
     rounded = spectral_error(rows, columns, bound.grid_bits) * unit / rows
-    good = _strength_for(law, GOOD)
     error, edge = math.sqrt(noise.variance_off_diagonal or 0.0) * unit, law.edge_at(CONFIDENCE)
-    variances = tuple(spectrum) or tuple(share * largest for share in SHARES)
-    expected = tuple(
-        Expected(v, law.squared_cosine(rows * v), _at_least(law.threshold / v), _at_least(good / v)) for v in variances
-    )
+    spectrum = sorted(spectrum, reverse=True)
+    each = [(spectrum, i) for i in range(len(spectrum))] or [([share * largest], 0) for share in SHARES]
+    expected = tuple(_expected(law, among, rows, i) for among, i in each)
     return Forecast(
         request=request,
         columns=columns,
@@ -303,7 +318,7 @@ def forecast_release(
         error=error / rows,
         edge=edge / rows,
         rounding=rounded if request.rule == DITHERED else None,
-        threshold=law.threshold / rows,
+        threshold=_strength_for(law) / rows,
         expected=expected,
         guessed=bool(spectrum),
         law=law,
@@ -316,19 +331,80 @@ def _law(request: ReleaseRequest, columns: int, counted: int) -> NoiseLaw | None
     return law_of(request.calibrated(columns, counted).noise, columns, request.bound(columns).unit ** 2)
 
 
-def _at_least(rows: float) -> int:
-    return int(rows) + 1
+def _tangent(law: NoiseLaw, rows: float, spectrum: Sequence[float], component: int, others: Sequence[int]) -> float:
+    """Return T of a component beside others of the spectrum and the columns of which nothing is guessed, at 0."""
+    rest = law.size - len(spectrum)
+    gaps = [(rows * (spectrum[component] - spectrum[i]), 1) for i in others] + [(rows * spectrum[component], rest)] * (
+        rest > 0
+    )
+    if any(gap == 0 for gap, _ in gaps):
+        return math.inf
+    deviation = math.sqrt(law.variance / law.size)
+    pull = deviation * sum(count / gap for gap, count in gaps) / math.sqrt(law.size)
+    lost = law.stretched(pull)[1] * deviation**2 * sum(count / gap**2 for gap, count in gaps)  # of the squared cosine
+    return lost / (1 - lost) if lost < 1 else math.inf
 
 
-def _strength_for(law: NoiseLaw, cosine: float) -> float:
-    """Return the strength at which the expected squared cosine reaches a value: it grows with the strength, from 0."""
-    from scipy.optimize import brentq  # noqa: PLC0415 - SciPy takes its time, and few need it
+def _counted(law: NoiseLaw, rows: float, spectrum: Sequence[float]) -> int:
+    """Return how many components of a guessed spectrum will be counted, by the rule of a release."""
+    far, size, count = FAR * math.sqrt(2 * law.variance / law.size), law.size, 0
+    if size == 1:
+        return int(rows * spectrum[0] > law.edge_at(CONFIDENCE))
+    last = min(len(spectrum), size - 1)
+    while True:
+        for q in range(count, min(count + REACH, last)):
+            below = range(q + 1, len(spectrum))
+            if rows * spectrum[q] > far and _tangent(law, rows, spectrum, q, below) < cut(size - q, law):
+                count = q + 1
+                break
+        else:
+            return count + int(count == size - 1 < len(spectrum) and rows * spectrum[-1] > far)
 
-    high = 2 * law.threshold
-    while law.squared_cosine(high) < cosine:
-        high *= 2
-    root: float = brentq(lambda t: law.squared_cosine(t) - cosine, law.threshold, high)
-    return root
+
+def _cosine(law: NoiseLaw, rows: float, spectrum: Sequence[float], component: int) -> float:
+    """Return the squared cosine expected of a component, or of the span of those that are not told from it."""
+    apart = GAP * math.sqrt(law.variance / law.size)
+    first = last = component
+    while first and rows * (spectrum[first - 1] - spectrum[first]) < apart:
+        first -= 1
+    while last + 1 < len(spectrum) and rows * (spectrum[last] - spectrum[last + 1]) < apart:
+        last += 1
+    others = [i for i in range(len(spectrum)) if not first <= i <= last]
+    return sum(1 / (1 + _tangent(law, rows, spectrum, i, others)) for i in range(first, last + 1)) / (last + 1 - first)
+
+
+def _rows_for(holds: Callable[[float], bool], first: float) -> int | None:
+    """Return the least number of rows from which on something holds, by bisection; None: no number is enough."""
+    low, high = 0.0, first
+    while not holds(high):
+        low, high = high, 2 * high
+        if high > _MOST_ROWS:
+            return None
+    while high - low > 1e-6 * high + 0.1:
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return math.ceil(high)
+
+
+def _expected(law: NoiseLaw, spectrum: Sequence[float], rows: int, component: int) -> Expected:
+    variance = spectrum[component]
+    first = law.threshold / variance
+    to_see = _rows_for(lambda count: _counted(law, count, spectrum) > component, first)
+    everyone = [i for i in range(len(spectrum)) if i != component]
+    good = _rows_for(lambda count: 1 / (1 + _tangent(law, count, spectrum, component, everyone)) >= GOOD, first)
+    told = _counted(law, rows, spectrum) > component
+    return Expected(variance, _cosine(law, rows, spectrum, component), told, to_see, good)
+
+
+def _strength_for(law: NoiseLaw) -> float:
+    """Return the eigenvalue from which on a component beside nothing is counted."""
+    low, high = 0.0, law.threshold
+    while not _counted(law, high, (1.0,)):
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _counted(law, middle, (1.0,)) else (middle, high)
+    return high
 
 
 def _alternatives(request: ReleaseRequest, columns: int, rows: int, person: Person) -> tuple[tuple[str, float], ...]:
@@ -354,5 +430,5 @@ def _alternatives(request: ReleaseRequest, columns: int, rows: int, person: Pers
             continue
         law = law_of(calibrated.noise, columns, request.bound(columns).unit ** 2)
         if law is not None and is_private_as_claimed(calibrated):
-            found.append((name, law.threshold / rows))
+            found.append((name, _strength_for(law) / rows))
     return tuple(sorted(found, key=lambda pair: pair[1]))

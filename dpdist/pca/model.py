@@ -1,7 +1,7 @@
 """model.zarr: the components of one release, as public as the release itself.
 
-Where the edge of the noise is known, the attributes hold it. They also hold, for each component, the squared cosine
-with the true one and its interval (:class:`dpdist.pca.scree.Scree`). A model of a release that is not private as
+Where the law of the noise is known, the attributes hold what is told of the components
+(:class:`dpdist.pca.alignment.Alignment`). A model of a release that is not private as
 claimed can be read by its owner only, as that release.
 """
 
@@ -22,9 +22,9 @@ from dpdist._util.schemas import schema_of
 from dpdist.errors import DataError, ResumableError, UsageError, quiet
 from dpdist.ingest.labelled import relabelled
 from dpdist.naming import step
+from dpdist.pca.alignment import alignment
 from dpdist.pca.components import Components
 from dpdist.pca.correlation import Correlation
-from dpdist.pca.scree import scree
 from dpdist.release.artefact import Release
 from dpdist.rows.schema import Schema
 from dpdist.storage.arrays import Text, digest_of_objects, put_array, read_arrays, require_format
@@ -149,8 +149,8 @@ def save(model: Model, release: Release, target: AnyStore, found_by: Correlation
     if found_by is not None:
         attributes |= found_by.to_json()
     elif model.components.eigenvalues is not None:
-        seen = scree(release, model.components.eigenvalues)
-        attributes |= {} if seen is None else seen.to_json()
+        told = alignment(release, model.components)
+        attributes |= {} if told is None else told.to_json()
     objects: dict[str, Buffer] = {}
     group = zarr.create_group(store=MemoryStore(objects), zarr_format=3, attributes={"dpdist": attributes})
     found = model.components

@@ -1,11 +1,10 @@
-"""What noise of a known law does to eigenvalues and eigenvectors: post-processing, from public numbers only.
+"""The law of the spectrum of noise, and where it ends: from public numbers only.
 
-The noise E of an additive mechanism is asymptotically free of the moment A. Take a component of strength theta: an
-eigenvalue of A, beside which all others are small against the noise. In A + E its eigenvalue is ``K(1/theta)``. The
-squared cosine between the component that is seen and the true one is ``-K'(g) g²`` at ``g = 1/theta``. K is the
-functional inverse of the Cauchy transform of E's spectrum (Benaych-Georges & Nadakuditi 2011, theorems 2.1 and 2.2). At
-the critical g, K' is zero: the squared cosine is 0, and ``K(g)`` is the edge of the noise. A component below it is not
-seen at all.
+The noise E of an additive mechanism is asymptotically free of the moment A, so K, the functional inverse of the Cauchy
+transform of E's spectrum, tells what E does to A; ``R = K - 1/g`` is its R-transform. Beside nothing, a component of
+strength theta is seen at the eigenvalue ``K(1/theta)``, with the squared cosine ``-K'(g) g²`` at ``g = 1/theta``
+(Benaych-Georges & Nadakuditi 2011, theorems 2.1 and 2.2). At the critical g, K' is zero, and ``K(g)`` is the edge of
+the noise: of an *empty* matrix. Beside something :mod:`dpdist.pca.overlap` holds.
 
 With v = d times the variance of an entry off the diagonal, a Wishart matrix of m degrees of freedom and scale s:
 
@@ -21,20 +20,6 @@ The largest eigenvalue of E is ``edge + q w``, ``w = (K''/2)^(1/3) d^(-2/3)``, a
 symmetric matrices for many columns (Tracy & Widom 1996); :data:`QUANTILES` holds some of its quantiles. For few columns
 they are larger where entries have heavy tails: :data:`BEYOND`, from public simulation (`workflows/edge_table.py`). The
 larger of the two is used, and of the kinds of a sum that of the largest.
-
-One release gives an interval for a squared cosine, and a value in it. Given that a component is seen at ``lambda``, the
-squared cosine is ``G1² / G2``, with ``G_k = sum w_j / (lambda - mu_j)^k``. The sum is over the eigenvalues mu of E, and
-w are the squared entries of the component in its eigenvectors. Two things are left to chance: where the mu end, and w.
-
-* the value is that of the law for an eigenvalue less ``q w`` at confidence 0.95, as if noise ended at its stated edge.
-  It is 0 there and grows from 0. If every strength is as likely, it is not above the mean squared cosine, up to chance;
-  for one strength, where the component passes the edge with the help of chance, it may be.
-* the ends of the interval are those of the law for an eigenvalue ``q w`` less and more, q at confidence 0.999 and the
-  eigenvalue not below the edge, with ``1/c - 1`` times a chi-squared quantile, 0.99 and 0.01, over its degrees of
-  freedom nu: ``(d - 1) / (1 + excess)``. Without excess this is the sum of squares of d - 1 normal weights over nu;
-  excess is what the law adds to its variance (:data:`_EXCESS`: the fourth free cumulant over the squared second, at
-  most; for Laplace entries a third more than 1.5, that of squares of Laplace weights). It is an approximation made wide
-  on purpose; that it holds for each strength with probability 0.95 at least is measured: `workflows/coverage.py`.
 """
 
 from __future__ import annotations
@@ -51,7 +36,7 @@ from dpdist.mechanisms.noise_law import EdgeKind, Noise, Part
 
 Values = npt.NDArray[np.float64]
 CONFIDENCE = 0.95
-"""With which whatever is said to stand above the noise does."""
+"""With which the largest eigenvalue of noise stays below its stated edge."""
 QUANTILES = {0.9: 0.4501, 0.95: 0.9793, 0.99: 2.0234, 0.999: 3.2724}
 """Quantiles of the Tracy-Widom law for beta = 1 by confidence (Bejan 2005, table of percentage points)."""
 BEYOND: dict[EdgeKind, dict[int, tuple[float, float, float, float]]] = {
@@ -89,18 +74,6 @@ BEYOND: dict[EdgeKind, dict[int, tuple[float, float, float, float]]] = {
     },
 }
 """Upper ends of the simulated quantiles by kind, number of columns and confidence, where columns are few."""
-_EXCESS = {
-    EdgeKind.NORMAL: 0.0,
-    EdgeKind.LAPLACE: 2.0,
-    EdgeKind.FROBENIUS: 0.5,
-    EdgeKind.NUCLEAR: 0.7,
-    EdgeKind.WISHART: 1.0,
-    EdgeKind.TWO_SIDED_WISHART: 0.5,
-}
-_TAIL = 0.01
-"""More than an interval of 0.95 takes: the other components, if there are some, turn this one a little as well."""
-_FAR = 0.999
-"""The confidence of the edge that the intervals of squared cosines are made with."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +105,16 @@ class NoiseLaw:
     variance: float
     kinds: frozenset[EdgeKind]
 
+    def stretched(self, pull: float) -> tuple[float, float]:
+        """Return ``R(g)/(g R'(0))`` and ``R'(g)/R'(0)`` at ``g sqrt(v) = pull``: 1 for a semicircle, larger for others.
+
+        A g beyond the critical one, where nothing is seen, is taken for that one; below 0, where laws add less, for its
+        magnitude.
+        """
+        g = min(max(abs(pull) / math.sqrt(self.variance), 1e-3 * self.critical), self.critical)
+        shift, slope = float(self.transform(g)) / g, self.slope(g) + 1 / g**2
+        return shift / self.variance, slope / self.variance
+
     @property
     def edge(self) -> float:
         """Where the spectrum of the noise ends."""
@@ -156,70 +139,9 @@ class NoiseLaw:
         ValueError
             If the confidence is not in :data:`QUANTILES`.
         """
-        return self.edge + self.reach(confidence)
-
-    def reach(self, confidence: float) -> float:
-        """Return how far beyond the edge the largest eigenvalue of the noise is, at most, with this probability."""
         place = list(QUANTILES).index(confidence)
         beyond = [_row(BEYOND[kind], self.size)[place] for kind in self.kinds if kind in BEYOND]
-        return max([QUANTILES[confidence], *beyond]) * self.width
-
-    def seen(self, strength: float) -> float:
-        """Return the eigenvalue at which a component of this strength is seen; the edge where it is not."""
-        return self.inverse(min(1 / strength, self.critical)) if strength > 0 else self.edge
-
-    def squared_cosine(self, strength: float) -> float:
-        """Return the expected squared cosine between what is seen of a component and what is true; 0 if not seen."""
-        if strength <= self.threshold:
-            return 0.0
-        return min(1.0, -self.slope(1 / strength) / strength**2)
-
-    def cosine_of(self, eigenvalue: float, moved: float = 0.0, off: float = 0.0) -> tuple[float, float, float]:
-        """Return what an eigenvalue tells of the squared cosine of its component: a value, and ends of an interval.
-
-        Parameters
-        ----------
-        eigenvalue
-            As released.
-        moved
-            By how much the edge may lie higher than the law has it.
-        off
-            By how much the eigenvalue may be off besides, either way.
-
-        Returns
-        -------
-        value
-            0 for an eigenvalue that is not beyond the edge at confidence 0.95.
-        low, high
-            With probability 0.95 at least the squared cosine lies between them, whatever the strength.
-        """
-        value, low, high = (
-            self.squared_cosine(self.strength(at))
-            for at in (
-                eigenvalue - self.reach(CONFIDENCE) - moved,
-                eigenvalue - self.reach(_FAR) - moved - off,
-                max(eigenvalue, self.edge) + self.reach(_FAR) + off,
-            )
-        )
-        if self.size == 1:  # there is one direction
-            return value, low, 1.0
-        from scipy.special import gammaincinv  # noqa: PLC0415 - SciPy takes its time, and few need it
-
-        nu = (self.size - 1) / (1 + max(_EXCESS[kind] for kind in self.kinds))
-        most, least = (2 * float(gammaincinv(nu / 2, p)) / nu for p in (1 - _TAIL, _TAIL))
-        return value, low and 1 / (1 + (1 / low - 1) * most), 1 / (1 + (1 / high - 1) * least)
-
-    def strength(self, eigenvalue: float) -> float:
-        """Return the strength of a component that is seen at an eigenvalue; 0 for one that is not beyond the edge."""
-        from scipy.optimize import brentq  # noqa: PLC0415 - SciPy takes its time, and few need it
-
-        if eigenvalue <= self.edge:
-            return 0.0
-        # K(g) > 1/g for every g, so the root lies between 1/eigenvalue and the critical g, of which it is a share
-        share: float = brentq(
-            lambda share: self.inverse(share * self.critical) / eigenvalue - 1, self.threshold / eigenvalue, 1
-        )
-        return self.threshold / share
+        return self.edge + max([QUANTILES[confidence], *beyond]) * self.width
 
 
 def _row(rows: dict[int, tuple[float, float, float, float]], size: int) -> tuple[float, ...]:

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dpdist._util.text import listed
 from dpdist.answers.captured import holding
-from dpdist.errors import DataError, UsageError
+from dpdist.errors import DataError
 from dpdist.moment.operator import Matrix
-from dpdist.naming import parameter
 from dpdist.pca import eigen
 from dpdist.pca import model as models
+from dpdist.pca.alignment import counted_components
 from dpdist.pca.components import Components, components
-from dpdist.pca.correlation import Correlation
 from dpdist.pca.correlation import correlation as correlation_of
-from dpdist.pca.scree import above_noise
 from dpdist.release.artefact import Release, open_release
 from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.runtime.process import memory_here
@@ -71,11 +69,11 @@ def fit_components(
         The folder to write, or its address.
     components : int or float, default None
         How many, from 1 to the number of columns; or below 1 the share of the variance that they shall hold, by the
-        lower end of its interval. None: those that stand above the noise, at confidence 0.95.
+        lower end of its interval. None: those that can be told from noise (:mod:`dpdist.pca.overlap`).
     correlation : bool, default False
         Whether to take the components of the correlation matrix: of columns that are standardised by what was released,
-        without those that do not stand above the noise. It needs a number of components or a share, and a release with
-        its mean or of rows that were shifted by a centre.
+        without those that do not stand above the noise. It needs a release with its mean or of rows that were shifted
+        by a centre.
     cluster : Cluster, default None
         Where to multiply a release that is too large for memory. None: in this process.
 
@@ -88,8 +86,8 @@ def fit_components(
     Raises
     ------
     UsageError
-        If there are not so many components, the release is drowned in noise, none stands above it, or those that do
-        hold no such share for sure.
+        If there are not so many components, the release is drowned in noise, none can be told from it, or those that
+        can hold no such share for sure.
     DataError
         If there is no release, something else stands at the target, it cannot be written, or the cluster cannot be
         used.
@@ -102,8 +100,8 @@ def fit_components(
 
     References
     ----------
-    Dwork, Talwar, Thakurta & Zhang 2014 (components of a noisy second moment); Benaych-Georges & Nadakuditi 2011 (which
-    of them stand above the noise: :mod:`dpdist.pca.noise_edge`).
+    Dwork, Talwar, Thakurta & Zhang 2014 (components of a noisy second moment); Biane 1998 (how well each is aligned
+    with the exact one: :mod:`dpdist.pca.overlap`).
 
     Examples
     --------
@@ -127,23 +125,13 @@ def fit_components(
         target.require_new("model")  # before there is any work
     elif counted:
         return FittedModel(models.open_model(target), opened, fresh=False)
-    standardised = _correlation(opened, components) if correlation else None
+    standardised = correlation_of(opened, components) if correlation else None
     taken = standardised.components if standardised else _components_of(opened, release, components, cluster)
     found = models.Model(opened.release_id, opened.names, taken, opened.schema, correlation)
     there = partial(made_from, target, "model", **made, k=len(taken.components))
     if make_once(there, partial(models.save, found, opened, target, standardised)):
         return FittedModel(found, opened, fresh=True)
     return FittedModel(models.open_model(target), opened, fresh=False)
-
-
-def _correlation(opened: Release, count: float | None) -> Correlation:
-    if count is None:
-        raise UsageError(
-            f"{parameter('correlation')} needs a number of components, or the share of the variance that they hold: "
-            "which of them stand above the noise is said of the second moment alone.",
-            parameter="components",
-        )
-    return correlation_of(opened, count)
 
 
 def components_of(
@@ -164,7 +152,7 @@ def _components_of(opened: Release, release: Store, count: float | None, cluster
         if not opened.in_memory:
             nodes = stack.enter_context(where.connected()) if where.named else None
             product = _release_product(release.absolute(), opened.bound.columns, nodes)
-        return above_noise(opened, product) if count is None else components(opened, count, product)
+        return counted_components(opened, product) if count is None else components(opened, count, product)
 
 
 def _release_product(release: Store, size: int, nodes: Engine | Here | None) -> Callable[[Matrix], Matrix]:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from dpdist.answers.covariance import Correlations
 from dpdist.answers.regression import Regression
-from dpdist.pca.scree import Scree
+from dpdist.pca.alignment import Alignment
 from dpdist.privacy.guarantee import Guarantee
 from dpdist.report.numbers import common_power, digits
 from dpdist.report.promise import accuracy, hits, share_up
@@ -84,20 +84,20 @@ def tests(guarantee: Guarantee) -> Markup:
     return chart("tests", "True alarms of any test, at most, by its false alarms", f"At most {words}.", 272, parts)
 
 
-def spectrum(found: Scree, per_row: bool, total: int) -> Markup:
-    """Draw eigenvalues with their intervals and the edge of the noise.
+def spectrum(told: Alignment, per_row: bool, total: int) -> Markup:
+    """Draw eigenvalues with their intervals, and what noise alone stays below.
 
     Parameters
     ----------
-    found
-        The eigenvalues, descending; of all components, or the first ones.
+    told
+        Of all components, or the first ones.
     per_row
         Whether they are per row.
     total
         How many components there are.
     """
-    values, edge = found.eigenvalues, found.edge
-    low, high = found.intervals.T
+    values, edge = told.eigenvalues, told.edge or 0.0
+    low, high = told.intervals.T
     bottom, top = min(float(values.min()), 0.0), max(float(high.max()), edge)
 
     def warp(value: float) -> float:
@@ -108,7 +108,7 @@ def spectrum(found: Scree, per_row: bool, total: int) -> Markup:
     count = len(values)
     x = _places(count)
     y = Axis(bottom, top, 232, 20, warp)
-    seen = values > edge
+    seen = np.arange(count) < told.counted
     parts = [
         path("drown", [box(_LEFT, y(edge), WIDTH - _LEFT - 8, y.start - y(edge))]),
         path("noisy", _each(x, y, low, high, ~seen)),
@@ -119,12 +119,12 @@ def spectrum(found: Scree, per_row: bool, total: int) -> Markup:
         *_value_ticks(y, edge, one),
         *(text(x(i), 248, f"{i}", anchor="middle") for i in _component_ticks(count)),
         text((_LEFT + WIDTH) / 2, 266, "component", anchor="middle"),
-        text(WIDTH - 10, y(edge) - 5, "the noise ends here", anchor="end", kind="soft halo"),
+        text(WIDTH - 10, y(edge) - 5, "noise alone stays below", anchor="end", kind="soft halo"),
         text(_LEFT, 9, f"eigenvalue{' per row' if per_row else ''}{power_words(power)}", kind="soft"),
     ]
     words = (
-        f"{found.above} of {total} eigenvalues stand above the edge of the noise at {digits(edge / one)}"
-        f"{power_words(power)}. The largest is {digits(float(values[0]) / one)}."
+        f"{told.counted} of {total} components can be told from noise, whose eigenvalues stay below "
+        f"{digits(edge / one)}{power_words(power)}. The largest is {digits(float(values[0]) / one)}."
     )
     return chart("spectrum", "Eigenvalues over the noise", words, 272, parts)
 

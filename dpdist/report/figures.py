@@ -11,8 +11,8 @@ import numpy as np
 
 from dpdist._util.paths import AnyPath, local
 from dpdist.errors import DataError, UsageError, quiet
+from dpdist.pca.alignment import Alignment
 from dpdist.pca.forecast import GOOD, Forecast
-from dpdist.pca.scree import Scree
 from dpdist.storage.atomic import replace_file
 
 _POINTS = 200
@@ -47,28 +47,28 @@ def picture(path: AnyPath, *, size: tuple[float, float] = (7, 4.5)) -> Iterator[
 
 def draw_forecast(found: Forecast, path: AnyPath) -> None:
     """Draw how well each component will be seen against the number of rows."""
-    law, expected = found.law, found.expected
-    reach = [e.rows_to_see for e in expected] + [e.rows_for_good for e in expected] + [found.rows]
+    expected = found.expected
+    reach = [count or found.rows for e in expected for count in (e.rows_to_see, e.rows_for_good)] + [found.rows]
     rows = np.geomspace(max(1, 0.5 * min(reach)), 2 * max(reach), _POINTS)
     with picture(path) as axes:
         for i, one in enumerate(expected):
             name = f"component {i + 1}" if found.guessed else f"{100 * one.variance / found.largest:g} % of C²"
-            axes.plot(rows, [law.squared_cosine(n * one.variance) for n in rows], label=name)
+            axes.plot(rows, [found.cosine_at(n, i) for n in rows], label=name)
         axes.axvline(found.rows, color="black", lw=0.8, ls=":")
         axes.annotate(f" n = {found.rows}", (found.rows, 0.01), fontsize=8)
         axes.axhline(GOOD, color="tab:gray", lw=0.6, ls="--")
-        axes.set(xscale="log", xlabel="rows", ylabel="expected squared cosine with the truth, if alone", ylim=(0, 1))
+        axes.set(xscale="log", xlabel="rows", ylabel="expected squared cosine with the exact one", ylim=(0, 1))
         axes.set_title(f"{found.request.mechanism}, {found.request.loss}, {found.columns} columns", fontsize=10)
         if len(expected) <= 10:
             axes.legend(frameon=False, fontsize=8)
 
 
-def draw_scree(found: Scree, path: AnyPath) -> None:
-    """Draw the eigenvalues over the edge of the noise, with what the noise added taken off."""
-    places = np.arange(1, found.eigenvalues.size + 1)
-    low, high = found.intervals.T
-    logarithmic = found.eigenvalues.max() > 10 * found.edge
-    floor = found.edge / 10 if logarithmic else 0.0
+def draw_scree(told: Alignment, path: AnyPath) -> None:
+    """Draw the eigenvalues with their intervals, and of the counted ones what is left without the noise."""
+    places, edge = np.arange(1, told.eigenvalues.size + 1), told.edge or 0.0
+    low, high = told.intervals.T
+    logarithmic = told.eigenvalues.max() > 10 * edge
+    floor = edge / 10 if logarithmic else 0.0
     with picture(path) as axes:
         axes.vlines(
             places,
@@ -77,13 +77,14 @@ def draw_scree(found: Scree, path: AnyPath) -> None:
             color="tab:blue",
             alpha=0.25,
             lw=3,
-            label="the exact one of shortened rows",
+            label="the exact one of clipped rows",
         )
-        axes.plot(places, found.eigenvalues, "o", color="tab:blue", ms=4, label="as released")
-        seen = found.strengths > 0
-        axes.plot(places[seen], found.strengths[seen], "_", color="black", ms=9, label="without the noise")
-        axes.axhline(found.edge, color="tab:red", lw=1, label=f"edge of the noise, confidence {found.confidence:g}")
+        axes.plot(places, told.eigenvalues, "o", color="tab:blue", ms=4, mfc="white", label="as released")
+        clear = np.isfinite(told.strengths)
+        axes.plot(places[clear], told.eigenvalues[clear], "o", color="tab:blue", ms=4, label="told from noise")
+        axes.plot(places[clear], told.strengths[clear], "_", color="black", ms=9, label="without the noise")
+        axes.axhline(edge, color="tab:red", lw=1, label="noise alone stays below (confidence 0.95)")
         axes.set(xlabel="component", ylabel="eigenvalue", yscale="log" if logarithmic else "linear", ylim=(floor, None))
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_title(f"{found.above} of {found.eigenvalues.size} components stand above the noise", fontsize=10)
+        axes.set_title(f"{clear.sum()} of {told.eigenvalues.size} components can be told from noise", fontsize=10)
         axes.legend(frameon=False, fontsize=8)

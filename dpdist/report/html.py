@@ -23,9 +23,9 @@ from dpdist.ledger.balance import Balance
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.registry import mechanism_named
+from dpdist.pca.alignment import counted_components
 from dpdist.pca.components import components
 from dpdist.pca.rounding import Rounding, rounding
-from dpdist.pca.scree import above_noise
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline.release import stage_words
 from dpdist.release.artefact import Release
@@ -33,7 +33,7 @@ from dpdist.report.charts import guesses, tests
 from dpdist.report.numbers import digits, number
 from dpdist.report.promise import promise
 from dpdist.report.seen import edge_is_known, explained_of, heat_of, seen_of
-from dpdist.report.text import ALONE, SURE
+from dpdist.report.text import ALIGNED, SURE
 from dpdist.storage.store import AnyStore, store_at
 
 _DEFAULT = 10
@@ -90,7 +90,7 @@ def write(
     path
         Where it goes.
     count
-        Number of components that are shown one by one; None takes those above the noise, and at least ten.
+        Number of components that are shown one by one; None takes those told from noise, and at least ten.
     image
         Draw the components as images of this shape instead of by their largest loadings.
     ledger
@@ -129,7 +129,7 @@ def write(
         facts=_facts(release),
         seen=seen_of(release, found, None if image is None else (image.height, image.width)),
         images=image is not None,
-        legend=f"{ALONE} {SURE}",
+        legend=f"{ALIGNED} {SURE}",
         heat=None if release.subspace is not None else heat_of(release),
         explained=_explained(release, targets, on),
         shortened=shortened(release),
@@ -166,8 +166,8 @@ def _default_count(release: Release) -> int:
         return len(release.subspace)
     few = min(_DEFAULT, release.bound.columns)
     try:
-        return max(few, len(above_noise(release).components))
-    except (UsageError, DrownedError):  # none stands above it, or nobody knows where it ends
+        return max(few, len(counted_components(release).components))
+    except (UsageError, DrownedError):  # none is told from it, or nobody knows its law
         return few
 
 

@@ -13,16 +13,16 @@ from dpdist._util.text import counted
 from dpdist.answers.covariance import correlations
 from dpdist.answers.regression import Estimate, Regression, regressions
 from dpdist.errors import DrownedError, UsageError
+from dpdist.pca.alignment import Alignment, Values, alignment, noise_law
 from dpdist.pca.components import Components, about_mean
 from dpdist.pca.correlation import ABOVE
-from dpdist.pca.loadings import intervals_of
-from dpdist.pca.scree import Scree, Values, noise_law, scree
+from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.release.artefact import Release
 from dpdist.report.answers import DROWNED, about_intervals, outward
 from dpdist.report.charts import bar, explained, heat, spectrum
 from dpdist.report.numbers import common_power, digits, in_units
 from dpdist.report.svg import image, shortened_name
-from dpdist.report.text import between
+from dpdist.report.text import between, counted_words, mark
 
 _WHOLE = 2048
 """Columns up to which all eigenvalues are found: seconds; of 4096 it takes half a minute of two cores."""
@@ -33,7 +33,7 @@ _MOST = 24
 _LOADINGS = 8
 """Loadings of a component that are shown, the largest."""
 _LISTED = 12
-"""Components above the noise that are listed at once; those after them are folded."""
+"""Components that are told from noise and listed at once; those after them are folded."""
 _LEAST = 0.0005
 """Magnitude of the least loading that is shown, with three digits."""
 _ROWS = 100
@@ -86,7 +86,7 @@ class Seen:
     Attributes
     ----------
     sentence
-        How many stand above the noise.
+        How many can be told from noise.
     chart
         Of the spectrum; None where the noise has no known edge.
     whole
@@ -94,10 +94,10 @@ class Seen:
     unit
         What eigenvalues are of, and by what they were divided.
     edge, chance, confidence
-        The edge of the noise, how probably noise passes it, and the opposite; empty where it is not known.
+        What noise alone stays below, how probably it does not, and the opposite; empty where it is not known.
     clear, rest, drowned
-        Tables of the components above the edge, of those among them that are folded, and of the others; of no known
-        edge all are in the first. None of a release of components only, and where there are none.
+        Tables of the components that are told, of those among them that are folded, and of the others; of no known law
+        all are in the first. None of a release of components only, and where there are none.
     omitted
         How many of the others are not listed.
     first, folded, noise
@@ -132,65 +132,59 @@ def seen_of(release: Release, found: Components, shape: tuple[int, int] | None) 
     shape
         Height and width, to draw them as images; None: by their largest loadings.
     """
-    beside = None if found.eigenvalues is None else scree(release, found.eigenvalues)
-    noisy = [False] * len(found.components) if beside is None else (beside.strengths == 0).tolist()
-    ends = None if shape is not None else intervals_of(release, found, beside)
-    shown = [
-        _loadings(release, found, i, beside, shape, ends, drowned=drowned)
-        for i, drowned in enumerate(noisy)
-        if i < _MOST
-    ]
+    told = alignment(release, found)
+    shown = [_loadings(release, found, i, told, shape) for i in range(min(len(found.components), _MOST))]
     clear = tuple(each for each in shown if not each.drowned)
     return replace(
-        _spectrum(release, found, beside),
+        _spectrum(release, found, told),
         first=clear[:_OPEN],
         folded=clear[_OPEN:],
         noise=tuple(each for each in shown if each.drowned)[:_OPEN],
     )
 
 
-def _spectrum(release: Release, found: Components, beside: Scree | None) -> Seen:
+def _spectrum(release: Release, found: Components, told: Alignment | None) -> Seen:
     if found.eigenvalues is None:
         return Seen("The mechanism releases directions, and nothing about how strong they are.")
     unit = escape(" per row" if found.per_row else " of the sum over all rows")
-    if beside is None:
+    if told is None or told.errors is None or told.edge is None:
         power = common_power(found.eigenvalues.tolist())
         rows = tuple((str(i + 1), digits(value / 10.0**power)) for i, value in enumerate(found.eigenvalues))
         exact = release.noise.variance_off_diagonal == 0
         return Seen(
             "No noise was added: all of this is exact, and private."
             if exact
-            else "Nobody knows where the noise of this mechanism ends, so nothing tells a component from noise.",
+            else "Nobody knows the law of this mechanism's noise, so nothing tells a component from noise.",
             unit=unit + in_units(power),
             clear=Table(("component", "eigenvalue"), rows),
         )
     total = release.bound.columns
     values = _all_values(release, found.eigenvalues)
-    every = replace(beside, eigenvalues=values)
+    more = np.full(max(0, len(values) - len(told.errors)), told.errors[-1])  # no smaller eigenvalue is farther off
+    every = replace(told, eigenvalues=values, errors=np.concatenate([told.errors, more]))
     power = common_power([*values.tolist(), *every.intervals.ravel().tolist()])
     one = 10.0**power
-    above, clear, drowned = every.above, _clear(beside, one), _drowned(every, one)
+    clear, drowned = _clear(told, one), _drowned(every, one)
     return Seen(
-        _sentence(above, total),
+        _sentence(told, total),
         chart=spectrum(every, per_row=found.per_row, total=total),
         whole=len(values) == total,
         unit=unit + in_units(power),
-        edge=digits(every.edge / one),
-        chance=f"{1 - every.confidence:.2g}",
-        confidence=f"{every.confidence:g}",
+        edge=digits(told.edge / one),
+        chance=f"{1 - CONFIDENCE:.2g}",
+        confidence=f"{CONFIDENCE:g}",
         clear=Table(clear.head, clear.rows[:_LISTED]) if clear.rows else None,
         rest=Table(clear.head, clear.rows[_LISTED:]) if clear.rows[_LISTED:] else None,
         drowned=drowned if drowned.rows else None,
-        omitted=total - above - len(drowned.rows),
+        omitted=total - told.counted - len(drowned.rows),
     )
 
 
-def _sentence(above: int, total: int) -> str:
-    said = f"{above} of {counted(total, 'component')} {'stands' if above == 1 else 'stand'} above the noise."
-    if not above:
-        return f"{said} Nothing here can be told from noise. A larger epsilon or more rows would lift some."
-    rest = total - above
-    return f"{said} The other {f'{rest} ' * (rest > 1)}may be nothing but noise." if rest else said
+def _sentence(told: Alignment, total: int) -> str:
+    rest = total - told.counted
+    if not told.counted or not rest:
+        return counted_words(told)
+    return f"{counted_words(told)} The other {f'{rest} ' * (rest > 1)}may be nothing but noise."
 
 
 def _all_values(release: Release, first: Values) -> Values:
@@ -201,31 +195,32 @@ def _all_values(release: Release, first: Values) -> Values:
     return np.linalg.eigvalsh(matrix)[::-1].astype(np.float64)
 
 
-def _clear(found: Scree, one: float) -> Table:
+def _clear(told: Alignment, one: float) -> Table:
     head = (
         "component",
         "eigenvalue",
         "without the noise",
-        "exact one of shortened rows in",
+        "exact one of clipped rows in",
         "squared cosine",
         "between",
     )
     rows = []
-    for i in np.flatnonzero(found.strengths):
-        low, high = found.intervals[i] / one
+    for i in np.flatnonzero(np.isfinite(told.strengths)).tolist():
+        low, high = told.intervals[i] / one
         rows.append((
-            str(i + 1), digits(found.eigenvalues[i] / one), digits(found.strengths[i] / one),
-            f"{digits(low)} … {digits(high)}", f"{found.squared_cosines[i]:.3f}", _ends(found.cosine_intervals[i]),
+            str(i + 1), digits(told.eigenvalues[i] / one), digits(told.strengths[i] / one),
+            f"{digits(low)} … {digits(high)}", f"{told.squared_cosines[i]:.3f}{mark(told, i)}",
+            _ends(told.cosine_intervals[i]),
         ))  # fmt: skip
     return Table(head, tuple(rows))
 
 
-def _drowned(found: Scree, one: float) -> Table:
+def _drowned(told: Alignment, one: float) -> Table:
     rows = [
-        (str(i + 1), digits(found.eigenvalues[i] / one), digits(found.intervals[i, 1] / one))
-        for i in np.flatnonzero(found.eigenvalues <= found.edge)[:_ROWS]
+        (str(i + 1), digits(told.eigenvalues[i] / one), digits(told.intervals[i, 1] / one))
+        for i in range(told.counted, min(len(told.eigenvalues), told.counted + _ROWS))
     ]
-    return Table(("component", "eigenvalue", "exact one of shortened rows at most"), tuple(rows))
+    return Table(("component", "eigenvalue", "exact one of clipped rows at most"), tuple(rows))
 
 
 def _ends(interval: Values) -> str:
@@ -233,13 +228,17 @@ def _ends(interval: Values) -> str:
 
 
 def _loadings(
-    release: Release, found: Components, i: int, beside: Scree | None, shape: tuple[int, int] | None,
-    ends: Values | None, *, drowned: bool,
-) -> Loadings:  # fmt: skip
+    release: Release, found: Components, i: int, told: Alignment | None, shape: tuple[int, int] | None
+) -> Loadings:
     vector = found.components[i]
-    about = ""
-    if beside is not None:
-        about = f"squared cosine with the true one: {_ends(beside.cosine_intervals[i])}"
+    about, ends, drowned = "", None, False
+    if told is not None:
+        group, ends = told.group_of(i), told.loadings
+        drowned = group is None
+        if group is not None and len(group) > 1:
+            about = f"cannot be told from the others of {group.start + 1} to {group.stop}"
+        elif group is not None:
+            about = f"squared cosine with the exact one: {_ends(told.cosine_intervals[i])}"
     if shape is not None:
         picture = image(vector.reshape(shape), f"Component {i + 1} as an image", float(np.abs(vector).max()))
         return Loadings(i + 1, about, (), picture, drowned)

@@ -14,11 +14,11 @@ from dpdist._util.text import AMOUNTS, counted, listed, wrapped
 from dpdist.mechanisms.info import MechanismInfo, Output
 from dpdist.moment.cost import INGEST, ClusterCost
 from dpdist.naming import parameter, step
+from dpdist.pca.alignment import Alignment
 from dpdist.pca.correlation import Correlation
 from dpdist.pca.forecast import GOOD, Forecast, Person
 from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.pca.orbit_forecast import FAILURE, OrbitForecast
-from dpdist.pca.scree import Scree
 from dpdist.privacy.caution import in_words
 from dpdist.release.request import Parts, ReleaseRequest
 
@@ -27,14 +27,14 @@ _GAP = "  "
 _SHOWN = 25
 _LOADINGS = 5
 _NARROWEST = 20
-ALONE = (
-    "The squared cosine says how well a component points along the true one: 1 is the same direction, 0 a right angle. "
-    "It holds if no other component is nearly as strong. Two of nearly equal strength mix."
+ALIGNED = (
+    "The squared cosine says how well a component points along the exact one: 1 is the same direction, 0 a right angle."
 )
-SURE = (
-    "In at least 95 of 100 releases it lies between the two ends. From 0 on means that the component may be pure noise."
+SURE = "In nine of ten releases or more it lies between the two ends."
+_NOT_TOLD = (
+    "A component is not told where its eigenvalue lies too close to noise, or to what else the table holds: it may "
+    "point anywhere."
 )
-_DROWNED = "Drowned means that a component does not stand above the noise."
 
 
 def comparison(statements: Sequence[MechanismInfo], others: int = 0) -> str:
@@ -61,34 +61,68 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
     )
 
 
-def above_noise(found: Scree) -> str:
-    """Return a table of eigenvalues beside the noise: of each component, how much is signal."""
-    heads = (
-        "no.", "eigenvalue", "without noise", "exact one of shortened rows", "squared cosine if alone", "between",
-    )  # fmt: skip
+def alignment(told: Alignment) -> str:
+    """Return a table of eigenvalues beside the noise: of each component, how well it is aligned with the exact one."""
+    heads = ("no.", "eigenvalue", "without noise", "exact one of clipped rows", "squared cosine", "between")
     rows = [heads]
-    for i, (value, strength, cosine) in enumerate(
-        zip(found.eigenvalues, found.strengths, found.squared_cosines, strict=True)
-    ):
-        low, high = found.intervals[i]
-        seen = (f"{strength:.4g}", f"{low:.4g} .. {high:.4g}", f"{cosine:.3f}") if strength else ("-", "-", "drowned")
-        rows.append((str(i + 1), f"{value:.6g}", *seen, between(found.cosine_intervals[i])))
+    for i, value in enumerate(told.eigenvalues):
+        cells = ("-", "-", "not told", "-")
+        if told.group_of(i) is not None:
+            low, high = told.intervals[i]
+            cosine = f"{told.squared_cosines[i]:.3f}{mark(told, i)}"
+            cells = (
+                f"{told.strengths[i]:.4g}", f"{low:.4g} .. {high:.4g}", cosine, between(told.cosine_intervals[i])
+            )  # fmt: skip
+        rows.append((str(i + 1), f"{value:.6g}", *cells))
     rows[_SHOWN + 1 :] = [("...", "", "", "", "", "")] if len(rows) > _SHOWN + 1 else []
-    edge = f"The noise ends at {found.edge:.6g} (confidence {found.confidence:g})"
-    last = f"{edge}: {counted(found.above, 'component')} stand{'s' * (found.above == 1)} above it."
-    if not found.above:
-        last += f" A larger epsilon or more rows would lift some: {step('forecast')} says how much, free."
     # Heads are wrapped, so that the table fits a terminal of 80 columns.
     words = [max(map(len, head.split())) for head in heads]
     widths = [
         max(len(heads[i]) if i < 2 else 0, words[i], *(len(row[i]) for row in rows[1:])) for i in range(len(heads))
     ]
     widths[0] = max(len(row[0]) for row in rows)
-    return "\n".join([*(_row(row, widths) for row in rows), wrapped(last), wrapped(_legend(found))])
+    rounded = "" if told.rounding is None else f"{told.rounding.words()} "
+    legend = f"{rounded}{ALIGNED} {SURE}" if told.counted else rounded.rstrip()
+    if told.counted < len(told.eigenvalues):
+        legend = f"{legend} {_NOT_TOLD}".lstrip()
+    return "\n".join([*(_row(row, widths) for row in rows), wrapped(counted_words(told)), wrapped(legend)])
+
+
+def mark(told: Alignment, component: int) -> str:
+    """Return what stands beside a number that is that of a whole group; nothing of a component alone."""
+    group = told.group_of(component)
+    return "" if group is None or len(group) == 1 else f" ({group.start + 1}-{group.stop})"
+
+
+def counted_words(told: Alignment) -> str:
+    """Say how many components can be told from noise, and which of them not from one another."""
+    count = told.counted
+    if count:
+        said = f"{counted(count, 'component')} can be told from noise, and from the rest of the table."
+        for group in told.groups:
+            if len(group) > 1 and group.start < len(told.eigenvalues):
+                cosine = told.squared_cosines[group.start]
+                said += (
+                    f" Components {group.start + 1} to {group.stop} cannot be told apart: the squared cosine is that "
+                    f"of the space they span, {cosine:.3f} on average."
+                )
+        return said
+    if told.edge is not None and told.eigenvalues.size and told.eigenvalues[0] > told.edge:
+        return (
+            f"No single component can be told. There is more here than noise: the largest eigenvalue of noise alone "
+            f"stays below {told.edge:.6g} (confidence {CONFIDENCE:g}). A larger epsilon or more rows would lift some: "
+            f"{step('forecast')} says how much, free."
+        )
+    if told.edge is None:
+        return "No single component can be told from noise, and from what is beside it."
+    return (
+        f"Nothing here can be told from noise. A larger epsilon or more rows would lift some: {step('forecast')} says "
+        "how much, free."
+    )
 
 
 def loadings(vectors: npt.NDArray[np.float64], ends: npt.NDArray[np.float64], names: Sequence[str]) -> str:
-    """Return a table of the largest loadings of the components that stand above the noise; empty where none does."""
+    """Return a table of the largest loadings of the components of which they are told; empty where there is none."""
     rows = [
         (str(i + 1), largest_loadings(vector, ends[i], names))
         for i, vector in enumerate(vectors[:_SHOWN])
@@ -100,8 +134,8 @@ def loadings(vectors: npt.NDArray[np.float64], ends: npt.NDArray[np.float64], na
     width = max(shutil.get_terminal_size().columns - first - len(_GAP), _NARROWEST)
     lines = [_row(row, (first, width)) for row in rows]
     said = (
-        "Largest loadings, and between which ends the true one lies in about 95 of 100 releases, with respect to the "
-        "noise."
+        "Largest loadings, and between which ends that of the exact matrix lies in nine of ten releases or more, with "
+        "respect to the noise."
     )
     return "\n".join([wrapped(said), *lines])
 
@@ -119,19 +153,28 @@ def largest_loadings(vector: npt.NDArray[np.float64], ends: npt.NDArray[np.float
 
 def standardised(found: Correlation, names: Sequence[str]) -> str:
     """Return a table of components of a correlation matrix: their shares of variance, and their largest loadings."""
-    rows = [("no.", "share of variance", "between", "largest loadings")]
+    rows = [("no.", "share of variance", "between", "squared cosine", "largest loadings")]
     for i, (share, vector) in enumerate(zip(found.shares, found.components.components, strict=True)):
         ends = "-" if found.intervals is None else between(found.intervals[i])
-        reach = np.full((len(vector), 2), np.nan) if found.loadings is None else found.loadings[i]
-        rows.append((str(i + 1), f"{share:.3f}", ends, largest_loadings(vector, reach, names)))
-    rows[_SHOWN + 1 :] = [("...", "", "", "")] if len(rows) > _SHOWN + 1 else []
-    widths = max(len(each[0]) for each in rows), 17, 14
+        told, reach, cosine = found.alignment, np.full((len(vector), 2), np.nan), "-"
+        group = None if told is None else told.group_of(i)
+        if told is not None:
+            reach = reach if told.loadings is None else told.loadings[i]
+            cosine = "not told" if group is None else f"{told.squared_cosines[i]:.3f}{mark(told, i)}"
+        shown = told is None or (group is not None and len(group) == 1)
+        rows.append(
+            (str(i + 1), f"{share:.3f}", ends, cosine, largest_loadings(vector, reach, names) if shown else "-")
+        )
+    rows[_SHOWN + 1 :] = [("...", "", "", "", "")] if len(rows) > _SHOWN + 1 else []
+    widths = max(len(each[0]) for each in rows), 8, 14, 14
     width = max(shutil.get_terminal_size().columns - sum(widths) - len(widths) * len(_GAP), _NARROWEST)
     lines = [_row(row, (*widths, width)) for row in rows]
     said = (
         "Components of the correlation matrix, of columns standardised by what was released. A share, or a loading, "
         "lies between its two ends in about nine of ten releases or more, with respect to the noise."
     )
+    if found.alignment is not None:
+        said += f" {counted_words(found.alignment)} {ALIGNED}"
     if found.left_out:
         were = "was" if len(found.left_out) == 1 else "were"
         said += (
@@ -139,11 +182,6 @@ def standardised(found: Correlation, names: Sequence[str]) -> str:
             f"{listed(found.left_out)}."
         )
     return "\n".join([*lines, wrapped(said)])
-
-
-def _legend(found: Scree) -> str:
-    rounded = "" if found.rounding is None else f"{found.rounding.words()} "
-    return f"{rounded}{ALONE} {SURE}" + ("" if all(found.strengths) else f" {_DROWNED}")
 
 
 def between(ends: npt.NDArray[np.float64]) -> str:
@@ -170,23 +208,24 @@ def forecast(found: Forecast) -> str:
         f"  noise on an entry   {found.error:.4g} (standard deviation)",
         f"  edge of the noise   {found.edge:.4g} (confidence {CONFIDENCE})",
         *_rounding_lines(found),
-        f"  seen at all         components of variance above {found.threshold:.4g}",
+        f"  told from noise     components of variance above {found.threshold:.4g}, if alone",
         "",
     ]
     heads = ("component", "variance") if found.guessed else ("share of C²", "variance")
-    rows = [(*heads, "squared cosine if alone", "rows to see it", f"rows for {GOOD:g}")]
+    rows = [(*heads, "squared cosine", "rows to tell it", f"rows for {GOOD:g}")]
     for i, one in enumerate(found.expected):
         name = str(i + 1) if found.guessed else f"{100 * one.variance / found.largest:g} %"
-        cosine = f"{one.squared_cosine:.3f}" if one.squared_cosine else "drowned"
-        rows.append((name, f"{one.variance:.4g}", cosine, str(one.rows_to_see), str(one.rows_for_good)))
+        cosine = f"{one.squared_cosine:.3f}" if one.told else "not told"
+        see, good = ("never" if count is None else str(count) for count in (one.rows_to_see, one.rows_for_good))
+        rows.append((name, f"{one.variance:.4g}", cosine, see, good))
     lines += aligned(rows)
-    lines.append(wrapped(ALONE))
+    lines.append(wrapped(ALIGNED))
     if found.guessed:
-        lines.append(f"{found.seen} of {len(found.expected)} components will stand above the noise.")
+        lines.append(f"{found.seen} of {len(found.expected)} components will be told from noise.")
     if found.cautions:
         lines += ["", wrapped(in_words(found.cautions).strip())]
     lines += _trade_lines(found)
-    lines += ["", *aligned([("mechanism", "seen above"), *((n, f"{v:.4g}") for n, v in found.alternatives)])]
+    lines += ["", *aligned([("mechanism", "told above"), *((n, f"{v:.4g}") for n, v in found.alternatives)])]
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ from dpdist.answers.design import about_mean_of
 from dpdist.answers.partial import partial_correlation
 from dpdist.answers.regression import regressions
 from dpdist.errors import DrownedError
-from dpdist.pca.scree import above_noise
+from dpdist.pca.alignment import counted_components
 from dpdist.release.artefact import Release
 from papers.common.drawn import Drawn
 
@@ -86,7 +86,7 @@ def principal(scene: Drawn, release: Release, components: int | str) -> Found:
 
 def variances(scene: Drawn, release: Release) -> Found:
     """Return what the exact covariance has along the components above the noise, and the intervals."""
-    components = above_noise(release)
+    components = counted_components(release)
     found = captured(release, components)
     if found is None:
         raise UsageError("Nothing is known of the variances.")

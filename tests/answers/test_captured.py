@@ -15,8 +15,8 @@ from dpdist.answers.block import EntryNoise
 from dpdist.answers.captured import _score_variances, _Span, _span_variances, captured, holding
 from dpdist.errors import DrownedError, UsageError
 from dpdist.mechanisms.noise_law import Noise
+from dpdist.pca.alignment import counted_components
 from dpdist.pca.components import components
-from dpdist.pca.scree import above_noise
 from dpdist.privacy.guarantee import Neighbours
 from papers.common.drawn import Drawn, drawn
 from papers.common.held import KINDS, covariance_of, held
@@ -97,13 +97,13 @@ def test_the_lower_end_decides_how_many_hold_a_share() -> None:
 
 def test_what_holds_no_share_for_sure_is_refused_with_what_is_held() -> None:
     release = scene(400).release()
-    with pytest.raises(DrownedError, match=r"that stand above the noise hold 0\.\d+ for sure"):
+    with pytest.raises(DrownedError, match=r"that can be told from noise hold 0\.\d+ for sure"):
         holding(release, 0.99)
     for share in (0.0, 1.0, 3.0):
         with pytest.raises(UsageError, match="between 0 and 1"):
             holding(release, share)
     unknown = replace(release, noise=Noise("own"))
-    with pytest.raises(UsageError, match="no known edge"):
+    with pytest.raises(UsageError, match="no known law"):
         holding(unknown, 0.5)
     assert captured(unknown, components(release, 2)) is None
     assert captured(replace(release, answer=np.eye(8)[:2]), components(release, 2)) is None
@@ -115,6 +115,6 @@ def test_where_the_whole_variance_is_drowned_no_share_is_told_though_a_component
     answer = np.array(release.answer)
     answer[:8, :8] = clear * np.diag([1.0, *np.full(7, -1 / 7)])
     opposed = replace(release, answer=answer)
-    assert len(above_noise(opposed).components) == 1
+    assert len(counted_components(opposed).components) == 1
     with pytest.raises(DrownedError, match="tells no share of its variance"):
         holding(opposed, 0.1)

@@ -188,7 +188,7 @@ def test_pca_and_project_tell_what_they_made(released: Path, call: Call, schedul
     assert len(said.json["eigenvalues"]) == 2
     assert said.json["eigenvalues_per_row"] is True
     for cosine, (low, high) in zip(said.json["squared_cosines"], said.json["squared_cosine_intervals"], strict=True):
-        assert 0 <= low <= cosine <= high <= 1
+        assert cosine is low is high is None or 0 <= low <= cosine <= high <= 1
     said = call("project", "rows.zarr", "model.zarr", "scores.zarr", "--scheduler", scheduler, "--json")
     assert said.code == 0
     assert said.json == {"scores": "scores.zarr", "fresh": True, "n": ROWS, "private": True}
@@ -199,12 +199,10 @@ def test_pca_says_which_components_stand_above_the_noise(released: Path, call: C
     pytest.importorskip("matplotlib")
     said = call("pca", "release.zarr", "model.zarr", "--components", "3", "--plot", "scree.png")
     assert (said.code, said.out) == (0, "")
-    table = said.err.partition("The noise ends at")[0].splitlines()
-    assert all(len(line) <= 80 for line in table)
+    assert all(len(line) <= 80 for line in said.err.splitlines())
     assert "squared" in said.err
     assert "between" in said.err
-    assert "In at least 95 of 100 releases" in " ".join(said.err.split())
-    assert "The noise ends at" in said.err
+    assert "can be told" in said.err  # one component, or none: that is chance
     assert (released / "scree.png").stat().st_size > 1000
     said = call("pca", "release.zarr", "other.zarr", "--components", "many")
     assert said.code == 2
@@ -228,7 +226,7 @@ def test_the_number_of_components_may_be_left_to_the_noise(here: Path, call: Cal
     before = names_in(here)
     for asked in ("auto", "0.1"):
         said = call("pca", "drowned.zarr", "model.zarr", "--components", asked, "--json")
-        assert (said.code, "No component stands above the noise" in said.message) == (4, True)
+        assert (said.code, "No component of this release can be told from noise" in said.message) == (4, True)
     assert names_in(here) == before
 
 
@@ -249,7 +247,7 @@ def test_a_forecast_is_text_json_or_a_picture_and_touches_nothing(
     said = call(*FORECAST)
     assert (said.code, said.out) == (0, "")
     assert all(words in said.err for words in ("edge of the noise", "share of C²", "two-sided-wishart"))
-    assert "of 3 components will stand" in call(*FORECAST, "--spectrum", "40,9,0.01").err
+    assert "2 of 3 components will be told from noise" in call(*FORECAST, "--spectrum", "40,9,0.01").err
     orbit = call(*PURE, "--spectrum", "1", "--mechanism", "orbit", "--option", "spectrum=9")
     assert "lower bound" in orbit.err
 

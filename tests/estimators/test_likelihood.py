@@ -61,7 +61,8 @@ def test_a_scale_is_a_change_of_units_of_the_likelihood() -> None:
     made = drawn(rows * scale, 12.0, "100000", scale=tuple(scale))
     plain = PrivatePCA.from_release(scene.release(), 3).score_samples(rows)
     scaled = PrivatePCA.from_release(made.release(), 3).score_samples(rows * scale)
-    assert np.allclose(scaled, plain - np.log(scale).sum(), atol=0.02)
+    # the noise of both: the largest difference of 250 draws was .0247, and above .02 in 8 of them
+    assert np.allclose(scaled, plain - np.log(scale).sum(), atol=0.05)
 
 
 def test_the_fewest_components_that_hold_a_share_are_taken(fitted: PrivatePCA, register: Register) -> None:

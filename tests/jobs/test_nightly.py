@@ -579,9 +579,9 @@ def test_the_budget_is_declared_once(place: Place) -> None:
         place.run()
 
 
-def test_nothing_is_spent_where_the_number_of_components_is_left_to_noise_of_no_known_edge(place: Place) -> None:
+def test_nothing_is_spent_where_the_number_of_components_is_left_to_noise_of_no_known_law(place: Place) -> None:
     place.job.write_text(JOB + 'mechanism = "mvg-exact"\n[pca]\npath = "models"\ncomponents = "auto"\n')
     place.arrive("d1")
-    with pytest.raises(UsageError, match="no known edge"):
+    with pytest.raises(UsageError, match="no known law"):
         place.run()
     assert place.ledger.records == []

@@ -15,6 +15,7 @@ from support.releases import assemble
 
 from dpdist.cli import cli
 from dpdist.errors import DrownedError, UsageError
+from dpdist.estimators import PrivatePCA
 from dpdist.estimators.fit import save
 from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
@@ -22,10 +23,11 @@ from dpdist.pca.correlation import correlation
 from dpdist.pca.model import open_model
 from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release.artefact import Release
+from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.report.text import standardised
 from dpdist.rows.dataset import created
+from papers.common.drawn import drawn
 
 Floats = npt.NDArray[np.float64]
 N, D, C = 60_000, 6, 10.0
@@ -161,7 +163,7 @@ def test_the_model_standardises_new_rows_and_the_command_names_loadings(tmp_path
     asked = ["pca", str(tmp_path / "release.zarr"), str(model), "--components", "2", "--correlation"]
     told = CliRunner().invoke(cli, asked)
     assert told.exit_code == 0, told.output
-    assert "share of variance" in told.output
+    assert "share of" in told.output
     found = open_model(model)
     assert found.correlation
     assert "of the correlation matrix" in CliRunner().invoke(cli, ["inspect", str(model)]).output
@@ -179,11 +181,48 @@ def test_the_model_standardises_new_rows_and_the_command_names_loadings(tmp_path
     for other in (asked[:-1], [*asked[:4], "1", "--correlation"]):
         refused = CliRunner().invoke(cli, other)
         assert "was made from something else" in str(refused.exception)
-    refused = CliRunner().invoke(
-        cli, [*asked[:2], str(tmp_path / "auto.zarr"), "--components", "auto", "--correlation"]
-    )
-    assert "--correlation needs a number of components" in str(refused.exception)
     share = CliRunner().invoke(cli, [*asked[:2], str(tmp_path / "share.zarr"), "--components", "0.8", "--correlation"])
     assert share.exit_code == 0, share.output
     held = np.cumsum(correlation(released(), D).shares)
     assert len(open_model(tmp_path / "share.zarr").components.components) == int((held < 0.8).sum()) + 1
+
+
+def test_the_number_of_components_may_be_left_to_the_noise(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        save(released(), tmp_path / "release.zarr")
+    found = correlation(open_release(tmp_path / "release.zarr"), None)
+    assert found.alignment is not None
+    count = len(found.components.components)
+    assert 1 <= count == found.alignment.counted
+    asked = ["pca", str(tmp_path / "release.zarr"), str(tmp_path / "model.zarr"), "--components", "auto"]
+    said = json.loads(CliRunner().invoke(cli, [*asked, "--correlation", "--json"]).stdout)
+    assert said["components"] == said["above_noise"] == count
+    assert len(said["squared_cosines"]) == count
+    estimated = PrivatePCA.from_release(tmp_path / "release.zarr", "auto", correlation=True)
+    assert estimated.n_components_ == count
+    assert np.array_equal(np.asarray(estimated.squared_cosines_), found.alignment.squared_cosines)
+
+
+def test_of_drowned_correlations_no_number_is_found() -> None:
+    rows = np.random.default_rng(4).normal(size=(3000, 12))
+    alike = drawn(rows, 6.0, "3", centring=Centring.PRIVATE)
+    refused = []
+    for number in range(8):  # columns that do not go together: something is counted in one draw of ten at most
+        try:
+            correlation(alike.release(number), None)
+        except DrownedError as error:
+            refused.append(str(error))
+    assert len(refused) > 3
+    assert "No component of the correlation matrix can be told from noise" in refused[0]
+
+
+def test_shares_of_columns_that_are_one_are_at_most_the_whole() -> None:
+    column = np.random.default_rng(0).normal(size=(3000, 1)) * 2
+    known = drawn(np.hstack([column, column]), 8.0, "0.5", centring=Centring.PRIVATE)
+    for number in range(9):
+        found = correlation(known.release(number), 2)
+        assert found.shares.min() >= 0
+        assert found.shares.sum() <= 1 + 1e-12
+        assert found.intervals is not None
+        assert ((found.intervals >= 0) & (found.intervals <= 1)).all()

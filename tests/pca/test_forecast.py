@@ -91,12 +91,41 @@ def test_a_privacy_unit_that_no_release_takes_is_refused(mechanism: str, asked: 
 def test_rows_for_a_good_component_are_just_enough() -> None:
     first = forecast_release(request(), D, 1000, SPECTRUM)
     for i, one in enumerate(first.expected):
+        assert one.rows_for_good is not None
+        assert one.rows_to_see is not None
         assert forecast_release(request(), D, one.rows_for_good, SPECTRUM).expected[i].squared_cosine >= GOOD
-        assert forecast_release(request(), D, int(0.99 * one.rows_for_good), SPECTRUM).expected[i].squared_cosine < GOOD
-        assert forecast_release(request(), D, one.rows_to_see, SPECTRUM).expected[i].squared_cosine > 0
-        assert forecast_release(request(), D, one.rows_to_see - 1, SPECTRUM).expected[
-            i
-        ].squared_cosine == pytest.approx(0)
+        assert forecast_release(request(), D, one.rows_to_see, SPECTRUM).expected[i].told
+        assert not forecast_release(request(), D, int(0.99 * one.rows_to_see), SPECTRUM).expected[i].told
+
+
+def test_components_of_one_strength_are_told_together_and_never_apart() -> None:
+    found = forecast_release(request(), D, 10**7, [2.0, 1.0, 1.0])
+    assert found.seen == 3
+    assert [one.rows_for_good is None for one in found.expected] == [False, True, True]
+    assert min(one.squared_cosine for one in found.expected) > GOOD  # of the two together
+    assert found.cosine_at(10**7, 0) == found.expected[0].squared_cosine
+    assert "never" in text.forecast(found)
+    many = forecast_release(request(), D, 10**7, [1.0] * 7)  # more than a release looks beyond
+    assert many.seen == 0
+    assert {one.rows_to_see for one in many.expected} == {None}
+
+
+def test_what_a_component_stands_beside_counts() -> None:
+    """A component of twice the others, and one that stands alone: the former takes twice the rows."""
+    beside = forecast_release(request(), D, 5000, [1.0, *[0.5] * (D - 1)]).expected[0]
+    alone = forecast_release(request(), D, 5000, [1.0]).expected[0]
+    assert beside.squared_cosine < alone.squared_cosine
+    assert alone.rows_to_see is not None
+    assert beside.rows_to_see == pytest.approx(2 * alone.rows_to_see, rel=0.01)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 5])
+def test_few_columns_have_a_forecast_too(columns: int) -> None:
+    found = forecast_release(request(), columns, 10**5)
+    assert found.expected[0].told
+    assert found.expected[0].squared_cosine > GOOD
+    whole = forecast_release(request(), columns, 10**6, [3.0 / (i + 1) for i in range(columns)])
+    assert whole.seen == columns
 
 
 def test_without_a_guess_it_speaks_of_shares_of_the_clip_norm() -> None:

@@ -255,7 +255,6 @@ def test_an_estimator_takes_the_correlations_that_the_command_takes(rows: Path, 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"n_components": "auto"}, "correlation=True needs a number of components"),
         ({"whiten": True}, "leave whiten or correlation out"),
         ({"correlation": "yes"}, "correlation is True or False"),
         ({"clip": 3, "scale": "none"}, "has no mean and no centre"),

@@ -94,7 +94,7 @@ def test_a_clip_norm_out_of_the_air_is_found_out_and_bound_is_named(large: Path)
     assert call("report", "release.zarr", "page.html").exit_code == 0
     page = (large / "page.html").read_text()
     assert "NEARLY EVERY ROW WAS SHORTENED" in page
-    assert "exact one of shortened rows in" in page
+    assert "exact one of clipped rows in" in page
 
 
 def released(rows: Rows, clip: float, epsilon: float = 9, **more: object) -> Release:

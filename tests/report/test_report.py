@@ -22,7 +22,7 @@ from dpdist.errors import DrownedError, UsageError
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
-from dpdist.pca.scree import Scree
+from dpdist.pca.alignment import Alignment, Values
 from dpdist.pipeline import budget
 from dpdist.pipeline.combine import combine_releases
 from dpdist.pipeline.release import release_rows
@@ -31,10 +31,10 @@ from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyL
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import ReleaseRequest
 from dpdist.report import seen
+from dpdist.report import text as words_of
 from dpdist.report.charts import spectrum
 from dpdist.report.html import Shape, write
 from dpdist.report.promise import accuracy, hits
-from dpdist.report.text import above_noise
 from dpdist.rows.units import Unit
 from faults.browser import Page, browser
 from faults.packages import need
@@ -79,7 +79,7 @@ def test_the_page_says_what_is_promised_and_what_stands_above_the_noise(tmp_path
     assert "7.39 times" in text  # e²
     assert "Gaussian differential privacy" in text
     assert "dpdist.mechanisms.gaussian" in text
-    assert re.search(r"[234] of 4 components stand above", text)
+    assert re.search(r"[234] components can be told from noise", text)
 
 
 @pytest.mark.parametrize("clip", [1e-4, 1.0, 2500.0, 65536.0, 1234567.0, 1e12])
@@ -88,7 +88,7 @@ def test_numbers_are_short_whatever_the_units_are(tmp_path: Path, clip: float) -
     text = re.sub(r" d=\"[^\"]*\"", "", text)
     assert not re.findall(r"\d[eE][-+]?\d", text)  # 9.66245e+08
     assert not re.findall(r"\d{7}", text.partition('id="seen"')[2].partition("<p>All values")[0])
-    table = text.partition('aria-label="Components above the noise"')[2].partition("</table>")[0]
+    table = text.partition('aria-label="Components that can be told from noise"')[2].partition("</table>")[0]
     cells = [html.unescape(cell) for cell in re.findall(r"<td>([^<]*)</td>", table)]
     assert len(cells) in {5 * 2, 5 * 3, 5 * 4}
     assert max(map(len, cells)) <= 2 * 8 + 3
@@ -99,7 +99,7 @@ def test_numbers_are_short_whatever_the_units_are(tmp_path: Path, clip: float) -
 
 def test_components_that_may_be_noise_are_grey_and_folded(tmp_path: Path) -> None:
     text = page(tmp_path, released(epsilon="0.1"), count=4)
-    above = re.search(r"(\d) of 4 components stands? above the noise", text)
+    above = re.search(r"(\d) components? can be told from noise", text)
     assert above is not None
     folded = drowned_part(text)
     numbers = {int(number) for number in re.findall(r"<h3>Component (\d)</h3>", folded)}
@@ -109,17 +109,25 @@ def test_components_that_may_be_noise_are_grey_and_folded(tmp_path: Path) -> Non
     assert len(shown) == int(above[1])
 
 
+def told(values: Values, count: int, edge: float) -> Alignment:
+    """Return what is told of components, of which some are counted."""
+    known = np.where(np.arange(len(values)) < count, 0.9, np.nan)
+    groups = tuple(range(i, i + 1) for i in range(count))
+    ends = np.column_stack([known, known])
+    return Alignment(values, count, groups, known * values, known, ends, None, edge, np.full(len(values), edge))
+
+
 def test_the_whole_spectrum_is_drawn_small_however_wide_the_release_is() -> None:
     """The drawing has the edge, and a dot for each component that another one does not cover."""
     values = np.sort(np.random.default_rng(1).normal(size=2000))[::-1]
     values[:5] += [90, 50, 30, 20, 10]
-    chart = spectrum(Scree(values, 4.0, 0.95, values, values, np.zeros((2000, 2))), per_row=True, total=2000)
+    chart = spectrum(told(values, 5, 4.0), per_row=True, total=2000)
     assert len(chart) < 100_000
     drawing = ET.fromstring(chart)  # noqa: S314 - of this library
     dots = {path.get("class"): path.get("d", "").count("M") for path in drawing.iter("path")}
     assert dots["dots"] == 5
     assert dots["dots faint"] > 200
-    assert "5 of 2000 eigenvalues stand above the edge of the noise at 4" in chart
+    assert "5 of 2000 components can be told from noise, whose eigenvalues stay below 4" in chart
 
 
 def test_the_most_that_a_test_finds_follows_from_the_guarantee() -> None:
@@ -288,7 +296,7 @@ def test_a_column_is_explained_by_others_if_that_is_asked(tmp_path: Path, monkey
 def test_one_column_is_a_page_too(tmp_path: Path) -> None:
     release = drawn(np.random.default_rng(2).normal(size=(5000, 1)), 4.0).release()
     text = page(tmp_path, release)
-    assert "1 of 1 component stands above the noise." in text
+    assert "1 component can be told from noise" in text
     assert "a correlation takes two" in text
 
 
@@ -364,8 +372,11 @@ def test_the_keyboard_alone_reaches_all_that_can_be_opened(tmp_path: Path, scree
 
 def test_a_table_of_which_all_is_noise_breaks_no_word_and_says_what_helps() -> None:
     values = np.array([5.4, 1.9])
-    found = Scree(values, 7.1, 0.95, np.zeros(2), np.zeros(2), np.array([[0, 0.98]] * 2))
-    words = " ".join(above_noise(found).split())
-    assert "shortened" in words
-    assert "0 components stand above it. A larger epsilon or more rows would lift some" in words
-    assert "lift some" not in above_noise(replace(found, eigenvalues=values + 7, strengths=np.ones(2)))
+    nothing, something = told(values, 0, 7.1), told(values, 0, 3.0)
+    words = " ".join(words_of.alignment(nothing).split())
+    assert "clipped" in words
+    assert words.count("not told") == 3  # in the legend, too
+    assert "Nothing here can be told from noise. A larger epsilon or more rows would lift some" in words
+    words = " ".join(words_of.alignment(something).split())
+    assert "No single component can be told. There is more here than noise" in words
+    assert "lift some" not in words_of.alignment(told(values, 2, 1.0))
