@@ -119,8 +119,9 @@ class DrownedError(DataError):
 class PrivacyLeakWarning(UserWarning):
     """A parameter was computed from the rows without spending budget: on private data its value is a leak.
 
-    It names the parameter. Two places warn: published experiments that are repeated on public data, and estimators that
-    see that a parameter can only come from their rows. No command takes a parameter from the rows.
+    It names the parameter. Published experiments that are repeated on public data warn, and estimators that see that a
+    parameter can only come from their rows. So does every ``score`` of an estimator: parameters that are chosen by
+    scores come from the rows. No command takes a parameter from the rows.
 
     See Also
     --------
@@ -192,7 +193,7 @@ class DrownedWarning(UserWarning):
     See Also
     --------
     PrivatePCA, PrivateRidge, PrivateCovariance : Give it.
-    forecast_release : Says beforehand which components will stand above the noise.
+    forecast_release : Says beforehand which components will be told from noise.
 
     Examples
     --------

@@ -35,6 +35,7 @@ from dpdist.estimators.fit import (
     releases_subspace,
     require_private,
     tell_columns,
+    warn_of_score,
 )
 from dpdist.estimators.inputs import RowsError, rows_at, rows_of
 from dpdist.ledger.address import LedgerAddressGiven
@@ -294,7 +295,9 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
             return rows.mapped(told, 1, np.float64, ["distance"], "distance")[:, 0]
 
     def score(self, X: object, y: object = None) -> float:  # noqa: N803, ARG002 - scikit-learn's names
-        """Return the mean log-likelihood of rows, if they are normal with this mean and covariance. It is private.
+        """Return the mean log-likelihood of rows, if they are normal with this mean and covariance.
+
+        It is private, and a warning says so.
 
         Parameters
         ----------
@@ -306,6 +309,7 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         known = np.isfinite(self.location_)
         _, determinant = np.linalg.slogdet(self.get_precision()[np.ix_(known, known)])
         distance = float(self.mahalanobis(X).mean())
+        warn_of_score(self)
         return float(determinant - distance - known.sum() * math.log(2 * math.pi)) / 2
 
     @property

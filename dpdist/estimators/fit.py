@@ -387,6 +387,17 @@ def _warn(total: ArraySum, *, named: bool) -> None:
         )
 
 
+def warn_of_score(estimator: object) -> None:
+    """Say of every score, whatever its rows are, that it is not private: a warning for some would tell which."""
+    warnings.warn(
+        f"A score of {type(estimator).__name__} is computed from its rows without noise: it is as private as they are. "
+        "Parameters that are chosen by scores (GridSearchCV, cross_val_score) tell of the rows by which, whatever the "
+        "fits cost. Choose them from public data, or from what was released.",
+        PrivacyLeakWarning,
+        stacklevel=3,
+    )
+
+
 def save(release: Release, path: AnyStore) -> None:
     """Write a release that is held in memory as a release.zarr.
 

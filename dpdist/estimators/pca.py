@@ -31,6 +31,7 @@ from dpdist.estimators.fit import (
     request_of,
     require_private,
     tell_columns,
+    warn_of_score,
 )
 from dpdist.estimators.inputs import RowsError, rows_at, rows_of, scores_given
 from dpdist.ingest.labelled import relabelled
@@ -185,7 +186,8 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     **The guarantee is about the rows of X.** What was computed from all rows before, such as the output of
     a ``StandardScaler`` fitted on them, is not covered; give a public centre and scale instead, or ``scale="private"``.
-    Choosing parameters by cross-validation fits again and again, and every fit costs.
+    Choosing parameters by cross-validation is not private: it chooses by exact scores of the rows, whatever the fits
+    cost. So every ``score`` comes with a :class:`dpdist.PrivacyLeakWarning`.
 
     **A guarantee that promises little** comes with a :class:`dpdist.WeakGuaranteeWarning`: an epsilon above 10,
     or where n is private a delta from 1e-4 on.
@@ -463,7 +465,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             return rows.mapped(model.log_likelihoods, 1, np.float64, ["likelihood"], "likelihood")[:, 0]
 
     def score(self, X: object, y: object = None) -> float:  # noqa: N803, ARG002 - scikit-learn's names
-        """Return the mean log-likelihood of rows (:meth:`score_samples`). It is private.
+        """Return the mean log-likelihood of rows (:meth:`score_samples`). It is private, and a warning says so.
 
         Parameters
         ----------
@@ -472,7 +474,9 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         y
             Ignored.
         """
-        return float(self.score_samples(X).mean())
+        found = float(self.score_samples(X).mean())
+        warn_of_score(self)
+        return found
 
     def to_sklearn(self) -> Any:
         """Return a fitted ``sklearn.decomposition.PCA`` of the same components, for tools that know no other.

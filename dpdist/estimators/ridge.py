@@ -32,6 +32,7 @@ from dpdist.estimators.fit import (
     released,
     releases_subspace,
     require_private,
+    warn_of_score,
 )
 from dpdist.estimators.inputs import Rows, RowsError, rows_at, rows_of
 from dpdist.estimators.targets import Targets, targets_of
@@ -328,6 +329,22 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
             names = [str(name) for name in self.target_names_]
             found = rows.mapped(partial(_told, slopes=slopes, start=start), len(names), np.float64, names, "target")
             return found[:, 0] if self.coef_.ndim == 1 else found
+
+    def score(self, X: object, y: object, sample_weight: object = None) -> float:  # noqa: N803 - scikit-learn's names
+        """Return R² of the prediction of rows. It is private, and a warning says so.
+
+        Parameters
+        ----------
+        X
+            (n, d), as of :meth:`predict`.
+        y
+            (n,) or (n, t): the targets.
+        sample_weight
+            (n,), or None.
+        """
+        found = float(super().score(X, y, sample_weight))
+        warn_of_score(self)
+        return found
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -67,9 +67,9 @@ class Budget:
     -----
     Safe to use from several threads. A copy would be a second budget, so there is none: ``copy.copy``,
     ``copy.deepcopy`` and :func:`sklearn.base.clone` return the same object, and all fits of a cross-validation are
-    charged to it. A pickled one, as another process gets it (``n_jobs`` of scikit-learn), and one in a forked process
-    pay for nothing: every fit there is refused. Use ``n_jobs=None`` or threads, with
-    ``joblib.parallel_config("threading")``.
+    charged to it. That does not make the cross-validation private: it chooses by scores, which are exact. A pickled
+    one, as another process gets it (``n_jobs`` of scikit-learn), and one in a forked process pay for nothing: every fit
+    there is refused. Use ``n_jobs=None`` or threads, with ``joblib.parallel_config("threading")``.
 
     A charge stays whatever happens to the fit after it. The loss of all fits has to be about the same neighbours, those
     of the first one.

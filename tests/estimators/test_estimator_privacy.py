@@ -16,14 +16,15 @@ import scipy.sparse
 from scipy import stats
 from sklearn.base import clone
 from sklearn.exceptions import FitFailedWarning
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler, normalize
 from sklearn.tree import DecisionTreeClassifier
 from support.estimator_scene import CLIP, COLUMNS, HELD, Table, table
 
-from dpdist import PrivateCovariance, PrivatePCA
+from dpdist import Budget, PrivateCovariance, PrivatePCA, PrivateRidge
 from dpdist.errors import DataError, DrownedWarning, PrivacyLeakWarning, RefusedError
+from dpdist.estimators import fit
 from dpdist.ledger.fingerprints import Fingerprints
 from dpdist.ledger.in_memory import Register
 from dpdist.mechanisms.gaussian import CalibratedGaussian
@@ -347,3 +348,38 @@ def test_a_release_that_is_not_private_as_claimed_has_no_estimator() -> None:
     for estimator in (PrivatePCA, PrivateCovariance):
         with pytest.raises(RefusedError, match="not private as claimed"):
             estimator.from_release(worse)
+
+
+def test_a_cross_validation_tells_of_a_row_though_its_fits_are_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why every score warns: the choice between two ridges is that of one row, in every trial."""
+
+    def chosen(seed: int, *, there: bool) -> float:
+        monkeypatch.setattr(fit, "REGISTER", Register())
+        rng = np.random.default_rng(seed)
+        rows = np.clip(0.5 * rng.normal(size=(400, 2)), -1, 1)
+        target = np.clip(rows[:, 0] + 0.1 * rng.normal(size=400), -1, 1)
+        rows[-1], target[-1] = ([1e6, 0.0] if there else [0.0, 0.0]), 0.0
+        asked = PrivateRidge(epsilon=10, delta=1e-6, clip=2, centre="none", budget=Budget(epsilon=200, delta=1e-4))
+        search = GridSearchCV(asked, {"ridge": [0.0, 1e7]}, cv=KFold(2), refit=False)
+        with pytest.warns(PrivacyLeakWarning, match="chosen by scores"):
+            search.fit(rows, target)
+        return float(search.best_params_["ridge"])
+
+    assert [chosen(seed, there=True) for seed in range(5)] == [1e7] * 5
+    assert [chosen(seed, there=False) for seed in range(5)] == [0] * 5
+
+
+@pytest.mark.parametrize("rows", [np.zeros((30, 3)), np.random.default_rng(1).normal(size=(30, 3))])
+def test_every_score_warns_whatever_its_rows_are(rows: Table) -> None:
+    known = np.random.default_rng(2).normal(size=(2000, 3))
+    asked: dict[str, Any] = {"epsilon": 4, "delta": 1e-6, "clip": 4, "budget_epsilon": 50}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fitted = (
+            PrivatePCA(2, **asked).fit(known), PrivateCovariance(**asked).fit(known),
+            PrivateRidge(**asked).fit(known[:, :2], known[:, 2]),
+        )  # fmt: skip
+    for estimator in fitted:
+        given = (rows[:, :2], rows[:, 2]) if isinstance(estimator, PrivateRidge) else (rows,)
+        with pytest.warns(PrivacyLeakWarning, match=f"A score of {type(estimator).__name__}"):
+            estimator.score(*given)
