@@ -326,7 +326,7 @@ def test_command_job_file_and_estimator_ask_for_the_same_release(rows: Path, tmp
         release=tmp_path / "fitted.zarr",
     ).fit(str(rows))  # fmt: skip
     assert fitted.release_.attributes() == first.attributes()
-    again = PrivatePCA.from_release(first)
+    again = PrivatePCA.from_release(first, 1)
     assert (again.scale, again.clip, again.centre) == ("private", "auto", "private")
     assert losses(ledger_of_rows(rows)) == [WHOLE]
 

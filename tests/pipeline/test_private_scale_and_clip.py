@@ -193,7 +193,7 @@ def test_command_job_file_and_estimators_ask_for_the_same_release(rows: Path, tm
     given = {"epsilon": 1, "delta": "1e-6", "clip": "private", "scale": "private"}
     fitted = PrivatePCA(n_components=1, release=tmp_path / "fitted.zarr", **given).fit(str(rows))  # type: ignore[arg-type]
     assert fitted.release_.attributes() == first.attributes()
-    again = PrivatePCA.from_release(first)
+    again = PrivatePCA.from_release(first, 1)
     assert (again.scale, again.clip) == ("private", "private")
     assert losses(ledger_of_rows(rows)) == [WHOLE]
     assert Outcome(first, tmp_path / "release.zarr", fresh=False).to_json()["stage"]["mechanism"].startswith("column")  # type: ignore[index]
