@@ -12,7 +12,7 @@ first order the error of R between u_m and u_k has the variance
 ``q = sum_j a_mj² a_kj²``, and c is 0, or ``(l_k + l_m) / 2`` for correlations: a column that is divided by a wrong
 deviation changes R by ``-(F R + R F)/2``, F the diagonal of the error of ``D A D``. Where n is private, its relative
 error of variance h² adds ``h² ((a_m.x) (a_k.x) - c sum_j x_j² a_mj a_kj)²``. Of a release of more than 2000 columns
-only the eigenvalues that were asked for are known. Then ``off + t² |x|² + h² |x|⁴`` is taken, which is not less.
+only the largest eigenvalues are known. Then ``off + t² |x|² + h² |x|⁴`` is taken, which is not less.
 
 **Eigenvalues.** By Weyl's inequality each released eigenvalue differs from the exact one, of the clipped rows, by at
 most the largest eigenvalue of the error, for all at once: the edge of the noise (:mod:`dpdist.pca.noise_edge`) at
@@ -36,7 +36,7 @@ from dpdist.mechanisms.info import Output
 from dpdist.naming import parameter, step
 from dpdist.pca.components import Components, about_mean, components, highest_eigenvalues, mean_variance
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
-from dpdist.pca.overlap import Spectrum
+from dpdist.pca.overlap import FAR, Spectrum
 from dpdist.pca.rounding import Rounding, rounding
 from dpdist.release.artefact import Release
 from dpdist.release.request import ReleaseRequest
@@ -49,8 +49,6 @@ SHOWN = 10
 """Components of which loadings have intervals, and loadings of each that are listed."""
 _FIRST_LOOK = 8
 """Components that are looked at first, to see how many are counted; then four times those that are."""
-_FAR = 3.0
-"""Standard deviations that a normal stays below with probability 0.999."""
 
 
 @dataclass(frozen=True)
@@ -219,9 +217,9 @@ def _centring_error(release: Release) -> float:
     d, constant, noise = release.bound.columns, release.bound.constant, release.noise
     rounded = constant**2 * count / 4 if release.bound.rule == DITHERED and count > 0 else 0.0
     deviation = math.sqrt((noise.variance_off_diagonal or 0.0) + rounded) * release.bound.unit / (constant * count)
-    length = deviation * (math.sqrt(d) + _FAR / math.sqrt(2))
+    length = deviation * (math.sqrt(d) + FAR / math.sqrt(2))
     mean = float(np.linalg.norm(total)) / count + length
-    return mean * (length + _FAR * deviation) + mean**2 * _FAR * _count_error(release)
+    return mean * (length + FAR * deviation) + mean**2 * FAR * _count_error(release)
 
 
 def _eigenvalue_errors(release: Release, law: NoiseLaw, eigenvalues: Values) -> Values:
@@ -229,7 +227,7 @@ def _eigenvalue_errors(release: Release, law: NoiseLaw, eigenvalues: Values) -> 
     rounded = rounding(release)
     off, shift = (0.0, 0.0) if rounded is None else (rounded.error, rounded.shift)
     error = law.edge_at(CONFIDENCE) + _centring_error(release) + off + shift
-    relative = min(_FAR * _count_error(release), 0.5)
+    relative = min(FAR * _count_error(release), 0.5)
     errors: Values = (error + relative * np.maximum(eigenvalues, 0)) / (1 - relative)
     return errors
 
@@ -354,12 +352,16 @@ def counted_components(release: Release, product: Callable[[Values], Values] | N
                 raise AssertionError("a release without eigenvalues has no law of noise")
             count = _part(release, law, values).counted()
     if not count:
-        raise DrownedError(
-            f"No component of this release can be told from noise, or from what is beside it. {step('forecast')} says "
-            f"how much budget or how many rows it takes. {parameter('components', 'K')} takes K components all the "
-            "same."
-        )
+        raise none_counted("this release")
     return components(release, count, product)
+
+
+def none_counted(where: str) -> DrownedError:
+    """Return what is raised where components are left to the noise, and none is counted."""
+    return DrownedError(
+        f"No component of {where} can be told from noise, or from what is beside it. {step('forecast')} says how much "
+        f"budget or how many rows it takes. {parameter('components', 'K')} takes K components all the same."
+    )
 
 
 def require_alignment(release: Release, found: Components) -> Alignment:

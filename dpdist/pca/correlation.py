@@ -38,7 +38,7 @@ import numpy.typing as npt
 
 from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import parameter, step
-from dpdist.pca.alignment import Alignment, EntryNoise, aligned, entry_variances, pair_variances
+from dpdist.pca.alignment import MOST, Alignment, EntryNoise, aligned, entry_variances, none_counted, pair_variances
 from dpdist.pca.components import Components, about_mean, mean_variance
 from dpdist.pca.eigen import signed, top_eigenpairs
 from dpdist.pca.noise_edge import law_of
@@ -51,8 +51,6 @@ ABOVE = 4.0
 """Standard deviations of the noise by which a column has to stand above it."""
 _SURE = 2.0
 """Those between the middle of an interval and its end."""
-_MOST = 2000
-"""Columns of which all eigenvectors are found, for the intervals."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def correlation(release: Release, count: float | None) -> Correlation:
     standard = matrix[np.ix_(kept, kept)] * np.outer(divisor, divisor)
     np.fill_diagonal(standard, 1)
     intervals = told = None
-    if len(kept) <= _MOST:
+    if len(kept) <= MOST:
         values, columns = np.linalg.eigh(standard)
         noise = replace(EntryNoise.of(release), centre=about.mean[kept])
         intervals = _intervals(values, columns, divisor, noise)[::-1] / len(kept)
@@ -169,14 +167,10 @@ def _counted(count: float | None, release: Release) -> int:
     if count is None:
         raise UsageError(
             f"The components of this correlation matrix cannot be counted: the noise of {release.mechanism} has no "
-            f"known law, or more than {_MOST} columns are left. Pass their number ({parameter('components', 'K')})."
+            f"known law, or more than {MOST} columns are left. Pass their number ({parameter('components', 'K')})."
         )
     if not count:
-        raise DrownedError(
-            f"No component of the correlation matrix can be told from noise, or from what is beside it. "
-            f"{step('forecast')} says how much budget or how many rows it takes. {parameter('components', 'K')} takes "
-            "K components all the same."
-        )
+        raise none_counted("the correlation matrix")
     return int(count)
 
 
@@ -193,8 +187,8 @@ def _require_share(share: float, columns: int) -> None:
     instead = f"pass a number of components ({parameter('components', 'K')})"
     if not 0 < share < 1:
         raise UsageError(f"A share of the variance is between 0 and 1, not {share:g}.", parameter="components")
-    if columns > _MOST:
-        raise UsageError(f"The share of each component is known up to {_MOST} columns: {instead}.")
+    if columns > MOST:
+        raise UsageError(f"The share of each component is known up to {MOST} columns: {instead}.")
 
 
 def _enough(low: Values, share: float) -> int:

@@ -299,8 +299,10 @@ def tally(known: Drawn, true: Floats, *, correlations: bool) -> tuple[int, int, 
         assert ((ends[..., 0] <= vectors) & (vectors <= ends[..., 1]))[told_of].all()
         exact = true * np.sign((true * vectors).sum(axis=1))[:, None]
         far = np.abs(exact - ends.mean(axis=-1)) / (ends[..., 1] - ends[..., 0]) * 2
-        said, held, narrow = said + told_of.sum(), held + (far <= 1).sum(), narrow + (far <= 0.2).sum()
-    return int(said), int(held), int(narrow)
+        said, held, narrow = (
+            said + int(told_of.sum()), held + int((far <= 1).sum()), narrow + int((far <= 0.2).sum())
+        )  # fmt: skip
+    return said, held, narrow
 
 
 @pytest.mark.parametrize(
