@@ -29,6 +29,7 @@ from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
 from dpdist.moment import cost
 from dpdist.pca.forecast import forecast_release
 from dpdist.pca.orbit_forecast import ORBITS, forecast_orbit
+from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.parse import clip_from, numbers_from, request_from
 from dpdist.release.worth import choice_refused
 from dpdist.report import text
@@ -72,7 +73,7 @@ _OF_A_CLUSTER = {
     "--clip",
     default="1.0",
     show_default=True,
-    help="Public clip norm C; private: the release chooses it; auto: 1.5 sqrt(d), with a scale.",
+    help="Public clip norm C; private: the release chooses it; auto: 1.75 sqrt(d), with a scale.",
 )
 @click.option("--spectrum", help="Public guess of the variances of the components: 4,2,0.5. Never from the data.")
 @click.option(
@@ -151,7 +152,8 @@ def forecast_command(
         draw_forecast(found, plot)
     value, words = found.to_json(), text.forecast(found)
     once = found.person.counted_once
-    parts = request.parts(columns, once)
+    public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
+    parts = request.on_grid(columns, public, once).parts(columns, once)
     if parts is not None:
         value["parts"] = parts.to_json()
         words += f"\n\n{text.parts(parts, request)}"

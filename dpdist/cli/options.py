@@ -193,7 +193,8 @@ def scale_options(command: Command) -> Command:
     command = click.option(
         "--scale-share",
         metavar="SHARE",
-        help="With --scale private: what its choice takes of the release's mu² (or epsilon) [default: 0.1].",
+        help="With --scale private: the share of the release's mu² (or epsilon) that its choice takes [default: .01 to "
+        ".25, by n, epsilon and d].",
     )(command)
     return click.option(
         "--scale",

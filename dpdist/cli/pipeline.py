@@ -157,9 +157,14 @@ def ingest(
 @click.option(
     "--clip",
     help="Required. Public clip norm C, from public knowledge or dpdist bound; never from the data. private: the "
-    "release chooses it first, from a private histogram of the norms (of scaled rows, with --scale private), for a "
-    "tenth of its mu² (or epsilon). auto: 1.5 sqrt(d), for columns that are divided by a scale, or of those that a "
-    "private one saw.",
+    "release chooses it first, from a private histogram of the norms (of scaled rows, with --scale private). auto: "
+    "1.75 sqrt(d), for columns that are divided by a scale, or of those that a private one saw.",
+)
+@click.option(
+    "--components",
+    type=int,
+    metavar="K",
+    help="With --clip private: choose the norm that suits K components. Without it, the 0.95-quantile.",
 )
 @mechanism_option
 @neighbours_option
@@ -185,8 +190,9 @@ def ingest(
 @trusted_option
 @json_option
 def release_command(
-    rows: AnyStore, release: AnyStore, epsilon: str, delta: str | None, clip: str | None, mechanism: str | None,
-    neighbours: str, centre: str, scale: str, scale_share: str | None, grid_bits: int | None, rows_at_most: int,
+    rows: AnyStore, release: AnyStore, epsilon: str, delta: str | None, clip: str | None, components: int | None,
+    mechanism: str | None, neighbours: str, centre: str, scale: str, scale_share: str | None, grid_bits: int | None,
+    rows_at_most: int,
     options: tuple[str, ...], arithmetic: str | None, for_reproduction: bool, accept_large_delta: bool,
     name: str | None, ledger: LedgerAddress | None, cluster: Cluster, trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
@@ -195,8 +201,8 @@ def release_command(
         raise UsageError(_without_clip(rows))
     request = request_from(
         epsilon=epsilon, delta=delta, clip=clip_from(clip), mechanism=mechanism, neighbours=neighbours, centre=centre,
-        scale=scale, scale_share=scale_share, grid_bits=grid_bits, rows_at_most=rows_at_most, period="", name=name,
-        folder=Path(), for_reproduction=for_reproduction,
+        scale=scale, scale_share=scale_share, components=components, grid_bits=grid_bits, rows_at_most=rows_at_most,
+        period="", name=name, folder=Path(), for_reproduction=for_reproduction,
         options=options_of(options, arithmetic), accept_large_delta=accept_large_delta,
     )  # fmt: skip
     cluster = replace(cluster, trusted_worker=trusted == "worker")
@@ -213,7 +219,7 @@ def _without_clip(rows: AnyStore) -> str:
     free = "" if norm is None else f", such as --clip {rounded_up(norm)}, beyond which no row is by its schema"
     return (
         f"A release needs the norm that rows are shortened to: --clip C, from public knowledge{free}; or --clip "
-        "private, and it chooses one first, for a tenth of its budget; or, with a scale, --clip auto."
+        "private, and it chooses one first, for a part of its budget; or, with a scale, --clip auto."
     )
 
 

@@ -62,7 +62,7 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
     epsilon : str, int, float or Decimal
         What the release may cost, of whole millionths. Required.
     clip : float, "auto" or "private"
-        The clip norm C > 0, in the units of X after centre and scale; public. Required. ``"auto"`` is 1.5 times the
+        The clip norm C > 0, in the units of X after centre and scale; public. Required. ``"auto"`` is 1.75 times the
         square root of d, for columns divided by a scale; with a private scale, of the number of columns of which that
         choice saw a variance. ``"private"``: the release chooses it first, as of :class:`dpdist.PrivatePCA`.
     delta : str, int, float or Decimal, default None
@@ -78,8 +78,9 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         ``"private"``: the release chooses a scale of each column first, from private histograms of all columns, and
         shifts by a centre from the same, unless a public one is given. Or a public scale: one positive number per
         column, or a file of these as for ``centre``. ``clip`` is in scaled units then.
-    scale_share : str, float or Decimal, default "0.1"
-        What that choice takes of the release's mu² (of epsilon, where the mechanism has no mu).
+    scale_share : str, float or Decimal, default None
+        The share of the release's mu² that this choice takes (of epsilon, where the mechanism has no mu). None: .01 to
+        .25, by n, epsilon and d.
     ledger, release : str or path-like, default None
         The place of the ledger, and where to publish the release, as of :class:`dpdist.PrivatePCA`.
     budget_epsilon, budget_delta : str, int, float or Decimal, default None
@@ -167,7 +168,7 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         neighbours: str = "replace-one",
         centre: Centre = "private",
         scale: Scale = "none",
-        scale_share: Number = "0.1",
+        scale_share: Number | None = None,
         ledger: LedgerAddressGiven | None = None,
         release: AnyPath | None = None,
         budget_epsilon: Number | None = None,

@@ -71,7 +71,7 @@ class Parameters(Protocol):
     neighbours: str
     centre: Centre
     scale: Scale
-    scale_share: Number
+    scale_share: Number | None
     grid_bits: int | None
     rows_at_most: int
     options: Mapping[str, object] | None
@@ -153,7 +153,8 @@ def request_of(asked: Parameters, components: int | None = None) -> ReleaseReque
         neighbours=str(asked.neighbours),
         centre=centre,
         scale=scale,
-        scale_share=str(asked.scale_share),
+        scale_share=None if asked.scale_share is None else str(asked.scale_share),
+        components=components if word == "private" else None,
         vectors={**vectors, **divisors},
         grid_bits=None if bits is None else int(bits),
         rows_at_most=int(most),
@@ -270,7 +271,9 @@ def release_place(asked: Parameters, rows: Store, request: ReleaseRequest) -> St
     def of(one: ReleaseRequest) -> Store:
         return rows.parent.within(f"{name}.{one.release_id(table)}.zarr")
 
-    return of(trusted.charged_request(request, table, ledger, of(request.truncating())))
+    today = request.of_table(table)
+    charged = (trusted.charged_request(request, table, ledger, of(older)) for older in request.older())
+    return of(next((each for each in charged if each != today), today))
 
 
 def _ledger_given(asked: Parameters) -> LedgerAddress | None:

@@ -83,10 +83,10 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         The clip norm C, in the units of X after centre and scale: longer rows are shortened to it, and all
         that is fitted is of rows so shortened; a release that tells that nearly all were comes with a
         :class:`dpdist.ShortenedRowsWarning`. Required, and to be chosen from what is publicly known, never from
-        X: that would be a leak. ``"auto"`` is 1.5 times the square root of d, for columns divided by a scale; with a
+        X: that would be a leak. ``"auto"`` is 1.75 times the square root of d, for columns divided by a scale; with a
         private scale, of the number of columns of which that choice saw a variance. ``"private"``: the release chooses
-        it first, from a private histogram of the norms, for a tenth of its mu² (or epsilon); after a private scale, of
-        the norms of scaled rows.
+        it first, from a private histogram of the norms; after a private scale, of the norms of scaled rows. It suits
+        ``n_components``, if that is a number: another number is another release, charged anew.
     mechanism : str, default None
         Its name; None takes ``gaussian`` where a delta is given and ``two-sided-wishart`` where none is.
     neighbours : {"replace-one", "add-remove"}, default "replace-one"
@@ -99,8 +99,9 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         ``"private"``: the release chooses a scale of each column first, from private histograms of all columns, and
         shifts by a centre from the same, unless a public one is given. Or a public scale: one positive number per
         column, or a file of these as for ``centre``. ``clip`` is in scaled units then.
-    scale_share : str, float or Decimal, default "0.1"
-        What that choice takes of the release's mu² (of epsilon, where the mechanism has no mu).
+    scale_share : str, float or Decimal, default None
+        The share of the release's mu² that this choice takes (of epsilon, where the mechanism has no mu). None: .01 to
+        .25, by n, epsilon and d.
     ledger : str or path-like, default None
         For the path of a rows.zarr: the place of its ledger, if it is not beside it. Refused for rows in memory.
     release : str or path-like, default None
@@ -252,7 +253,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         neighbours: str = "replace-one",
         centre: Centre = "none",
         scale: Scale = "none",
-        scale_share: Number = "0.1",
+        scale_share: Number | None = None,
         ledger: LedgerAddressGiven | None = None,
         release: AnyPath | None = None,
         budget_epsilon: Number | None = None,

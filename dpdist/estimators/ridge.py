@@ -83,7 +83,7 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
     centre : str, path-like, sequence of float or mapping, default "private"
         As of :class:`dpdist.PrivatePCA`, of the columns of X and then those of y. Only ``"private"`` fits an intercept;
         otherwise the regression leads through the public centre.
-    scale, scale_share : str, default "none" and "0.1"
+    scale, scale_share : str, default "none" and None
         As of :class:`dpdist.PrivatePCA`, of the columns of X and of those of y.
     ledger, release : str or path-like, default None
         The place of the ledger, and where to publish the release, as of :class:`dpdist.PrivatePCA`.
@@ -186,7 +186,7 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
         neighbours: str = "replace-one",
         centre: Centre = "private",
         scale: Scale = "none",
-        scale_share: Number = "0.1",
+        scale_share: Number | None = None,
         ledger: LedgerAddressGiven | None = None,
         release: AnyPath | None = None,
         budget_epsilon: Number | None = None,

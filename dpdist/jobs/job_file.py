@@ -246,7 +246,7 @@ def _job(
         budget=make(lambda: _budget(rows)),
         columns=rows.columns,
         release=files.place(release.path),
-        request=_request(release, files),
+        request=_request(release, files, None if pca is None else pca.components.number),
         ledger=None if release.ledger is None else make(partial(address_of, release.ledger, files.folder)),
         model=files.maybe_place(pca.path if pca else None),
         components=None if pca is None else pca.components.number,
@@ -310,7 +310,7 @@ def _budget(rows: Rows) -> PrivacyLoss | None:
     return PrivacyLoss.declared(rows.budget_epsilon, *parts)
 
 
-def _request(release: Release, files: _Files) -> ReleaseRequest:
+def _request(release: Release, files: _Files, number: float | None) -> ReleaseRequest:
     clip = clip_from(release.clip)
     before = len(files.errors)
     request = files.make(
@@ -323,6 +323,7 @@ def _request(release: Release, files: _Files) -> ReleaseRequest:
             centre=release.centre,
             scale=release.scale,
             scale_share=release.scale_share,
+            components=number if clip == "private" and isinstance(number, int) else None,
             grid_bits=release.grid_bits,
             rows_at_most=release.rows_at_most,
             period=release.period or "",

@@ -144,8 +144,8 @@ class Release(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Clip,
         _key(
             "Public clip norm C. Take it from what is known without the data, or from a private choice of clip norm. "
-            "private: the release chooses it first, for a tenth of its mu² (or epsilon), after a private scale. auto: "
-            "1.5 sqrt(d), with a scale.",
+            "private: the release chooses it first, after a private scale, for the components of [pca]. auto: "
+            "1.75 sqrt(d), with a scale.",
             'a number, such as 8.5, "private" or "auto"',
         ),
     ]
@@ -176,7 +176,10 @@ class Release(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "none"
     scale_share: Annotated[
         Amount | None,
-        _key("What a private choice of the scale takes of the release's mu² (or epsilon).", "a number, such as 0.1"),
+        _key(
+            "Share of the release's mu² (or epsilon) for a private choice of the scale [default: by n, epsilon, d].",
+            "a number, such as 0.1",
+        ),
     ] = None
     grid_bits: Annotated[
         int | None,

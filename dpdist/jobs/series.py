@@ -14,6 +14,7 @@ from dpdist.ingest.opening import open_rows
 from dpdist.jobs.job_file import Job
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
 from dpdist.naming import parameter, step
 from dpdist.pipeline import budget
 from dpdist.privacy import accounting
@@ -21,7 +22,7 @@ from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.release import trusted
 from dpdist.release.continual import Node, Tree
 from dpdist.release.first_scale import FirstScale, FirstScaleRequest
-from dpdist.release.request import ReleaseRequest
+from dpdist.release.request import FIRST_RULE, ReleaseRequest
 from dpdist.release.toeplitz import Night, Toeplitz
 from dpdist.rows.periods import PeriodicTable, Span, counted_rows
 from dpdist.rows.units import Unit
@@ -68,7 +69,11 @@ class Series:
         if not self.job.request.chooses:
             return None
         ((period, seal), *_) = self.ledger.periods.items()
-        return FirstScale(FirstScaleRequest(self.job.request), self.table.span({period: seal}, 0), self.place)
+        first = self.table.span({period: seal}, 0)
+        older = FirstScaleRequest(replace(self.job.request, choice_rule=FIRST_RULE))
+        record = self.ledger.record(older.release_id(first))
+        charged = record is not None and record.state is not State.ABORTED
+        return FirstScale(older if charged else FirstScaleRequest(self.job.request), first, self.place)
 
     @cached_property
     def _shared(self) -> ReleaseRequest:

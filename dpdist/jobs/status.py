@@ -243,7 +243,8 @@ def _max_rows(job: Job, table: RowsTable | None) -> int:
 def _parts(job: Job, table: RowsTable | None, ledger: Ledger | None) -> Parts | None:
     """Return what is chosen first, of the table or of the first period, and what is left; None where nothing is."""
     rows = counted_rows(job.unit, 1) if job.periodic else _max_rows(job, table)
-    return job.request.parts(_columns(job, table, ledger), rows)
+    request = job.request if table is None else job.request.of_table(table)
+    return request.parts(_columns(job, table, ledger), rows)
 
 
 def planned(job: Job, ledger: Ledger | None) -> list[tuple[str, Charge]]:
@@ -398,7 +399,7 @@ def _person_noise(job: Job, columns: int | None, charges: list[Charge]) -> Perso
         if columns is not None:
             request = replace(job.request.sized, loss=loss)
             if job.request.clip_norm == "auto":
-                request = replace(request, clip_norm=auto_clip(columns))
+                request = replace(request, clip_norm=auto_clip(columns, request.choice_rule))
             variance = request.calibrated(columns, rows * max(weights, default=1)).noise.variance_off_diagonal
             if variance is not None:
                 deviations.append(variance**0.5 * request.bound(columns).unit ** 2)

@@ -24,10 +24,21 @@ discrete Laplace noise. ∎
 **Grids**, public. A column whose public range is known has 64 equal bins over it, and one on either side. Any other has
 a signed logarithmic grid, four bins an octave from 2^-10 to 2^20 for both signs, one bin about 0, and one at each end.
 
-**What counts.** A bin counts where its noisy count exceeds a threshold, which an empty bin does in any of all columns
-with probability at most 0.001: one of them exceeds it with 0.001 over the number of bins. With a fixed multiple of the
-deviation some empty bins of a wide table would count, and one near 2^20 makes a scale of thousands. The price is that
-what fewer rows than the threshold have is not seen.
+**What counts.** Of k neighbouring bins of a column the noisy counts are added. They are occupied where their sum
+exceeds a threshold, which the sum of k empty bins does with probability at most 0.001 over the number of all such
+intervals of all columns (:mod:`dpdist.mechanisms.counts` proves the bound). So with probability at least .999 no empty
+interval of any column is occupied: a false one near 2^20 would make a scale of thousands. Sums find what single bins
+lose: the noise of k bins grows like sqrt(k) only. All bins from the first to the last shortest occupied interval
+count, with their noise, which is unbiased. So do two more on either side, half an octave, for tails that are too thin
+to be told. Where that is a single bin, it alone counts. What few rows have, far out, is not seen.
+
+Measured at a tenth of mu² of epsilon 1, scale over true standard deviation, .05 to .95 quantile: at 6,000 rows of 6
+columns .82 to 1.07 (normal) and .71 to 1.08 (exponential), at 15,697 of 13 .91 to 1.03 and .84 to 1.10. Where a few
+far rows make the deviation, as of a lognormal with sigma 1 (.55 to .98) or Student's t with 3 degrees (.64 to .84), it
+is too small.
+
+*The first rule*, of versions up to 0.1.0, counted the bins alone that exceed the threshold of a single one. Scales were
+.4 to .85 of the true ones at 6,000 rows. What was charged by it is continued by it.
 
 **Centre and scale** of a column, from the bins that count, p their shares, m their middles (geometric on the
 logarithmic grid; of the bins beside a range the end) and w their widths:
@@ -60,8 +71,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from dpdist.errors import UsageError
-from dpdist.mechanisms.counts import CalibratedHistogram, CountNoise, calibrated_histogram
+from dpdist.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, calibrated_histogram
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 
 NAME = "column-histograms"
@@ -75,6 +88,8 @@ _LOWEST, _HIGHEST, _PER_OCTAVE = -10, 20, 4
 _ROOTS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
 """``2^(i/4)``: written out, so that they are the same on every machine."""
 _LINEAR = 64
+_MARGIN = 2
+"""Bins on either side of the occupied ones that count, too."""
 GRID: dict[str, Any] = {
     "low": 2.0**_LOWEST, "high": 2.0**_HIGHEST, "per_octave": _PER_OCTAVE, "linear": _LINEAR
 }  # fmt: skip
@@ -203,10 +218,67 @@ def threshold(noise: CountNoise, bins: int) -> int:
     return noise.exceeded(MISTAKEN / bins)
 
 
+@lru_cache(maxsize=256)
+def _thresholds(noise: CountNoise, bins: int, intervals: int) -> tuple[int, ...]:
+    """Return the sum that 1, 2, ... neighbouring empty bins exceed with probability at most MISTAKEN / intervals."""
+    return tuple(math.ceil(noise.bound(((width, 1.0),), MISTAKEN / intervals)) for width in range(1, bins + 1))
+
+
+def occupied(noisy: Counts, noise: CountNoise, intervals: int) -> tuple[int, int] | None:
+    """Return the bins from the first to the last shortest occupied interval, half open; None where there is none.
+
+    Parameters
+    ----------
+    noisy
+        Noisy counts, (bins,).
+    noise
+        That of each.
+    intervals
+        The number of all that are looked at, in this histogram and others.
+    """
+    sums = np.concatenate([[0], noisy.cumsum()])
+    first, last, starts_last, ends_first = 0, 0, -1, noisy.size + 1
+    for width, least in enumerate(_thresholds(noise, noisy.size, intervals), start=1):
+        starts = np.flatnonzero(sums[width:] - sums[:-width] > least)
+        if starts.size and starts[-1] > starts_last:
+            starts_last = int(starts[-1])
+            last = starts_last + width
+        if starts.size and starts[0] + width < ends_first:
+            first, ends_first = int(starts[0]), int(starts[0]) + width
+    return None if starts_last < 0 else (first, last)
+
+
+def intervals_of(grids: Sequence[Grid]) -> int:
+    """Return how many intervals of bins the histograms have together."""
+    return sum(grid.bins * (grid.bins + 1) // 2 for grid in grids)
+
+
+def least_seen(noise: CountNoise, grids: Sequence[Grid], *, first_rule: bool = False) -> int:
+    """Return the rows that one bin has to have, to tell."""
+    if first_rule:
+        return threshold(noise, sum(grid.bins for grid in grids))
+    return _thresholds(noise, 1, intervals_of(grids))[0]
+
+
+def counting_bins(grid: Grid, noisy: Counts, noise: CountNoise, intervals: int) -> list[tuple[int, int]]:
+    """Return the bins of a column that count, with their noisy counts."""
+    found = occupied(noisy, noise, intervals)
+    if found is None:
+        return []
+    first, last = found
+    if last - first > 1:
+        # a bin at an end stands for all beyond it, and counts only if it is occupied
+        first, last = min(first, max(1, first - _MARGIN)), max(last, min(grid.bins - 1, last + _MARGIN))
+    return [(place, int(noisy[place])) for place in range(first, last)]
+
+
 def standardised(grid: Grid, counting: Sequence[tuple[int, int]]) -> Standardised:
     """Return centre and scale of a column from the bins that count, with their noisy counts (see the module)."""
-    bins = len(counting)
     total = sum(count for _, count in counting)
+    if total <= 0:
+        counting = [(place, count) for place, count in counting if count > 0]
+        total = sum(count for _, count in counting)
+    bins = len(counting)
     if grid.ends is None and any(place in {0, grid.bins - 1} for place, _ in counting):
         return Standardised(0.0, BEYOND, bins)
     if bins > 1:
@@ -214,6 +286,8 @@ def standardised(grid: Grid, counting: Sequence[tuple[int, int]]) -> Standardise
         variance = math.fsum(
             count * ((grid.middle(place) - centre) ** 2 + grid.width(place) ** 2 / 12) for place, count in counting
         )
+        if variance <= 0:  # noise below 0 in bins far out, of next to no rows
+            return standardised(grid, [(place, count) for place, count in counting if count > 0])
         return _standardised(centre, math.sqrt(variance / total), bins)
     if grid.ends is not None:
         low, high = grid.ends

@@ -173,6 +173,8 @@ class QuantileFound:
         Number of the first edge that is estimated not to be below it; None: no edge is.
     above_edge
         Number of the last edge that surely is below it; None: it may lie below the first one.
+    within
+        Where the estimate lies between the edge before ``edge``, 0, and that one, 1.
     up_to_edge
         Number of the first edge that surely is not below it; None: it may lie beyond the grid.
     rows
@@ -191,6 +193,7 @@ class QuantileFound:
     tail: float | None
     tail_error: float | None
     confidence: float
+    within: float = 1.0
 
 
 def quantile_of(
@@ -243,4 +246,5 @@ def quantile_of(
         tail=share,
         tail_error=error,
         confidence=confidence,
+        within=float(over[first - 1] / (over[first - 1] - over[first])) if first else 1.0,
     )

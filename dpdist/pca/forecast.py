@@ -286,7 +286,7 @@ def forecast_release(
     request = request.on_grid(columns, rows if request.neighbours is Neighbours.REPLACE_ONE else None, counted)
     parts = request.parts(columns, counted)
     if parts is not None:
-        scaled = auto_clip(columns) if request.clip_norm == "auto" else parts.moment.clip_norm
+        scaled = auto_clip(columns, request.choice_rule) if request.clip_norm == "auto" else parts.moment.clip_norm
         request = replace(parts.moment, clip_norm=scaled)
     largest = request.bound(columns).clip_norm ** 2
     if len(spectrum) > columns or any(v <= 0 for v in spectrum) or sum(spectrum) > largest * (1 + 1e-9):

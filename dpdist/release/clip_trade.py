@@ -38,6 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import UsageError
+from dpdist.mechanisms.columns import occupied
 from dpdist.mechanisms.quantile import quantile_of
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
@@ -45,8 +46,8 @@ from dpdist.release.norm_histogram import NormHistogram
 from dpdist.release.request import ReleaseRequest
 
 _SHORTENING = 0.05
-_SURE = 4.0
-"""Counts below so many standard deviations of their noise count as empty: a long norm would weigh it by its square."""
+_FINER = 8
+"""Clip norms that are compared within each bin."""
 LEADING = (1, 5, 20)
 """For how many components a trade is shown."""
 _QUANTILES = [Fraction(hundredths, 100) for hundredths in range(99, 1, -1)]
@@ -91,16 +92,22 @@ def noise_share(purpose: ForComponents, neighbours: Neighbours, columns: int, ma
     return math.sqrt(noise["variance_off_diagonal"]) * request.bound(columns).unit ** 2
 
 
-def traces(histogram: NormHistogram) -> Floats:
-    """Return S at each edge, and of rows that are not shortened at all, (edges + 1,), from what is surely there.
+def _occupied(histogram: NormHistogram) -> tuple[int, int]:
+    """Return the bins that are surely occupied, half open: noise in others would be weighed by a squared norm."""
+    counts = np.array(histogram.counts)
+    return occupied(counts, histogram.noise, counts.size * (counts.size + 1) // 2) or (0, 0)
+
+
+def traces(histogram: NormHistogram, clips: Floats) -> Floats:
+    """Return S at each of some clip norms, from the bins that are surely occupied; at inf, of rows as they are.
 
     A norm counts as the geometric mean of the ends of its bin; beyond the grid as its end, as nobody knows more.
     """
-    edges = np.array(histogram.edges)
-    counts = np.array(histogram.counts, dtype=np.float64)
-    counts[counts < _SURE * math.sqrt(histogram.noise.variance)] = 0.0
+    first, last = _occupied(histogram)
+    edges, counts = np.array(histogram.edges), np.array(histogram.counts, dtype=np.float64)
     norms = np.concatenate([edges[:1] / math.sqrt(2), np.sqrt(edges[:-1] * edges[1:]), edges[-1:]])
-    return np.array([(counts * np.minimum(norms, edge) ** 2).sum() for edge in [*edges, np.inf]])
+    found: Floats = np.minimum.outer(clips, norms[first:last]) ** 2 @ counts[first:last]
+    return found
 
 
 def losses(number: int, columns: int, share: float, clips: Floats, trace: Floats, whole: float) -> Floats:
@@ -184,7 +191,7 @@ def quantile_for(purpose: ForComponents, histogram: NormHistogram, columns: int,
         As :func:`noise_share`.
     """
     share = noise_share(purpose, histogram.guarantee.neighbours, columns, max_rows)
-    *trace, whole = traces(histogram)
+    *trace, whole = traces(histogram, np.array([*histogram.edges, np.inf]))
     found: dict[int, Fraction] = {}
     for quantile in _QUANTILES:
         place = quantile_of(histogram.counts, histogram.noise, quantile, rows=histogram.rows)
@@ -196,3 +203,32 @@ def quantile_for(purpose: ForComponents, histogram: NormHistogram, columns: int,
     clips = np.array(histogram.edges)[places]
     expected = losses(purpose.number, columns, share, clips, np.array(trace)[places], whole)
     return found[places[int(expected.argmin())]]
+
+
+def clip_for(
+    purpose: ForComponents, histogram: NormHistogram, columns: int, max_rows: int = 1
+) -> tuple[float, Fraction]:
+    """Return the clip norm that is expected to cost the components least, and the quantile that it is about. Free.
+
+    Norms between the edges are compared as well. Where the noise of the histogram hides all norms, or no clip norm
+    is expected to do, it is :meth:`NormHistogram.clip_norm`.
+
+    Raises
+    ------
+    UsageError
+        As :func:`noise_share`.
+    """
+    first, last = _occupied(histogram)
+    edges = np.array(histogram.edges)
+    low, high = edges[max(0, first - 1)], edges[min(last, len(edges)) - 1]
+    if not low < high:
+        return histogram.clip_norm(interpolated=True)
+    clips = np.geomspace(low, high, _FINER * (last - first) + 1)[1:]
+    *trace, whole = traces(histogram, np.append(clips, np.inf))
+    kept = np.array(trace) > 0
+    if whole <= 0 or not kept.any():
+        return histogram.clip_norm(interpolated=True)
+    share = noise_share(purpose, histogram.guarantee.neighbours, columns, max_rows)
+    expected = losses(purpose.number, columns, share, clips[kept], np.array(trace)[kept], whole)
+    clip = float(f"{clips[kept][int(expected.argmin())]:.4g}")
+    return clip, histogram.share_up_to(clip)

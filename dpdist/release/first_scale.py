@@ -30,7 +30,7 @@ from dpdist.mechanisms.counts import CalibratedHistogram
 from dpdist.privacy.guarantee import Guarantee
 from dpdist.release import stages
 from dpdist.release.column_histogram import ColumnsTransaction
-from dpdist.release.request import Parts, ReleaseRequest
+from dpdist.release.request import FIRST_RULE, Parts, ReleaseRequest
 from dpdist.rows.table import Table
 
 
@@ -75,6 +75,7 @@ class FirstScaleRequest:
             "neighbours": self.series.neighbours.value,
             "grid": GRID,
             "period": period,
+            **({} if self.series.choice_rule == FIRST_RULE else {"rule": self.series.choice_rule}),
             **({} if table.unit is None else {"unit": table.unit.to_json()}),
         }
 
@@ -85,6 +86,11 @@ class FirstScaleRequest:
 
 class FirstScale(ColumnsTransaction[FirstScaleRequest]):
     """The release of these histograms: it stands in the ledger, and nowhere else."""
+
+    @property
+    def rule(self) -> int:
+        """That of the series."""
+        return self.request.series.choice_rule
 
     def calibrated(self) -> CalibratedHistogram:
         """Return the noise."""

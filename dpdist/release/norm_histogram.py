@@ -10,6 +10,8 @@ Who names no delta takes that of the budget (:func:`settled`).
 from __future__ import annotations
 
 import hashlib
+import math
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -208,18 +210,40 @@ class NormHistogram:
         """As of a :class:`dpdist.release.artefact.Release`."""
         return cautions(self.guarantee.loss, self.guarantee.neighbours, self.rows)
 
-    def clip_norm(self) -> tuple[float, Fraction]:
+    def clip_norm(self, *, interpolated: bool = False) -> tuple[float, Fraction]:
         """Return a clip norm, always, and the quantile that it stands for: what a release takes that asks nobody.
 
         It is the 0.95-quantile of the norms, or the largest smaller one, in hundredths, that surely lies on the grid.
         Where not even the median does, it is what is estimated of the median, or the last norm of the grid. Free.
+
+        Parameters
+        ----------
+        interpolated
+            Whether norms are taken to be spread evenly, on a logarithmic scale, over the bin where the quantile is; or
+            the edge above it is taken, as by the first rule (:data:`dpdist.release.request.CHOICE_RULE`).
         """
         for hundredths in range(95, 49, -1):
             quantile = Fraction(hundredths, 100)
             found = quantile_of(self.counts, self.noise, quantile, rows=self.rows)
             if found.edge is not None and found.up_to_edge is not None:
                 break
-        return self.edges[-1 if found.edge is None else found.edge], quantile
+        if found.edge is None:
+            return self.edges[-1], quantile
+        clip = self.edges[found.edge]
+        if interpolated and found.edge:
+            below = self.edges[found.edge - 1]
+            clip = float(f"{below * (clip / below) ** found.within:.4g}")
+        return clip, quantile
+
+    def share_up_to(self, norm: float) -> Fraction:
+        """Return the estimated share of the rows up to a norm, in hundredths, from .01 to .99."""
+        place = bisect_left(self.edges, norm)
+        below: float = sum(self.counts[:place])
+        if 0 < place < len(self.edges):
+            low, high = self.edges[place - 1 : place + 1]
+            below += self.counts[place] * math.log(norm / low) / math.log(high / low)
+        total = max(1, sum(self.counts) if self.rows is None else self.rows)
+        return Fraction(min(99, max(1, round(100 * below / total))), 100)
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""

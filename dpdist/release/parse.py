@@ -24,7 +24,7 @@ from dpdist.naming import parameter
 from dpdist.privacy.guarantee import PrivacyLoss, neighbours_of
 from dpdist.release.artefact import open_release
 from dpdist.release.norm_histogram import NormsRequest
-from dpdist.release.request import ROWS_AT_MOST, SCALE_SHARE, Centring, ReleaseRequest, Word, share_from
+from dpdist.release.request import ROWS_AT_MOST, Centring, ReleaseRequest, Word, share_from
 
 LARGEST_FILE = 64 << 20
 """Bytes of a job file, or of a file of public numbers, at most."""
@@ -48,6 +48,7 @@ def request_from(
     rows_at_most: int = ROWS_AT_MOST,
     scale: str = "none",
     scale_share: str | None = None,
+    components: int | None = None,
     vectors: Mapping[str, tuple[float, ...]] | None = None,
 ) -> ReleaseRequest:
     """Make a request from text as it stands on the command line or in a job file.
@@ -84,7 +85,8 @@ def request_from(
         rows_at_most=rows_at_most,
         centre=shift.get("centre"),
         scale="private" if scale == "private" else shift.get("scale"),
-        scale_share=SCALE_SHARE if scale_share is None else share_from(scale_share),
+        scale_share=None if scale_share is None else share_from(scale_share),
+        components=components,
     )
     columns = len(next((v for v in shift.values() if v), (0.0, 0.0)))
     request.truncating().sized.bound(columns)  # range of clip norm and grid bits

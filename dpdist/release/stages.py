@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from dpdist._util.text import rounded_up
@@ -25,10 +26,11 @@ from dpdist.naming import parameter
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release import norm_histogram
 from dpdist.release.attributes import Stage
+from dpdist.release.clip_trade import ForComponents, clip_for
 from dpdist.release.column_histogram import ColumnHistograms, ColumnsStage
 from dpdist.release.histogram import HistogramTransaction, drawn
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsStage, SecondNormsStage
-from dpdist.release.request import CLIP_GRID, Choice, Parts, ReleaseRequest, auto_clip
+from dpdist.release.request import CLIP_GRID, FIRST_RULE, Choice, Parts, ReleaseRequest, auto_clip
 from dpdist.release.trusted import MomentTransaction, Staged
 
 Chosen = dict[str, float | tuple[float, ...]]
@@ -85,7 +87,10 @@ def settled(transaction: MomentTransaction) -> MomentTransaction:
     parts, asked = _parts(transaction), transaction.request
     columns_found = _columns(transaction).read() if "scale" in asked.chooses else None
     norms_found = norm_histogram.published(norms_of(transaction)) if "clip norm" in asked.chooses else None
-    request, staged = _following(asked, parts, columns_found, norms_found, _norm_by_schema(transaction))
+    table = transaction.table
+    request, staged = _following(
+        asked, parts, columns_found, norms_found, table.columns, table.max_rows, _norm_by_schema(transaction)
+    )
     return replace(transaction, request=replace(request, name=transaction.release_id), staged=staged)
 
 
@@ -94,6 +99,8 @@ def _following(
     parts: Parts,
     columns_found: ColumnHistograms | None,
     norms_found: NormHistogram | None,
+    width: int,
+    max_rows: int = 1,
     known: float | None = None,
 ) -> tuple[ReleaseRequest, Staged]:
     """Return the release that follows from its stages, and what it tells of them.
@@ -104,6 +111,8 @@ def _following(
         What was charged.
     columns_found, norms_found
         What was drawn.
+    width, max_rows
+        Of the table.
     known
         A norm that no row exceeds, from what is public; None: none is known.
     """
@@ -112,7 +121,8 @@ def _following(
         request, chosen = standardising(asked, parts, columns_found)
         names, answer = [columns.NAME], columns_found.to_json()
     if norms_found is not None:
-        request, clipping = _clipping(request, norms_found, known)
+        taken = _taken(asked, parts, norms_found, width, max_rows)
+        request, clipping = _clipping(request, taken, known)
         told = {
             "edges": list(norms_found.edges), "counts": list(norms_found.counts), "noise": norms_found.noise.to_json()
         }  # fmt: skip
@@ -129,15 +139,26 @@ def standardising(asked: ReleaseRequest, parts: Parts, found: ColumnHistograms) 
     chosen |= {"scale": tuple(column.scale for column in each), "bins": tuple(float(column.bins) for column in each)}
     clip = parts.moment.clip_norm
     if asked.clip_norm == "auto":  # the other columns are scaled to be short: a larger norm would only add noise
-        clip = auto_clip(max(1, sum(column.seen for column in each)))
+        clip = auto_clip(max(1, sum(column.seen for column in each)), asked.choice_rule)
         chosen["clip_norm"] = clip
     vectors: dict[str, Any] = {name: chosen[name] for name in ("centre", "scale") if name in chosen}
     return replace(parts.moment, clip_norm=clip, **vectors), chosen
 
 
-def _clipping(request: ReleaseRequest, found: NormHistogram, known: float | None) -> tuple[ReleaseRequest, Chosen]:
+def _taken(
+    asked: ReleaseRequest, parts: Parts, found: NormHistogram, width: int, max_rows: int
+) -> tuple[float, Fraction]:
+    """Return the clip norm that follows from the norms of the rows, and the quantile that it is about."""
+    if asked.components is None or asked.components >= width:
+        return found.clip_norm(interpolated=asked.choice_rule != FIRST_RULE)
+    return clip_for(ForComponents(asked.components, parts.moment.loss), found, width, max_rows)
+
+
+def _clipping(
+    request: ReleaseRequest, taken: tuple[float, Fraction], known: float | None
+) -> tuple[ReleaseRequest, Chosen]:
     """Return the release with the clip norm that follows from the norms of its rows, and what it takes from them."""
-    clip_norm, share = found.clip_norm()
+    clip_norm, share = taken
     chosen: Chosen = {"clip_norm": clip_norm, "quantile": float(share)}
     if known is not None and known <= clip_norm:  # public: no row is longer, and a larger norm would only add noise
         clip_norm = known
@@ -170,7 +191,7 @@ def require_columns_seen(transaction: MomentTransaction) -> None:
 def require_seen(request: ReleaseRequest, counting: ColumnCounting, rows: int, max_rows: int = 1) -> None:
     """Do the same of a request, of n rows, which are looked at where n is public only."""
     stage = _parts_of(request, counting.columns, max_rows).stages["scale"]
-    least = columns.threshold(stage.noise, counting.bins)
+    least = columns.least_seen(stage.noise, counting.grids, first_rule=request.choice_rule == FIRST_RULE)
     if request.neighbours is Neighbours.REPLACE_ONE and 2 * least > rows:
         raise RefusedError(
             f"A scale would be chosen at {stage.guarantee.loss}, a part of the loss, where {least} rows in one "
@@ -202,7 +223,8 @@ def draw_unrecorded(
     if "scale" in request.chooses:
         counting = ColumnCounting(grids_of_numbers(width))
         stage = parts.stages["scale"]
-        columns_found = ColumnHistograms.of_noisy(counting, drawn(stage, counts(counting)), stage.noise)
+        noisy = drawn(stage, counts(counting))
+        columns_found = ColumnHistograms.of_noisy(counting, noisy, stage.noise, request.choice_rule)
         bounded = standardising(request, parts, columns_found)[0]
     if "clip norm" in request.chooses:
         stage = parts.stages["clip norm"]
@@ -212,4 +234,4 @@ def draw_unrecorded(
             counts=tuple(drawn(stage, counts(norms)).tolist()), noise=stage.noise,
             rows=rows if request.neighbours is Neighbours.REPLACE_ONE else None, ledger_head="",
         )  # fmt: skip
-    return _following(request, parts, columns_found, norms_found)
+    return _following(request, parts, columns_found, norms_found, width)

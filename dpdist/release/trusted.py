@@ -125,8 +125,9 @@ def charged_request(
 ) -> ReleaseRequest:
     """Return what a request stands for: what the same words asked for under an older rule, where that was charged.
 
-    Rows were truncated to the grid by versions up to 0.1.0. A release that was charged or published then is the same
-    for ever: to draw it again by today's rule would be a second draw of the same rows, charged again.
+    Rows were truncated to the grid, and clip norm and scale chosen otherwise, by versions up to 0.1.0. A release that
+    was charged or published then is the same for ever: to draw it again by today's rule would be a second draw of the
+    same rows, charged again.
 
     Parameters
     ----------
@@ -142,19 +143,21 @@ def charged_request(
     ReleaseRequest
         With a number of grid bits.
     """
-    older = request.truncating()
-    release_id, parameters = older.release_id(table), json.loads(canonical(older.parameters(table)))
-    record = None if ledger is None else ledger.record(release_id)
-    if record is not None and record.parameters == parameters:
-        # what was refunded is charged anew; but a chosen id stands for what it was chosen for
-        known = record.state is not State.ABORTED or request.name is not None
-    else:
-        there = {} if target is None else attributes_of(target) or {}
-        bound = there.get("bound")
-        if request.clip_norm == "private" and isinstance(bound, dict):  # it was chosen since
-            bound = {**bound, "clip_norm": parameters["bound"]["clip_norm"]}
-        known = (there.get("release_id"), bound) == (release_id, parameters["bound"])
-    return older if known else request.of_table(table)
+    there = {} if target is None else attributes_of(target) or {}
+    for older in request.older():
+        release_id, parameters = older.release_id(table), json.loads(canonical(older.parameters(table)))
+        record = None if ledger is None else ledger.record(release_id)
+        if record is not None and record.parameters == parameters:
+            # what was refunded is charged anew; but a chosen id stands for what it was chosen for
+            known = record.state is not State.ABORTED or request.name is not None
+        else:
+            bound = there.get("bound")
+            if request.chooses and isinstance(bound, dict):  # these were chosen since
+                bound = bound | {name: parameters["bound"][name] for name in ("clip_norm", "scale", "centre")}
+            known = (there.get("release_id"), bound) == (release_id, parameters["bound"])
+        if known:
+            return older.of_table(table)
+    return request.of_table(table)
 
 
 def as_charged(request: ReleaseRequest, table: Table, place: LedgerAddress, target: Store) -> MomentTransaction:

@@ -140,7 +140,7 @@ def choice_refused(request: ReleaseRequest, columns: int, rows: int, max_rows: i
 
 def _choice(request: ReleaseRequest, columns: int, rows: int, max_rows: int) -> tuple[PrivacyLoss, Worth]:
     """Return the loss of the stage that chooses a clip norm, and what the median of its histogram is worth."""
-    parts = request.parts(columns, max_rows)
+    parts = request.on_grid(columns, rows, max_rows).parts(columns, max_rows)
     if parts is None:
         raise AssertionError("it chooses its clip norm")
     half, stage = Fraction(1, 2), parts.stages["clip norm"]

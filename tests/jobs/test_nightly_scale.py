@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -22,6 +23,7 @@ from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release import histogram
 from dpdist.release.artefact import open_release
+from dpdist.release.parse import request_from
 from dpdist.report.status import preview_words
 from faults.nightly import JOB
 
@@ -127,6 +129,25 @@ def test_a_run_that_dies_after_the_choice_is_resumed_by_what_it_drew(
     nights.run()
     assert len(drawn) == 1
     assert [record.state.value for record in nights.ledger.records] == ["published"] * 2
+
+
+def test_nights_whose_scale_was_chosen_by_the_first_rule_go_on_with_it(
+    nights: Place, drawn: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer version would choose otherwise: its draw would be a second one of the same rows."""
+    with monkeypatch.context() as older:
+        older.setattr(
+            "dpdist.jobs.job_file.request_from", lambda **given: replace(request_from(**given), choice_rule=1)
+        )
+        arrive(nights, "d1")
+        nights.run()
+    (chosen,) = of_scale(nights)
+    arrive(nights, "d2")
+    nights.run()
+    assert of_scale(nights) == [chosen]
+    assert drawn == [chosen.release_id]
+    bounds = {str(open_release(path).bound) for path in nights.published.glob("*.zarr")}
+    assert len(bounds) == 1
 
 
 @pytest.mark.parametrize(

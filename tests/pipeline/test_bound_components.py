@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -20,12 +21,13 @@ from dpdist.mechanisms.counts import RoundedNormal
 from dpdist.mechanisms.quantile import calibrated
 from dpdist.moment.norm_histogram import NormGrid
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release.clip_trade import ForComponents, losses, noise_share, quantile_for, traces
+from dpdist.release.clip_trade import ForComponents, clip_for, losses, noise_share, quantile_for, traces
 from dpdist.release.norm_histogram import NormHistogram
 from dpdist.release.request import ReleaseRequest
 
 RELATION = Neighbours.REPLACE_ONE
 GRID = NormGrid.parse("1:64:2")
+EDGES = np.array([*GRID.edges, np.inf])
 
 
 def histogram(norms: np.ndarray[tuple[int], np.dtype[np.float64]], grid: NormGrid = GRID) -> NormHistogram:
@@ -47,7 +49,7 @@ def test_what_noise_is_said_to_be_is_that_of_the_release() -> None:
 
 
 def test_a_trace_is_that_of_norms_at_the_middle_of_their_bins() -> None:
-    found = traces(histogram(np.repeat([0.5, 1.2, 40.0, 100.0], 1000)))
+    found = traces(histogram(np.repeat([0.5, 1.2, 40.0, 100.0], 1000)), EDGES)
     middles = np.array([1 / np.sqrt(2), GRID.edges[1] ** 0.5, (GRID.edges[10] * GRID.edges[11]) ** 0.5, 64.0])
     assert found[-1] == pytest.approx(1000 * (middles**2).sum())
     assert found[0] == pytest.approx(1000 * (0.5 + 3))
@@ -60,13 +62,13 @@ def test_counts_that_may_be_noise_weigh_nothing() -> None:
     noisy = NormHistogram(
         "n-1", sound.guarantee, sound.edges, (*sound.counts[:-1], 300), RoundedNormal(100), 4000, ""
     )  # fmt: skip
-    np.testing.assert_array_equal(traces(noisy), traces(sound))
+    np.testing.assert_array_equal(traces(noisy, EDGES), traces(sound, EDGES))
 
 
 @given(st.lists(st.floats(0.1, 200), min_size=5, max_size=40), st.integers(1, 4))
 def test_noise_alone_would_ask_for_the_smallest_norm(norms: list[float], number: int) -> None:
     """What noise costs only grows with the norm; what shortening costs only falls."""
-    *trace, whole = traces(histogram(np.repeat(norms, 100)))
+    *trace, whole = traces(histogram(np.repeat(norms, 100)), EDGES)
     noise = losses(number, 6, 0.01, np.array(GRID.edges), np.array(trace), np.inf)
     assert (np.diff(noise) >= -1e-12).all()
     short = losses(number, 6, 0.0, np.array(GRID.edges), np.array(trace), whole)
@@ -161,3 +163,34 @@ def test_what_makes_no_sense_spends_nothing(rows: Path, call: Call, more: tuple[
     assert found.code in {2, 4}
     assert said in found.err
     assert Ledger(rows.with_suffix(".ledger")).records == []
+
+
+# --- of a release -----------------------------------------------------------------------------------------------------
+
+
+def test_a_release_takes_a_norm_between_the_edges_that_loses_no_more_than_at_any_edge() -> None:
+    norms = np.random.default_rng(3).lognormal(1.5, 0.5, size=20_000)
+    found = histogram(norms)
+    for epsilon in ("0.02", "0.1", "1"):
+        aim = purpose(5, epsilon)
+        clip, quantile = clip_for(aim, found, 50)
+        *trace, whole = traces(found, np.array([*GRID.edges, clip, np.inf]))
+        share = noise_share(aim, RELATION, 50, 1)
+        expected = losses(5, 50, share, np.array([*GRID.edges, clip]), np.array(trace), whole)
+        assert expected[-1] <= expected[:-1].min()
+        assert float(quantile) == pytest.approx((norms <= clip).mean(), abs=0.02)
+    assert clip not in GRID.edges
+
+
+def test_a_quantile_is_interpolated_within_its_bin() -> None:
+    norms = np.random.default_rng(3).lognormal(1.5, 0.5, size=20_000)
+    rounded_up, interpolated = histogram(norms).clip_norm()[0], histogram(norms).clip_norm(interpolated=True)[0]
+    assert rounded_up in GRID.edges
+    assert interpolated == pytest.approx(np.quantile(norms, 0.95), rel=0.05)
+    assert histogram(np.full(1000, 0.5)).clip_norm(interpolated=True)[0] == GRID.edges[0]  # nobody knows how short
+
+
+def test_a_histogram_that_noise_hides_gives_the_clip_norm_that_it_can() -> None:
+    sound = histogram(np.full(400, 2.0))
+    hidden = replace(sound, noise=RoundedNormal(1000))
+    assert clip_for(purpose(2, "1"), hidden, 6) == hidden.clip_norm(interpolated=True)

@@ -31,7 +31,8 @@ from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyL
 from dpdist.privacy.profile import mu_of_pure
 from dpdist.release.artefact import open_release
 from dpdist.release.norm_histogram import NormHistogram
-from dpdist.release.request import CLIP_GRID, CLIP_SHARE, ReleaseRequest
+from dpdist.release.request import CLIP_GRID, ReleaseRequest
+from dpdist.release.shares import UNKNOWN
 from dpdist.rows.columns import Column
 from dpdist.rows.dataset import created
 from dpdist.rows.schema import Schema
@@ -74,7 +75,7 @@ def test_the_squares_of_both_gaussian_parts_are_those_of_the_whole(
     epsilon = Fraction(request.loss.epsilon_micro, 10**6)
     assert gaussian_delta(epsilon, both.mu_squared) <= request.loss.delta  # and so the whole is kept
     whole = 1 / Fraction(gaussian_sigma(request.loss)) ** 2
-    assert first <= CLIP_SHARE * whole
+    assert first <= UNKNOWN * whole
     assert both.mu_squared >= 0.9999 * whole  # what rounding to integers left over went to the moment
     assert (both.loss, both.neighbours, both.arithmetic) == (request.loss, neighbours, Arithmetic.INTEGER_EXACT)
     stage = calibrated(parts.choice.loss, neighbours, max_rows)
@@ -104,7 +105,7 @@ def part(loss: PrivacyLoss, square: int | None = None) -> Guarantee:
 
 
 def test_of_a_mechanism_without_mu_both_parts_add_up_and_the_stage_takes_no_delta() -> None:
-    first, second = staged.divided(WHOLE, CLIP_SHARE, part, gaussian=False)
+    first, second = staged.divided(WHOLE, UNKNOWN, part, gaussian=False)
     assert (first, second) == (PrivacyLoss.parse("0.1"), PrivacyLoss.parse("0.9", "1e-6"))
     both = staged.together(part(first), part(second), WHOLE)
     assert (both.loss, both.mu_squared, both.bounded_ranges) == (WHOLE, None, ())
@@ -121,7 +122,7 @@ def test_parts_that_cost_more_than_the_whole_are_not_stated() -> None:
         staged.together(part(PrivacyLoss.parse("0.1")), other, PURE.loss)
     for loss in (PrivacyLoss(1), PrivacyLoss(1, 10**12)):
         with pytest.raises(UsageError, match="cannot be divided"):
-            staged.divided(loss, CLIP_SHARE, lambda asked: part(asked, 100), gaussian=loss.delta_atto > 0)
+            staged.divided(loss, UNKNOWN, lambda asked: part(asked, 100), gaussian=loss.delta_atto > 0)
 
 
 # --- the release ------------------------------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ def test_it_is_one_release_at_the_price_of_both_and_tells_its_stage(
     histogram = NormHistogram.from_json(json.loads(stage_of(rows)))
     assert found.stage.answer["counts"] == list(histogram.counts)
     assert tuple(found.stage.answer["edges"]) == histogram.edges == CLIP_GRID.edges
-    assert found.stage.chosen["clip_norm"] == found.bound.clip_norm == histogram.clip_norm()[0]
+    assert found.stage.chosen["clip_norm"] == found.bound.clip_norm == histogram.clip_norm(interpolated=True)[0]
     norms = np.linalg.norm(np.random.default_rng(1).normal(size=(5000, 3)) * (1, 2, 4), axis=1)
     assert np.quantile(norms, 0.5) < found.bound.clip_norm < 4 * np.quantile(norms, 0.99)
     # the rows were bounded by the norm that was chosen, and by no other
@@ -250,14 +251,15 @@ def test_it_is_calibrated_for_all_rows_of_a_unit(tmp_path: Path) -> None:
     with created(path, rows=5000, dtype="float64", names=("a", "b", "c"), budget=WHOLE, unit=unit) as to:
         to.append(values)
     budget.create_ledger(budget.default_ledger(path), path)
-    found = release_rows(path, tmp_path / "release.zarr", GAUSSIAN).release
+    asked = replace(GAUSSIAN, clip_share=Fraction(1, 10))
+    found = release_rows(path, tmp_path / "release.zarr", asked).release
     assert found.stage is not None
     assert found.stage.answer["noise"]["sigma"] > 1.9 * _sigma(1)
     assert found.unit == unit
 
 
 def _sigma(max_rows: int) -> int:
-    parts = GAUSSIAN.parts(3, max_rows)
+    parts = replace(GAUSSIAN, clip_share=Fraction(1, 10)).parts(3, max_rows)
     assert parts is not None
     noise = calibrated(parts.choice.loss, Neighbours.REPLACE_ONE, max_rows).noise
     assert isinstance(noise, RoundedNormal)
@@ -280,7 +282,7 @@ def test_command_and_job_file_ask_for_the_same_release(rows: Path, tmp_path: Pat
     assert open_release(tmp_path / "job.zarr").attributes() == open_release(tmp_path / "release.zarr").attributes()
     assert losses(ledger_of_rows(rows)) == [WHOLE]
     told = CliRunner().invoke(cli, ["forecast", "--d", "3", "--n", "5000", *command[3:], "--clip", "private"])
-    assert "mu² 0.00554 of 0.056" in told.output
+    assert "mu² 0.005 of 0.056" in told.output
     wrong = CliRunner().invoke(cli, [*command, "--clip", "much"])
     assert "takes a number, private or auto, not 'much'" in str(wrong.exception)
 

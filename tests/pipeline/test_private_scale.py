@@ -34,7 +34,7 @@ from dpdist.privacy.accounting import gaussian_delta, gaussian_sigma
 from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release import archive
 from dpdist.release.artefact import open_release
-from dpdist.release.request import SCALE_SHARE, Centring, ReleaseRequest
+from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.rows.columns import Column
 from dpdist.rows.dataset import created
 from dpdist.rows.schema import Schema
@@ -140,7 +140,7 @@ def test_it_is_one_release_at_the_price_of_both_of_rows_in_their_own_units(
     assert found.noise == parts.moment.calibrated(3).noise
 
     bound = found.bound
-    assert bound.clip_norm == (4 if request_.clip_norm == 4 else 2.598)  # 1.5 sqrt(3)
+    assert bound.clip_norm == (4 if request_.clip_norm == 4 else 3.031)  # 1.75 sqrt(3)
     assert found.stage.chosen["scale"] == bound.scale
     assert found.stage.chosen.get("centre", request_.centre) == bound.centre
     assert bound.scale is not None
@@ -171,15 +171,16 @@ def test_it_is_one_release_at_the_price_of_both_of_rows_in_their_own_units(
 def test_whatever_the_draws_depend_on_is_in_the_id_and_the_id_stands_for_one(rows: Path, tmp_path: Path) -> None:
     found = open_rows(rows)
     others = [
-        GAUSSIAN, replace(GAUSSIAN, scale_share=2 * SCALE_SHARE), replace(GAUSSIAN, centre=(0.0,) * 3),
+        GAUSSIAN, replace(GAUSSIAN, scale_share=Fraction(1, 5)), replace(GAUSSIAN, centre=(0.0,) * 3),
         replace(GAUSSIAN, clip_norm=2), replace(GAUSSIAN, scale=(1.0,) * 3),
         replace(GAUSSIAN, clip_norm="private", scale=None),
     ]  # fmt: skip
     assert len({each.release_id(found) for each in others}) == len(others)
-    assert replace(GAUSSIAN, scale_share=Fraction("0.1")).release_id(found) == GAUSSIAN.release_id(found)
+    named = replace(GAUSSIAN, scale_share=Fraction("0.02"))  # the share that n, epsilon and d ask for
+    assert named.release_id(found) == GAUSSIAN.release_id(found)
     release_rows(rows, tmp_path / "release.zarr", replace(GAUSSIAN, name="census"))
     with pytest.raises(RefusedError, match="stands for other parameters"):
-        release_rows(rows, tmp_path / "other.zarr", replace(GAUSSIAN, name="census", scale_share=2 * SCALE_SHARE))
+        release_rows(rows, tmp_path / "other.zarr", replace(GAUSSIAN, name="census", scale_share=Fraction(1, 5)))
 
 
 def test_an_altered_scale_is_noticed(rows: Path, tmp_path: Path) -> None:
@@ -258,8 +259,8 @@ def test_ranges_of_the_schema_are_the_grids_and_columns_of_which_little_is_seen_
     scale = np.array(found.bound.scale)
     assert scale[1] == BEYOND
     assert (scale[2], scale[5]) == (1, 1)
-    assert found.bound.clip_norm == 2.598  # of the three columns that were seen: 1.5 sqrt(3)
-    assert "clip norm 2.598" in made.words()
+    assert found.bound.clip_norm == 3.031  # of the three columns that were seen: 1.75 sqrt(3)
+    assert "clip norm 3.031" in made.words()
     assert abs(scale[0] - np.sqrt(200 / 3)) < 0.5  # of 1990, 2000, 2010: no bin of 326 years
     assert abs(scale[4] - np.sqrt(3 / 16)) < 0.05
     told = CliRunner().invoke(cli, ["inspect", str(tmp_path / "release.zarr")])
@@ -271,9 +272,10 @@ def test_ranges_of_the_schema_are_the_grids_and_columns_of_which_little_is_seen_
 
 
 def test_it_is_calibrated_for_all_rows_of_a_unit(tmp_path: Path, values: npt.NDArray[np.float64]) -> None:
-    one = release_rows(table(tmp_path / "one.zarr", values), tmp_path / "a.zarr", GAUSSIAN).release.stage
+    asked = replace(GAUSSIAN, scale_share=Fraction(1, 10))
+    one = release_rows(table(tmp_path / "one.zarr", values), tmp_path / "a.zarr", asked).release.stage
     many = table(tmp_path / "many.zarr", values, unit=Unit("who", 2))
-    two = release_rows(many, tmp_path / "b.zarr", GAUSSIAN).release.stage
+    two = release_rows(many, tmp_path / "b.zarr", asked).release.stage
     assert one is not None
     assert two is not None
     assert two.answer["noise"]["sigma"] > 1.9 * one.answer["noise"]["sigma"]
@@ -338,13 +340,13 @@ def test_a_dry_run_and_a_forecast_say_what_the_choice_costs(rows: Path, tmp_path
         'clip = "auto"\nscale = "private"\n'
     )
     planned = CliRunner().invoke(cli, ["run", str(job), "--dry-run"])
-    assert "choice that the release makes first takes mu² 0.00551 of 0.056" in " ".join(planned.output.split())
+    assert "choice that the release makes first takes mu² 0.0011 of 0.056" in " ".join(planned.output.split())
     told = json.loads(CliRunner().invoke(cli, ["run", str(job), "--dry-run", "--json"]).stdout)["parts"]
     assert told["stage"]["proof"] == "dpdist.mechanisms.columns"
     asked = ["--epsilon", "1", "--delta", "1e-6", "--clip", "auto", "--scale", "private"]
     forecast = CliRunner().invoke(cli, ["forecast", "--d", "54", "--n", "581012", *asked])
     assert "first chooses centre and scale of each column" in " ".join(forecast.output.split())
-    assert "clip norm's square is 121.44" in forecast.output
+    assert "clip norm's square is 165.38" in forecast.output
 
 
 @pytest.mark.usefixtures("seeded")
@@ -393,7 +395,7 @@ def test_what_cannot_be_chosen_is_refused_before_anything_is_spent(rows: Path, t
         release_rows(rows, target, replace(GAUSSIAN, loss=PrivacyLoss.parse("0.001", "1e-6")))
     with pytest.raises(RefusedError, match="budget of"):
         release_rows(rows, target, replace(GAUSSIAN, loss=PrivacyLoss.parse("9.1", "1e-6")))
-    with pytest.raises(UsageError, match=r"takes 1/10 as well: scale_share is less than 9/10 then"):
+    with pytest.raises(UsageError, match=r"takes a share of up to 0.25 as well: scale_share is less than 0.75 then"):
         replace(GAUSSIAN, clip_norm="private", scale_share=Fraction(9, 10))
     with pytest.raises(UsageError, match="is for columns that are divided by a scale"):
         replace(GAUSSIAN, scale=None)
@@ -405,7 +407,7 @@ def test_what_cannot_be_chosen_is_refused_before_anything_is_spent(rows: Path, t
         with pytest.raises(UsageError, match="lies between 0 and 1"):
             replace(GAUSSIAN, scale_share=share)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="is the part of a private choice"):
-        replace(GAUSSIAN, scale=(1.0, 1.0, 1.0), scale_share=2 * SCALE_SHARE)
+        replace(GAUSSIAN, scale=(1.0, 1.0, 1.0), scale_share=Fraction(1, 5))
     assert ledger_of_rows(rows).records == []
 
 
@@ -415,7 +417,7 @@ def test_bad_words_are_told_in_the_words_of_who_wrote_them(rows: Path, tmp_path:
     command = ["release", str(rows), str(tmp_path / "release.zarr"), "--epsilon", "1", "--delta", "1e-6"]
     for more, said in (
         (("--clip", "auto"), "add --scale private or a public scale"),
-        (("--clip", "private", "--scale", "private", "--scale-share", "0.95"), "--scale-share is less than 9/10"),
+        (("--clip", "private", "--scale", "private", "--scale-share", "0.95"), "--scale-share is less than 0.75"),
         (("--clip", "1", "--scale", "private", "--centre", str(public)), "--centre holds a public scale"),
         (("--clip", "1", "--scale-share", "0.2"), "--scale-share is the part of a private choice"),
     ):

@@ -30,7 +30,8 @@ from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.artefact import open_release
 from dpdist.release.norm_histogram import NormHistogram
 from dpdist.release.parse import request_from
-from dpdist.release.request import CLIP_GRID, CLIP_SHARE, SCALE_SHARE, Centring, ReleaseRequest
+from dpdist.release.request import CLIP_GRID, Centring, ReleaseRequest
+from dpdist.release.shares import UNKNOWN
 from dpdist.rows.columns import Column
 from dpdist.rows.schema import Schema
 
@@ -64,11 +65,13 @@ def committed(rows: Path, part: Part) -> dict[str, Any]:
 
 @pytest.mark.parametrize("max_rows", [1, 7])
 @pytest.mark.parametrize("neighbours", Neighbours)
-@pytest.mark.parametrize("share", [SCALE_SHARE, Fraction(1, 2)])
+@pytest.mark.parametrize("share", [UNKNOWN, Fraction(1, 2)])
 def test_the_squares_of_three_gaussian_parts_are_those_of_the_whole(
     share: Fraction, neighbours: Neighbours, max_rows: int
 ) -> None:
-    request = replace(GAUSSIAN, neighbours=neighbours, scale_share=share).on_grid(54, 10**6, max_rows)
+    request = replace(GAUSSIAN, neighbours=neighbours, scale_share=share, clip_share=UNKNOWN).on_grid(
+        54, 10**6, max_rows
+    )
     parts = request.parts(54, max_rows)
     assert parts is not None
     stages = [stage.guarantee.mu_squared for stage in parts.stages.values()]
@@ -82,7 +85,7 @@ def test_the_squares_of_three_gaussian_parts_are_those_of_the_whole(
     assert parts.guarantee.mu_squared == parts.choice.mu_squared + moment.mu_squared
     assert parts.guarantee.mu_squared <= whole
     assert parts.guarantee.mu_squared > whole * Fraction(999, 1000)  # and little is lost
-    for square, part in zip(stages, (share, CLIP_SHARE), strict=True):
+    for square, part in zip(stages, (share, UNKNOWN), strict=True):
         assert 0.8 * part < square / whole < 1.2 * part  # type: ignore[operator]  # deviations are whole numbers
     assert parts.guarantee.loss == WHOLE
 
@@ -123,8 +126,9 @@ def test_the_norms_are_those_of_rows_that_the_first_stage_scaled(
     assert stage.chosen["scale"] == bound.scale
     assert stage.chosen["centre"] == bound.centre
     norms = NormHistogram.from_json(committed(rows, Part.SECOND))
-    assert (stage.chosen["clip_norm"], stage.chosen["quantile"]) == (bound.clip_norm, float(norms.clip_norm()[1]))
-    assert bound.clip_norm == norms.clip_norm()[0]
+    clip, quantile = norms.clip_norm(interpolated=True)
+    assert (stage.chosen["clip_norm"], stage.chosen["quantile"]) == (clip, float(quantile))
+    assert bound.clip_norm == clip
     assert stage.answer["counts"] == committed(rows, Part.STAGE)["counts"]
     assert tuple(stage.answer["norms"]["counts"]) == norms.counts
     exact = np.linalg.norm((values - bound.centre) / np.array(bound.scale), axis=1)
@@ -132,7 +136,7 @@ def test_the_norms_are_those_of_rows_that_the_first_stage_scaled(
     # 41 deviations of Gaussian noise or more, and e^-30 for Laplace noise: of norms of unscaled rows all would be wrong
     limit = 30 * np.sqrt(norms.noise.variance)
     assert (np.abs(np.array(norms.counts) - counts) < limit).all()
-    assert limit < 0.1 * ROWS
+    assert limit < 0.12 * ROWS
     assert "column-histograms, " in made.words()
     assert "-quantile of the norms of scaled rows" in made.words()
     assert open_release(tmp_path / "release.zarr").attributes() == found.attributes()
@@ -180,14 +184,14 @@ def test_whoever_dies_between_two_draws_goes_on_from_those_very_ones(
 
 def test_command_job_file_and_estimators_ask_for_the_same_release(rows: Path, tmp_path: Path) -> None:
     more = ["--epsilon", "1", "--delta", "1e-6", "--clip", "private", "--scale", "private"]
-    asked = CliRunner().invoke(cli, ["release", str(rows), str(tmp_path / "release.zarr"), *more])
+    asked = CliRunner().invoke(cli, ["release", str(rows), str(tmp_path / "release.zarr"), *more, "--components", "1"])
     assert asked.exit_code == 0, asked.output
     job = tmp_path / "job.toml"
     job.write_text(
         f'[rows]\npath = "{rows}"\n[release]\npath = "{tmp_path / "job.zarr"}"\nepsilon = 1\ndelta = 1e-6\n'
-        'clip = "private"\nscale = "private"\n'
+        f'clip = "private"\nscale = "private"\n[pca]\npath = "{tmp_path / "model.zarr"}"\ncomponents = 1\n'
     )
-    assert CliRunner().invoke(cli, ["run", str(job)]).exit_code == 0
+    assert CliRunner().invoke(cli, ["run", str(job)]).exit_code in {0, 4}  # four: none stands above the noise
     first = open_release(tmp_path / "release.zarr")
     assert open_release(tmp_path / "job.zarr").attributes() == first.attributes()
     given = {"epsilon": 1, "delta": "1e-6", "clip": "private", "scale": "private"}

@@ -156,7 +156,7 @@ def signatures() -> dict[str, list[str]]:
 
 def requests() -> dict[str, ReleaseRequest]:
     """Return requests of many kinds, by a name."""
-    loss, pure = PrivacyLoss.parse(1, "1e-6"), PrivacyLoss.parse("0.5", 0)
+    loss, pure, first = PrivacyLoss.parse(1, "1e-6"), PrivacyLoss.parse("0.5", 0), {"choice_rule": 1}
     made: Mapping[str, tuple[Any, ...] | tuple[str, PrivacyLoss, Any, dict[str, Any]]] = {
         "gaussian": ("gaussian", loss, 200, {}),
         "centred": ("gaussian", loss, 200, {"centring": "private"}),
@@ -165,12 +165,16 @@ def requests() -> dict[str, ReleaseRequest]:
         "bits": ("gaussian", loss, 200, {"grid_bits": 14}),
         "period": ("gaussian", loss, 200, {"period": "2026-W47"}),
         "truncated": ("gaussian", loss, 200, {"rule": 1}),
-        "private clip": ("gaussian", loss, "private", {}),
-        "private scale": ("gaussian", loss, "auto", {"scale": "private"}),
-        "private scale, a share": ("gaussian", loss, "auto", {"scale": "private", "scale_share": "0.2"}),
-        "both private": ("gaussian", loss, "private", {"scale": "private", "centring": "private"}),
+        "private clip": ("gaussian", loss, "private", first),
+        "private scale": ("gaussian", loss, "auto", {"scale": "private", **first}),
+        "private scale, a share": ("gaussian", loss, "auto", {"scale": "private", "scale_share": "0.2", **first}),
+        "both private": ("gaussian", loss, "private", {"scale": "private", "centring": "private", **first}),
+        "private clip, rule 2": ("gaussian", loss, "private", {}),
+        "private clip, for components": ("gaussian", loss, "private", {"components": 2}),
+        "private scale, rule 2": ("gaussian", loss, "auto", {"scale": "private"}),
+        "both private, rule 2": ("gaussian", loss, "private", {"scale": "private", "centring": "private"}),
         "two-sided-wishart": ("two-sided-wishart", pure, 200, {}),
-        "both private, pure": ("two-sided-wishart", pure, "private", {"scale": "private"}),
+        "both private, pure": ("two-sided-wishart", pure, "private", {"scale": "private", **first}),
         "laplace": ("laplace", pure, 200, {}),
         "bingham": ("bingham", pure, 200, {"options": {"components": 2}}),
         "reproduction": ("none", pure, 200, {"for_reproduction": True}),
