@@ -127,7 +127,9 @@ def edge_of(block: Block, count: int) -> float:
 
 
 def ridge_design(block: Block, count: int, ridge: float | None) -> Design:
-    """Return the design of the first columns of a block, with a ridge; None: the edge of the noise.
+    """Return the design of the first columns of a block, with a ridge; None: none, or the edge of the noise.
+
+    None is needed where the columns vary 2.5 times as much as that edge along every direction.
 
     Raises
     ------
@@ -139,10 +141,10 @@ def ridge_design(block: Block, count: int, ridge: float | None) -> Design:
     places = _places(block, count)
     moment = block.moment[np.ix_(places, places)]
     law, edge = block.law(len(places)), edge_of(block, count)
-    taken = edge if ridge is None else float(ridge)
+    spread = np.linalg.eigvalsh(about_mean_of(block, count))
+    taken = (0.0 if spread[0] > _CLEAR * edge else edge) if ridge is None else float(ridge)
     ridged = moment.copy()
     ridged[range(count), range(count)] += taken
-    spread = np.linalg.eigvalsh(about_mean_of(block, count))
     values, vectors = np.linalg.eigh(ridged)
     shift = shift_of(values, law)
     if shift is None and taken >= edge:

@@ -92,7 +92,7 @@ def pca(
     if opened.status != "private":
         warning = f" {opened.status.upper()}: do not publish it."
     before = "" if fresh else ", written before and left alone"
-    words = f"{model}: {counted(len(found.components), 'component')}{largest}{before}.{warning}"
+    words = f"{model}: {counted(len(found.components), 'component')} {lengths.words()}{largest}{before}.{warning}"
     table = "" if told is None else f"\n{text.alignment(told)}"
     if ends is not None and (largest := text.loadings(found.components, ends, opened.names)):
         table += f"\n{largest}"
@@ -100,7 +100,7 @@ def pca(
     if standardised is not None:
         table = f"\n{text.standardised(standardised, opened.names)}"
     table += f"\n{blindly}" if (blindly := blindly_scaled_words(opened)) else ""
-    answer(as_json, value, f"{words}{table}\n{lengths.words()} {lengths.warning()}".rstrip())
+    answer(as_json, value, f"{wrapped(words)}{table}\n{wrapped(lengths.warning())}".rstrip())
 
 
 @click.command()

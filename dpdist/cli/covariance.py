@@ -70,10 +70,11 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
     seen = "" if found.seen is None else f" {found.seen} of {counted(d, 'direction')} vary more than the noise."
     drowned = " DROWNED: it says little." if found.seen == 0 else ""
     mark = "" if opened.status == "private" else f" {opened.status.upper()}: do not publish it."
-    words = f"{out}: covariance of {counted(d, 'column')}, shrinkage {shrinkage}.{seen}{drowned}{mark}"
+    what = f"covariance of {counted(d, 'column')} {lengths.words()}, shrinkage {shrinkage}."
+    words = f"{out}: {what}{seen}{drowned}{mark}"
     blindly = blindly_scaled_words(opened)
     words = " ".join(filter(None, (f"{words}{in_words(opened.cautions)}", told, blindly)))
-    answer(as_json, value, f"{words}\n{lengths.words()} {lengths.warning()}".rstrip())
+    answer(as_json, value, f"{words}\n{lengths.warning()}".rstrip())
 
 
 def _partial(release: Release, found: Covariance) -> tuple[Partial | None, str]:

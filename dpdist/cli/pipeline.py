@@ -166,6 +166,11 @@ def ingest(
     metavar="K",
     help="With --clip private: choose the norm that suits K components. Without it, the 0.95-quantile.",
 )
+@click.option(
+    "--targets",
+    metavar="NAMES",
+    help="With --scale private: comma-separated columns that regress will explain. Noise hides less of them.",
+)
 @mechanism_option
 @neighbours_option
 @click.option(
@@ -191,18 +196,19 @@ def ingest(
 @json_option
 def release_command(
     rows: AnyStore, release: AnyStore, epsilon: str, delta: str | None, clip: str | None, components: int | None,
-    mechanism: str | None, neighbours: str, centre: str, scale: str, scale_share: str | None, grid_bits: int | None,
-    rows_at_most: int,
-    options: tuple[str, ...], arithmetic: str | None, for_reproduction: bool, accept_large_delta: bool,
-    name: str | None, ledger: LedgerAddress | None, cluster: Cluster, trusted: str, as_json: bool,
+    targets: str | None, mechanism: str | None, neighbours: str, centre: str, scale: str, scale_share: str | None,
+    grid_bits: int | None, rows_at_most: int, options: tuple[str, ...], arithmetic: str | None,
+    for_reproduction: bool, accept_large_delta: bool, name: str | None, ledger: LedgerAddress | None,
+    cluster: Cluster, trusted: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Publish RELEASE, one private second moment of ROWS. The same command again publishes the same bytes, free."""
     if clip is None:
         raise UsageError(_without_clip(rows))
     request = request_from(
         epsilon=epsilon, delta=delta, clip=clip_from(clip), mechanism=mechanism, neighbours=neighbours, centre=centre,
-        scale=scale, scale_share=scale_share, components=components, grid_bits=grid_bits, rows_at_most=rows_at_most,
-        period="", name=name, folder=Path(), for_reproduction=for_reproduction,
+        scale=scale, scale_share=scale_share, components=components,
+        targets=() if targets is None else tuple(columns_from(targets)), grid_bits=grid_bits,
+        rows_at_most=rows_at_most, period="", name=name, folder=Path(), for_reproduction=for_reproduction,
         options=options_of(options, arithmetic), accept_large_delta=accept_large_delta,
     )  # fmt: skip
     cluster = replace(cluster, trusted_worker=trusted == "worker")

@@ -32,7 +32,8 @@ from dpdist.storage.store import AnyStore
     "--ridge",
     default="auto",
     metavar="auto|L",
-    help="Added to the sum of squares of each column; auto: the edge of the noise [default: auto].",
+    help="Added to the sum of squares of each column; auto: 0 where all directions are clear of the noise, else its "
+    "edge [default: auto].",
 )
 @click.option(
     "--components",
@@ -78,8 +79,8 @@ def regress(
     about = " ".join(filter(None, (about_intervals(opened), blindly)))
     if on is None and opened.blindly_scaled[1]:
         about += " They are left out here."
-    rest = f"{about} {lengths.words()} {lengths.warning()}{in_words(opened.cautions)}"
-    answer(as_json, value, f"{mark}{tables}\n{wrapped(rest.rstrip())}")
+    first = f"{wrapped(warning)}\n" if (warning := lengths.warning()) else ""
+    answer(as_json, value, f"{mark}{first}{tables}\n{wrapped((about + in_words(opened.cautions)).rstrip())}")
 
 
 def _columns_of(found: Sequence[Regression]) -> dict[str, list[object]]:

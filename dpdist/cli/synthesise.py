@@ -70,9 +70,10 @@ def synthesise(release: AnyStore, out: AnyStore, count: int, seed: int | None, a
         "shortened": lengths.to_json(),
     }
     mark = "" if opened.status == "private" else f" {opened.status.upper()}: do not publish it."
-    words = f"{out}: {counted(count, 'synthetic row')} of {counted(len(found.names), 'column')}.{mark}"
+    rows_words = f"{counted(count, 'synthetic row')} of {counted(len(found.names), 'column')}"
+    words = f"{out}: {rows_words}, by the moment {lengths.words()}.{mark}"
     words += in_words(opened.cautions)
-    parts = (about(found, opened), blindly_scaled_words(opened), lengths.words(), lengths.warning())
+    parts = (about(found, opened), blindly_scaled_words(opened), lengths.warning())
     answer(as_json, value, "\n".join((words, wrapped(" ".join(filter(None, parts))))))
 
 

@@ -107,7 +107,7 @@ class Estimators(Python):
 ESTIMATORS = Estimators()
 
 
-def request_of(asked: Parameters, components: int | None = None) -> ReleaseRequest:
+def request_of(asked: Parameters, components: int | None = None, targets: Sequence[str] = ()) -> ReleaseRequest:
     """Make the request that the parameters describe.
 
     Parameters
@@ -115,7 +115,9 @@ def request_of(asked: Parameters, components: int | None = None) -> ReleaseReque
     asked
         The estimator.
     components
-        Number of components, for a mechanism that releases no more than these.
+        Number of components, for a mechanism that releases no more than these, and for a private clip norm.
+    targets
+        Names of columns that a regression will explain, for a private scale.
 
     Raises
     ------
@@ -155,6 +157,7 @@ def request_of(asked: Parameters, components: int | None = None) -> ReleaseReque
         scale=scale,
         scale_share=None if asked.scale_share is None else str(asked.scale_share),
         components=components if word == "private" else None,
+        targets=tuple(targets) if scale == "private" else (),
         vectors={**vectors, **divisors},
         grid_bits=None if bits is None else int(bits),
         rows_at_most=int(most),
@@ -199,6 +202,7 @@ def released(
     given: object,
     check: Check,
     components: int | None = None,
+    targets: Sequence[str] = (),
     beside: Callable[[Rows], Rows] | None = None,
 ) -> Release:
     """Release the second moment of X, once.
@@ -211,7 +215,7 @@ def released(
         X.
     check
         Called before anything is charged, with the request and the number of columns.
-    components
+    components, targets
         As for :func:`request_of`.
     beside
         Puts further columns beside X, which are released with it; None: there are none.
@@ -224,7 +228,7 @@ def released(
         If the budget does not suffice.
     """
     forbid_core_dumps()  # the exact total will be in this process's memory
-    request = request_of(asked, components)
+    request = request_of(asked, components, targets)
     path = rows_at(given)
     with _unchanged_by_failure(asked):
         rows = rows_of(cast("Any", asked), given, fitting=True)
@@ -324,7 +328,7 @@ def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Rele
     datasets = REGISTER.charge(total.fingerprints, shape, guarantee, budget, asked.budget)
     staged = None
     if request.chooses:
-        request, staged = stages.draw_unrecorded(request, rows.columns, total.rows, rows.counts)
+        request, staged = stages.draw_unrecorded(request, rows.column_names, total.rows, rows.counts)
         bound = request.bound(rows.columns)
         known, total = total.fingerprints, rows.total(bound, REGISTER.key)
         if not known.same_rows(total.fingerprints):

@@ -63,8 +63,9 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
     ----------
     ridge : float or "auto", default "auto"
         What is added to the sum of squares of each column of X, in squared units of the rows after the public centre
-        and scale, as ``alpha`` of scikit-learn's ``Ridge``. ``"auto"``: the edge of the noise, below which nothing can
-        be seen. The intercept is free of it.
+        and scale, as ``alpha`` of scikit-learn's ``Ridge``. ``"auto"``: 0 where the columns vary clearly more than the
+        noise along every direction; else the edge of the noise, below which nothing can be seen. The intercept is free
+        of it.
     n_components : int or "auto", default None
         How many principal components of X, as released, to regress on instead of a ridge; ``"auto"``: those clear of
         the noise. Then ``coef_`` is in their span, and intervals are about the regression on these directions. None:
@@ -84,7 +85,8 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
         As of :class:`dpdist.PrivatePCA`, of the columns of X and then those of y. Only ``"private"`` fits an intercept;
         otherwise the regression leads through the public centre.
     scale, scale_share : str, default "none" and None
-        As of :class:`dpdist.PrivatePCA`, of the columns of X and of those of y.
+        As of :class:`dpdist.PrivatePCA`, of the columns of X and of those of y. A private scale makes a deviation of y
+        a quarter of the clip norm, so that noise hides less of it. A public one does so at 4 / C of the deviation.
     ledger, release : str or path-like, default None
         The place of the ledger, and where to publish the release, as of :class:`dpdist.PrivatePCA`.
     budget_epsilon, budget_delta : str, int, float or Decimal, default None
@@ -287,13 +289,15 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
             _asked(self.ridge, self.n_components)
             if (path := rows_at(X)) is None:
                 given = targets_of(y, self)
-                release = released(self, X, _require_matrix, beside=partial(self._joined, given))
+                joined = partial(self._joined, given)
+                release = released(self, X, _require_matrix, targets=given.names, beside=joined)
                 target: Names = given.names[0] if given.flat else given.names
                 on: Names | None = [name for name in release.names if name not in given.names]
             else:
                 target, on = _named(y), None
-                places_of(open_rows(path), _listed(target), "y")  # before anything is charged
-                release = released(self, X, _require_matrix)
+                table = open_rows(path)
+                places = places_of(table, _listed(target), "y")  # before anything is charged
+                release = released(self, X, _require_matrix, targets=[table.names[i] for i in places])
             try:
                 self._learn(release, target, on, whole=on is not None)
             except (UsageError, DrownedError) as error:

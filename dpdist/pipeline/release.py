@@ -106,9 +106,7 @@ def _moment_words(found: Release) -> str:
     """Say what should be known of a second moment; what a sum of several weights is not is told of their total."""
     if found.weights:
         return ""
-    lengths = shortened(found)
-    quantile = found.stage is not None and "quantile" in found.stage.chosen  # then it was told how many are longer
-    return f"{lengths.warning()}{'' if quantile else lengths.note()}{rounding_warning(found)}"
+    return f"{shortened(found).warning()}{rounding_warning(found)}"
 
 
 def stage_words(found: Release) -> str:

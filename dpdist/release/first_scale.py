@@ -128,4 +128,5 @@ class FirstScale(ColumnsTransaction[FirstScaleRequest]):
         DataError
             If the committed bytes are missing or were altered.
         """
-        return stages.standardising(self.request.series, self.request.parts(self.table), self.read())[0]
+        series, parts = self.request.series, self.request.parts(self.table)
+        return stages.standardising(series, parts, self.read(), self.table.names)[0]

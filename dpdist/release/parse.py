@@ -49,6 +49,7 @@ def request_from(
     scale: str = "none",
     scale_share: str | None = None,
     components: int | None = None,
+    targets: tuple[str, ...] = (),
     vectors: Mapping[str, tuple[float, ...]] | None = None,
 ) -> ReleaseRequest:
     """Make a request from text as it stands on the command line or in a job file.
@@ -87,6 +88,7 @@ def request_from(
         scale="private" if scale == "private" else shift.get("scale"),
         scale_share=None if scale_share is None else share_from(scale_share),
         components=components,
+        targets=targets,
     )
     columns = len(next((v for v in shift.values() if v), (0.0, 0.0)))
     request.truncating().sized.bound(columns)  # range of clip norm and grid bits

@@ -17,7 +17,7 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from dpdist._util.text import canonical, has_control
+from dpdist._util.text import canonical, has_control, listed
 from dpdist.errors import RefusedError, UsageError
 from dpdist.mechanisms import columns as column_histograms
 from dpdist.mechanisms import quantile
@@ -184,6 +184,9 @@ class ReleaseRequest:
     components : int, default None
         With a private clip norm: the number K of leading components that it is chosen for
         (:mod:`dpdist.release.clip_trade`). None: the 0.95-quantile.
+    targets : tuple of str, default ()
+        With a private scale: columns that a regression will explain. Their scale is made smaller, so that a standard
+        deviation is about a quarter of the clip norm, and noise hides less of them. In components they weigh more.
     choice_rule : int, default 2
         How a private clip norm and a private scale follow from their histograms: 2 by sums over intervals of bins. 1 by
         single bins, at a tenth of the loss each, as versions up to 0.1.0 did.
@@ -225,6 +228,7 @@ class ReleaseRequest:
     scale_share: Fraction | None = None
     clip_share: Fraction | None = None
     components: int | None = None
+    targets: tuple[str, ...] = ()
     choice_rule: int = CHOICE_RULE
 
     def __post_init__(self) -> None:
@@ -273,6 +277,11 @@ class ReleaseRequest:
         if self.scale_share is not None and self.scale != "private":
             raise UsageError(
                 f"{parameter('scale_share')} is the part of a private choice: add {parameter('scale', 'private')}."
+            )
+        if self.targets and self.scale != "private":
+            raise UsageError(
+                f"{parameter('targets')} is for a private scale: add {parameter('scale', 'private')}; or divide them "
+                "by a public scale of about 4 / C of their deviation."
             )
         if self.clip_norm != "private" and (self.components is not None or self.clip_share is not None):
             raise UsageError(
@@ -376,7 +385,16 @@ class ReleaseRequest:
 
         Releases of periods are added up: so the bits of each follow from the same public number, and not from its own.
         How often rows are added is left out: a total has the noise and the rounding of rows that are added once.
+
+        Raises
+        ------
+        UsageError
+            If the table has no such targets; or as :meth:`calibrated`.
         """
+        if missing := [name for name in self.targets if name not in table.names]:
+            raise UsageError(
+                f"There is no column {', '.join(missing)}; there are {listed(table.names)}.", parameter="targets"
+            )
         public = self.neighbours is Neighbours.REPLACE_ONE and not table.periodic
         return self.on_grid(table.columns, table.rows if public else None, table.max_rows)
 
@@ -384,7 +402,7 @@ class ReleaseRequest:
         """Return what the same words asked for by older rules, the newest first."""
         if not self.chooses and self.clip_norm != "auto":
             return (self.truncating(),)
-        first = replace(self, choice_rule=FIRST_RULE, clip_share=None, components=None)
+        first = replace(self, choice_rule=FIRST_RULE, clip_share=None, components=None, targets=())
         return first, first.truncating()
 
     def truncating(self) -> ReleaseRequest:
@@ -428,7 +446,7 @@ class ReleaseRequest:
         clip = 1.0 if self.clip_norm in get_args(Word) else self.clip_norm
         return replace(
             self, clip_norm=clip, scale=None if self.scale == "private" else self.scale, scale_share=None,
-            clip_share=None, components=None,
+            clip_share=None, components=None, targets=(),
         )  # fmt: skip
 
     def parts(self, columns: int, max_rows: int = 1) -> Parts | None:
@@ -567,7 +585,9 @@ class ReleaseRequest:
         more: dict[str, object] = {} if self.choice_rule == FIRST_RULE else {"rule": self.choice_rule}
         if "scale" in self.chooses:
             grid, share = column_histograms.GRID, str(shares["scale"])
-            rule = {"mechanism": column_histograms.NAME, "grid": grid, "share": share, **more}
+            rule: dict[str, object] = {"mechanism": column_histograms.NAME, "grid": grid, "share": share, **more}
+            if self.targets:
+                rule["targets"] = list(self.targets)
             said |= {"clip_norm": self.clip_norm, "scale": rule}
         if "clip norm" in self.chooses:
             if self.components is not None:

@@ -10,7 +10,7 @@ columns; then norms are counted of the rows that are shifted and scaled by these
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -33,6 +33,8 @@ from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsStag
 from dpdist.release.request import CLIP_GRID, FIRST_RULE, Choice, Parts, ReleaseRequest, auto_clip
 from dpdist.release.trusted import MomentTransaction, Staged
 
+_OF_CLIP_NORM = 0.25
+"""What a deviation of a target is made of the clip norm."""
 Chosen = dict[str, float | tuple[float, ...]]
 
 
@@ -48,7 +50,9 @@ def norms_of(transaction: MomentTransaction) -> NormsStage:
     """
     parts, asked = _parts(transaction), transaction.request
     second = asked.scale == "private"
-    bounded = standardising(asked, parts, _columns(transaction).read())[0] if second else parts.moment
+    bounded = parts.moment
+    if second:
+        bounded = standardising(asked, parts, _columns(transaction).read(), transaction.table.names)[0]
     request = _norms_request(parts, bounded, transaction.table.columns)
     kind = SecondNormsStage if second else NormsStage
     return kind(request, transaction.table, transaction.ledger, transaction.release_id)
@@ -89,7 +93,7 @@ def settled(transaction: MomentTransaction) -> MomentTransaction:
     norms_found = norm_histogram.published(norms_of(transaction)) if "clip norm" in asked.chooses else None
     table = transaction.table
     request, staged = _following(
-        asked, parts, columns_found, norms_found, table.columns, table.max_rows, _norm_by_schema(transaction)
+        asked, parts, columns_found, norms_found, table.names, table.max_rows, _norm_by_schema(transaction)
     )
     return replace(transaction, request=replace(request, name=transaction.release_id), staged=staged)
 
@@ -99,7 +103,7 @@ def _following(
     parts: Parts,
     columns_found: ColumnHistograms | None,
     norms_found: NormHistogram | None,
-    width: int,
+    names: Sequence[str],
     max_rows: int = 1,
     known: float | None = None,
 ) -> tuple[ReleaseRequest, Staged]:
@@ -111,36 +115,45 @@ def _following(
         What was charged.
     columns_found, norms_found
         What was drawn.
-    width, max_rows
-        Of the table.
+    names, max_rows
+        Of the columns, and of the table.
     known
         A norm that no row exceeds, from what is public; None: none is known.
     """
-    request, chosen, names, answer = parts.moment, Chosen(), [], {}
+    request, chosen, by, answer = parts.moment, Chosen(), [], {}
     if columns_found is not None:
-        request, chosen = standardising(asked, parts, columns_found)
-        names, answer = [columns.NAME], columns_found.to_json()
+        request, chosen = standardising(asked, parts, columns_found, names)
+        by, answer = [columns.NAME], columns_found.to_json()
     if norms_found is not None:
-        taken = _taken(asked, parts, norms_found, width, max_rows)
+        taken = _taken(asked, parts, norms_found, len(names), max_rows)
         request, clipping = _clipping(request, taken, known)
         told = {
             "edges": list(norms_found.edges), "counts": list(norms_found.counts), "noise": norms_found.noise.to_json()
         }  # fmt: skip
-        chosen, answer = chosen | clipping, {**answer, "norms": told} if names else told
-        names.append(quantile.NAME)
-    stage = Stage(", ".join(names), parts.choice.to_json(), chosen, answer)
+        chosen, answer = chosen | clipping, {**answer, "norms": told} if by else told
+        by.append(quantile.NAME)
+    stage = Stage(", ".join(by), parts.choice.to_json(), chosen, answer)
     return request, Staged(stage, parts.guarantee)
 
 
-def standardising(asked: ReleaseRequest, parts: Parts, found: ColumnHistograms) -> tuple[ReleaseRequest, Chosen]:
+def standardising(
+    asked: ReleaseRequest, parts: Parts, found: ColumnHistograms, names: Sequence[str]
+) -> tuple[ReleaseRequest, Chosen]:
     """Return the release with the centre and scale that follow from its columns, and what it takes from them."""
     each = found.standardised
     chosen: Chosen = {} if asked.centre is not None else {"centre": tuple(column.centre for column in each)}
     chosen |= {"scale": tuple(column.scale for column in each), "bins": tuple(float(column.bins) for column in each)}
-    clip = parts.moment.clip_norm
-    if asked.clip_norm == "auto":  # the other columns are scaled to be short: a larger norm would only add noise
-        clip = auto_clip(max(1, sum(column.seen for column in each)), asked.choice_rule)
-        chosen["clip_norm"] = clip
+    clip = 1.0 if isinstance(parts.moment.clip_norm, str) else parts.moment.clip_norm
+    # the columns that were not seen are scaled to be short: a larger norm would only add noise
+    auto = auto_clip(max(1, sum(column.seen for column in each)), asked.choice_rule)
+    if asked.clip_norm == "auto":
+        clip = chosen["clip_norm"] = auto
+    if asked.targets:
+        weight = max(1.0, _OF_CLIP_NORM * (auto if asked.clip_norm == "private" else clip))
+        chosen["scale"] = tuple(
+            float(f"{column.scale / weight:.6g}") if name in asked.targets and column.seen else column.scale
+            for name, column in zip(names, each, strict=True)
+        )
     vectors: dict[str, Any] = {name: chosen[name] for name in ("centre", "scale") if name in chosen}
     return replace(parts.moment, clip_norm=clip, **vectors), chosen
 
@@ -201,7 +214,7 @@ def require_seen(request: ReleaseRequest, counting: ColumnCounting, rows: int, m
 
 
 def draw_unrecorded(
-    request: ReleaseRequest, width: int, rows: int, counts: Callable[[Counting], Counts]
+    request: ReleaseRequest, names: Sequence[str], rows: int, counts: Callable[[Counting], Counts]
 ) -> tuple[ReleaseRequest, Staged]:
     """Draw the stages of a release, once, over rows that no ledger knows: called twice, it costs twice.
 
@@ -212,11 +225,12 @@ def draw_unrecorded(
     ----------
     request
         The release.
-    width, rows
-        Columns, and n.
+    names, rows
+        Of the columns, and n.
     counts
         Returns how many rows fall into each bin of what is counted: the exact counts, private.
     """
+    width = len(names)
     parts = _parts_of(request, width, 1)
     columns_found = norms_found = None
     bounded = parts.moment
@@ -225,7 +239,7 @@ def draw_unrecorded(
         stage = parts.stages["scale"]
         noisy = drawn(stage, counts(counting))
         columns_found = ColumnHistograms.of_noisy(counting, noisy, stage.noise, request.choice_rule)
-        bounded = standardising(request, parts, columns_found)[0]
+        bounded = standardising(request, parts, columns_found, names)[0]
     if "clip norm" in request.chooses:
         stage = parts.stages["clip norm"]
         norms = NormCounting(_norms_request(parts, bounded, width).bound(width), CLIP_GRID.edges)
@@ -234,4 +248,4 @@ def draw_unrecorded(
             counts=tuple(drawn(stage, counts(norms)).tolist()), noise=stage.noise,
             rows=rows if request.neighbours is Neighbours.REPLACE_ONE else None, ledger_head="",
         )  # fmt: skip
-    return _following(request, parts, columns_found, norms_found, width)
+    return _following(request, parts, columns_found, norms_found, names)

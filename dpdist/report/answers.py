@@ -6,6 +6,7 @@ import math
 
 from dpdist._util.text import counted, wrapped
 from dpdist.answers.regression import Estimate, Regression
+from dpdist.pca.shortened import shortened
 from dpdist.release.artefact import Release
 from dpdist.report.text import aligned
 
@@ -43,7 +44,7 @@ def regression(found: Regression, release: Release) -> str:
     about = "about its mean" if found.centred else f"about {centre_words(release)}: no mean was released"
     last = f"R² {found.r2.value:.3f}, between {outward(low, high)}: of the variance of {found.target} {about}."
     return "\n".join([
-        f"Regression of {found.target} on {counted(len(found.names), 'column')}",
+        wrapped(f"Regression of {found.target} on {counted(len(found.names), 'column')} {shortened(release).words()}"),
         *aligned(rows),
         *([wrapped(f"{counted(left, 'column')} less sure to differ from 0: not shown.")] if left else []),
         wrapped(last),
@@ -70,6 +71,8 @@ def _ridge(found: Regression) -> str:
             "public directions: along others coefficients are 0. Where some of these stand just above the noise, "
             "intervals hold less often, in nine of ten releases."
         )
+    if not found.ridge:
+        return "There is no ridge: along every direction the columns vary more than the noise."
     said = f"The ridge is {found.ridge:.6g}, added to the sum of squares of each column."
     below = len(found.names) - found.seen
     if not below:

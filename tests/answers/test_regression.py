@@ -319,15 +319,16 @@ def test_with_the_shift_the_inverse_is_on_average_that_of_the_exact_matrix() -> 
 
 def test_a_total_of_releases_tells_of_all_their_rows() -> None:
     scenes = [drawn(rows_of(3000, seed=seed), 4.0) for seed in (1, 2)]
-    total = first(combined([scene.release(i) for i, scene in enumerate(scenes)]))
-    ridge = total.ridge
+    ridge = 2000.0
+    total = first(combined([scene.release(i) for i, scene in enumerate(scenes)]), ridge)
     both = Ridge(alpha=ridge).fit(*(np.concatenate(part) for part in zip(
         *((s.bounded[:, :5], s.bounded[:, 5]) for s in scenes), strict=True)))  # fmt: skip
     low, high = np.array([each.interval for each in total.coefficients]).T
     width = high - low  # six times as wide: a false alarm in 1e20
     assert np.all((low - 2 * width <= both.coef_) & (both.coef_ <= high + 2 * width))
     assert total.coefficients[0].noise > 0
-    assert total.ridge == pytest.approx(np.sqrt(2) * first(scenes[0].release()).ridge)
+    one = first(scenes[0].release(), ridge / 2)
+    assert total.coefficients[0].noise == pytest.approx(one.coefficients[0].noise / 2**0.5, rel=0.2)
 
 
 def test_a_release_that_stays_on_the_disk_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,6 +442,13 @@ def test_coefficients_are_in_the_units_of_the_source_of_a_schema() -> None:
 def test_what_makes_no_sense_is_refused(ask: Callable[[artefact.Release], Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         ask(drawn(rows_of(3000), 4.0).release())
+
+
+def test_there_is_no_ridge_where_every_direction_is_clear_of_the_noise_and_the_edge_where_one_is_not() -> None:
+    clear, few = (first(drawn(rows_of(n), 4.0).release()) for n in (40_000, 600))
+    assert (clear.ridge, clear.seen) == (0, 5)
+    assert few.ridge > 0
+    assert few.ridge == pytest.approx(first(drawn(rows_of(650), 4.0).release()).ridge, rel=1e-6)  # that of the noise
 
 
 def test_collinear_columns_need_a_ridge() -> None:

@@ -30,8 +30,8 @@ def test_a_table_and_arrays_hold_what_the_estimator_does(release: Path, call: Ca
     fitted = PrivateCovariance.from_release(release)
     said = call("covariance", "release.zarr", "found.csv")
     assert said.code == 0
-    assert "found.csv: covariance of 3 columns, shrinkage optimal. 3 of 3 directions vary more than" in said.err
-    assert "rows shortened to norm" in said.err
+    assert ", shrinkage optimal. 3 of 3 directions vary more than" in said.err
+    assert "found.csv: covariance of 3 columns of rows clipped to norm" in said.err
     with Path("found.csv").open() as file:
         names, *lines = csv.reader(file)
     assert names == ["a, b", "weight", "age"]
@@ -77,7 +77,7 @@ def test_synthetic_rows_come_in_the_kinds_of_files_that_are_ingested(release: Pa
     asked = ("synthesise", "release.zarr")
     said = call(*asked, "drawn.csv", "--rows", "3000", "--seed", "7")
     assert said.code == 0
-    assert "drawn.csv: 3000 synthetic rows of 3 columns." in said.err
+    assert "drawn.csv: 3000 synthetic rows of 3 columns, by the moment of rows clipped to norm" in said.err
     assert "% off by the noise" in said.err
     with Path("drawn.csv").open() as file:
         names, *lines = csv.reader(file)

@@ -66,7 +66,7 @@ def test_words_fit_a_terminal_and_say_of_which_rows_they_are(call: Call, monkeyp
     assert (said.code, said.out) == (0, "")
     assert max(map(len, said.err.splitlines())) <= 80
     for words in ("Regression of income on 3 columns", "a_name_that_is_long...", "R² 0.", "The ridge is",
-                  "rows shortened to norm 3.9"):  # fmt: skip
+                  "rows clipped to norm 3.9"):  # fmt: skip
         assert words in said.err
     assert "NOT PRIVATE" not in said.err
     among = " ".join(call("regress", "release.zarr", "--target", "income", "--components", "2").err.split())

@@ -106,7 +106,7 @@ def test_a_clip_norm_is_said_as_it_is(here: Path, call: Call) -> None:
     assert call("release", "rows.zarr", "long.zarr", *LOSS[:-1], "1234567.5").code == 0
     assert "clip norm  1234567.5\n" in call("inspect", "long.zarr").out
     said = call("pca", "long.zarr", "model.zarr", "--components", "1")
-    assert "shortened to norm 12" in said.err  # a little less than the clip norm, for the rounding
+    assert "clipped to norm 12" in said.err  # a little less than the clip norm, for the rounding
     assert here.exists()
 
 

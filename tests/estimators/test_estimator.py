@@ -474,6 +474,7 @@ def test_the_lines_of_the_readme_run(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, check=True, timeout=300)
 
 
+@pytest.mark.filterwarnings("ignore:Perhaps")  # these rows are clipped much
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int16"])
 def test_transform_of_a_path_is_what_dpdist_project_writes_to_the_bit(
@@ -536,6 +537,7 @@ def test_components_that_stand_above_the_noise_come_without_a_warning() -> None:
     assert np.asarray(found.squared_cosines_).min() > 0.9
 
 
+@pytest.mark.filterwarnings("ignore:Perhaps")  # these rows are clipped much
 def test_a_public_scale_stands_beside_a_private_mean_or_a_public_centre() -> None:
     divisors = np.linspace(0.3, 3, COLUMNS)
     for centre in ("none", "private", np.full(COLUMNS, 0.5)):

@@ -18,7 +18,7 @@ from support.ledgers import ledger_of_rows, losses, stage_of
 
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.estimators import PrivateCovariance, PrivatePCA
+from dpdist.estimators import PrivateCovariance, PrivatePCA, PrivateRidge
 from dpdist.ingest.opening import open_rows
 from dpdist.ledger.budget import Budget
 from dpdist.ledger.state import State
@@ -384,6 +384,44 @@ def test_rows_in_memory_that_change_between_two_passes_are_refused_and_stay_char
         made.fit(given)
     assert not hasattr(made, "release_")
     assert budget.left != Budget(9, 1e-5).left
+
+
+def test_a_target_is_weighed_so_that_noise_hides_less_of_it(rows: Path, tmp_path: Path) -> None:
+    plain = release_rows(rows, tmp_path / "plain.zarr", replace(GAUSSIAN, centring=Centring.PRIVATE)).release
+    asked = replace(GAUSSIAN, centring=Centring.PRIVATE, targets=("c1",))
+    weighed = release_rows(rows, tmp_path / "weighed.zarr", asked).release
+    assert plain.bound.scale is not None
+    assert weighed.bound.scale is not None
+    ratios = np.array(plain.bound.scale) / np.array(weighed.bound.scale)
+    assert ratios == pytest.approx([1, 1, 1], rel=0.3)  # a quarter of 1.75 sqrt(3) is below 1: nothing to weigh
+    wide = replace(asked, clip_norm=12)
+    scale = np.array(release_rows(rows, tmp_path / "wide.zarr", wide).release.bound.scale)
+    assert np.array(plain.bound.scale) / scale == pytest.approx([1, 3, 1], rel=0.3)
+    with pytest.raises(UsageError, match=r"no column c9; there are c0, c1, c2"):
+        release_rows(rows, tmp_path / "none.zarr", replace(asked, targets=("c9",)))
+    with pytest.raises(UsageError, match=r"add scale='private'; or divide them by a public scale"):
+        replace(asked, scale=None, clip_norm=12)
+
+
+def test_a_ridge_weighs_its_targets_and_the_command_asks_for_the_same(rows: Path, tmp_path: Path) -> None:
+    given = {"epsilon": 1, "delta": "1e-6", "clip": 12, "scale": "private", "centre": "private"}
+    fitted = PrivateRidge(release=tmp_path / "fitted.zarr", **given).fit(str(rows), "c1")  # type: ignore[arg-type]
+    assert fitted.release_.bound.scale[1] == pytest.approx(100 / 3, rel=0.3)
+    command = [
+        "release",
+        str(rows),
+        str(tmp_path / "release.zarr"),
+        "--epsilon",
+        "1",
+        "--delta",
+        "1e-6",
+        "--clip",
+        "12",
+    ]
+    more = ["--scale", "private", "--centre", "private", "--targets", "c1"]
+    assert CliRunner().invoke(cli, [*command, *more]).exit_code == 0
+    assert open_release(tmp_path / "release.zarr").attributes() == fitted.release_.attributes()
+    assert losses(ledger_of_rows(rows)) == [WHOLE]
 
 
 # --- what makes no sense ----------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.components import total_variance
 from dpdist.pca.shortened import shortened, trace_deviation
-from dpdist.pipeline.release import Outcome, _moment_words
+from dpdist.pipeline.release import Outcome
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.release.attributes import Stage
@@ -71,7 +71,7 @@ def test_the_commands_of_the_readme_choose_the_clip_norm_first(large: Path) -> N
             clip = told[1]
         assert "NEARLY EVERY ROW" not in found.output
         if words[0] == "pca":
-            said = re.search(r"shortened to norm (\S+)\.", found.output)
+            said = re.search(r"clipped to norm (\d+\.?\d*)", found.output)
             assert said is not None
             assert 0.99 * float(clip) < float(said[1]) < float(clip)  # room for rounding
     assert (large / "scores.zarr").exists()
@@ -85,15 +85,15 @@ def test_a_clip_norm_out_of_the_air_is_found_out_and_bound_is_named(large: Path)
             said[words[0]] = call(*words)
             assert said[words[0]].exit_code == 0, said[words[0]].output
     for command in ("release", "pca"):
-        assert "NEARLY EVERY ROW WAS SHORTENED to norm 99." in said[command].output
+        assert "NEARLY EVERY ROW WAS CLIPPED to norm 99." in " ".join(said[command].output.split())
         assert "dpdist bound" in said[command].output
-    assert "All values, exact ones included, are of rows shortened" in " ".join(said["pca"].output.split())
+    assert re.search(r"components? of rows clipped to norm 99\.\d+ \(nearly all were\)", said["pca"].output)
     told = json.loads(call("pca", "release.zarr", "again.zarr", "--components", 2, "--json").stdout)["shortened"]
     assert told["nearly_all"]
     assert 99.7 < told["norm"] < 99.9  # 1022 of 1024 steps
     assert call("report", "release.zarr", "page.html").exit_code == 0
     page = (large / "page.html").read_text()
-    assert "NEARLY EVERY ROW WAS SHORTENED" in page
+    assert "NEARLY EVERY ROW WAS CLIPPED" in page
     assert "exact one of clipped rows in" in page
 
 
@@ -127,34 +127,48 @@ def test_what_is_said_follows_the_rows() -> None:
 def test_rows_that_fill_most_of_the_clip_norm_are_said_to_and_others_are_not(tmp_path: Path) -> None:
     """Of rows beyond it, one in ten is nearly 0: the trace is 0.9 of the largest, and its error below 0.02."""
     most = normal(22) * np.where(np.arange(20_000) % 10, 100, 1e-3)[:, None]
-    release = released(most, 3, centre="none", release=tmp_path / "r.zarr")
+    release = released(most, 3, centre=[1e-9] * 4, release=tmp_path / "r.zarr")
     found = shortened(release)
     assert found.share == pytest.approx(0.9, abs=found.error)
     assert found.nearly_all is False
-    assert found.warning() == ""
-    said = re.search(r"norm is ([\d.]+) % of its square, at most ([\d.]+) % off, so (\d+) % of them", found.note())
-    assert said is not None
-    assert float(said[1]) == pytest.approx(90, abs=2)
-    assert 70 <= int(said[3]) <= 90  # 90 are, and no more may be claimed
-    assert found.note() in Outcome(release, "r.zarr", fresh=True).words()
+    assert found.warning().startswith("Perhaps half of the rows, at most 9")
+    assert re.search(r"norm 2\.9\d+ \(perhaps half of the rows, at most 9\d%\)", found.words())
+    assert found.warning() in Outcome(release, "r.zarr", fresh=True).words()
     assert call("report", tmp_path / "r.zarr", tmp_path / "page.html").exit_code == 0
-    assert "Many rows may have been shortened" in (tmp_path / "page.html").read_text()
+    assert "(perhaps half of the rows, at most 9" in (tmp_path / "page.html").read_text()
+    with pytest.warns(ShortenedRowsWarning, match="Perhaps half"):
+        PrivatePCA.from_release(release, 1)
     assert release.guarantee is not None
     stage = Stage("norm-histogram", release.guarantee.to_json(), {"clip_norm": 3.0, "quantile": 0.95}, {})
-    quantile = replace(release, stage=stage)
-    assert _moment_words(quantile) == ""  # its histogram told more
-    fewer = normal(23) * np.where(np.arange(20_000) % 10 < 7, 100, 1e-3)[:, None]
-    assert shortened(released(fewer, 3, centre="none")).note() == ""
-    assert (
-        shortened(released(normal(24, rows=100) * 100, 3, centre="none", epsilon=0.01)).note() == ""
-    )  # noise hides it
+    told = shortened(replace(release, stage=stage))  # its histogram told more
+    assert told.warning() == ""
+    assert told.words().endswith("(about 5% of them were)")
+    stage = Stage("norm-histogram", release.guarantee.to_json(), {"clip_norm": 3.0, "quantile": 0.6}, {})
+    assert "About 40% of the rows were clipped" in shortened(replace(release, stage=stage)).warning()
+    fewer = normal(23) * np.where(np.arange(20_000) % 10 < 6, 100, 1e-3)[:, None]
+    some = shortened(released(fewer, 3, centre="none"))
+    assert some.warning() == ""
+    assert re.search(r"\(at most 6\d% of the rows\)", some.words())  # rows about 0 may be so long by themselves
+    few = shortened(released(normal(25), 8, centre="none"))
+    assert (few.warning(), few.many, few.words()[:22]) == ("", "", "of rows clipped to nor")
+    hidden = shortened(released(normal(24, rows=100) * 100, 3, centre="none", epsilon=0.01))
+    assert (hidden.warning(), hidden.many) == ("", "")
     every = shortened(released(normal(21) * 100, 3, centre="none"))
-    assert (every.note(), every.warning() != "") == ("", True)
+    assert "nearly all were" in every.words()
+
+
+def test_the_share_that_may_have_been_clipped_is_never_below_the_one_that_was() -> None:
+    for seed, scale in enumerate((0.5, 1, 2, 5)):
+        rows = np.random.default_rng(seed).lognormal(0, 1, size=(20_000, 4)) * scale
+        found = shortened(released(rows, 4, centre="none"))
+        assert found.share is not None
+        assert found.error is not None
+        assert (np.linalg.norm(rows, axis=1) > 4).mean() <= found.share + found.error
 
 
 def test_nothing_is_said_where_nothing_is_known() -> None:
     far = normal(14) * 100
-    assert shortened(released(far, 3, centre="private", neighbours="add-remove")).nearly_all is None  # n is private
+    assert shortened(released(far, 3, centre="private", neighbours="add-remove")).nearly_all  # and was released
     few = normal(15, rows=60) * 100  # their noise is larger than their trace
     found = shortened(released(few, 3, epsilon=0.1, centre="none"))
     assert (found.nearly_all, found.warning()) == (None, "")
