@@ -40,6 +40,11 @@ from dpdist.storage.store import AnyStore
     is_flag=True,
     help="Components of the correlation matrix: of columns standardised by what was released, without drowned ones.",
 )
+@click.option(
+    "--drop-first",
+    is_flag=True,
+    help="With --correlation: leave out the first column of each categorical variable, which the others determine.",
+)
 @click.option("--plot", type=LOCAL, help="Draw the eigenvalues, and what noise alone stays below, to this picture.")
 @click.option(
     "--table", "out", type=PLACE, help="Write all loadings with their ends to this .csv or .parquet file too."
@@ -47,8 +52,8 @@ from dpdist.storage.store import AnyStore
 @cluster_options
 @json_option
 def pca(
-    release: AnyStore, model: AnyStore, components: str, correlation: bool, plot: Path | None, out: AnyStore | None,
-    cluster: Cluster, as_json: bool,
+    release: AnyStore, model: AnyStore, components: str, correlation: bool, drop_first: bool, plot: Path | None,
+    out: AnyStore | None, cluster: Cluster, as_json: bool,
 ) -> None:  # fmt: skip
     """Write MODEL, the top principal components of RELEASE, and say how far each one is signal. Free.
 
@@ -60,10 +65,10 @@ def pca(
     if out is not None:
         kind_of(out, KINDS)
     fitted, opened, fresh = fit_components(
-        release, model, share_of(components), correlation=correlation, cluster=cluster
+        release, model, share_of(components), correlation=correlation, drop_first=drop_first, cluster=cluster
     )
     found = fitted.components
-    standardised = correlation_of(opened, len(found.components)) if correlation else None
+    standardised = correlation_of(opened, len(found.components), drop_first=drop_first) if correlation else None
     told = standardised.alignment if standardised else alignment(opened, found)
     ends = None if told is None else told.loadings
     held = None if correlation or told is None or len(opened.names) > WIDE else captured(opened, found)

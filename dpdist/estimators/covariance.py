@@ -94,6 +94,8 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         5 % of the noise.
     rows_at_most : int, default 10000000
         A public number that n is at most, from which grid bits follow where n is private.
+    missing : {"refuse", "centre"}, default "refuse"
+        What becomes of rows that hold a NaN or an infinity, as of :class:`dpdist.PrivatePCA`.
     options : mapping of str, default None
         Public parameters of the mechanism, by name.
     cluster : Cluster, default None
@@ -177,6 +179,7 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         accept_large_delta: bool = False,
         grid_bits: int | None = None,
         rows_at_most: int = ROWS_AT_MOST,
+        missing: str = "refuse",
         options: Mapping[str, object] | None = None,
         cluster: Cluster | None = None,
     ) -> None:
@@ -197,6 +200,7 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
         self.accept_large_delta = accept_large_delta
         self.grid_bits = grid_bits
         self.rows_at_most = rows_at_most
+        self.missing = missing
         self.options = options
         self.cluster = cluster
 

@@ -74,6 +74,7 @@ class Parameters(Protocol):
     scale_share: Number | None
     grid_bits: int | None
     rows_at_most: int
+    missing: str
     options: Mapping[str, object] | None
     ledger: LedgerAddressGiven | None
     release: AnyPath | None
@@ -140,6 +141,8 @@ def request_of(asked: Parameters, components: int | None = None, targets: Sequen
         raise UsageError("Grid bits are None, or a whole number between 2 and 24 (grid_bits).")
     if isinstance(most, bool) or not isinstance(most, numbers.Integral):
         raise UsageError("rows_at_most is a whole number of rows, at least 1.")
+    if asked.missing not in {"refuse", "centre"}:
+        raise UsageError("missing is 'refuse' or 'centre'.")
     if not isinstance(asked.accept_large_delta, bool):
         raise UsageError("accept_large_delta is True or False.")
     options = dict(asked.options or {})
@@ -285,6 +288,8 @@ def _ledger_given(asked: Parameters) -> LedgerAddress | None:
 
 
 def _from_table(asked: Parameters, rows: Store, request: ReleaseRequest) -> Release:
+    if asked.missing != "refuse":
+        raise UsageError("missing is for rows in memory: of a rows.zarr its schema says what becomes of them.")
     if any(each is not None for each in (asked.budget_epsilon, asked.budget_delta, asked.budget)):
         raise UsageError(
             "The budget of a rows.zarr is declared once, in its ledger: leave budget, budget_epsilon and budget_delta "
@@ -318,7 +323,8 @@ def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Rele
         store_at(asked.release).require_new("release")
     bound = sized.bound(rows.columns)
     total = rows.total(bound, REGISTER.key)
-    require_sound(total, bound)
+    _require_centre(asked, request)
+    require_sound(total, bound, missing=asked.missing == "centre")
     _warn(total, named=not request.chooses)
     _require_choice(request, rows.columns, total.rows)
     loss = guarantee.loss
@@ -337,11 +343,20 @@ def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Rele
                 "files changed. Its rows were counted, which is charged; nothing was released. Compute or store X "
                 "first."
             )
-        require_sound(total, bound)
+        require_sound(total, bound, missing=asked.missing == "centre")
     moment = MomentMatrix(total.values, bound.width)
     return trusted.draw_unrecorded(
         request, moment, names=rows.column_names, rows=total.rows, datasets=datasets, staged=staged
     )
+
+
+def _require_centre(asked: Parameters, request: ReleaseRequest) -> None:
+    """Refuse rows that are to count as a centre where there is none."""
+    if asked.missing == "centre" and request.centre is None and "scale" not in request.chooses:
+        raise UsageError(
+            "missing='centre' takes rows with a NaN for the centre, and this release has none: pass scale='private', "
+            "or a public centre."
+        )
 
 
 def _require_choice(request: ReleaseRequest, columns: int, rows: int) -> None:

@@ -243,20 +243,27 @@ def add_sums(sums: Sequence[ArraySum]) -> ArraySum:
     )
 
 
-def require_sound(total: ArraySum, bound: RowBound) -> None:
+def require_sound(total: ArraySum, bound: RowBound, *, missing: bool = False) -> None:
     """Check a total before anything is charged for it.
+
+    Parameters
+    ----------
+    total, bound
+        The total, and how its rows were bounded.
+    missing
+        Whether a value may be no finite number: its row is the centre then.
 
     Raises
     ------
     DataError
-        If a value is no finite number, there are no rows, or more than 64-bit integers can sum.
+        If a value is no finite number and may not be, there are no rows, or more than 64-bit integers can sum.
     """
     if not total.rows:
         raise DataError("X has no rows: there is nothing to release.")
-    if not total.finite:
+    if not total.finite and not missing:
         raise DataError(
-            "X contains NaN or infinity, which no row may: drop or fill such rows by a public rule. Nothing was "
-            "released or charged."
+            "X contains NaN or infinity. Pass missing='centre' with scale='private' or a public centre, and such a row "
+            "counts as the centre; or fill it by a public rule. Nothing was released or charged."
         )
     if total.rows > bound.total_rows:
         raise DataError(

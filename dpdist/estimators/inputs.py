@@ -43,6 +43,12 @@ _PIECE_BYTES = 8 << 20
 """float64 bytes of the rows that are read from a disk at once."""
 
 
+MISSING_CURE = (
+    "Pass missing='centre' with scale='private' or a public centre, and such a row counts as the centre; or fill it by a "
+    "public rule."
+)
+
+
 class RowsError(DataError, ValueError):
     """X cannot be used as rows; a ValueError too, because scikit-learn's tools expect one."""
 
@@ -213,10 +219,18 @@ def rows_of(estimator: BaseEstimator, given: object, *, fitting: bool) -> Rows:
         rows = Rows(StoredRows((table.rows, table.columns), table.dtype), names)
     else:
         rows = _described(given)
-    if rows.names is None and rows.labelled is None and not (rows.lazy or _is_stored(rows.data)):
-        rows = _examined(rows, partial(validate_data, estimator, reset=fitting))  # it compares the names of a DataFrame
-        return replace(rows, names=tuple(getattr(estimator, "feature_names_in_", ())) or None)
-    rows = _examined(rows, partial(check_array, input_name="X"))
+    finite = not (fitting and getattr(estimator, "missing", None) == "centre")
+    try:
+        if rows.names is None and rows.labelled is None and not (rows.lazy or _is_stored(rows.data)):
+            # it compares the names of a DataFrame
+            check = partial(validate_data, estimator, reset=fitting, ensure_all_finite=finite)
+            rows = _examined(rows, check)
+            return replace(rows, names=tuple(getattr(estimator, "feature_names_in_", ())) or None)
+        rows = _examined(rows, partial(check_array, input_name="X", ensure_all_finite=finite))
+    except RowsError as error:
+        if fitting and str(error).startswith("Input X contains"):
+            raise RowsError(f"{error} {MISSING_CURE}") from None
+        raise
     _require_columns(estimator, rows, fitting=fitting)
     return rows
 

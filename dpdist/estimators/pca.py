@@ -123,6 +123,9 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         5 % of the noise.
     rows_at_most : int, default 10000000
         A public number that n is at most, from which grid bits follow where n is private.
+    missing : {"refuse", "centre"}, default "refuse"
+        Of rows in memory that hold a NaN or an infinity: refuse X, or take such a row, as a whole, for the centre. It
+        counts in n. It needs ``scale="private"`` or a public centre. Of a rows.zarr the schema says it.
     options : mapping of str, default None
         Public parameters of the mechanism, by name; ``components`` is filled from ``n_components``.
     cluster : Cluster, default None
@@ -262,6 +265,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         accept_large_delta: bool = False,
         grid_bits: int | None = None,
         rows_at_most: int = ROWS_AT_MOST,
+        missing: str = "refuse",
         options: Mapping[str, object] | None = None,
         cluster: Cluster | None = None,
     ) -> None:
@@ -284,6 +288,7 @@ class PrivatePCA(Shown, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         self.accept_large_delta = accept_large_delta
         self.grid_bits = grid_bits
         self.rows_at_most = rows_at_most
+        self.missing = missing
         self.options = options
         self.cluster = cluster
 

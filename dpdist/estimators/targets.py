@@ -113,7 +113,7 @@ def targets_of(given: Any, estimator: object) -> Targets:
         if data.ndim != 2 or np.dtype(data.dtype).kind not in "biuf":
             raise RowsError("y is a Dask array of one or two dimensions, of real numbers.")
     else:
-        found = _checked(given)
+        found = _checked(given, finite=getattr(estimator, "missing", None) != "centre")
         flat = found.ndim == 1
         data = found[:, None] if flat else found
     count = int(data.shape[1])
@@ -122,11 +122,13 @@ def targets_of(given: Any, estimator: object) -> Targets:
     return Targets(data, names, flat)
 
 
-def _checked(given: Any) -> Values:
+def _checked(given: Any, *, finite: bool) -> Values:
     if isinstance(given, np.ma.MaskedArray):
         raise RowsError("y is a masked array, and a masked entry is no number: fill it by a public rule (y.filled).")
     try:
-        found: Values = check_array(given, dtype=np.float64, ensure_2d=False, input_name="y", ensure_min_samples=0)
+        found: Values = check_array(
+            given, dtype=np.float64, ensure_2d=False, input_name="y", ensure_min_samples=0, ensure_all_finite=finite
+        )
     except (TypeError, ValueError) as error:
         said = str(error).split("\n")[0]
     else:

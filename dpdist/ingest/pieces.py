@@ -135,7 +135,8 @@ class Write(OfPieces):
         found = 0
         with closing(_blocks(source, tuple(plan["keep"]), span)) as blocks:
             for block in blocks:
-                require_finite(source.path, span.first + found, block, plan["names"])
+                if source.choices.schema is None:  # else what is not finite was refused, or its row is dropped
+                    require_finite(source.path, span.first + found, block, plan["names"])
                 if found + block.shape[0] > span.rows or not fits(block, dtype):
                     raise changed(source.path)
                 wanted = block[self._kept(row + found, block.shape[0])] if plan["some"] else block

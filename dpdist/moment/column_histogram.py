@@ -72,9 +72,9 @@ class ColumnCounting:
 
     def count(self, rows: npt.NDArray[np.generic], counts: Counts) -> None:
         """Add rows to the counts, (bins,)."""
+        rows = rows[np.isfinite(rows).all(axis=1)]
         for edges, columns, starts in self._alike:
             values = rows[:, columns].astype(np.float64)
-            values[np.isnan(values)] = 0
             bins = np.searchsorted(edges, values, side="right") + starts
             np.add.at(counts, bins.ravel(), 1)  # what it takes does not grow with the number of bins
 

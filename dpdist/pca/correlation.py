@@ -63,7 +63,7 @@ class Correlation:
         Of columns that are standardised by what was released: ``components.scale`` is their standard deviation in the
         input's units, and the eigenvalues are those of the correlation matrix.
     left_out
-        Names of the columns that do not stand above the noise.
+        Names of the columns that do not stand above the noise; and of the first of each categorical variable, if asked.
     shares
         (k,): of each component in the variance of the standardised columns that are left.
     intervals
@@ -71,6 +71,8 @@ class Correlation:
     alignment
         How well they are aligned, and where loadings lie, NaN of columns that were left out; None likewise, and where
         the law of the noise is not known.
+    drop_first
+        Whether the first column of each categorical variable was left out.
     """
 
     components: Components
@@ -78,19 +80,21 @@ class Correlation:
     shares: Values
     intervals: Values | None
     alignment: Alignment | None
+    drop_first: bool = False
 
     def to_json(self) -> dict[str, object]:
         """Return what is said of the components as JSON values."""
         return {
             "correlation": True,
             "left_out": list(self.left_out),
+            **({"drop_first": True} if self.drop_first else {}),
             "shares": self.shares.tolist(),
             "share_intervals": None if self.intervals is None else self.intervals.tolist(),
             **({} if self.alignment is None else self.alignment.to_json()),
         }
 
 
-def correlation(release: Release, count: float | None) -> Correlation:
+def correlation(release: Release, count: float | None, *, drop_first: bool = False) -> Correlation:
     """Return the top components of the correlation matrix of a release.
 
     The fewest that hold a share of the variance are those of which the lower ends of their shares, added up, reach it.
@@ -104,6 +108,9 @@ def correlation(release: Release, count: float | None) -> Correlation:
     count
         Number of components; or below 1 the share of the variance that they shall hold for sure, of the columns that
         stand above the noise. None: those that are counted (:mod:`dpdist.pca.overlap`).
+    drop_first
+        Whether to leave out the first column of each categorical variable of the schema. All of them add up to 1, so
+        that with all a component sets one category against the others, whatever it has to do with other columns.
 
     Raises
     ------
@@ -117,6 +124,8 @@ def correlation(release: Release, count: float | None) -> Correlation:
     matrix = about.matrix(release.second_moment)
     variances = np.diag(matrix)
     kept = np.flatnonzero(evidence(release, variances) > ABOVE)
+    if drop_first:
+        kept = np.setdiff1d(kept, _first_of_categories(release))
     share = count if isinstance(count, float) else None
     if not len(kept):
         raise DrownedError(
@@ -159,7 +168,19 @@ def correlation(release: Release, count: float | None) -> Correlation:
     found = Components(loadings, values, per_row=True, mean=centre + scale * about.mean, scale=divided)
     left_out = tuple(release.names[j] for j in sorted(set(range(len(variances))) - set(kept.tolist())))
     shares = np.clip(values / len(kept), 0, 1)  # noise may leave a negative eigenvalue, and make up for it
-    return Correlation(found, left_out, shares / max(1.0, float(shares.sum())), intervals, told)
+    return Correlation(found, left_out, shares / max(1.0, float(shares.sum())), intervals, told, drop_first)
+
+
+def _first_of_categories(release: Release) -> list[int]:
+    """Return where the first column of each categorical variable is."""
+    columns = [] if release.schema is None else [each for each in release.schema.columns if each.stored]
+    if not any(each.one_hot for each in columns):
+        raise UsageError(
+            "Nothing says which columns are of one categorical variable: leave out "
+            f"{parameter('drop_first')}, or ingest with a schema ({parameter('schema')})."
+        )
+    starts = np.cumsum([0, *(each.width for each in columns)])
+    return [int(start) for start, each in zip(starts, columns, strict=False) if each.one_hot]
 
 
 def _counted(count: float | None, release: Release) -> int:

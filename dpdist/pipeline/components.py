@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dpdist._util.text import listed
 from dpdist.answers.captured import holding
-from dpdist.errors import DataError
+from dpdist.errors import DataError, UsageError
 from dpdist.moment.operator import Matrix
+from dpdist.naming import parameter
 from dpdist.pca import eigen
 from dpdist.pca import model as models
 from dpdist.pca.alignment import counted_components
@@ -53,6 +54,7 @@ def fit_components(
     components: float | None = None,
     *,
     correlation: bool = False,
+    drop_first: bool = False,
     cluster: Cluster | None = None,
 ) -> FittedModel:
     """Write a model.zarr with the top principal components of a release: free post-processing.
@@ -74,6 +76,9 @@ def fit_components(
         Whether to take the components of the correlation matrix: of columns that are standardised by what was released,
         without those that do not stand above the noise. It needs a release with its mean or of rows that were shifted
         by a centre.
+    drop_first : bool, default False
+        With ``correlation``, whether to leave out the first column of each categorical variable of the schema: with all
+        of them a component sets one category against the others.
     cluster : Cluster, default None
         Where to multiply a release that is too large for memory. None: in this process.
 
@@ -119,13 +124,18 @@ def fit_components(
     """
     release, target = store_at(release), store_at(model)
     opened = open_release(release)
-    made = {"format": models.FORMAT, "release_id": opened.release_id, "correlation": correlation or None}
+    if drop_first and not correlation:
+        raise UsageError(f"{parameter('drop_first')} is for components of the correlation matrix.")
+    made = {
+        "format": models.FORMAT, "release_id": opened.release_id, "correlation": correlation or None,
+        "drop_first": drop_first or None,
+    }  # fmt: skip
     counted = isinstance(components, int)
     if not made_from(target, "model", **made, **({"k": components} if counted else {})):
         target.require_new("model")  # before there is any work
     elif counted:
         return FittedModel(models.open_model(target), opened, fresh=False)
-    standardised = correlation_of(opened, components) if correlation else None
+    standardised = correlation_of(opened, components, drop_first=drop_first) if correlation else None
     taken = standardised.components if standardised else _components_of(opened, release, components, cluster)
     found = models.Model(opened.release_id, opened.names, taken, opened.schema, correlation)
     there = partial(made_from, target, "model", **made, k=len(taken.components))

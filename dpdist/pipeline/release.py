@@ -241,8 +241,8 @@ def release_table(
     if transaction.draws > 1:
         require_choice(transaction)
         _tell_free_norm(transaction, say)
-    if say is not None and (said := worth.dropped(table, transaction.request)):
-        say(said)
+    if where.trusted_worker or transaction.state() in {None, State.ABORTED}:
+        worth.require_centre_of_dropped(table, transaction.request)
     with where.computing(_seconds(sized), trusted_worker=where.trusted_worker) as cluster_engine:
         cluster_engine.require_visible(table.probe, ROOT)
         if elsewhere:

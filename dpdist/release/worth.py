@@ -29,7 +29,7 @@ from dpdist.naming import parameter
 from dpdist.privacy.caution import LARGEST_EPSILON
 from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.release.norm_histogram import NormsRequest
-from dpdist.release.request import CLIP_GRID, Centring, ReleaseRequest
+from dpdist.release.request import CLIP_GRID, ReleaseRequest
 from dpdist.rows.table import Table
 
 _MOST_MICRO = LARGEST_EPSILON * MICRO
@@ -235,20 +235,23 @@ def _advice(request: NormsRequest, table: Table, quantile: Fraction, left_micro:
     return said + free_norm(table, request)
 
 
-def dropped(table: Table, request: ReleaseRequest) -> str:
-    """Say that rows of zeros stand for those that were dropped, where they are far from others; or nothing. Public."""
-    schema = table.schema
-    moved = request.centre is not None or request.scale == "private" or request.centring is Centring.PRIVATE
-    if schema is None or schema.scale != "none" or not moved:
-        return ""
-    names = [column.name for column in schema.columns if column.stored and column.missing == "drop"]
-    if not names:
-        return ""
-    return (
-        f"Rows that lack {listed(names)} are rows of zeros by the schema (drop), and count in centre, scale and mean. "
-        "Where that may be more than one row in a thousand, and zero is far from the others, ingest anew with a public "
-        "constant in its place (fill)."
-    )
+def require_centre_of_dropped(table: Table, request: ReleaseRequest) -> None:
+    """Refuse a release of rows of which some may be dropped where nothing public or private says what becomes of them.
+
+    Raises
+    ------
+    RefusedError
+        If the schema drops rows, and the release has no centre that they could stand at.
+    """
+    columns = () if table.schema is None else table.schema.columns
+    names = [column.name for column in columns if column.stored and column.missing == "drop"]
+    if names and request.centre is None and "scale" not in request.chooses:
+        raise RefusedError(
+            f"Rows that lack {listed(names)} are dropped by the schema: they count as the centre of the others, and "
+            f"this release has none. Let it choose one ({parameter('scale', 'private')}), name a public one "
+            f"({parameter('centre')}), or ingest anew with a public constant in place of what is missing (missing = "
+            '"fill"). Nothing was read or spent.'
+        )
 
 
 def free_norm(table: Table, request: NormsRequest | ReleaseRequest) -> str:

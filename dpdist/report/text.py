@@ -177,8 +177,9 @@ def standardised(found: Correlation, names: Sequence[str]) -> str:
         said += f" {counted_words(found.alignment)} {ALIGNED}"
     if found.left_out:
         were = "was" if len(found.left_out) == 1 else "were"
+        why = " or came first of a variable" if found.drop_first else ""
         said += (
-            f" {counted(len(found.left_out), 'column')} did not stand above the noise and {were} left out: "
+            f" {counted(len(found.left_out), 'column')} did not stand above the noise{why} and {were} left out: "
             f"{listed(found.left_out)}."
         )
     return "\n".join([*lines, wrapped(said)])

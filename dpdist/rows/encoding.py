@@ -201,7 +201,7 @@ def _piece(schema: Schema, columns: Mapping[str, Any], rows: int) -> Rows:
         place += column.width
     if wrong:
         raise UnfitError(*wrong)
-    out[dropped] = 0
+    out[dropped] = np.nan  # a release takes it for the centre of the others, and no histogram counts it
     return out
 
 

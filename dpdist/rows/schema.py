@@ -8,17 +8,18 @@ of the rows, names of columns that are left out included.
 to tables that are equal or neighbours, by the same relation: replace-one, add-remove, or the rows of one privacy unit.
 
 *Proof.* What f makes of a row depends on that row and on the schema, which is public. It makes one row of each row,
-also of one that is to be dropped: that becomes a row of zeros. So a table of n rows is mapped to one of n rows. If two
+also of one that is to be dropped: that becomes a row of NaN. So a table of n rows is mapped to one of n rows. If two
 tables differ in some rows, their images differ in at most the images of these, at the same places. ∎
 
 So the guarantee of a release of mapped rows holds for the rows of the source. What the policies do to n:
 
 * ``refuse``: the source is refused as a whole, before there are rows, and whoever holds it is told.
 * ``fill`` and ``indicator``: the row stays, with a public constant in place of the value.
-* ``drop``: the row is a row of zeros. It still counts, so n is the number of rows of the source, under replace-one a
-  public one. To leave it out would let n tell how many rows lack a value. Two tables that differ in one row could then
-  differ in n: no neighbours under replace-one, so that no noise was calibrated for it. A row of zeros adds nothing to
-  the second moment; it counts in n, and is a row like others where a centre is subtracted or released.
+* ``drop``: the row is a row of NaN, which a release takes for the centre of the others (zero, once they are shifted
+  by it), and no histogram of columns counts. It still counts in n, so n is the number of rows of the source, under
+  replace-one a public one. To leave it out would let n tell how many rows lack a value. Two tables that differ in one
+  row could then differ in n: no neighbours under replace-one, so that no noise was calibrated for it. A release without
+  a centre is refused. Up to version 0.1.0 the row was one of zeros, and is so in tables of that time.
 
 With ``scale = "range"`` a public range [a, b] is mapped to [-1, 1], times the weight. Zero is then the middle of the
 range, and no row is longer than :attr:`Schema.norm`, a clip norm that follows from the schema alone.

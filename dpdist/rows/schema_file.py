@@ -206,7 +206,7 @@ _HEAD = """\
 # categories:  ["red", "green"]; encoding = "one-hot" (default) or "ordinal";
 #              other = "refuse" (default), "column" (one more column) or "missing" for what is not listed
 # missing:     "refuse" (default), "fill" (with fill = a public constant), "indicator" (one more column is 1),
-#              or "drop" (the row becomes zeros, and counts)
+#              or "drop" (the row counts as the centre of the others)
 # weight:      what the numbers are multiplied by (default 1)
 
 scale = "range"  # each range becomes -1 to 1, so that no column counts more for its unit; "none": as they are

@@ -25,7 +25,7 @@ from sklearn.pipeline import make_pipeline
 from support.estimator_scene import CLIP, COLUMNS, FORMS, HELD, NAMES, ROWS, formed, ingested, table
 from support.folders import ROOT
 
-from dpdist import PrivateCovariance, PrivatePCA
+from dpdist import PrivateCovariance, PrivatePCA, PrivateRidge
 from dpdist.errors import DataError, DrownedError, DrownedWarning, RefusedError, UsageError
 from dpdist.estimators import fit
 from dpdist.ledger.fingerprints import Fingerprints
@@ -535,6 +535,29 @@ def test_components_that_stand_above_the_noise_come_without_a_warning() -> None:
     assert found.n_above_noise_ == 3
     assert np.allclose(found.explained_variance_ratio_, np.array([9, 4, 1]) / 14, atol=0.02)  # type: ignore[arg-type]
     assert np.asarray(found.squared_cosines_).min() > 0.9
+
+
+def test_rows_with_missing_values_count_as_the_centre_if_that_is_said() -> None:
+    random = np.random.default_rng(8)
+    rows = random.normal(size=(20_000, 3)) * [1, 10, 100] + [1, 10, -3]
+    rows[:, 1] += 10 * rows[:, 0]
+    y = 2 * rows[:, 0] + random.normal(size=20_000)
+    rows[random.random(20_000) < 0.05, 2] = np.nan
+    y[:300] = np.inf
+    asked: dict[str, Any] = {"epsilon": 4, "delta": 1e-6, "clip": "auto", "scale": "private"}
+    with pytest.raises(DataError, match=r"Pass missing='centre' with scale='private'"):
+        PrivatePCA(1, **asked).fit(rows)
+    for given in (rows, da.from_array(rows + 1, chunks=(7000, 3))):
+        found = PrivatePCA(1, missing="centre", centre="private", **asked).fit(given)
+        assert found.release_.rows == 20_000  # all of them count
+        assert np.abs(found.mean_ - np.nanmean(np.asarray(given), axis=0)).max() < 3
+        assert abs(found.components_[0] @ [0.5**0.5, 0.5**0.5, 0]) > 0.95
+    ridge = PrivateRidge(missing="centre", **asked).fit(rows + 2, y)
+    assert ridge.coef_[0] == pytest.approx(2, abs=0.2)
+    with pytest.raises(UsageError, match="this release has none: pass scale='private', or a public centre"):
+        PrivateCovariance(epsilon=4, delta=1e-6, clip=9, missing="centre").fit(rows + 3)
+    with pytest.raises(UsageError, match="missing is 'refuse' or 'centre'"):
+        PrivatePCA(1, missing="drop", **asked).fit(rows + 4)
 
 
 @pytest.mark.filterwarnings("ignore:Perhaps")  # these rows are clipped much

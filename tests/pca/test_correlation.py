@@ -8,25 +8,32 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pytest
 import zarr
 from click.testing import CliRunner
+from pyarrow import csv as pacsv
 from support.releases import assemble
 
 from dpdist.cli import cli
-from dpdist.errors import DrownedError, UsageError
+from dpdist.errors import DataError, DrownedError, UsageError
 from dpdist.estimators import PrivatePCA
 from dpdist.estimators.fit import save
 from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.correlation import correlation
 from dpdist.pca.model import open_model
+from dpdist.pipeline.budget import ingest_rows
+from dpdist.pipeline.components import fit_components
+from dpdist.pipeline.release import release_rows
 from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.report.text import standardised
+from dpdist.rows.columns import Column
 from dpdist.rows.dataset import created
+from dpdist.rows.schema import Schema
 from papers.common.drawn import drawn
 
 Floats = npt.NDArray[np.float64]
@@ -226,3 +233,37 @@ def test_shares_of_columns_that_are_one_are_at_most_the_whole() -> None:
         assert found.shares.sum() <= 1 + 1e-12
         assert found.intervals is not None
         assert ((found.intervals >= 0) & (found.intervals <= 1)).all()
+
+
+def test_drop_first_leaves_out_a_column_of_each_categorical_variable(tmp_path: Path) -> None:
+    """Else the first component is one category against the other."""
+    random = np.random.default_rng(2)
+    common = random.normal(size=20_000)
+    table = pa.table({
+        "sex": np.where(random.random(20_000) < 0.5, "F", "M"),
+        **{name: common + 1.3 * random.normal(size=20_000) for name in ("a", "b", "c")},
+    })  # fmt: skip
+    pacsv.write_csv(table, tmp_path / "t.csv")
+    schema = Schema([
+        Column("sex", "category", categories=["F", "M"]),
+        *(Column(name, "number", range=(-8, 8)) for name in ("a", "b", "c")),
+    ])  # fmt: skip
+    loss = PrivacyLoss.parse(20, "1e-6")
+    ingest_rows(tmp_path / "t.csv", tmp_path / "rows.zarr", budget=loss, schema=schema)
+    request = ReleaseRequest("gaussian", loss, "auto", scale="private", centring=Centring.PRIVATE)
+    release_rows(tmp_path / "rows.zarr", tmp_path / "release.zarr", request)
+    every = fit_components(tmp_path / "release.zarr", tmp_path / "every.zarr", 1, correlation=True).model
+    assert abs(every.components.components[0, 0]) == pytest.approx(0.5**0.5, abs=0.1)  # sex=F against sex=M
+    model = tmp_path / "fewer.zarr"
+    found = fit_components(tmp_path / "release.zarr", model, 1, correlation=True, drop_first=True).model
+    assert found.components.components[0, 0] == 0
+    assert np.abs(found.components.components[0, 2:]) == pytest.approx([3**-0.5] * 3, abs=0.1)
+    again = CliRunner().invoke(
+        cli, ["pca", str(tmp_path / "release.zarr"), str(model), "--components", "1", "--correlation", "--drop-first"]
+    )
+    assert again.exit_code == 0, again.output
+    assert "came first of a variable and was left out: sex=F" in " ".join(again.output.split())
+    with pytest.raises(DataError, match="drop_first"):
+        fit_components(tmp_path / "release.zarr", model, 1, correlation=True)
+    with pytest.raises(UsageError, match="is for components of the correlation matrix"):
+        fit_components(tmp_path / "release.zarr", tmp_path / "no.zarr", 1, drop_first=True)

@@ -15,6 +15,8 @@ import zarr
 from click.testing import CliRunner
 from support.ledgers import DiedError, dies, ledger_of_rows, losses
 
+from dpdist.answers.columns import source_units
+from dpdist.answers.regression import regressions
 from dpdist.cli import cli
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.estimators import PrivateCovariance, PrivatePCA, PrivateRidge
@@ -23,6 +25,7 @@ from dpdist.ledger.state import Part, State
 from dpdist.pca.model import open_model
 from dpdist.pipeline import histograms, release
 from dpdist.pipeline.budget import ingest_rows
+from dpdist.pipeline.components import fit_components
 from dpdist.pipeline.release import Outcome, release_rows
 from dpdist.pipeline.scores import project_rows
 from dpdist.privacy.accounting import gaussian_sigma
@@ -297,21 +300,46 @@ def test_a_release_gives_its_centre_and_scale_to_rows_that_cannot_choose_any(row
         request_from(centre="none", scale="pilot.zarr", **asked)
 
 
-@pytest.mark.parametrize(("scale", "told"), [("none", True), ("range", False)])
-def test_rows_of_zeros_that_stand_for_dropped_ones_are_told_of_before_they_move_a_scale(
-    tmp_path: Path, scale: str, told: bool
-) -> None:
-    values = np.random.default_rng(4).uniform(1950, 2000, (3000, 2))
-    lines = ["year,size", *(f"{a:.1f},{b:.1f}" for a, b in values), ",1960"]
-    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
-    columns = [
-        Column("year", "number", range=(1900, 2000), missing="drop"),
-        Column("size", "number", range=(1900, 2000)),
+@pytest.mark.parametrize("share", [0.02, 0.2])
+def test_dropped_rows_count_as_the_centre_and_join_no_histogram(tmp_path: Path, share: float) -> None:
+    """Zeros, or the middle of a range, moved means and slopes: these rows are far from both."""
+    random = np.random.default_rng(4)
+    year = random.normal(1990, 5, ROWS)
+    size = 3 * (year - 1990) + random.normal(50, 5, ROWS)
+    gone = random.random(ROWS) < share
+    lines = [
+        "year,size",
+        *(f"{'' if lacks else f'{a:.3f}'},{b:.3f}" for a, b, lacks in zip(year, size, gone, strict=True)),
     ]
-    ingest_rows(
-        tmp_path / "t.csv", tmp_path / "t.zarr", budget=PrivacyLoss.parse("9", "1e-6"),
-        schema=Schema(columns, scale=scale),
-    )  # fmt: skip
-    said: list[str] = []
-    release_rows(tmp_path / "t.zarr", tmp_path / "r.zarr", GAUSSIAN, say=said.append)
-    assert any("Rows that lack year are rows of zeros by the schema" in each for each in said) == told
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    columns = [Column("year", "number", range=(1900, 2100), missing="drop"), Column("size", "number", range=(0, 500))]
+    schema = Schema(columns, scale="range")
+    ingest_rows(tmp_path / "t.csv", tmp_path / "t.zarr", budget=PrivacyLoss.parse("99", "1e-6"), schema=schema)
+    with pytest.raises(RefusedError, match=r"Rows that lack year are dropped.*this release has none.*scale='private'"):
+        release_rows(tmp_path / "t.zarr", tmp_path / "r.zarr", replace(GAUSSIAN, scale=None, clip_norm=2))
+    assert ledger_of_rows(tmp_path / "t.zarr").records == []
+    asked = replace(GAUSSIAN, loss=PrivacyLoss.parse("9", "1e-6"), clip_norm="auto", centring=Centring.PRIVATE)
+    found = release_rows(tmp_path / "t.zarr", tmp_path / "r.zarr", asked).release
+    (model,) = regressions(found, [1], [0], units=source_units(found))
+    assert model.coefficients[0].value == pytest.approx(3, rel=0.06)
+    assert model.r2.value > 0.85  # of what is there, .9
+    told = PrivateCovariance.from_release(tmp_path / "r.zarr")
+    # of the rows that are there the variance is 25; the others stand at the centre
+    assert told.covariance_[0, 0] * 100**2 == pytest.approx(25 * (1 - share), rel=0.15)
+    assert told.location_[0] * 100 + 2000 == pytest.approx(1990, abs=1)
+
+
+def test_scores_of_dropped_rows_are_no_numbers(tmp_path: Path) -> None:
+    lines = ["a,b", *(f"{i % 7},{i % 5}" for i in range(3000)), ",3"]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    columns = [Column("a", "number", range=(0, 6), missing="drop"), Column("b", "number", range=(0, 4))]
+    ingest_rows(tmp_path / "t.csv", tmp_path / "t.zarr", budget=PrivacyLoss.parse("99", "1e-6"), schema=Schema(columns))
+    release_rows(
+        tmp_path / "t.zarr",
+        tmp_path / "r.zarr",
+        replace(GAUSSIAN, loss=PrivacyLoss.parse("9", "1e-6"), clip_norm="auto"),
+    )
+    fit_components(tmp_path / "r.zarr", tmp_path / "m.zarr", 1)
+    project_rows(tmp_path / "t.zarr", tmp_path / "m.zarr", tmp_path / "s.zarr")
+    scores = zarr.open_array(tmp_path / "s.zarr", mode="r")[...]
+    assert np.isnan(scores).any(axis=1).nonzero()[0].tolist() == [3000]
