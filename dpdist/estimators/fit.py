@@ -297,7 +297,12 @@ def _from_table(asked: Parameters, rows: Store, request: ReleaseRequest) -> Rele
         )
     target = release_place(asked, rows, request)
     where = chosen(asked.cluster)
-    return release_table(open_rows(rows), target, request, ledger=_ledger_given(asked), cluster=where).release
+    table = open_rows(rows)
+    outcome = release_table(table, target, request, ledger=_ledger_given(asked), cluster=where)
+    if outcome.fresh:
+        shape = Shape(np.dtype(table.dtype).kind, table.rows, table.columns)
+        REGISTER.note(shape, proved(outcome.release), table.dataset_id)
+    return outcome.release
 
 
 def _from_memory(asked: Parameters, rows: Rows, request: ReleaseRequest) -> Release:

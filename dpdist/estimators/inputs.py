@@ -44,8 +44,8 @@ _PIECE_BYTES = 8 << 20
 
 
 MISSING_CURE = (
-    "Pass missing='centre' with scale='private' or a public centre, and such a row counts as the centre; or fill it by a "
-    "public rule."
+    "Pass missing='centre' with scale='private' or a public centre, and such a row counts as the centre; or fill it by "
+    "a public rule."
 )
 
 

@@ -2,7 +2,8 @@
 
 A row is known again in four ways. Each makes keys of rows, under a secret key of the process:
 
-1. **exact**: BLAKE2b of the float64 values in their order. One common key and two tables share rows.
+1. **exact**: BLAKE2b of the float64 values in their order. Two tables in which no row is there twice share rows if one
+   key is common. So do two tables of as many rows with the same keys, each as often.
 2. **in place**: three sums of the magnitudes with secret weights of the columns, to a relative 2^-16. It survives the
    last bits of every value, float32, signs, and columns of zeros at the end.
 3. **largest**: the ratios of the three largest magnitudes of the row, to a relative 2^-16. It survives all of that,
@@ -12,8 +13,9 @@ A row is known again in four ways. Each makes keys of rows, under a secret key o
    It survives a scaling and a centring of every column (a ``StandardScaler``, other units) and any order of the
    columns, but neither another order of the rows nor a random part of them.
 
-Keys 2 to 4 are not unique to a row. Two rows of different people may agree in them, and in tables of categories most
-do. So one common key is no proof: what counts is whether more keys are common than chance explains.
+Keys 2 to 4 are not unique to a row. Two rows of different people may agree in them, and in tables of categories, or of
+answers yes and no, most do, in all their values too. So one common key is no proof there: what counts is whether more
+keys are common than chance explains.
 
 Suppose that two tables share no row, and that chance alone split the rows between them, as into training and test rows.
 Look at the keys that both tables together hold 2 to 8 times (c), and count how many are in both. If every row goes to
@@ -26,8 +28,8 @@ Tables are said to share rows where the bound is below :data:`FALSE_ALARMS`. Two
 rows for that, two of 100,000 some 30. The bound is proved for keys 2 and 3. Three rows that follow one another are no
 random part of a table, so for keys 4 it is a model; ``tests/ledger/test_fingerprints.py`` measures all of them.
 
-Of each kind only the smallest keys are kept (a bottom-k sketch: Cohen & Kaplan 2007). If tables share a part f of the
-rows of the first one, no exact key is seen to be common with probability at most ``(1 - f)^EXACT_KEPT``.
+Of each kind only the smallest keys are kept (a bottom-k sketch: Cohen & Kaplan 2007). If tables of different rows share
+a part f of those of the first one, no exact key is seen to be common with probability at most ``(1 - f)^EXACT_KEPT``.
 
 What is seen and what is not, measured with 300 rows of 8 normal columns (``tests/ledger/test_fingerprints.py``):
 
@@ -45,7 +47,9 @@ the same, and the rows in another order                 **no**
 the same, and a column left out                         **no**
 ``log1p``; values rounded to three digits               **no**
 fifteen rows, changed by an ulp, among others           **no**
+one of them, where some rows are twice in a table       **no**
 categories, changed or in another order of the columns  **no**
+a part of a table of few different rows, as of yes/no   **no**
 ======================================================  ========
 
 The rows of a time series with seasons are no random split. Where rows that follow one another come back every year, one
@@ -94,7 +98,7 @@ class Sketch:
     keys
         Sorted and distinct.
     counts
-        uint8: how many items have each key, up to one more than is looked at.
+        uint32: how many items have each key.
     items
         How many items there are, those whose keys are not kept included.
     kept
@@ -102,7 +106,7 @@ class Sketch:
     """
 
     keys: Keys
-    counts: npt.NDArray[np.uint8]
+    counts: npt.NDArray[np.uint32]
     items: int
     kept: int
 
@@ -110,7 +114,7 @@ class Sketch:
     def of(cls, keys: Keys, kept: int) -> Sketch:
         """Return the sketch of items with these keys."""
         found, counts = np.unique(keys, return_counts=True)
-        return cls(found[:kept], _few(counts[:kept]), len(keys), kept)
+        return cls(found[:kept], counts[:kept].astype(np.uint32), len(keys), kept)
 
     @classmethod
     def union(cls, sketches: Sequence[Sketch]) -> Sketch:
@@ -118,7 +122,7 @@ class Sketch:
         keys, place = np.unique(np.concatenate([each.keys for each in sketches]), return_inverse=True)
         counts = np.bincount(place, np.concatenate([each.counts for each in sketches]), len(keys))
         kept = sketches[0].kept
-        return cls(keys[:kept], _few(counts[:kept]), sum(each.items for each in sketches), kept)
+        return cls(keys[:kept], counts[:kept].astype(np.uint32), sum(each.items for each in sketches), kept)
 
     def to(self, limit: int) -> Sketch:
         """Return the part of it with keys up to a limit."""
@@ -126,14 +130,19 @@ class Sketch:
         return Sketch(self.keys[:stop], self.counts[:stop], self.items, self.kept)
 
     @property
+    def few(self) -> npt.NDArray[np.intp]:
+        """The counts, up to one more than is looked at."""
+        return np.minimum(self.counts, _MOST + 1).astype(np.intp)
+
+    @property
+    def distinct(self) -> bool:
+        """Whether no key is there twice."""
+        return bool((self.counts == 1).all())
+
+    @property
     def limit(self) -> int:
         """The largest key up to which nothing is left out."""
         return int(self.keys[-1]) if len(self.keys) == self.kept else 2**64 - 1
-
-
-def _few(counts: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
-    few: npt.NDArray[np.uint8] = np.minimum(counts, _MOST + 1).astype(np.uint8)
-    return few
 
 
 @dataclass(frozen=True)
@@ -190,10 +199,14 @@ class Fingerprints:
 
     def share_rows(self, other: Fingerprints) -> bool:
         """Say whether two tables are seen to share rows."""
-        if np.intersect1d(self.exact.keys, other.exact.keys, assume_unique=True).size:
+        if self.exact.distinct and other.exact.distinct:
+            if np.intersect1d(self.exact.keys, other.exact.keys, assume_unique=True).size:
+                return True
+        elif self.same_rows(other):
             return True
-        level = math.log(FALSE_ALARMS / len(self.alike))
-        return any(log_chance(*pair) < level for pair in zip(self.alike, other.alike, strict=True))
+        kinds = [(self.exact, other.exact), *zip(self.alike, other.alike, strict=True)]
+        level = math.log(FALSE_ALARMS / len(kinds))
+        return any(log_chance(*pair) < level for pair in kinds)
 
 
 def log_chance(first: Sketch, second: Sketch) -> float:
@@ -205,10 +218,10 @@ def log_chance(first: Sketch, second: Sketch) -> float:
     one, two = first.to(limit), second.to(limit)
     _, here, there = np.intersect1d(one.keys, two.keys, assume_unique=True, return_indices=True)
     size = 2 * _MOST + 3
-    both = np.bincount(one.counts[here].astype(np.intp) + two.counts[there], minlength=size)
+    both = np.bincount(one.few[here] + two.few[there], minlength=size)
     apart = np.zeros(size)
     for each, shared in ((one, here), (two, there)):
-        apart += np.bincount(each.counts, minlength=size) - np.bincount(each.counts[shared], minlength=size)
+        apart += np.bincount(each.few, minlength=size) - np.bincount(each.few[shared], minlength=size)
     looked = slice(2, _MOST + 1)
     common, trials = int(both[looked].sum()), int((both + apart)[looked].sum())
     if not common:

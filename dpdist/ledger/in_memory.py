@@ -48,10 +48,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class _Fit:
-    """One release: what it guarantees, of which rows it is, the identity of their table, and what it was charged to."""
+    """One release: what it guarantees, of which rows it is, the identity of their table, and what it was charged to.
+
+    Of a rows.zarr there are no fingerprints.
+    """
 
     guarantee: Guarantee
-    fingerprints: Fingerprints
+    fingerprints: Fingerprints | None
     shape: Shape
     dataset: str
     account: Budget | None
@@ -111,7 +114,7 @@ class Register:
             this is charged to one account.
         """
         with self._lock:
-            shared = [fit for fit in self._fits if fit.fingerprints.share_rows(fingerprints)]
+            shared = [fit for fit in self._fits if fit.fingerprints and fit.fingerprints.share_rows(fingerprints)]
             if budget is not None:
                 _require_affordable([fit.guarantee for fit in shared], guarantee, budget)
             elif any(fit.account is not account for fit in shared):
@@ -125,6 +128,17 @@ class Register:
             datasets = tuple(dict.fromkeys(fit.dataset for fit in shared)) or (random_token(),)
             self._fits.append(_Fit(guarantee, fingerprints, shape, datasets[0], account))
         return datasets
+
+    def note(self, shape: Shape, guarantee: Guarantee, dataset: str) -> None:
+        """Note a release of rows that a ledger knows, so that a fit of as many rows like them is warned of.
+
+        Their values were read by workers, and leave no fingerprints here.
+        """
+        with self._lock:
+            alike = [fit for fit in self._fits if fit.shape == shape and fit.fingerprints is not None]
+            if alike:
+                _warn_of_joint_cost([*(fit.guarantee for fit in alike), guarantee])
+            self._fits.append(_Fit(guarantee, None, shape, dataset, None))
 
 
 _ELSEWHERE = (

@@ -258,7 +258,8 @@ class Ledger(Witnessed):
                 if known == digest:
                     raise RefusedError(
                         f"The rows of the period {name} are those of {other}: released again, each would be charged "
-                        "and counted twice. Remove the repetition."
+                        "and counted twice. Remove the repetition; or, if these are other people with the very same "
+                        "numbers, put the rows of both into one period."
                     )
             self._append(view, transaction, Closed(name, digest))
 

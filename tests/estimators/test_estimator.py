@@ -25,7 +25,7 @@ from sklearn.pipeline import make_pipeline
 from support.estimator_scene import CLIP, COLUMNS, FORMS, HELD, NAMES, ROWS, formed, ingested, table
 from support.folders import ROOT
 
-from dpdist import PrivateCovariance, PrivatePCA, PrivateRidge
+from dpdist import Budget, PrivateCovariance, PrivatePCA, PrivateRidge
 from dpdist.errors import DataError, DrownedError, DrownedWarning, RefusedError, UsageError
 from dpdist.estimators import fit
 from dpdist.ledger.fingerprints import Fingerprints
@@ -66,7 +66,9 @@ def test_every_form_of_x_has_the_second_moment_of_its_rows_zarr(
         folder.mkdir()
         found = PrivatePCA(2, **asked).fit(formed(name, rows, folder)).release_
         assert same(found.lattice, stored.lattice), name
-        exact = register._fits[-1].fingerprints.exact
+        seen = register._fits[-1].fingerprints
+        assert seen is not None
+        exact = seen.exact
         assert np.array_equal(exact.keys, Fingerprints.of(rows, register.key).exact.keys), name
         assert (found.rows, found.bound, found.noise) == (stored.rows, stored.bound, stored.noise)
     assert stored.rows == (ROWS if neighbours == "replace-one" else None)
@@ -390,7 +392,7 @@ def test_the_path_of_a_rows_zarr_is_charged_to_its_ledger_and_fitted_again_for_n
         PrivatePCA(2, **asked, budget_epsilon=5).fit(path)
     with pytest.raises(DataError, match="pass the path"):
         PrivatePCA(2, **asked).fit(zarr.open_array(path))
-    assert not register._fits
+    assert [each.fingerprints for each in register._fits] == [None]  # noted by its shape alone
     covariance = PrivateCovariance(**LOSS, centre="none", cluster=Cluster(scheduler)).fit(path)  # the same release
     assert np.array_equal(covariance.release_.lattice, first.release_.lattice)
 
@@ -537,6 +539,17 @@ def test_components_that_stand_above_the_noise_come_without_a_warning() -> None:
     assert np.asarray(found.squared_cosines_).min() > 0.9
 
 
+def test_rows_in_memory_that_may_be_those_of_a_ledger_are_warned_of(tmp_path: Path, register: Register) -> None:
+    """A ledger and a process know nothing of each other's rows, and both releases would be of the same people."""
+    rows = table(4)
+    PrivatePCA(2, **LOSS).fit(ingested(rows, tmp_path))
+    assert len(register._fits) == 1
+    with pytest.warns(
+        UserWarning, match=r"same number and kind were released once before.*all these releases together"
+    ):
+        PrivatePCA(2, **LOSS).fit(rows)
+
+
 def test_rows_with_missing_values_count_as_the_centre_if_that_is_said() -> None:
     random = np.random.default_rng(8)
     rows = random.normal(size=(20_000, 3)) * [1, 10, 100] + [1, 10, -3]
@@ -544,7 +557,8 @@ def test_rows_with_missing_values_count_as_the_centre_if_that_is_said() -> None:
     y = 2 * rows[:, 0] + random.normal(size=20_000)
     rows[random.random(20_000) < 0.05, 2] = np.nan
     y[:300] = np.inf
-    asked: dict[str, Any] = {"epsilon": 4, "delta": 1e-6, "clip": "auto", "scale": "private"}
+    budget = Budget(99, 1e-4)
+    asked: dict[str, Any] = {"epsilon": 4, "delta": 1e-6, "clip": "auto", "scale": "private", "budget": budget}
     with pytest.raises(DataError, match=r"Pass missing='centre' with scale='private'"):
         PrivatePCA(1, **asked).fit(rows)
     for given in (rows, da.from_array(rows + 1, chunks=(7000, 3))):

@@ -105,10 +105,11 @@ def test_in_few_and_in_many_columns_the_last_bits_do_not_matter(d: int) -> None:
     assert not known(rows, np.nextafter(normal(1, d=d), np.inf))
 
 
-def test_of_categories_only_the_exact_row_is_evidence() -> None:
+def test_of_categories_only_the_same_table_is_evidence() -> None:
     """Rows of ones and zeros are all alike but for their columns, so nothing is said of them that chance explains."""
     rows = np.eye(D)[RNG(3).integers(D, size=N)]
-    assert known(rows, np.eye(D))  # exactly equal rows count as shared
+    assert not known(rows, np.eye(D))  # each is somebody's, and many people's
+    assert known(rows, RNG(2).permutation(rows))
     assert not known(rows, RNG(2).permutation(rows) * 3)
     found = Fingerprints.of(rows, KEY), Fingerprints.of(rows[:, ORDER] * 3, KEY)
     assert not found[0].share_rows(found[1])
@@ -160,6 +161,19 @@ def test_a_random_split_of_equal_rows_is_not_taken_for_shared_rows(kind: str) ->
     most = int(stats.binom.ppf(1 - 1e-6, 100, 0.05))
     assert alarms.max() <= most
     assert twin.max() > most  # two thirds of the rows shared
+
+
+@pytest.mark.parametrize("columns", [3, 10, 20])
+def test_tables_of_yes_and_no_of_other_people_are_not_the_same_rows_and_the_same_table_is(columns: int) -> None:
+    """Most rows of the one are in the other, and their people in neither."""
+    shares = RNG(7).uniform(0.1, 0.9, columns)
+    for seed in range(20):
+        one, two = ((RNG(seed + 100 * i).random((1000, columns)) < shares).astype(float) for i in (1, 2))
+        assert len(np.unique(one, axis=0)) < 1000
+        assert not known(one, two), seed
+        assert known(one, RNG(seed).permutation(one)), seed
+    if columns == 20:
+        assert known(one, one[::2])  # and a part of it, where rows differ enough
 
 
 def test_a_sketch_finds_a_part_of_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
