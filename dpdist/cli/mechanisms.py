@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from dpdist._util.text import wrapped
 from dpdist.cli.options import (
     LOCAL,
+    PLACE,
     bandwidth_of,
     cluster_options,
     grid_options,
@@ -24,18 +25,24 @@ from dpdist.cli.options import (
 )
 from dpdist.cli.words import answer
 from dpdist.errors import UsageError
+from dpdist.ingest.opening import open_rows
+from dpdist.ledger.address import absolute
+from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
 from dpdist.moment import cost
 from dpdist.pca.forecast import forecast_release
 from dpdist.pca.orbit_forecast import ORBITS, forecast_orbit
+from dpdist.pipeline.budget import ledger_place
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.parse import clip_from, numbers_from, request_from
 from dpdist.release.worth import choice_refused
 from dpdist.report import text
 from dpdist.report.figures import draw_forecast
 from dpdist.rows.dataset import DTYPES
+from dpdist.rows.periods import is_periodic, open_periods
 from dpdist.runtime.cluster import Cluster
+from dpdist.storage.store import AnyStore
 
 
 @click.command()
@@ -58,6 +65,32 @@ def mechanisms(name: str | None, every: bool, as_json: bool) -> None:
         click.echo(text.details(statements[0]))
 
 
+def _described(
+    table: AnyStore | None, columns: int | None, rows: int | None, max_rows: int | None, max_periods: int | None,
+    neighbours: str,
+) -> tuple[int, int, int, int | None]:  # fmt: skip
+    """Return d, n, and the most rows and periods of a privacy unit: what was typed, else what a table declares."""
+    if table is not None:
+        periods = open_periods(table) if is_periodic(table) else None
+        closed = () if periods is None else tuple(Ledger(absolute(ledger_place(periods, None))).periods)
+        if periods is not None and not closed:
+            raise UsageError(f"No period of {table} is closed yet: name --d and --n.")
+        opened = open_rows(table if periods is None else periods.rows_of(closed[-1]))
+        columns = opened.columns if columns is None else columns
+        if rows is None and neighbours == Neighbours.REPLACE_ONE:
+            rows = opened.rows if periods is None else periods.count(closed)
+        if opened.unit is not None:
+            max_rows = opened.unit.max_rows if max_rows is None else max_rows
+            max_periods = opened.unit.max_periods if max_periods is None else max_periods
+    if columns is None or rows is None:
+        missing = " and ".join(name for name, value in (("--d", columns), ("--n", rows)) if value is None)
+        raise UsageError(
+            f"A forecast needs {missing}, a public guess; or ROWS, of which it takes the columns, and the number of "
+            "rows where that is public."
+        )
+    return columns, rows, max_rows or 1, max_periods
+
+
 _OF_A_CLUSTER = {
     "dtype": "dtype", "workers": "workers", "memory-per-worker": "memory", "store-bandwidth": "bandwidth",
 }  # fmt: skip
@@ -65,8 +98,9 @@ _OF_A_CLUSTER = {
 
 
 @click.command("forecast")
-@click.option("--d", "columns", type=click.IntRange(1), required=True, help="Columns of the table.")
-@click.option("--n", "rows", type=int, required=True, help="Rows of the table, or a public guess.")
+@click.argument("table", type=PLACE, required=False, metavar="[ROWS]")
+@click.option("--d", "columns", type=click.IntRange(1), help="Columns of the table.")
+@click.option("--n", "rows", type=int, help="Rows of the table, or a public guess.")
 @click.option("--epsilon", required=True, help="Epsilon of the release.")
 @click.option("--delta", help="Delta of the release. Leave it out for pure differential privacy.")
 @click.option(
@@ -87,9 +121,7 @@ _OF_A_CLUSTER = {
 @click.option(
     "--max-rows",
     type=int,
-    default=1,
-    show_default=True,
-    help="Rows of a privacy unit at most; where rows come in periods, in each.",
+    help="Rows of a privacy unit at most; where rows come in periods, in each. [default: 1]",
 )
 @click.option("--max-periods", type=int, help="Periods that a privacy unit has rows in at most; for gaussian.")
 @grid_options
@@ -107,13 +139,16 @@ _OF_A_CLUSTER = {
 )  # fmt: skip
 @json_option
 def forecast_command(
-    columns: int, rows: int, epsilon: str, delta: str | None, clip: str, spectrum: str | None, norms: str | None,
-    mechanism: str | None, centre: str, scale: str, scale_share: str | None, neighbours: str, max_rows: int,
-    max_periods: int | None, grid_bits: int | None, rows_at_most: int, options: tuple[str, ...],
-    arithmetic: str | None, plot: Path | None, cluster: bool, dtype: str, workers: tuple[int, ...], memory: float,
-    bandwidth: str | None, as_json: bool,
+    table: AnyStore | None, columns: int | None, rows: int | None, epsilon: str, delta: str | None, clip: str,
+    spectrum: str | None, norms: str | None, mechanism: str | None, centre: str, scale: str, scale_share: str | None,
+    neighbours: str, max_rows: int | None, max_periods: int | None, grid_bits: int | None, rows_at_most: int,
+    options: tuple[str, ...], arithmetic: str | None, plot: Path | None, cluster: bool, dtype: str,
+    workers: tuple[int, ...], memory: float, bandwidth: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Forecast what a budget buys: how large the noise is, and which components are told from it. Free.
+
+    Of ROWS it takes the columns, the privacy unit, and their number where that is public: nothing of the data. Without
+    it, --d and --n say them.
 
     With --cluster, also forecast the tasks, the bytes that are read and sent, the memory of a worker and of the trusted
     node, and the time of an ingest, of one read and of a release. The time is for cores like this one, and processes
@@ -123,6 +158,7 @@ def forecast_command(
     unused = [f"--{name}" for name, value in _OF_A_CLUSTER.items() if given(value) is not ParameterSource.DEFAULT]
     if unused and not cluster:
         raise UsageError(f"{', '.join(unused)} is about the cost on a cluster: add --cluster.")
+    columns, rows, max_rows, max_periods = _described(table, columns, rows, max_rows, max_periods, neighbours)
     try:
         request = request_from(
             epsilon=epsilon, delta=delta, clip=clip_from(clip), mechanism=mechanism, neighbours=neighbours,
@@ -161,9 +197,9 @@ def forecast_command(
         words += "" if refused is None else "\n" + wrapped(f"THE RELEASE WOULD BE REFUSED. {refused}")
     if cluster:
         independent = isinstance(request.sized.calibrated(columns), IndependentEntries)
-        table, bound = cost.described(rows, columns, dtype), found.request.bound(columns)
+        shape, bound = cost.described(rows, columns, dtype), found.request.bound(columns)
         costs = cost.forecast(
-            table, bound, workers, int(memory * 2**30), divisible=independent, bandwidth=bandwidth_of(bandwidth)
+            shape, bound, workers, int(memory * 2**30), divisible=independent, bandwidth=bandwidth_of(bandwidth)
         )  # fmt: skip
         value["cluster"] = [each.to_json() for each in costs]
         words += f"\n\n{text.costs(costs)}"

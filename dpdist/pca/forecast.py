@@ -22,11 +22,12 @@ from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.naming import parameter, step
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
 from dpdist.pca.overlap import FAR, GAP, REACH, cut
-from dpdist.privacy.caution import cautions
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.privacy.caution import LARGEST_EPSILON, cautions
+from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.privacy.persons import rows_charged
 from dpdist.release.clip_trade import Trade, trades
 from dpdist.release.request import ReleaseRequest, auto_clip
+from dpdist.release.worth import two_digits
 from dpdist.rows.bounding import DITHERED
 from dpdist.rows.rounding import spectral_error
 from dpdist.rows.units import Unit
@@ -61,6 +62,10 @@ class Expected:
     told: bool
     rows_to_see: int | None
     rows_for_good: int | None
+
+
+_MOST_COLUMNS = 2000
+"""Of a release that says beforehand whether anything will be told: the laws of more take their time."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,8 @@ class Forecast:
         (mechanism, threshold) of every mechanism that is private at this loss and has a known edge, best first.
     trades
         What each guessed norm would cost as a clip norm; empty without a guess.
+    nothing
+        A sentence where no component will be told from noise; else empty.
     """
 
     request: ReleaseRequest
@@ -149,6 +156,7 @@ class Forecast:
     law: NoiseLaw
     alternatives: tuple[tuple[str, float], ...]
     trades: tuple[Trade, ...] = ()
+    nothing: str = ""
 
     def __repr__(self) -> str:
         seen = f"{self.seen} of {len(self.expected)} components seen" if self.guessed else f"edge {self.edge:.4g}"
@@ -200,6 +208,7 @@ class Forecast:
             "threshold": self.threshold,
             "guessed": self.guessed,
             "components_seen": self.seen if self.guessed else None,
+            "nothing": self.nothing or None,
             "components": [vars(e) for e in self.expected],
             "cautions": list(self.cautions),
             "alternatives": [{"mechanism": name, "threshold": value} for name, value in self.alternatives],
@@ -284,10 +293,7 @@ def forecast_release(
         )
     counted = person.counted_once
     request = request.on_grid(columns, rows if request.neighbours is Neighbours.REPLACE_ONE else None, counted)
-    parts = request.parts(columns, counted)
-    if parts is not None:
-        scaled = auto_clip(columns, request.choice_rule) if request.clip_norm == "auto" else parts.moment.clip_norm
-        request = replace(parts.moment, clip_norm=scaled)
+    asked, request = request, _moment(request, columns, counted)
     largest = request.bound(columns).clip_norm ** 2
     if len(spectrum) > columns or any(v <= 0 for v in spectrum) or sum(spectrum) > largest * (1 + 1e-9):
         raise UsageError(
@@ -310,6 +316,7 @@ def forecast_release(
     spectrum = sorted(spectrum, reverse=True)
     each = [(spectrum, i) for i in range(len(spectrum))] or [([share * largest], 0) for share in SHARES]
     expected = tuple(_expected(law, among, rows, i) for among, i in each)
+    told = _strength_for(law) / rows
     return Forecast(
         request=request,
         columns=columns,
@@ -318,13 +325,61 @@ def forecast_release(
         error=error / rows,
         edge=edge / rows,
         rounding=rounded if request.rule == DITHERED else None,
-        threshold=_strength_for(law) / rows,
+        threshold=told,
         expected=expected,
         guessed=bool(spectrum),
         law=law,
         alternatives=_alternatives(request, columns, rows, person),
         trades=trades(norms, columns, rows, error / largest, edge / largest) if norms else (),
+        nothing=_nothing_guessed(expected) if spectrum else _nothing(asked, request, columns, rows, counted, told),
     )
+
+
+def _nothing_guessed(expected: Sequence[Expected]) -> str:
+    if any(each.told for each in expected):
+        return ""
+    needed = [each.rows_to_see for each in expected if each.rows_to_see is not None]
+    takes = f"the first takes {min(needed)} rows" if needed else "no number of rows is enough"
+    return f"No component of this guess will be told from noise: {takes}."
+
+
+def _nothing(asked: ReleaseRequest, moment: ReleaseRequest, columns: int, rows: int, counted: int, told: float) -> str:
+    """Say how many rows or which epsilon it takes, where not even a component of a third of C² is told; or nothing.
+
+    Of columns that are scaled, and bounded by ``auto``, a third of C² is all their variance.
+    """
+    most = moment.bound(columns).clip_norm ** 2 / 3
+    if told <= most:
+        return ""
+    enough, micro = "", moment.loss.epsilon_micro
+    part = asked.loss.epsilon_micro / micro
+    while not enough and part * micro < LARGEST_EPSILON * MICRO:
+        micro = math.ceil(1.05 * micro)
+        law = _law(replace(moment, loss=replace(moment.loss, epsilon_micro=micro)), columns, counted)
+        if law is not None and _strength_for(law) / rows <= most:
+            enough = f", or {parameter('epsilon', f'{two_digits(part * micro) / MICRO:g}')}"
+    return (
+        "Nothing will be told of components: even one that holds a third of C² drowns in the noise. It takes "
+        f"{math.ceil(rows * told / most)} rows{enough}."
+    )
+
+
+def nothing_told(request: ReleaseRequest, columns: int, rows: int, max_rows: int = 1) -> str:
+    """Say beforehand where nothing will be told of components, as a forecast does; nothing where it has no law."""
+    moment = _moment(request, columns, max_rows)
+    law = _law(moment, columns, max_rows) if request.mechanism_info.additive and columns <= _MOST_COLUMNS else None
+    if law is None or rows < 1:
+        return ""
+    return _nothing(request, moment, columns, rows, max_rows, _strength_for(law) / rows)
+
+
+def _moment(request: ReleaseRequest, columns: int, counted: int) -> ReleaseRequest:
+    """Return the release that follows from what a request chooses first."""
+    parts = request.parts(columns, counted)
+    if parts is None:
+        return request
+    clip = auto_clip(columns, request.choice_rule) if request.clip_norm == "auto" else parts.moment.clip_norm
+    return replace(parts.moment, clip_norm=clip)
 
 
 def _law(request: ReleaseRequest, columns: int, counted: int) -> NoiseLaw | None:

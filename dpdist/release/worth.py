@@ -123,7 +123,7 @@ def choice_refused(request: ReleaseRequest, columns: int, rows: int, max_rows: i
     enough = request
     while not found.tells and enough.loss.epsilon_micro < _MOST_MICRO:
         step = max(1.05, 2 * found.error / max(rows, 1))  # the error falls as 1 / epsilon, or a little slower
-        epsilon = min(_MOST_MICRO, _two_digits(enough.loss.epsilon_micro * step))
+        epsilon = min(_MOST_MICRO, two_digits(enough.loss.epsilon_micro * step))
         enough = replace(enough, loss=replace(enough.loss, epsilon_micro=epsilon))
         _, found = _choice(enough, columns, rows, max_rows)
     error = _choice(request, columns, rows, max_rows)[1].error
@@ -161,11 +161,11 @@ def useful_epsilon(request: NormsRequest, table: Table, quantile: Fraction) -> i
             return None
         goal = min(quantile, 1 - quantile) * table.rows / 2
         step = max(1.05, worth.error / float(goal))  # the error falls as 1 / epsilon, or a little slower
-        epsilon = min(_MOST_MICRO, _two_digits(request.loss.epsilon_micro * step))
+        epsilon = min(_MOST_MICRO, two_digits(request.loss.epsilon_micro * step))
         request = replace(request, loss=replace(request.loss, epsilon_micro=epsilon))
 
 
-def _two_digits(value: float) -> int:
+def two_digits(value: float) -> int:
     """Return a positive number rounded up to two significant digits, at least to a whole one."""
     unit = int(10 ** max(0, math.floor(math.log10(value)) - 1))
     return math.ceil(value / unit) * unit

@@ -223,6 +223,8 @@ def forecast(found: Forecast) -> str:
     lines.append(wrapped(ALIGNED))
     if found.guessed:
         lines.append(f"{found.seen} of {len(found.expected)} components will be told from noise.")
+    if found.nothing:
+        lines.append(wrapped(found.nothing))
     if found.cautions:
         lines += ["", wrapped(in_words(found.cautions).strip())]
     lines += _trade_lines(found)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from dpdist.cli import cli
 from dpdist.errors import RefusedError, UsageError
 from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.forecast import GOOD, SHARES, forecast_release
+from dpdist.pipeline.budget import create_ledger, default_ledger
+from dpdist.pipeline.release import release_rows
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.report import text
+from dpdist.rows.dataset import created
 from dpdist.rows.periods import counted_rows
 from dpdist.rows.units import Unit
 from dpdist.triangle import unpacked
@@ -186,3 +193,60 @@ def test_what_has_no_edge_or_no_proof_is_refused() -> None:
         forecast_release(ReleaseRequest("bingham", PrivacyLoss.parse("1"), C, options={"components": 2}), D, 100)
     with pytest.raises(RefusedError, match="sn was published"):
         forecast_release(request("sn", delta="0"), D, 100)
+
+
+# --- of a table, and where nothing can be told ------------------------------------------------------------------------
+
+
+def test_a_forecast_of_a_table_takes_what_it_declares_and_nothing_of_the_data(tmp_path: Path) -> None:
+    for name, rows in (("one", np.zeros((400, 3))), ("two", np.full((400, 3), 7.0))):
+        given: dict[str, Any] = {"rows": 400, "dtype": "float64", "names": ("a", "b", "c"), "unit": Unit("who", 2)}
+        with created(tmp_path / f"{name}.zarr", budget=PrivacyLoss.parse("9", "1e-6"), **given) as to:
+            to.append(rows)
+    asked = ["--epsilon", "1", "--delta", "1e-6", "--clip", "3"]
+    first, second = (CliRunner().invoke(cli, ["forecast", str(tmp_path / f"{n}.zarr"), *asked]) for n in ("one", "two"))
+    typed = CliRunner().invoke(cli, ["forecast", "--d", "3", "--n", "400", "--max-rows", "2", *asked])
+    assert (first.exit_code, first.output) == (0, second.output) == (0, typed.output)
+    assert "Protects a privacy unit of up to 2 rows as a whole" in first.output
+    private = CliRunner().invoke(
+        cli, ["forecast", str(tmp_path / "one.zarr"), *asked, "--neighbours", "add-remove"]
+    )  # n is private
+    assert isinstance(private.exception, UsageError)
+    assert "needs --n, a public guess" in str(private.exception)
+    guessed = CliRunner().invoke(
+        cli, ["forecast", str(tmp_path / "one.zarr"), *asked, "--neighbours", "add-remove", "--n", "90"]
+    )
+    assert "n = 90, d = 3" in guessed.output
+
+
+@pytest.mark.parametrize("more", [{}, {"scale": "private"}])
+def test_where_nothing_can_be_told_it_says_how_many_rows_or_which_epsilon_it_takes(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    asked = ReleaseRequest("gaussian", PrivacyLoss.parse("0.1", "1e-6"), "auto" if more else 3.0, **more)
+    said = forecast_release(asked, 8, 300).nothing
+    found = re.fullmatch(r"Nothing will be told of components: .* It takes (\d+) rows, or epsilon=([\d.]+)\.", said)
+    assert found is not None
+    assert forecast_release(asked, 8, int(found[1]) + 1).nothing == ""
+    assert forecast_release(asked, 8, int(found[1]) - 40).nothing
+    enough = replace(asked, loss=PrivacyLoss.parse(found[2], "1e-6"))
+    assert forecast_release(enough, 8, 300).nothing == ""
+    path = tmp_path / "rows.zarr"
+    with created(path, rows=300, dtype="float64", names=tuple("abcdefgh"), budget=PrivacyLoss.parse("9", "1e-6")) as to:
+        to.append(np.random.default_rng(1).normal(size=(300, 8)))
+    create_ledger(default_ledger(path), path)
+    told: list[str] = []
+    release_rows(path, tmp_path / "release.zarr", replace(asked, scale=None, clip_norm=3.0), say=told.append)
+    assert any(each.startswith("Nothing will be told of components") for each in told)
+    told.clear()
+    larger = ReleaseRequest("gaussian", PrivacyLoss.parse("4", "1e-6"), 3.0)
+    release_rows(path, tmp_path / "more.zarr", larger, say=told.append)
+    assert told == []
+
+
+def test_of_a_guess_it_says_how_many_rows_its_first_component_takes() -> None:
+    asked = ReleaseRequest("gaussian", PrivacyLoss.parse("0.1", "1e-6"), 3.0)
+    found = forecast_release(asked, 8, 300, [4.0, 1.0])
+    takes = found.expected[0].rows_to_see
+    assert found.nothing == f"No component of this guess will be told from noise: the first takes {takes} rows."
+    assert forecast_release(asked, 8, 5000, [4.0, 1.0]).nothing == ""
