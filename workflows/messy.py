@@ -9,6 +9,8 @@ Of each release these statements are compared with the truth of its clipped rows
 * **slopes** of the regression of the target, their intervals (stated: .95), and **R²** (.95);
 * **covariance**, the entries of it (.95); **eigenvalues**, both ends of all at once (.90);
 * **cosines** of the groups of components (.90), and **loadings** of those that stand alone (.90);
+* **scores**: the variance along each component (.90), and **captured**, the share that they hold together (.90);
+* **shares**, **cosines** and **loadings** of the components of the correlation matrix, marked R (.90 each);
 * the **count** of components: how often more are told than half of whose exact space is met (.90 are not);
 * **clipped**: the bound of how many rows were (.99).
 
@@ -25,6 +27,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +37,15 @@ from scipy.special import log_ndtr
 from scipy.stats import binom
 
 from dpdist import Centring, PrivacyLoss, Release, ReleaseRequest
+from dpdist.answers.captured import captured
 from dpdist.answers.covariance import covariance
 from dpdist.answers.regression import regressions
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.errors import DpdistError
 from dpdist.moment.operator import MomentMatrix
-from dpdist.pca.alignment import require_alignment
+from dpdist.pca.alignment import Alignment, require_alignment
 from dpdist.pca.components import components
+from dpdist.pca.correlation import correlation
 from dpdist.pca.shortened import shortened
 from dpdist.release import stages, trusted
 from dpdist.rows.bounding import TRUNCATED
@@ -52,7 +57,8 @@ RELEASES = 200
 EPSILONS = ("0.3", "1", "4")
 STATED = {
     "slopes": 0.95, "r2": 0.95, "covariance": 0.95, "eigenvalues": 0.9, "cosines": 0.9, "loadings": 0.9, "count": 0.9,
-    "clipped": 0.99, "as they are": 0.95,
+    "scores": 0.9, "captured": 0.9, "shares R": 0.9, "cosines R": 0.9, "loadings R": 0.9, "clipped": 0.99,
+    "as they are": 0.95,
 }  # fmt: skip
 _K = 5
 """Components that are looked at."""
@@ -200,6 +206,7 @@ def statements(rows: Floats, request: ReleaseRequest) -> dict[str, float]:
     centred = x - x.mean(axis=0)
     exact = centred.T @ centred / len(x)
     found |= _of_regression(release, rows, x, scale) | _of_components(release, exact)
+    found |= _of_correlation(release, exact)
     try:
         whole = covariance(release, Shrinkage.OPTIMAL)
     except DpdistError:
@@ -249,24 +256,48 @@ def _of_components(release: Release, exact: Floats) -> dict[str, float]:
     values, vectors = values[::-1], vectors[:, ::-1]
     low, high = told.intervals.T
     found = {"eigenvalues": float(np.mean([(low <= values[:k] + 1e-12).all(), (values[:k] <= high + 1e-12).all()]))}
-    overlap = (taken.components @ vectors) ** 2
-    groups = [group for group in told.groups if group.stop <= k]
-    cosines = [
-        float(overlap[group.start : group.stop, group.start : group.stop].sum()) / len(group) for group in groups
-    ]
-    found["count"] = float(all(cosine >= 0.5 for cosine in cosines))
+    found |= _aligned(told, taken.components, vectors)
+    held = captured(release, taken)
+    if held is not None:
+        along = np.einsum("ij,jk,ik->i", taken.components, exact, taken.components)
+        found["scores"] = float(_inside(held.intervals, along).mean())
+        found["captured"] = float(_inside(held.share_intervals[-1:], np.array([along.sum() / np.trace(exact)]))[0])
+    return found
+
+
+def _aligned(told: Alignment, taken: Floats, vectors: Floats, mark: str = "") -> dict[str, float]:
+    """Return what holds of what is told of the groups and loadings of components."""
+    overlap = (taken @ vectors) ** 2
+    groups = [group for group in told.groups if group.stop <= len(taken)]
+    cosines = [float(overlap[g.start : g.stop, g.start : g.stop].sum()) / len(g) for g in groups]
+    found = {} if mark else {"count": float(all(cosine >= 0.5 for cosine in cosines))}
     if groups:
-        ends = [told.cosine_intervals[group.start] for group in groups]
-        held = [low - 1e-9 <= each <= high + 1e-9 for each, (low, high) in zip(cosines, ends, strict=True)]
-        found["cosines"] = float(np.mean(held))
+        ends = np.array([told.cosine_intervals[group.start] for group in groups])
+        found[f"cosines{mark}"] = float(_inside(ends, np.array(cosines)).mean())
     alone = [group.start for group in groups if len(group) == 1]
     if told.loadings is not None and alone:
-        signs = np.sign((taken.components[alone] * vectors[:, alone].T).sum(axis=1))
+        signs = np.sign((taken[alone] * vectors[:, alone].T).sum(axis=1))
         truth = vectors[:, alone].T * signs[:, None]
         known = ~np.isnan(told.loadings[alone]).any(axis=2)
         if known.any():
-            found["loadings"] = float(_inside(told.loadings[alone], truth)[known].mean())
+            found[f"loadings{mark}"] = float(_inside(told.loadings[alone], truth)[known].mean())
     return found
+
+
+def _of_correlation(release: Release, exact: Floats) -> dict[str, float]:
+    try:
+        told = correlation(release, min(_K, len(exact)))
+    except DpdistError:
+        return {}
+    kept = [i for i, name in enumerate(release.names) if name not in told.left_out]
+    deviations = np.sqrt(np.diag(exact)[kept])
+    values, vectors = np.linalg.eigh(exact[np.ix_(kept, kept)] / np.outer(deviations, deviations))
+    shares = values[::-1][: len(told.shares)] / len(kept)
+    found = {} if told.intervals is None else {"shares R": float(_inside(told.intervals, shares).mean())}
+    if told.alignment is None or told.alignment.loadings is None:
+        return found
+    of_kept = replace(told.alignment, loadings=told.alignment.loadings[:, kept])
+    return found | _aligned(of_kept, told.components.components[:, kept], vectors[:, ::-1], " R")
 
 
 def setting(name: str, epsilon: str) -> dict[str, Any]:

@@ -18,7 +18,8 @@ To second order the excess itself varies (:func:`dpdist.answers.shrinkage.excess
 is 1.96 standard deviations to each side, from 0 on, and up to 1 for a share.
 
 Measured (`workflows/answers.py`): intervals of variances hold in 93 % of releases or more on average, in 79 for the
-weakest of 30 columns that all stand just above the noise; those of shares in 88 % or more.
+weakest of 30 columns that all stand just above the noise; those of shares in 88 % or more. On twenty messy tables with
+private scales both hold in 90 % or more (`workflows/messy.py`).
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Captured:
 
     @property
     def intervals(self) -> Matrix:
-        """(k, 2): between which the variance of each score lies in 95 of 100 releases; see the module."""
+        """(k, 2): between which the variance of each score lies in nine of ten releases or more; see the module."""
         return _ends(self.variances, self.deviations, np.inf)
 
     @property

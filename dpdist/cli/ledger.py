@@ -122,7 +122,7 @@ def ledger_adopt(ledger: LedgerAddress, as_json: bool) -> None:
     if adopted:
         words = f"{ledger}: charged {counted(len(adopted), 'release')} committed elsewhere: {listed(adopted)}."
     if opened.exhausted:
-        words += " The whole budget is charged, because the witness was lost."
+        words += " The whole budget is charged: the witness was lost, or a release could have been charged in two ways."
     value = {"ledger": str(ledger), "adopted": adopted, "exhausted": opened.exhausted, "head": opened.head}
     answer(as_json, value, words)
 

@@ -90,7 +90,7 @@ class Balance:
         if self.exceeded:
             return "left: nothing, because what is charged exceeds the budget"
         if self.exhausted:
-            return "left: nothing, because the whole budget was charged when the witness was lost"
+            return f"left: nothing, because the whole budget was charged by {step('ledger adopt')}"
         if self.closed:
             return (
                 "left: nothing. This ledger was begun by an older version, and its releases fit no caps that were "

@@ -16,7 +16,7 @@ from dpdist.errors import DataError, RefusedError
 from dpdist.ledger.balance import refusal
 from dpdist.ledger.entries import Capped, Created, Event
 from dpdist.ledger.state import Record, State, View
-from dpdist.naming import parameter
+from dpdist.naming import parameter, step
 from dpdist.privacy.accounting import certified, prices
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge
@@ -73,8 +73,9 @@ def caps_to_fix(view: View, budget: PrivacyLoss, charge: Charge, place: str) -> 
     first, guarantee = view.first_charged, charge.guarantee
     if view.exhausted:
         raise RefusedError(
-            f"The whole budget of {place} was charged when its witness was lost. What was committed can be "
-            "published again; nothing more can be released."
+            f"The whole budget of {place} was charged by {step('ledger adopt')}: its witness was lost, or releases of "
+            "another copy could have been charged in two ways. What was committed can be published again; nothing more "
+            "can be released."
         )
     require_kept(view, budget, place)
     if first is not None and first.neighbours is not guarantee.neighbours:

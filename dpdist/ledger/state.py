@@ -29,7 +29,7 @@ from dpdist.ledger.entries import (
     event_of,
 )
 from dpdist.ledger.journal import origin
-from dpdist.privacy.accounting import CapSet, caps_for, composed, widest
+from dpdist.privacy.accounting import CapSet, caps_for, composed, has_choice, widest
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
 
@@ -417,12 +417,18 @@ class View:
 
         What was given out here before was given out there too, or by the same beginning, so the caps are the same; if
         they are not, two machines went on without a common witness, and no caps precede all answers.
+
+        A release is charged at the price that it had, where its guarantee has one under these caps. Where it has
+        several, its price followed from what that copy had charged before, and no later answer may change it
+        (:mod:`dpdist.privacy.profile`). Nobody knows it here, so the whole budget counts as charged.
         """
         here = self.capped
         if capped is not None and here is not None and capped != here:
             self.exhausted |= any(record.seen for record in self.records.values())
         fixed = capped or here
         if fixed is not None:
+            known = [record.guarantee for record in self.records.values() if record.state is not State.ABORTED]
+            self.exhausted |= any(has_choice(guarantee, fixed.fixed) for guarantee in known)
             self._cap(fixed)
 
     @property

@@ -264,6 +264,12 @@ def prices(guarantee: Guarantee) -> Iterator[CapSet]:
         yield CapSet(mu_squared=mu_of_pure(Fraction(loss.epsilon_micro, MICRO)), delta_atto=loss.delta_atto)
 
 
+def has_choice(guarantee: Guarantee, caps: Iterable[CapSet]) -> bool:
+    """Say whether caps leave more than one way to charge a release, so that its price tells of what came before it."""
+    options = list(prices(guarantee))
+    return any(sum(each.holds(price) for price in options) > 1 for each in caps)
+
+
 class LeftJson(TypedDict):
     """A :class:`Left` as JSON values."""
 

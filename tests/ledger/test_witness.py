@@ -317,6 +317,30 @@ def test_the_caps_are_adopted_that_were_fixed_before_the_first_answer(place: Led
         ledger.reserve("point", dataset_id=DATASET, parameters={}, guarantee=point)
 
 
+def test_a_price_that_follows_from_what_another_copy_charged_is_not_chosen_anew(place: LedgerAddress) -> None:
+    """A release that could be charged as Gaussian or as pure was charged as one, and no later answer may change it."""
+    mixed = PrivacyLoss.declared("2", "1e-5", "0.5")
+    ledger = Ledger.create(place, dataset_id=DATASET, budget=mixed)
+    twin = Ledger(copy_of(place))
+    ledger.reserve("a", dataset_id=DATASET, parameters={}, guarantee=gaussian("1", "1e-6"))
+    first = ledger.begin("a")
+    assert first is not None
+    assert ledger.commit("a", first, [b"draw"])
+    twin.adopt()  # one price: no pure part holds it
+    assert not twin.exhausted
+    small = replace(pure(), loss=PrivacyLoss.parse("0.25", "0"))
+    ledger.reserve("b", dataset_id=DATASET, parameters={}, guarantee=small)
+    fence = ledger.begin("b")
+    assert fence is not None
+    assert ledger.commit("b", fence, [b"more"])
+    assert not ledger.exhausted
+    twin.adopt()
+    assert twin.exhausted
+    assert "whole budget was charged" in str(twin.balance())
+    with pytest.raises(RefusedError, match="could have been charged in two ways"):
+        twin.reserve("c", dataset_id=DATASET, parameters={}, guarantee=replace(pure(), loss=PrivacyLoss.parse("0.01")))
+
+
 @pytest.mark.usefixtures("ledger")
 def test_two_draws_that_two_machines_gave_out_are_both_charged(
     place: LedgerAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Path
