@@ -73,7 +73,7 @@ def components_hold(model: dict[str, Any], vectors: Floats, exact: Floats) -> It
     """Yield what is said of components, and whether it holds of the exact matrix."""
     basis = np.linalg.eigh(exact)[1][:, ::-1]
     overlap = (vectors @ basis) ** 2
-    groups = [range(first - 1, min(last, len(vectors))) for first, last in model["groups"]]
+    groups = [range(first - 1, last) for first, last in model["groups"] if last <= len(vectors)]
     for group in groups:
         part = slice(group.start, group.stop)
         cosine = float(overlap[part, part].sum()) / len(group)

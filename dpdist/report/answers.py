@@ -12,19 +12,22 @@ from dpdist.report.text import aligned
 
 _SHOWN = 25
 _ABOUT = (
-    "Each interval holds in 95 of 100 releases, for this regression of the rows as they were shortened. That of "
-    "the population is about rows shortened like these, and holds if the rows are independent draws from it, with "
-    "residuals of equal variance. Of a column with few far values, which are shortened most, coefficients of the rows "
-    "as they are may lie beyond both."
+    "Each interval holds in 95 of 100 releases. That of the population holds if the rows are independent draws from "
+    "it, with residuals of equal variance."
+)
+_CLIPPED = (
+    " Both are about clipped rows: of a column with few far values, which are clipped most, coefficients of the rows "
+    "as they are may lie beyond them."
 )
 
 
 def about_intervals(release: Release) -> str:
     """Say what the intervals of a regression are about, and what they take for granted."""
+    about = _ABOUT if shortened(release).longer == 0 else _ABOUT + _CLIPPED
     if release.unit is None:
-        return _ABOUT
+        return about
     return (
-        f"{_ABOUT} Here one {release.unit.column} may own several rows, which are hardly independent: then the "
+        f"{about} Here one {release.unit.column} may own several rows, which are hardly independent: then the "
         "interval of the population is too narrow."
     )
 
