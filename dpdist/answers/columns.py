@@ -80,6 +80,17 @@ def beside(release: Release, targets: Sequence[int]) -> tuple[int, ...]:
     return tuple(i for i, name in enumerate(release.names) if name not in known)
 
 
+def references(release: Release, on: Sequence[int]) -> tuple[int, ...]:
+    """Return the first column of each categorical variable of which all columns are among some.
+
+    They add up to 1, so that with all of them a regression with a constant has no one solution.
+    """
+    place = {name: i for i, name in enumerate(release.names)}
+    columns = () if release.schema is None else release.schema.columns
+    made = [[place.get(name) for name in column.features] for column in columns if column.stored and column.one_hot]
+    return tuple(each[0] for each in made if len(each) > 1 and each[0] is not None and set(each) <= set(on))
+
+
 def source_units(release: Release) -> tuple[Matrix, Matrix]:
     """Return centre and scale, (d,) each, by which ``centre + scale * row`` is in the units of the source of the rows.
 

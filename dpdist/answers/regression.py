@@ -63,13 +63,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from dpdist._util.text import counted, listed
 from dpdist.answers.block import Block, EntryNoise, block_of, deviation
+from dpdist.answers.columns import references
 from dpdist.answers.design import LARGER, Design, principal_design, ridge_design
 from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import parameter
@@ -147,6 +148,8 @@ class Regression:
         How many directions among the regressors vary more than the edge of the noise.
     components
         How many principal components of the regressors it is on; None: on the regressors, with the ridge.
+    reference
+        Regressors whose coefficient is 0: the first category of each variable, from which the others differ.
     """
 
     target: str
@@ -158,6 +161,7 @@ class Regression:
     centred: bool
     seen: int
     components: int | None = None
+    reference: tuple[str, ...] = ()
 
     @property
     def r2_interval(self) -> tuple[float, float]:
@@ -180,6 +184,7 @@ class Regression:
             "r2": {"value": self.r2.value, "low": low, "high": high},
             "ridge": self.ridge,
             "components": self.components,
+            "reference": list(self.reference),
             "fitted_intercept": self.centred,
             "directions": len(self.names),
             "directions_above_noise": self.seen,
@@ -212,7 +217,8 @@ def regressions(
         rows as they were given.
     components
         How many principal components of the regressors to regress on, instead of a ridge; ``"auto"``: those that stand
-        above the noise. None: the ridge.
+        above the noise. None: the ridge. Without a ridge that was asked for, the first category of each variable of
+        which all columns are regressors is left out, as a reference.
 
     Raises
     ------
@@ -236,6 +242,8 @@ def regressions(
             f"{parameter('components')} out."
         )
     _require_weight(release, targets, on)
+    left = references(release, on) if components is None and not ridge else ()
+    on = [i for i in on if i not in left]
     block = block_of(release, [*on, *targets])
     _require_rows(block, len(on))
     if components is None:
@@ -243,7 +251,10 @@ def regressions(
     else:
         design = principal_design(block, len(on), None if isinstance(components, str) else components)
     told = release.bound.input_units if units is None else units
-    return tuple(_regression(block, design, len(on) + i, told) for i in range(len(targets)))
+    reference = tuple(release.names[i] for i in left)
+    return tuple(
+        replace(_regression(block, design, len(on) + i, told), reference=reference) for i in range(len(targets))
+    )
 
 
 def _require_weight(release: Release, targets: Sequence[int], on: Sequence[int]) -> None:

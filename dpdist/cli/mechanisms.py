@@ -24,18 +24,21 @@ from dpdist.cli.options import (
     scale_options,
 )
 from dpdist.cli.words import answer
-from dpdist.errors import UsageError
+from dpdist.errors import RefusedError, UsageError
 from dpdist.ingest.opening import open_rows
 from dpdist.ledger.address import absolute
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
 from dpdist.moment import cost
+from dpdist.moment.column_histogram import ColumnCounting, grids_of_numbers
 from dpdist.pca.forecast import forecast_release
 from dpdist.pca.orbit_forecast import ORBITS, forecast_orbit
 from dpdist.pipeline.budget import ledger_place
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.parse import clip_from, numbers_from, request_from
+from dpdist.release.request import ReleaseRequest
+from dpdist.release.stages import require_seen
 from dpdist.release.worth import choice_refused
 from dpdist.report import text
 from dpdist.report.figures import draw_forecast
@@ -88,7 +91,17 @@ def _described(
             f"A forecast needs {missing}, a public guess; or ROWS, of which it takes the columns, and the number of "
             "rows where that is public."
         )
-    return columns, rows, max_rows or 1, max_periods
+    return columns, rows, 1 if max_rows is None else max_rows, max_periods
+
+
+def _refused(request: ReleaseRequest, columns: int, rows: int, max_rows: int) -> str | None:
+    """Say why a release would be refused that chooses what this many rows do not show; else None."""
+    if "scale" in request.chooses:
+        try:
+            require_seen(request, ColumnCounting(grids_of_numbers(columns)), rows, max_rows)
+        except RefusedError as error:
+            return str(error).replace(" Nothing was read or spent.", "")
+    return choice_refused(request, columns, rows, max_rows)
 
 
 _OF_A_CLUSTER = {
@@ -193,7 +206,7 @@ def forecast_command(
     if parts is not None:
         value["parts"] = parts.to_json()
         words += f"\n\n{text.parts(parts, request)}"
-        value["refused"] = refused = choice_refused(request, columns, rows, once)
+        value["refused"] = refused = _refused(request, columns, rows, once)
         words += "" if refused is None else "\n" + wrapped(f"THE RELEASE WOULD BE REFUSED. {refused}")
     if cluster:
         independent = isinstance(request.sized.calibrated(columns), IndependentEntries)

@@ -219,7 +219,7 @@ def rows_of(estimator: BaseEstimator, given: object, *, fitting: bool) -> Rows:
         rows = Rows(StoredRows((table.rows, table.columns), table.dtype), names)
     else:
         rows = _described(given)
-    finite = not (fitting and getattr(estimator, "missing", None) == "centre")
+    finite = getattr(estimator, "missing", None) != "centre"
     try:
         if rows.names is None and rows.labelled is None and not (rows.lazy or _is_stored(rows.data)):
             # it compares the names of a DataFrame

@@ -86,7 +86,8 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
         otherwise the regression leads through the public centre.
     scale, scale_share : str, default "none" and None
         As of :class:`dpdist.PrivatePCA`, of the columns of X and of those of y. A private scale makes a deviation of y
-        a quarter of the clip norm, so that noise hides less of it. A public one does so at 4 / C of the deviation.
+        a quarter of the clip norm, so that noise hides less of it: of a rows.zarr another y is then another release,
+        charged anew. A public one does so at 4 / C of the deviation.
     ledger, release : str or path-like, default None
         The place of the ledger, and where to publish the release, as of :class:`dpdist.PrivatePCA`.
     budget_epsilon, budget_delta : str, int, float or Decimal, default None
@@ -396,7 +397,7 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
         self.ridge_, self.n_components_ = found[0].ridge, found[0].components
         self.target_names_ = np.array([each.target for each in found], dtype=object)
         self.coef_, self.coef_intervals_, self.coef_population_intervals_ = _arrays(
-            [_placed(each.coefficients, columns, unknown) for each in found], flat=flat
+            [_placed(each, [release.names[i] for i in columns]) for each in found], flat=flat
         )
         starts, ends, population = _arrays([(each.intercept,) for each in found], flat=flat)
         self.intercept_ = float(starts[0]) if flat else starts[:, 0]
@@ -421,10 +422,11 @@ def _arrays(estimates: Sequence[Sequence[Estimate]], *, flat: bool) -> tuple[Mat
     return values[0], ends[0], None if known is None else known[0]
 
 
-def _placed(found: Sequence[Estimate], columns: Sequence[int], unknown: set[int]) -> list[Estimate]:
-    """Return an estimate for each column: of those of which nothing is known 0, and every number is in its interval."""
-    rest = iter(found)
-    return [Estimate(0.0, math.inf, math.inf) if i in unknown else next(rest) for i in columns]
+def _placed(found: Regression, names: Sequence[str]) -> list[Estimate]:
+    """Return an estimate for each column: 0 of a reference; and of those of which nothing is known, in an open one."""
+    known = dict(zip(found.names, found.coefficients, strict=True))
+    known |= dict.fromkeys(found.reference, Estimate(0.0, 0.0, 0.0))
+    return [known.get(name, Estimate(0.0, math.inf, math.inf)) for name in names]
 
 
 def _told(rows: npt.NDArray[np.generic], slopes: Matrix, start: Matrix) -> Matrix:

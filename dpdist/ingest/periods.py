@@ -255,6 +255,11 @@ def _require_same(entry: Path, read: Sequence[SourceFile], made: RowsTable, befo
             f"{entry} was read with another schema than earlier periods, whose rows would be summed with these. Take "
             "theirs, or begin another folder of periods."
         )
+    if before is not None and made.rows and made.dropped != before.dropped:
+        raise DataError(
+            f"Earlier periods hold rows of zeros for those that the schema drops, as versions up to 0.1.0 stored them; "
+            f"those of {entry} would count as the centre of the others. Begin another folder of periods."
+        )
     _require_plain(entry)
     if [_stat(name, files) for name, files in _sources(entry).items()] != [
         (each.name, each.size, each.mtime_ns) for each in read

@@ -28,6 +28,13 @@ Tables are said to share rows where the bound is below :data:`FALSE_ALARMS`. Two
 rows for that, two of 100,000 some 30. The bound is proved for keys 2 and 3. Three rows that follow one another are no
 random part of a table, so for keys 4 it is a model; ``tests/ledger/test_fingerprints.py`` measures all of them.
 
+Exact keys that both hold more often, as of yes and no, are looked at another way. Of two parts of one table, split by
+chance, the counts differ by about their roots: the sum of ``(c1 n2 - c2 n1)² / ((c1 + c2) n1 n2)``, over the keys of
+which five are expected in each, is about chi-square, with one degree of freedom fewer than keys (Pearson 1900). The
+same people again, with a row more or less, or as another fold of a cross-validation, differ by less. Tables are said to
+share rows where a sum so small has a probability below :data:`FALSE_ALARMS`. It is a model: parts of different shares,
+as of two years, differ by more.
+
 Of each kind only the smallest keys are kept (a bottom-k sketch: Cohen & Kaplan 2007). If tables of different rows share
 a part f of those of the first one, no exact key is seen to be common with probability at most ``(1 - f)^EXACT_KEPT``.
 
@@ -49,7 +56,8 @@ the same, and a column left out                         **no**
 fifteen rows, changed by an ulp, among others           **no**
 one of them, where some rows are twice in a table       **no**
 categories, changed or in another order of the columns  **no**
-a part of a table of few different rows, as of yes/no   **no**
+yes/no, with a row more or less; folds of it            yes
+a half of a table of few different rows, as of yes/no   **no**
 ======================================================  ========
 
 The rows of a time series with seasons are no random split. Where rows that follow one another come back every year, one
@@ -84,6 +92,8 @@ FALSE_ALARMS = 1e-4
 """Probability that two tables that share no row are said to, if they are a random split of one table."""
 _MOST = 8
 """Keys that two tables hold more often are no evidence."""
+_EXPECTED = 5
+"""Rows of a key in the smaller table from which on its counts are about normal."""
 _STEP = 2.0**-16
 _PIECE = 2**15
 """Values whose keys are made at once, so that they stay in the cache."""
@@ -205,8 +215,8 @@ class Fingerprints:
         elif self.same_rows(other):
             return True
         kinds = [(self.exact, other.exact), *zip(self.alike, other.alike, strict=True)]
-        level = math.log(FALSE_ALARMS / len(kinds))
-        return any(log_chance(*pair) < level for pair in kinds)
+        level = math.log(FALSE_ALARMS / (len(kinds) + 1))
+        return too_alike(self.exact, other.exact) < math.exp(level) or any(log_chance(*pair) < level for pair in kinds)
 
 
 def log_chance(first: Sketch, second: Sketch) -> float:
@@ -236,6 +246,28 @@ def log_chance(first: Sketch, second: Sketch) -> float:
     divergence += (1 - seen) * math.log((1 - seen) / (1 - expected)) if seen < 1 else 0.0
     given_sizes = math.log(8 * part * two.items) / 2
     return min(0.0, given_sizes - trials * divergence)
+
+
+def too_alike(first: Sketch, second: Sketch) -> float:
+    """Return the probability that two parts of one table, split by chance, are as alike in keys that both hold often.
+
+    See the head of the module; 1 where there are no two such keys, or not all are kept.
+    """
+    from scipy.special import gammainc  # noqa: PLC0415 - SciPy takes its time, and few need it
+
+    if len(first.keys) == first.kept or len(second.keys) == second.kept:
+        return 1.0
+    keys = np.union1d(first.keys, second.keys)
+    counts = np.zeros((2, len(keys)))
+    for row, sketch in zip(counts, (first, second), strict=True):
+        row[np.searchsorted(keys, sketch.keys)] = sketch.counts
+    expected = counts.sum(axis=0) * min(first.items, second.items) / max(1, first.items + second.items)
+    counts = counts[:, expected >= _EXPECTED]
+    if counts.shape[1] < 2:
+        return 1.0
+    one, two = counts.sum(axis=1)
+    apart = float(((counts[0] * two - counts[1] * one) ** 2 / (counts.sum(axis=0) * one * two)).sum())
+    return float(gammainc((counts.shape[1] - 1) / 2, apart / 2))
 
 
 def _exact(rows: Values, key: bytes) -> Keys:

@@ -253,11 +253,16 @@ def intervals_of(grids: Sequence[Grid]) -> int:
     return sum(grid.bins * (grid.bins + 1) // 2 for grid in grids)
 
 
-def least_seen(noise: CountNoise, grids: Sequence[Grid], *, first_rule: bool = False) -> int:
-    """Return the rows that one bin has to have, to tell."""
+def least_rows(noise: CountNoise, grids: Sequence[Grid], *, first_rule: bool = False) -> int:
+    """Return the rows of a table below which a choice of the scale would hardly see a column.
+
+    By the first rule half of them must tell in one bin. Else two thirds must tell over two octaves, as those of a
+    normal column are spread, and half of them in one bin.
+    """
     if first_rule:
-        return threshold(noise, sum(grid.bins for grid in grids))
-    return _thresholds(noise, 1, intervals_of(grids))[0]
+        return 2 * threshold(noise, sum(grid.bins for grid in grids)) + 1
+    one, *_, two_octaves = _thresholds(noise, 2 * _PER_OCTAVE, intervals_of(grids))
+    return max(2 * one, math.ceil(1.5 * two_octaves)) + 1
 
 
 def counting_bins(grid: Grid, noisy: Counts, noise: CountNoise, intervals: int) -> list[tuple[int, int]]:

@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.errors import DrownedError, UsageError
-from dpdist.naming import parameter, step
+from dpdist.naming import parameter
 from dpdist.pca.alignment import MOST, Alignment, EntryNoise, aligned, entry_variances, none_counted, pair_variances
 from dpdist.pca.components import Components, about_mean, mean_variance
 from dpdist.pca.eigen import signed, top_eigenpairs
@@ -129,8 +129,8 @@ def correlation(release: Release, count: float | None, *, drop_first: bool = Fal
     share = count if isinstance(count, float) else None
     if not len(kept):
         raise DrownedError(
-            f"No column of this release stands above the noise, and a correlation matrix is of those that do. A larger "
-            f"epsilon or more rows lift some: {step('forecast')} says how much."
+            f"No column of this release stands above the noise, and a correlation matrix is of those that do. Release "
+            f"anew with {parameter('scale', 'private')}, a larger epsilon or more rows."
         )
     if share is not None:
         _require_share(share, len(kept))

@@ -64,10 +64,6 @@ class Expected:
     rows_for_good: int | None
 
 
-_MOST_COLUMNS = 2000
-"""Of a release that says beforehand whether anything will be told: the laws of more take their time."""
-
-
 @dataclass(frozen=True)
 class Person:
     """Somebody who owns several rows, whom a release protects as a whole.
@@ -344,33 +340,27 @@ def _nothing_guessed(expected: Sequence[Expected]) -> str:
 
 
 def _nothing(asked: ReleaseRequest, moment: ReleaseRequest, columns: int, rows: int, counted: int, told: float) -> str:
-    """Say how many rows or which epsilon it takes, where not even a component of a third of C² is told; or nothing.
+    """Say how many rows or which epsilon it takes, where not even a component of all of C² is told; or nothing.
 
-    Of columns that are scaled, and bounded by ``auto``, a third of C² is all their variance.
+    Of columns that a private scale divides, and ``auto`` bounds, a third of C² is all their variance.
     """
-    most = moment.bound(columns).clip_norm ** 2 / 3
+    scaled = asked.scale == "private" and asked.clip_norm == "auto"
+    most = moment.bound(columns).clip_norm ** 2 / (3 if scaled else 1)
     if told <= most:
         return ""
-    enough, micro = "", moment.loss.epsilon_micro
+    enough, micro, over = "", moment.loss.epsilon_micro, told / most
     part = asked.loss.epsilon_micro / micro
-    while not enough and part * micro < LARGEST_EPSILON * MICRO:
-        micro = math.ceil(1.05 * micro)
+    while not enough and part * micro * over < LARGEST_EPSILON * MICRO:
+        micro = math.ceil(micro * max(1.05, over))  # noise falls as 1 / epsilon, or a little slower
         law = _law(replace(moment, loss=replace(moment.loss, epsilon_micro=micro)), columns, counted)
-        if law is not None and _strength_for(law) / rows <= most:
+        over = math.inf if law is None else _strength_for(law) / rows / most
+        if over <= 1:
             enough = f", or {parameter('epsilon', f'{two_digits(part * micro) / MICRO:g}')}"
+    held = "a third of C², all that scaled columns have," if scaled else "all of C²"
     return (
-        "Nothing will be told of components: even one that holds a third of C² drowns in the noise. It takes "
+        f"Nothing will be told of components: even one that holds {held} drowns in the noise. It takes "
         f"{math.ceil(rows * told / most)} rows{enough}."
     )
-
-
-def nothing_told(request: ReleaseRequest, columns: int, rows: int, max_rows: int = 1) -> str:
-    """Say beforehand where nothing will be told of components, as a forecast does; nothing where it has no law."""
-    moment = _moment(request, columns, max_rows)
-    law = _law(moment, columns, max_rows) if request.mechanism_info.additive and columns <= _MOST_COLUMNS else None
-    if law is None or rows < 1:
-        return ""
-    return _nothing(request, moment, columns, rows, max_rows, _strength_for(law) / rows)
 
 
 def _moment(request: ReleaseRequest, columns: int, counted: int) -> ReleaseRequest:

@@ -9,8 +9,8 @@ Whether rows were clipped, or are as long as that by themselves, the trace does 
 the same norm. Of rows about a centre, 14 tables in their own units and standardised, clipped at 19 quantiles of their
 norms each, the middle half of the shares was .2 to .3 where m was .5 to .6, .25 to .4 at .6 to .7, .35 to .54 at .7 to
 .8 and .5 to .7 at .8 to .9. That is what "perhaps" says below, of such rows only. If m is 1 as far as the noise lets
-see, nearly every row has norm C'. A release that chose its clip norm from a histogram of the norms knows more. One
-whose schema lets no row be longer knows that none was clipped.
+see, nearly every row has norm C'. A release that chose its clip norm from a histogram of the norms has a bound from
+that, too: the noisy counts from the bin of the clip norm on. One whose schema lets no row be longer clips none.
 
 The noise of the trace has the variance ``d v + d (d - 1) c``. Here v is the variance of an entry on the diagonal, and c
 the covariance of two of them. c is 0 where entries are independent, and ``v - 2 w`` where the law is invariant under
@@ -20,9 +20,11 @@ rotations, with w the variance of an entry off the diagonal. The larger of the t
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from dpdist._util.text import rounded_norm
+from dpdist.mechanisms.counts import noise_from_json
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.naming import step
 from dpdist.release.artefact import Release
@@ -32,8 +34,8 @@ _FAR = 3.0
 """Standard deviations that the noise of the trace stays below with probability 0.998, if it is about normal."""
 _SAID = {0.5: "perhaps a quarter", 0.6: "perhaps a third", 0.75: "perhaps half"}
 """Of rows about a centre, by the mean squared norm over C'² from which on it is said."""
-_WARNED, _WARNED_LONGER = 0.6, 1 / 3
-"""That, or the share of longer rows, from which on a warning is given."""
+_WARNED = 0.6
+"""That from which on a warning is given, where a third of the rows may be longer."""
 _LARGEST_ERROR = 0.05
 """Relative error of the trace from which on nothing is said: it would be near ``n C²`` for any rows."""
 
@@ -51,9 +53,11 @@ class Shortened:
         subspace was released, or nobody knows the variance of the noise.
     error
         What the share is off by at most, with probability 0.998; None likewise.
-    longer
-        The share of the rows that were longer, as the release's own histogram of the norms tells, or 0 where a schema
-        lets no row be longer; None where neither tells.
+    most
+        The share of the rows that was longer, at most: by the trace, or by the release's own histogram of the norms
+        (with probability 0.977). None: nothing tells.
+    longest
+        A norm that no row exceeds by the schema, at most the clip norm; None where there is none.
     centred
         Whether rows were shifted by a centre before they were clipped.
     """
@@ -61,7 +65,8 @@ class Shortened:
     norm: float
     share: float | None
     error: float | None
-    longer: float | None = None
+    most: float | None = None
+    longest: float | None = None
     centred: bool = False
 
     @property
@@ -72,15 +77,23 @@ class Shortened:
         return self.share >= 1 - self.error
 
     @property
-    def many(self) -> str:
-        """How many rows were clipped, where a quarter or more may have been, as part of a sentence; else nothing."""
-        if self.longer is not None:
-            return f"about {self.longer:.0%} of the rows" if self.longer >= _WARNED_LONGER else ""
-        if self.share is None or self.error is None:
+    def guess(self) -> str:
+        """How many rows perhaps were clipped, about a centre, as words; nothing where few were."""
+        if not self.centred or self.longest is not None or self.share is None or self.error is None:
             return ""
-        said = [words for least, words in _SAID.items() if self.share - self.error >= least]
-        most = f"at most {min(1.0, self.share + self.error):.0%}"
-        return "" if not said else f"{said[-1]} of the rows, {most}" if self.centred else f"{most} of the rows"
+        return ([""] + [words for least, words in _SAID.items() if self.share - self.error >= least])[-1]
+
+    @property
+    def clipped(self) -> str:
+        """How many rows were clipped, as part of a sentence; nothing where nothing is known."""
+        if self.longest is not None:
+            return f"none is longer than {rounded_norm(self.longest)}"
+        if self.nearly_all:
+            return "nearly all were"
+        if self.most is None or self.most >= 1:
+            return self.guess and f"{self.guess} of them"
+        bound = f"at most {math.ceil(100 * self.most)}%"
+        return f"{self.guess} of them, {bound}" if self.guess else f"{bound} of them"
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
@@ -89,33 +102,33 @@ class Shortened:
             "mean_squared_norm_share": self.share,
             "error": self.error,
             "nearly_all": self.nearly_all,
-            "longer": self.longer,
+            "longer_at_most": 0.0 if self.longest is not None else self.most,
         }
 
     def warning(self) -> str:
         """Return a warning where perhaps a third of the rows were clipped, or nearly all; else nothing."""
-        if self.nearly_all and self.longer is None and self.share is not None and self.error is not None:
+        if self.share is None or self.error is None or self.longest is not None:
+            return ""
+        if self.nearly_all:
             return (
                 f"NEARLY EVERY ROW WAS CLIPPED to norm {rounded_norm(self.norm)}, or has just this norm, as "
                 f"normalised rows have: their mean squared norm is {100 * self.share:.4g} % of its square, at most "
                 f"{100 * self.error:.2g} % off. Variances of the rows as they are may be larger by any factor. Choose "
                 f"the clip norm privately ({step('bound')}) and release again."
             )
-        known = self.longer is not None
-        if not self.many or not (known or (self.centred and (self.share or 0) - (self.error or 0) >= _WARNED)):
+        few = self.most is not None and self.most < 1 / 3
+        if not self.guess or few or self.share - self.error < _WARNED:
             return ""
-        many = f"{self.many[0].upper()}{self.many[1:]}{'' if known else ','}"
+        bound = "" if self.most is None or self.most >= 1 else f", at most {math.ceil(100 * self.most)}%,"
         return (
-            f"{many} were clipped to norm {rounded_norm(self.norm)}. Of the rows as they are, variances are larger, "
-            "and slopes and components may be off by more than their intervals."
+            f"{self.guess[0].upper()}{self.guess[1:]} of the rows{bound} were clipped to norm "
+            f"{rounded_norm(self.norm)}. Of the rows as they are, variances are larger, and slopes and components may "
+            "be off by more than their intervals."
         )
 
     def words(self) -> str:
         """Return of which rows all values are, as part of the sentence that gives an answer."""
-        most = "nearly all were" if self.nearly_all and self.longer is None else self.many
-        if self.longer is not None and not self.many:
-            most = "none is longer" if not self.longer else f"about {self.longer:.0%} of them were"
-        return f"of rows clipped to norm {rounded_norm(self.norm)}{most and f' ({most})'}"
+        return f"of rows clipped to norm {rounded_norm(self.norm)}{self.clipped and f' ({self.clipped})'}"
 
 
 def trace_deviation(noise: Noise, columns: int) -> float:
@@ -127,10 +140,11 @@ def trace_deviation(noise: Noise, columns: int) -> float:
 def shortened(release: Release) -> Shortened:
     """Say how long the rows of a release are, as far as it tells: from its diagonal."""
     bound, noise = release.bound, release.noise
-    d, norm, longer = bound.columns, bound.shortened_norm, _longer(release)
+    d, norm = bound.columns, bound.shortened_norm
+    longest, most, centred = _longest(release), _longer(release), bound.centre is not None
     rows = None if release.subspace is not None or release.weights else release.row_count
     if rows is None or rows <= 0 or noise.variance_diagonal is None:
-        return Shortened(norm, None, None, longer, bound.centre is not None)
+        return Shortened(norm, None, None, most, longest, centred)
     largest = rows * norm**2
     trace = float(release.moment_diagonal.sum()) - d * noise.mean_diagonal * bound.unit**2
     deviation = trace_deviation(noise, d) * bound.unit**2
@@ -139,15 +153,41 @@ def shortened(release: Release) -> Shortened:
     else:
         grid = 2 * math.sqrt(d) / 2**bound.grid_bits  # a row's entries are each cut to whole steps
     if release.rows is None:  # n is an estimate, by the corner of the moment
-        grid += trace / largest * _FAR * math.sqrt(noise.variance_diagonal) / bound.constant**2 / rows
-    return Shortened(norm, trace / largest, _FAR * deviation / largest + grid, longer, bound.centre is not None)
+        grid += trace / largest * _FAR * _deviation_of_rows(release) / rows
+    share, error = trace / largest, _FAR * deviation / largest + grid
+    by_trace = min(1.0, max(0.0, share + error))
+    return Shortened(norm, share, error, by_trace if most is None else min(most, by_trace), longest, centred)
+
+
+def _deviation_of_rows(release: Release) -> float:
+    """Return the standard deviation of a private n."""
+    constant, variance = release.bound.constant, release.noise.variance_diagonal
+    return math.sqrt(variance) / constant**2 if constant and variance else 0.0
+
+
+def _longest(release: Release) -> float | None:
+    """Return a norm that no row exceeds by the schema, if it is no larger than the clip norm."""
+    bound, schema = release.bound, release.schema
+    if bound.centre is not None or bound.scale is not None or schema is None or schema.norm is None:
+        return None
+    return schema.norm if schema.norm <= bound.clip_norm else None
 
 
 def _longer(release: Release) -> float | None:
-    """Return the share of the rows that were longer than the clip norm, where more than the trace tells it."""
-    bound, schema, stage = release.bound, release.schema, release.stage
-    as_given = bound.centre is None and bound.scale is None
-    if as_given and schema is not None and schema.norm is not None and schema.norm <= bound.clip_norm:
-        return 0.0
-    quantile = None if stage is None else stage.chosen.get("quantile")
-    return None if not isinstance(quantile, float) else 1 - quantile
+    """Return the share of the rows that were longer at most, by the release's own histogram of the norms.
+
+    Of its noisy counts those above the last edge below the clip norm hold all of them: two deviations more.
+    """
+    stage, n = release.stage, release.row_count
+    told = {} if stage is None else stage.answer.get("norms", stage.answer)
+    if n is None or not {"counts", "edges", "noise"} <= told.keys():
+        return None
+    counts, noise = told["counts"], noise_from_json(told["noise"])
+    bins = len(counts)
+    edges = told["edges"]
+    first = bisect_right(edges, release.bound.shortened_norm)  # the bin of the clip norm, and all after it
+    weight = 0.0 if release.rows is None else (bins - first) / bins  # a public n takes back some of the noise
+    rows = sum(counts[first:]) - weight * (sum(counts) - (release.rows or 0))
+    deviation = math.sqrt(noise.variance * (bins - first) * (1 - weight))
+    least = n if release.rows is not None else n - 2 * _deviation_of_rows(release)
+    return None if least <= 0 else min(1.0, max(0.0, (rows + 2 * deviation) / least))

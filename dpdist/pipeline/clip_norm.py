@@ -293,6 +293,7 @@ def choose_clip_norm(
     asked = _asked(quantile, components, release_epsilon)
     table, where = _table_at(store_at(rows)), chosen(cluster)
     request.bound(table.columns)  # refuses public vectors of another length
+    worth.require_centre_of_dropped(table, centred=request.centre is not None)
     account = absolute(ledger_place(table, ledger))
     transaction = NormsTransaction(request, table, account)
     if not where.trusted_worker:

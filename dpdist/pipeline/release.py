@@ -31,13 +31,12 @@ from dpdist.moment.operator import Digits, Matrix, MomentBands, MomentProducts, 
 from dpdist.moment.pieces import BOUND_SECONDS, MULTIPLY_SECONDS, seconds_of, units_of
 from dpdist.moment.total import Partial, add_partials, complete, moment_task, partition_moment, require_summable
 from dpdist.naming import parameter
-from dpdist.pca.forecast import nothing_told
 from dpdist.pca.rounding import warning as rounding_warning
 from dpdist.pca.shortened import shortened
 from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.histograms import draw_stages, require_choice
 from dpdist.privacy import caution
-from dpdist.privacy.guarantee import Guarantee, Neighbours
+from dpdist.privacy.guarantee import Guarantee
 from dpdist.release import stages, trusted, worth
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.reproduction import admit, require_undeclared
@@ -231,6 +230,7 @@ def release_table(
             f"Products are multiplied round by round from this process: leave {parameter('trusted', 'worker')} out."
         )
     if request.for_reproduction:
+        _require_centre(transaction, say)
         return _reproduced(transaction, where, ledger)
     if guarantee is not None:
         caution.warn(guarantee.loss, request.neighbours, table.rows)
@@ -243,8 +243,7 @@ def release_table(
         require_choice(transaction)
         _tell_free_norm(transaction, say)
     if where.trusted_worker or transaction.state() in {None, State.ABORTED}:
-        worth.require_centre_of_dropped(table, transaction.request)
-        _tell_nothing_told(transaction, say)
+        _require_centre(transaction, say)
     with where.computing(_seconds(sized), trusted_worker=where.trusted_worker) as cluster_engine:
         cluster_engine.require_visible(table.probe, ROOT)
         if elsewhere:
@@ -262,12 +261,11 @@ def release_table(
     return Outcome(open_release(store), store.address(), fresh)
 
 
-def _tell_nothing_told(transaction: trusted.MomentTransaction, say: Callable[[str], None] | None) -> None:
-    """Say beforehand where nothing will be told of components, from public numbers."""
-    request, table = transaction.request, transaction.table
-    if say is None or request.neighbours is not Neighbours.REPLACE_ONE or table.periodic:
-        return
-    if said := nothing_told(request, table.columns, table.rows, table.max_rows):
+def _require_centre(transaction: trusted.MomentTransaction, say: Callable[[str], None] | None) -> None:
+    """Refuse rows of which some are dropped where they have no centre, and say what they are in an older table."""
+    request = transaction.request
+    worth.require_centre_of_dropped(transaction.table, centred=request.centre is not None or "scale" in request.chooses)
+    if say is not None and (said := worth.dropped(transaction.table)):
         say(said)
 
 

@@ -235,6 +235,7 @@ class ReleaseRequest:
         # what a caller may write as a word or a whole number is compared, and hashed into the id, as what it stands for
         object.__setattr__(self, "neighbours", neighbours_of(self.neighbours))
         object.__setattr__(self, "centring", _centring_of(self.centring))
+        object.__setattr__(self, "targets", tuple(sorted(set(self.targets))))
         for share in ("scale_share", "clip_share"):
             given = getattr(self, share)
             object.__setattr__(self, share, None if given is None else share_from(given, share))

@@ -23,7 +23,8 @@ from dpdist.moment.column_histogram import ColumnCounting, grids_of_numbers
 from dpdist.moment.histogram import Counting
 from dpdist.moment.norm_histogram import NormCounting
 from dpdist.naming import parameter
-from dpdist.privacy.guarantee import Neighbours
+from dpdist.privacy.caution import LARGEST_EPSILON
+from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.release import norm_histogram
 from dpdist.release.attributes import Stage
 from dpdist.release.clip_trade import ForComponents, clip_for
@@ -32,6 +33,7 @@ from dpdist.release.histogram import HistogramTransaction, drawn
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsStage, SecondNormsStage
 from dpdist.release.request import CLIP_GRID, FIRST_RULE, Choice, Parts, ReleaseRequest, auto_clip
 from dpdist.release.trusted import MomentTransaction, Staged
+from dpdist.release.worth import two_digits
 
 _OF_CLIP_NORM = 0.25
 """What a deviation of a target is made of the clip norm."""
@@ -203,14 +205,31 @@ def require_columns_seen(transaction: MomentTransaction) -> None:
 
 def require_seen(request: ReleaseRequest, counting: ColumnCounting, rows: int, max_rows: int = 1) -> None:
     """Do the same of a request, of n rows, which are looked at where n is public only."""
-    stage = _parts_of(request, counting.columns, max_rows).stages["scale"]
-    least = columns.least_seen(stage.noise, counting.grids, first_rule=request.choice_rule == FIRST_RULE)
-    if request.neighbours is Neighbours.REPLACE_ONE and 2 * least > rows:
-        raise RefusedError(
-            f"A scale would be chosen at {stage.guarantee.loss}, a part of the loss, where {least} rows in one "
-            f"bin are lost in the noise; the table has {rows}. Nothing was read or spent. Ask for a larger epsilon or "
-            f"{parameter('scale_share')}, or scale the columns by what is publicly known."
-        )
+    if request.neighbours is not Neighbours.REPLACE_ONE:
+        return
+    loss, least = _least_rows(request, counting, rows, max_rows)
+    if rows >= least:
+        return
+    enough, found = request, least
+    while found > rows and enough.loss.epsilon_micro < LARGEST_EPSILON * MICRO:
+        micro = two_digits(enough.loss.epsilon_micro * max(1.05, min(2.0, found / max(rows, 1))))
+        enough = replace(enough, loss=replace(enough.loss, epsilon_micro=min(LARGEST_EPSILON * MICRO, micro)))
+        _, found = _least_rows(enough, counting, rows, max_rows)
+    cure = f"Ask for {parameter('epsilon', f'{enough.loss.epsilon:g}')} or more, or scale"
+    if found > rows:
+        cure = f"The table is too small: epsilon {LARGEST_EPSILON} is not enough. Scale"
+    raise RefusedError(
+        f"A scale would be chosen at {loss}, a part of the loss, where tables of fewer than {least} rows are lost in "
+        f"the noise; the table has {rows}. Nothing was read or spent. {cure} the columns by what is publicly known."
+    )
+
+
+def _least_rows(request: ReleaseRequest, counting: ColumnCounting, rows: int, max_rows: int) -> tuple[PrivacyLoss, int]:
+    """Return the loss of the stage that chooses a scale, and how many rows it takes."""
+    width = counting.columns
+    stage = _parts_of(request.on_grid(width, rows, max_rows), width, max_rows).stages["scale"]
+    first = request.choice_rule == FIRST_RULE
+    return stage.guarantee.loss, columns.least_rows(stage.noise, counting.grids, first_rule=first)
 
 
 def draw_unrecorded(

@@ -147,9 +147,10 @@ def charged_request(
     for older in request.older():
         release_id, parameters = older.release_id(table), json.loads(canonical(older.parameters(table)))
         record = None if ledger is None else ledger.record(release_id)
-        if record is not None and record.parameters == parameters:
+        if record is not None:
             # what was refunded is charged anew; but a chosen id stands for what it was chosen for
-            known = record.state is not State.ABORTED or request.name is not None
+            alive = record.state is not State.ABORTED or request.name is not None
+            known = record.parameters == parameters and alive
         else:
             bound = there.get("bound")
             if request.chooses and isinstance(bound, dict):  # these were chosen since

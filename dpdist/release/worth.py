@@ -235,23 +235,42 @@ def _advice(request: NormsRequest, table: Table, quantile: Fraction, left_micro:
     return said + free_norm(table, request)
 
 
-def require_centre_of_dropped(table: Table, request: ReleaseRequest) -> None:
-    """Refuse a release of rows of which some may be dropped where nothing public or private says what becomes of them.
+def require_centre_of_dropped(table: Table, *, centred: bool, spent: bool = True) -> None:
+    """Refuse to count rows of which some are dropped where nothing public or private says where they stand.
+
+    Parameters
+    ----------
+    table
+        The table.
+    centred
+        Whether the rows are shifted by a centre.
+    spent
+        Whether something would be spent.
 
     Raises
     ------
     RefusedError
-        If the schema drops rows, and the release has no centre that they could stand at.
+        If the schema drops rows, which stand for a centre, and there is none.
     """
-    columns = () if table.schema is None else table.schema.columns
-    names = [column.name for column in columns if column.stored and column.missing == "drop"]
-    if names and request.centre is None and "scale" not in request.chooses:
+    names = () if table.schema is None else table.schema.dropping
+    if names and not centred and table.dropped == "nan":
         raise RefusedError(
             f"Rows that lack {listed(names)} are dropped by the schema: they count as the centre of the others, and "
-            f"this release has none. Let it choose one ({parameter('scale', 'private')}), name a public one "
+            f"there is none here. Let the release choose one ({parameter('scale', 'private')}), name a public one "
             f"({parameter('centre')}), or ingest anew with a public constant in place of what is missing (missing = "
-            '"fill"). Nothing was read or spent.'
+            f'"fill").{" Nothing was read or spent." if spent else ""}'
         )
+
+
+def dropped(table: Table) -> str:
+    """Say what dropped rows are in a table that an older version made; or nothing."""
+    names = () if table.schema is None else table.schema.dropping
+    if not names or table.dropped == "nan":
+        return ""
+    return (
+        f"Rows that lack {listed(names)} are rows of zeros in this table, which an older version made, and count in "
+        "centre, scale and mean. Ingested anew they count as the centre of the others."
+    )
 
 
 def free_norm(table: Table, request: NormsRequest | ReleaseRequest) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dpdist._util.text import counted, wrapped
+from dpdist._util.text import counted, listed, wrapped
 from dpdist.answers.regression import Estimate, Regression
 from dpdist.pca.shortened import shortened
 from dpdist.release.artefact import Release
@@ -23,7 +23,7 @@ _CLIPPED = (
 
 def about_intervals(release: Release) -> str:
     """Say what the intervals of a regression are about, and what they take for granted."""
-    about = _ABOUT if shortened(release).longer == 0 else _ABOUT + _CLIPPED
+    about = _ABOUT if shortened(release).longest is not None else _ABOUT + _CLIPPED
     if release.unit is None:
         return about
     return (
@@ -74,15 +74,22 @@ def _ridge(found: Regression) -> str:
             "public directions: along others coefficients are 0. Where some of these stand just above the noise, "
             "intervals hold less often, in nine of ten releases."
         )
+    reference = ""
+    if found.reference:
+        are = "is the reference" if len(found.reference) == 1 else "are the references"
+        reference = f"{listed(found.reference)} {are}: other categories differ from it by their coefficients. "
     if not found.ridge:
-        return "There is no ridge: along every direction the columns vary more than the noise."
-    said = f"The ridge is {found.ridge:.6g}, added to the sum of squares of each column."
+        return f"{reference}There is no ridge: along every direction the columns vary more than the noise."
+    said = (
+        f"{reference}The ridge is {found.ridge:.6g}, added to the sum of squares of each column. All intervals are "
+        "about the regression with it, which draws all coefficients to 0."
+    )
     below = len(found.names) - found.seen
     if not below:
         return said
     return (
         f"{said} {below} of {counted(len(found.names), 'direction')} among the columns vary less than the noise: along "
-        "these, coefficients are drawn to 0, and columns that are nearly sums of others share theirs."
+        "these it draws them most, and columns that are nearly sums of others share theirs."
     )
 
 

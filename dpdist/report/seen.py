@@ -390,7 +390,8 @@ def _explained(release: Release, found: Regression, *, first: bool) -> Explained
     rows = [(_row(name, each), each.interval[0] > 0 or each.interval[1] < 0) for name, each in coefficients]
     sure, unsure = ([row for row, is_sure in rows if is_sure is wanted] for wanted in (True, False))
     if found.centred or found.intercept.value:
-        sure.insert(0, _row("intercept", found.intercept))
+        low, high = found.intercept.interval
+        (sure if low > 0 or high < 0 else unsure).insert(0, _row("intercept", found.intercept))
     head = ("column", "coefficient", "for these rows between", "for the population between")
     low, high = found.r2_interval
     about = "about its mean" if found.centred else "about the public centre, as no mean was released"

@@ -42,6 +42,9 @@ class RowsAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
         What the rows were ingested from (:mod:`dpdist.ingest.origin`), or None.
     schema
         What the columns of the source mean (:class:`dpdist.rows.schema.Schema`), or None.
+    dropped
+        What a row that the schema drops is stored as: ``"zeros"``, by versions up to 0.1.0; ``"nan"``, which counts as
+        the centre.
     """
 
     format: str
@@ -54,6 +57,7 @@ class RowsAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin: object = None
     reproduced: bool = False
     schema: dict[str, Any] | None = None
+    dropped: str = "zeros"
 
     @classmethod
     def of(cls, info: dict[str, Any]) -> RowsAttributes:

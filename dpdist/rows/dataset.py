@@ -71,6 +71,8 @@ class RowsTable(Shape):
         Who holds the chunks of rows that were registered, or None where the chunks are here.
     schema
         What the columns of the source meant, or None where they were numbers.
+    dropped
+        What dropped rows are stored as (:class:`dpdist.rows.attributes.RowsAttributes`).
     """
 
     store: Store
@@ -84,6 +86,7 @@ class RowsTable(Shape):
     reproduced: bool = False
     reference: Reference | None = None
     schema: Schema | None = None
+    dropped: str = "zeros"
 
     def __str__(self) -> str:
         return str(self.store)
@@ -285,6 +288,7 @@ def head_of(
         unit=None if unit is None else UnitAttributes(unit.column, unit.max_rows, unit.keep, unit.max_periods),
         origin=origin,
         schema=None if schema is None else schema.to_json(),
+        dropped="zeros" if schema is None or not schema.dropping else "nan",
     )
     array.attrs["dpdist"] = builtins_of(attributes)
     (head,) = objects._store_dict.values()  # noqa: SLF001 - zarr reads a store by coroutines only
@@ -356,6 +360,7 @@ def open_ingested(path: AnyStore) -> RowsTable:
             unit=None if said.unit is None else said.unit.unit,
             reproduced=said.reproduced,
             schema=None if said.schema is None else Schema.from_json(said.schema),
+            dropped=said.dropped,
         )
     except ResumableError:  # its store did not answer
         raise

@@ -177,6 +177,11 @@ class Span:
         return self.parts[0].schema
 
     @property
+    def dropped(self) -> str:
+        """What rows that the schema drops are stored as, the same in every period."""
+        return self.parts[0].dropped
+
+    @property
     def max_rows(self) -> int:
         """One row, or for how many rows those of a person are counted."""
         return counted_rows(self.unit, len(self.parts), weighted=bool(self.weights))

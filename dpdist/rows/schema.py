@@ -183,6 +183,11 @@ class Schema(_Said):
         said |= {} if self.keep == "first" else {"keep": self.keep}
         return {**said, "columns": [each.to_json() for each in self.columns]}
 
+    @property
+    def dropping(self) -> tuple[str, ...]:
+        """Names of the columns of which a missing value drops the row."""
+        return tuple(each.name for each in self.columns if each.stored and each.missing == "drop")
+
     @cached_property
     def features(self) -> tuple[str, ...]:
         """Names of the columns of the rows."""

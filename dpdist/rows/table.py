@@ -114,6 +114,11 @@ class Table(Sizes, Protocol):
         ...
 
     @property
+    def dropped(self) -> str:
+        """What rows that the schema drops are stored as."""
+        ...
+
+    @property
     def max_rows(self) -> int:
         """How many rows one privacy unit may own."""
         ...

@@ -21,6 +21,7 @@ from dpdist.answers.columns import beside, places_of, source_units
 from dpdist.answers.design import shift_of
 from dpdist.answers.regression import Regression, regressions
 from dpdist.errors import DrownedError, UsageError
+from dpdist.estimators import PrivateRidge
 from dpdist.estimators.fit import save
 from dpdist.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.pca.noise_edge import law_of
@@ -29,6 +30,7 @@ from dpdist.release import artefact
 from dpdist.release.artefact import open_release
 from dpdist.release.combine import combined
 from dpdist.release.request import Centring
+from dpdist.report.answers import regression
 from dpdist.rows.bounding import DITHERED
 from dpdist.rows.rounding import entry_variances
 from papers.common.drawn import Drawn, drawn
@@ -495,3 +497,29 @@ def test_columns_that_explain_nothing_are_said_to() -> None:
     rows = rows_of(3000, signal=0.0)
     assert any(first(drawn(rows, 4.0).release()).drowned for _ in range(3))
     assert not first(drawn(rows_of(3000), 4.0).release()).drowned
+
+
+def test_the_first_category_is_the_reference_so_that_no_ridge_draws_the_others() -> None:
+    """All columns of one variable add up to 1: with all of them the ridge drew every slope to 0, by 7 % here."""
+    random = np.random.default_rng(11)
+    kind = random.choice(3, 20_000, p=[0.6, 0.3, 0.1])
+    x = random.normal(size=20_000) + 0.5 * (kind == 2)
+    y = 0.3 * x + np.array([0.0, 0.4, 1.5])[kind] + 0.5 * random.normal(size=20_000)
+    rows = np.column_stack([np.eye(3)[kind], x, y])
+    columns = [
+        Column("kind", "category", categories=["a", "b", "c"]),
+        *(Column(n, "number", range=(-9, 9)) for n in "xy"),
+    ]
+    names = ("kind=a", "kind=b", "kind=c", "x", "y")
+    release = drawn(rows, 4.5, "4", names=names, schema=Schema(columns)).release()
+    (found,) = regressions(release, [4], [0, 1, 2, 3])
+    assert (found.ridge, found.reference, found.names) == (0, ("kind=a",), ("kind=b", "kind=c", "x"))
+    assert [each.value for each in found.coefficients] == pytest.approx([0.4, 1.5, 0.3], abs=0.1)
+    assert "kind=a is the reference" in regression(found, release)
+    (ridged,) = regressions(release, [4], [0, 1, 2, 3], 500.0)  # who asks for a ridge gets all columns
+    assert (ridged.reference, len(ridged.names)) == ((), 4)
+    assert "All intervals are about the regression with it" in " ".join(regression(ridged, release).split())
+    fitted = PrivateRidge.from_release(release, "y")
+    assert fitted.coef_[0] == 0
+    assert fitted.coef_intervals_[0].tolist() == [0, 0]
+    assert fitted.coef_[1:] == pytest.approx([0.4, 1.5, 0.3], abs=0.1)

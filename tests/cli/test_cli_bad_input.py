@@ -50,7 +50,7 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
 REGRESS = ("regress", "--target", "income")
 BY_OTHERS = "take a release by gaussian (with a delta) or two-sided-wishart (without)"
 TOTAL = "Take the total of the series"
-DROWNED = "A larger epsilon or more rows lift some: dpdist forecast says how much"
+DROWNED = "Release anew with --scale private, a larger epsilon or more rows"
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import json
 import re
 import shlex
 import warnings
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,10 @@ from dpdist.errors import ShortenedRowsWarning
 from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.components import total_variance
-from dpdist.pca.shortened import shortened, trace_deviation
+from dpdist.pca.shortened import Shortened, shortened, trace_deviation
 from dpdist.pipeline.release import Outcome
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release
-from dpdist.release.attributes import Stage
 from dpdist.release.request import ReleaseRequest
 from dpdist.runtime import connection
 from dpdist.triangle import unpacked
@@ -132,29 +131,44 @@ def test_rows_that_fill_most_of_the_clip_norm_are_said_to_and_others_are_not(tmp
     assert found.share == pytest.approx(0.9, abs=found.error)
     assert found.nearly_all is False
     assert found.warning().startswith("Perhaps half of the rows, at most 9")
-    assert re.search(r"norm 2\.9\d+ \(perhaps half of the rows, at most 9\d%\)", found.words())
+    assert re.search(r"norm 2\.9\d+ \(perhaps half of them, at most 9\d%\)", found.words())
     assert found.warning() in Outcome(release, "r.zarr", fresh=True).words()
     assert call("report", tmp_path / "r.zarr", tmp_path / "page.html").exit_code == 0
-    assert "(perhaps half of the rows, at most 9" in (tmp_path / "page.html").read_text()
+    assert "(perhaps half of them, at most 9" in (tmp_path / "page.html").read_text()
     with pytest.warns(ShortenedRowsWarning, match="Perhaps half"):
         PrivatePCA.from_release(release, 1)
-    assert release.guarantee is not None
-    stage = Stage("norm-histogram", release.guarantee.to_json(), {"clip_norm": 3.0, "quantile": 0.95}, {})
-    told = shortened(replace(release, stage=stage))  # its histogram told more
-    assert told.warning() == ""
-    assert told.words().endswith("(about 5% of them were)")
-    stage = Stage("norm-histogram", release.guarantee.to_json(), {"clip_norm": 3.0, "quantile": 0.6}, {})
-    assert "About 40% of the rows were clipped" in shortened(replace(release, stage=stage)).warning()
     fewer = normal(23) * np.where(np.arange(20_000) % 10 < 6, 100, 1e-3)[:, None]
     some = shortened(released(fewer, 3, centre="none"))
     assert some.warning() == ""
-    assert re.search(r"\(at most 6\d% of the rows\)", some.words())  # rows about 0 may be so long by themselves
+    assert re.search(r"\(at most 6\d% of them\)", some.words())  # rows about 0 may be so long by themselves
     few = shortened(released(normal(25), 8, centre="none"))
-    assert (few.warning(), few.many, few.words()[:22]) == ("", "", "of rows clipped to nor")
+    assert (few.warning(), few.guess) == ("", "")
     hidden = shortened(released(normal(24, rows=100) * 100, 3, centre="none", epsilon=0.01))
-    assert (hidden.warning(), hidden.many) == ("", "")
+    assert (hidden.warning(), hidden.guess) == ("", "")
     every = shortened(released(normal(21) * 100, 3, centre="none"))
     assert "nearly all were" in every.words()
+
+
+def test_a_private_clip_norm_bounds_the_rows_beyond_it_and_hides_no_warning() -> None:
+    """Rows of one norm lie in one bin, and which part of it is clipped its count does not tell."""
+    asked: dict[str, Any] = {"epsilon": 4, "delta": 1e-6, "clip": "private"}
+    spread = np.random.default_rng(31).normal(size=(20_000, 4))
+    found = PrivatePCA(2, **asked).fit(spread).release_
+    told = shortened(found)
+    true = float((np.linalg.norm(spread, axis=1) > told.norm).mean())
+    assert told.most is not None
+    assert true <= told.most < 0.9
+    unit = np.random.default_rng(32).normal(size=(20_000, 6))
+    unit /= np.linalg.norm(unit, axis=1)[:, None]
+    with pytest.warns(ShortenedRowsWarning, match="NEARLY EVERY ROW"):
+        one = PrivatePCA(2, **asked).fit(unit).release_
+    assert "nearly all were" in shortened(one).words()
+
+
+def test_a_bound_is_rounded_upwards_and_a_schema_s_norm_is_said() -> None:
+    assert Shortened(1.0, 0.601, 0.0, 0.601).words().endswith("(at most 61% of them)")
+    assert Shortened(1.73, 0.3, 0.0, 0.3, longest=1.7321).words().endswith("(none is longer than 1.7321)")
+    assert Shortened(1.0, 0.8, 0.01, 0.2, centred=True).warning() == ""  # the histogram knows that few were
 
 
 def test_the_share_that_may_have_been_clipped_is_never_below_the_one_that_was() -> None:
