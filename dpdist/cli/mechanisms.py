@@ -42,8 +42,8 @@ from dpdist.release.stages import require_seen
 from dpdist.release.worth import choice_refused
 from dpdist.report import text
 from dpdist.report.figures import draw_forecast
-from dpdist.rows.dataset import DTYPES
-from dpdist.rows.periods import is_periodic, open_periods
+from dpdist.rows.dataset import DTYPES, RowsTable
+from dpdist.rows.periods import PeriodicTable, is_periodic, open_periods
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import AnyStore
 
@@ -68,6 +68,13 @@ def mechanisms(name: str | None, every: bool, as_json: bool) -> None:
         click.echo(text.details(statements[0]))
 
 
+def _private_count(table: RowsTable | PeriodicTable) -> bool:
+    """Say whether releases of a table were charged under add-remove, so that its number of rows is private."""
+    place = absolute(ledger_place(table, None))
+    records = Ledger(place).records if table.ledger_id is not None and Ledger.stands_at(place) else []
+    return any(record.guarantee.neighbours is Neighbours.ADD_REMOVE for record in records)
+
+
 def _described(
     table: AnyStore | None, columns: int | None, rows: int | None, max_rows: int | None, max_periods: int | None,
     neighbours: str,
@@ -80,7 +87,7 @@ def _described(
             raise UsageError(f"No period of {table} is closed yet: name --d and --n.")
         opened = open_rows(table if periods is None else periods.rows_of(closed[-1]))
         columns = opened.columns if columns is None else columns
-        if rows is None and neighbours == Neighbours.REPLACE_ONE:
+        if rows is None and neighbours == Neighbours.REPLACE_ONE and not _private_count(periods or opened):
             rows = opened.rows if periods is None else periods.count(closed)
         if opened.unit is not None:
             max_rows = opened.unit.max_rows if max_rows is None else max_rows

@@ -16,7 +16,9 @@ from dpdist.errors import RefusedError, UsageError
 from dpdist.mechanisms.attack import KnownMoment
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.forecast import GOOD, SHARES, forecast_release
-from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.pipeline.budget import create_ledger, default_ledger
+from dpdist.pipeline.release import release_rows
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.report import text
 from dpdist.rows.dataset import created
@@ -215,6 +217,18 @@ def test_a_forecast_of_a_table_takes_what_it_declares_and_nothing_of_the_data(tm
         cli, ["forecast", str(tmp_path / "one.zarr"), *asked, "--neighbours", "add-remove", "--n", "90"]
     )
     assert "n = 90, d = 3" in guessed.output
+
+
+def test_a_forecast_does_not_tell_the_rows_of_a_table_that_is_released_under_add_remove(tmp_path: Path) -> None:
+    path = tmp_path / "rows.zarr"
+    with created(path, rows=377, dtype="float64", names=("a", "b"), budget=PrivacyLoss.parse("9", "1e-6")) as to:
+        to.append(np.ones((377, 2)))
+    create_ledger(default_ledger(path), path)
+    loss = PrivacyLoss.parse("1", "1e-6")
+    release_rows(path, tmp_path / "release.zarr", ReleaseRequest("gaussian", loss, 3.0, Neighbours.ADD_REMOVE))
+    said = CliRunner().invoke(cli, ["forecast", str(path), "--epsilon", "1", "--delta", "1e-6", "--clip", "3"])
+    assert "377" not in said.output
+    assert "needs --n, a public guess" in str(said.exception)
 
 
 @pytest.mark.parametrize("more", [{}, {"scale": "private"}])
