@@ -77,7 +77,7 @@ def test_the_fewest_components_that_hold_a_share_are_taken(fitted: PrivatePCA, r
     assert pickle.loads(pickle.dumps(few)).n_components_ == 1  # noqa: S301 - its own
     drowned = PrivatePCA(0.999, **{**FINE, "epsilon": 2, "grid_bits": None})
     with pytest.raises(DrownedError, match=r"for sure, the lower end of an interval.*What was released is kept"):
-        drowned.fit(rows_of(500, seed=8))
+        drowned.fit(rows_of(1500, seed=8))
     assert PrivatePCA.from_release(drowned.release_, 1).n_components_ == 1
     known = len(register._fits)
     for wrong in (0.0, 1.5, -0.5, True):
