@@ -184,8 +184,7 @@ def _longer(release: Release) -> float | None:
         return None
     counts, noise = told["counts"], noise_from_json(told["noise"])
     bins = len(counts)
-    edges = told["edges"]
-    first = bisect_right(edges, release.bound.shortened_norm)  # the bin of the clip norm, and all after it
+    first = bisect_right(told["edges"], release.bound.shortened_norm)  # the bin of the clip norm, and all after it
     weight = 0.0 if release.rows is None else (bins - first) / bins  # a public n takes back some of the noise
     rows = sum(counts[first:]) - weight * (sum(counts) - (release.rows or 0))
     deviation = math.sqrt(noise.variance * (bins - first) * (1 - weight))

@@ -235,7 +235,7 @@ def _advice(request: NormsRequest, table: Table, quantile: Fraction, left_micro:
     return said + free_norm(table, request)
 
 
-def require_centre_of_dropped(table: Table, *, centred: bool, spent: bool = True) -> None:
+def require_centre_of_dropped(table: Table, *, centred: bool) -> None:
     """Refuse to count rows of which some are dropped where nothing public or private says where they stand.
 
     Parameters
@@ -244,8 +244,6 @@ def require_centre_of_dropped(table: Table, *, centred: bool, spent: bool = True
         The table.
     centred
         Whether the rows are shifted by a centre.
-    spent
-        Whether something would be spent.
 
     Raises
     ------
@@ -258,7 +256,7 @@ def require_centre_of_dropped(table: Table, *, centred: bool, spent: bool = True
             f"Rows that lack {listed(names)} are dropped by the schema: they count as the centre of the others, and "
             f"there is none here. Let the release choose one ({parameter('scale', 'private')}), name a public one "
             f"({parameter('centre')}), or ingest anew with a public constant in place of what is missing (missing = "
-            f'"fill").{" Nothing was read or spent." if spent else ""}'
+            '"fill"). Nothing was read or spent.'
         )
 
 
