@@ -31,11 +31,13 @@ a matrix that was not shrunk.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from dpdist._util.text import counted, listed
 from dpdist.answers.block import EntryNoise, entry_noise, moment_of, require_law
 from dpdist.answers.regression import NORMAL
 from dpdist.answers.shrinkage import Shrinkage, optimal, within_trace
@@ -73,6 +75,8 @@ class Covariance:
         rows: an estimate, from 0 to 1. None unless it is shrunk by ``OPTIMAL``.
     known
         (c,): places of the columns that weigh something in the release. What there is of the others is NaN.
+    drowned
+        Places of those whose variance does not stand above the noise; none where its law is not known.
     """
 
     location: Matrix
@@ -84,6 +88,7 @@ class Covariance:
     seen: int | None
     distance: float | None
     known: npt.NDArray[np.int64]
+    drowned: tuple[int, ...]
 
     @property
     def correlation(self) -> Matrix:
@@ -221,7 +226,9 @@ def covariance(
     known = np.setdiff1d(np.arange(d), hidden)
     if not known.size:
         raise UsageError(f"No column of this release weighs anything. {cure()}")
-    released = about.matrix(release.second_moment)[np.ix_(known, known)]
+    whole = about.matrix(release.second_moment)
+    drowned = _drowned(release, np.diagonal(whole), known)
+    released = whole[np.ix_(known, known)]
     about = replace(about, mean=about.mean[known])
     law = law_of(release.noise, known.size, release.bound.unit**2 / about.divisor)
     errors, correlations = _errors(release, about, released)
@@ -246,6 +253,23 @@ def covariance(
         seen=None if reach is None else int((np.linalg.eigvalsh(released) > reach).sum()),
         distance=distance,
         known=known,
+        drowned=drowned,
+    )
+
+
+def _drowned(release: Release, variances: Matrix, known: npt.NDArray[np.int64]) -> tuple[int, ...]:
+    if release.noise.variance_diagonal is None or release.noise.variance_off_diagonal is None:
+        return ()
+    return tuple(known[evidence(release, variances)[known] <= ABOVE].tolist())
+
+
+def drowned_words(found: Covariance, names: Sequence[str]) -> str:
+    """Name the columns that do not stand above the noise; a sentence, or nothing."""
+    if not found.drowned or len(found.drowned) == len(found.known):
+        return ""
+    return (
+        f"{counted(len(found.drowned), 'column')} did not stand above the noise, and numbers about "
+        f"{'it' if len(found.drowned) == 1 else 'them'} are mostly noise: {listed(names[i] for i in found.drowned)}."
     )
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.answers.block import require_about
-from dpdist.answers.covariance import Covariance, covariance
+from dpdist.answers.covariance import Covariance, covariance, drowned_words
 from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import step
 from dpdist.release.artefact import Release
@@ -43,12 +43,15 @@ class Synthetic:
         (c,) and (c, c): mean, and L.
     distance
         How far the covariance is from that of the shortened rows, relative to it, about; None where nobody knows it.
+    drowned
+        Names the columns that do not stand above the noise; a sentence, or nothing.
     """
 
     names: tuple[str, ...]
     location: Matrix
     factor: Matrix
     distance: float | None
+    drowned: str
 
     def draw(self, count: int, generator: np.random.Generator | np.random.RandomState) -> Matrix:
         """Return so many rows, (count, c).
@@ -100,4 +103,7 @@ def of_covariance(found: Covariance, names: tuple[str, ...]) -> Synthetic:
     matrix = found.matrix[np.ix_(found.known, found.known)]
     spread = np.sqrt(np.diagonal(matrix))
     factor = np.linalg.cholesky(matrix / np.outer(spread, spread)) * spread[:, None]
-    return Synthetic(tuple(names[i] for i in found.known), found.location[found.known], factor, found.distance)
+    return Synthetic(
+        tuple(names[i] for i in found.known), found.location[found.known], factor, found.distance,
+        drowned_words(found, names),
+    )  # fmt: skip

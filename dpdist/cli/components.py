@@ -99,7 +99,7 @@ def pca(
     before = "" if fresh else ", written before and left alone"
     words = f"{model}: {counted(len(found.components), 'component')} {lengths.words()}{largest}{before}.{warning}"
     table = "" if told is None else f"\n{text.alignment(told)}"
-    if ends is not None and (largest := text.loadings(found.components, ends, opened.names)):
+    if told is not None and (largest := text.loadings(found.components, told, opened.names)):
         table += f"\n{largest}"
     table += "" if held is None else f"\n{wrapped(held.words())}"
     if standardised is not None:

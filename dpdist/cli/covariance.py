@@ -10,7 +10,7 @@ import numpy as np
 
 from dpdist._util.text import counted
 from dpdist.answers.columns import source_units
-from dpdist.answers.covariance import Covariance, covariance, spread_out
+from dpdist.answers.covariance import Covariance, covariance, drowned_words, spread_out
 from dpdist.answers.partial import Partial, partial_correlation
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.cli.options import PLACE, json_option
@@ -42,8 +42,8 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
 
     OUT ends in .csv, a table of the matrix with the names of the columns above it, or in .npz: covariance, correlation,
     partial correlation given all other columns, location, and between which ends each entry lies (low, high) in 95 of
-    100 releases. They are in units of the source. Columns of which a private scale saw too little are named there; of
-    those that weigh nothing all numbers are nan. What is there is replaced.
+    100 releases. They are in units of the source. Columns that did not stand above the noise are named there, and those
+    of which a private scale saw too little; of those that weigh nothing all numbers are nan. What is there is replaced.
     """
     place = store_at(out)
     name = str(place).rpartition("/")[2]
@@ -64,6 +64,7 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
         "covariance_error": found.distance,
         "partial_ridge": None if partial is None else partial.ridge,
         "cautions": list(opened.cautions),
+        "drowned": [opened.names[i] for i in found.drowned],
         **blindly_scaled_json(opened),
         "shortened": lengths.to_json(),
     }
@@ -72,8 +73,8 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
     mark = "" if opened.status == "private" else f" {opened.status.upper()}: do not publish it."
     what = f"covariance of {counted(d, 'column')} {lengths.words()}, shrinkage {shrinkage}."
     words = f"{out}: {what}{seen}{drowned}{mark}"
-    blindly = blindly_scaled_words(opened)
-    words = " ".join(filter(None, (f"{words}{in_words(opened.cautions)}", told, blindly)))
+    named = drowned_words(found, opened.names), blindly_scaled_words(opened)
+    words = " ".join(filter(None, (f"{words}{in_words(opened.cautions)}", told, *named)))
     answer(as_json, value, f"{words}\n{lengths.warning()}".rstrip())
 
 
@@ -109,6 +110,7 @@ def _arrays(found: Covariance, partial: Partial | None, release: Release) -> byt
         "correlation": found.correlation,
         "location": found.location,
         "names": np.array(release.names, dtype=np.str_),
+        "drowned": np.array([release.names[i] for i in found.drowned], dtype=np.str_),
         **{what: np.array(names, dtype=np.str_) for what, names in blindly_scaled_json(release).items()},
         "status": np.array(release.status),
         "release_id": np.array(release.release_id),

@@ -73,7 +73,7 @@ def synthesise(release: AnyStore, out: AnyStore, count: int, seed: int | None, a
     rows_words = f"{counted(count, 'synthetic row')} of {counted(len(found.names), 'column')}"
     words = f"{out}: {rows_words}, by the moment {lengths.words()}.{mark}"
     words += in_words(opened.cautions)
-    parts = (about(found, opened), blindly_scaled_words(opened), lengths.warning())
+    parts = (about(found, opened), found.drowned, blindly_scaled_words(opened), lengths.warning())
     answer(as_json, value, "\n".join((words, wrapped(" ".join(filter(None, parts))))))
 
 

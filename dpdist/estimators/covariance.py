@@ -19,7 +19,7 @@ from dpdist._util.notebook import Shown
 from dpdist._util.paths import AnyPath
 from dpdist._util.text import listed
 from dpdist.answers.block import require_law
-from dpdist.answers.covariance import covariance, no_rows, spread_out
+from dpdist.answers.covariance import covariance, drowned_words, no_rows, spread_out
 from dpdist.answers.partial import Partial, partial_correlation
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.answers.synthetic import synthetic
@@ -423,6 +423,8 @@ class PrivateCovariance(Shown, BaseEstimator):  # type: ignore[misc] # no types
                 DrownedWarning,
                 stacklevel=4,
             )
+        elif named := drowned_words(found, release.names):
+            warnings.warn(named, DrownedWarning, stacklevel=4)
 
 
 def _distances(rows: npt.NDArray[np.generic], location: Matrix, precision: Matrix) -> Matrix:

@@ -14,7 +14,7 @@ from dpdist._util.text import AMOUNTS, counted, listed, wrapped
 from dpdist.mechanisms.info import MechanismInfo, Output
 from dpdist.moment.cost import INGEST, ClusterCost
 from dpdist.naming import parameter, step
-from dpdist.pca.alignment import Alignment
+from dpdist.pca.alignment import SHOWN, Alignment
 from dpdist.pca.correlation import Correlation
 from dpdist.pca.forecast import GOOD, Forecast, Person
 from dpdist.pca.noise_edge import CONFIDENCE
@@ -121,23 +121,40 @@ def counted_words(told: Alignment) -> str:
     )
 
 
-def loadings(vectors: npt.NDArray[np.float64], ends: npt.NDArray[np.float64], names: Sequence[str]) -> str:
-    """Return a table of the largest loadings of the components of which they are told; empty where there is none."""
-    rows = [
-        (str(i + 1), largest_loadings(vector, ends[i], names))
-        for i, vector in enumerate(vectors[:_SHOWN])
-        if np.isfinite(ends[i]).any()
-    ]
-    if not rows:
+def _without_loadings(told: Alignment) -> str:
+    """Name the components that can be told, and whose loadings cannot; a sentence, or nothing."""
+    if told.loadings is None:
         return ""
+    places = range(min(told.counted, len(told.loadings), SHOWN))
+    names = [str(i + 1) for i in places if not np.isfinite(told.loadings[i]).any()]
+    if not names:
+        return ""
+    return (
+        f"Loadings of {'component' if len(names) == 1 else 'components'} {listed(names)} are not told: the noise may "
+        "have mixed in a neighbour."
+    )
+
+
+def loadings(vectors: npt.NDArray[np.float64], told: Alignment, names: Sequence[str]) -> str:
+    """Return a table of the largest loadings of the components of which they are told, and name the others."""
+    if told.loadings is None:
+        return ""
+    rows = [
+        (str(i + 1), largest_loadings(vector, ends, names))
+        for i, (vector, ends) in enumerate(zip(vectors, told.loadings, strict=True))
+        if np.isfinite(ends).any()
+    ]
+    untold = _without_loadings(told)
+    if not rows:
+        return wrapped(untold)
     first = max(len(number) for number, _ in rows)
     width = max(shutil.get_terminal_size().columns - first - len(_GAP), _NARROWEST)
     lines = [_row(row, (first, width)) for row in rows]
     said = (
         "Largest loadings, and between which ends that of the exact matrix lies in nine of ten releases or more, with "
-        "respect to the noise."
+        f"respect to the noise. {untold}"
     )
-    return "\n".join([wrapped(said), *lines])
+    return "\n".join([wrapped(said.rstrip()), *lines])
 
 
 def largest_loadings(vector: npt.NDArray[np.float64], ends: npt.NDArray[np.float64], names: Sequence[str]) -> str:
@@ -161,7 +178,7 @@ def standardised(found: Correlation, names: Sequence[str]) -> str:
         if told is not None:
             reach = reach if told.loadings is None else told.loadings[i]
             cosine = "not told" if group is None else f"{told.squared_cosines[i]:.3f}{mark(told, i)}"
-        shown = told is None or (group is not None and len(group) == 1)
+        shown = told is None or told.loadings is None or bool(np.isfinite(reach).any())
         rows.append(
             (str(i + 1), f"{share:.3f}", ends, cosine, largest_loadings(vector, reach, names) if shown else "-")
         )
@@ -174,7 +191,7 @@ def standardised(found: Correlation, names: Sequence[str]) -> str:
         "lies between its two ends in about nine of ten releases or more, with respect to the noise."
     )
     if found.alignment is not None:
-        said += f" {counted_words(found.alignment)} {ALIGNED}"
+        said += f" {counted_words(found.alignment)} {ALIGNED} {_without_loadings(found.alignment)}".rstrip()
     if found.left_out:
         were = "was" if len(found.left_out) == 1 else "were"
         why = " or came first of a variable" if found.drop_first else ""

@@ -11,7 +11,7 @@ import zarr
 from pyarrow import parquet
 from support.cli_scene import Call
 
-from dpdist import PrivateCovariance
+from dpdist import DrownedWarning, PrivateCovariance
 
 
 @pytest.fixture
@@ -51,6 +51,25 @@ def test_a_table_and_arrays_hold_what_the_estimator_does(release: Path, call: Ca
     ends = np.stack([stored["partial_correlation_low"], stored["partial_correlation_high"]], -1)
     assert np.array_equal(ends, fitted.partial_correlation_intervals_)
     assert stored["partial_ridge"] == fitted.partial_ridge_ == 0
+
+
+def test_columns_that_drowned_are_named_in_every_face(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = np.random.default_rng(2).normal(size=(5000, 3)) * [1.5, 0.001, 1.0]
+    np.savetxt("table.csv", rows, delimiter=",", header="tall,still,wide", comments="")
+    call("ingest", "table.csv", "rows.zarr", "--budget-epsilon", "3", "--budget-delta", "1e-5")
+    asked = ("--epsilon", "1", "--delta", "1e-6", "--clip", "6", "--centre", "private")
+    assert call("release", "rows.zarr", "release.zarr", *asked).code == 0
+    named = "1 column did not stand above the noise, and numbers about it are mostly noise: still."
+    assert named in " ".join(call("covariance", "release.zarr", "found.npz").err.split())
+    with np.load("found.npz") as read:
+        assert read["drowned"].tolist() == ["still"]
+    assert call("covariance", "release.zarr", "found.csv", "--json").json["drowned"] == ["still"]
+    assert named in " ".join(call("synthesise", "release.zarr", "drawn.csv", "--rows", "9").err.split())
+    with pytest.warns(DrownedWarning, match="mostly noise: still"):
+        PrivateCovariance.from_release("release.zarr")
 
 
 @pytest.mark.usefixtures("release")
