@@ -93,7 +93,8 @@ class Estimate:
     noise
         Standard deviation of what the noise of the release makes of it.
     sampling
-        Standard deviation of what it is about, if the rows are a sample; None where n is not known.
+        Standard deviation of what it is about, if the rows are a sample; None where n is not known, or incomplete rows
+        count as the centre.
     """
 
     value: float
@@ -363,7 +364,9 @@ def _in_units(
     passed = weights @ design.inverse
     noise = np.einsum("ij,jk,ik->i", passed, moved, passed, optimize=True)
     sampling: list[float | None] = [None] * (count + 1)
-    if block.rows is not None:
+    schema = block.release.schema
+    # rows that count as the centre are no sample, and have no residual
+    if block.rows is not None and not (schema is not None and schema.dropping):
         eigenvalues, vectors = np.linalg.eigh(design.moment)
         spread = ((passed @ vectors) ** 2) @ np.maximum(eigenvalues, 0)
         sampling = [deviation(float(each) * rest / block.rows) for each in spread]

@@ -120,8 +120,8 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
         above the noise.
     coef_population_intervals_, intercept_population_intervals_ : ndarray or None
         The same for the population, if the rows are independent draws from it with residuals of equal variance; None
-        where n is private and no mean was released. Rows of one privacy unit are hardly independent: where a unit may
-        own several (``release_.unit``), these intervals are too narrow.
+        where n is private and no mean was released, or incomplete rows count as the centre. Rows of one privacy unit
+        are hardly independent: where a unit may own several (``release_.unit``), these intervals are too narrow.
     r2_ : float or ndarray
         The share of the variance of the shortened rows' target that the coefficients explain, as the release tells:
         about its mean, where that was released, else about the centre.
@@ -400,6 +400,8 @@ class PrivateRidge(Shown, MultiOutputMixin, RegressorMixin, BaseEstimator):  # t
             [_placed(each, [release.names[i] for i in columns]) for each in found], flat=flat
         )
         starts, ends, population = _arrays([(each.intercept,) for each in found], flat=flat)
+        if self.missing == "centre":  # rows that count as the centre are no sample of the population
+            self.coef_population_intervals_ = population = None
         self.intercept_ = float(starts[0]) if flat else starts[:, 0]
         self.intercept_intervals_ = ends[0] if flat else ends[:, 0]
         self.intercept_population_intervals_ = (

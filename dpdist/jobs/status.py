@@ -27,6 +27,7 @@ from dpdist.privacy import caution
 from dpdist.privacy.accounting import Left, caps_for
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
+from dpdist.release.first_scale import shared
 from dpdist.release.request import Parts, auto_clip
 from dpdist.release.toeplitz import Toeplitz
 from dpdist.release.trusted import charged_request, stands_at
@@ -243,7 +244,8 @@ def _max_rows(job: Job, table: RowsTable | None) -> int:
 def _parts(job: Job, table: RowsTable | None, ledger: Ledger | None) -> Parts | None:
     """Return what is chosen first, of the table or of the first period, and what is left; None where nothing is."""
     rows = counted_rows(job.unit, 1) if job.periodic else _max_rows(job, table)
-    request = job.request if table is None else job.request.of_table(table)
+    request = shared(job.request) if table is None and job.request.scale == "private" else job.request
+    request = request if table is None else request.of_table(table)
     return request.parts(_columns(job, table, ledger), rows)
 
 

@@ -33,7 +33,8 @@ chance, the counts differ by about their roots: the sum of ``(c1 n2 - c2 n1)² /
 which five are expected in each, is about chi-square, with one degree of freedom fewer than keys (Pearson 1900). The
 same people again, with a row more or less, or as another fold of a cross-validation, differ by less. Tables are said to
 share rows where a sum so small has a probability below :data:`FALSE_ALARMS`. It is a model: parts of different shares,
-as of two years, differ by more.
+as of two years, differ by more. Parts that were split to have the same shares (``stratify=``), and copies of a designed
+experiment, differ by less, and are refused though they share no row.
 
 Of each kind only the smallest keys are kept (a bottom-k sketch: Cohen & Kaplan 2007). If tables of different rows share
 a part f of those of the first one, no exact key is seen to be common with probability at most ``(1 - f)^EXACT_KEPT``.
@@ -56,7 +57,8 @@ the same, and a column left out                         **no**
 fifteen rows, changed by an ulp, among others           **no**
 one of them, where some rows are twice in a table       **no**
 categories, changed or in another order of the columns  **no**
-yes/no, with a row more or less; folds of it            yes
+five columns of yes/no, with a row more or less; folds  yes
+one to four columns of yes/no, the same                 **no**
 a half of a table of few different rows, as of yes/no   **no**
 ======================================================  ========
 

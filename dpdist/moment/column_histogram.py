@@ -1,8 +1,9 @@
 """Numbers of every column, counted over public grids: what a centre and a scale follow from, once noise is added.
 
-Each row adds 1 to exactly one bin of each column, found by comparing its number, as float64, with the edges of the
-column's grid: the same on every processor and in every block size. A NaN counts as 0, an infinity in the bin at its
-end. That is all :mod:`dpdist.mechanisms.columns` asks for.
+Each row of finite numbers adds 1 to exactly one bin of each column, found by comparing its number, as float64, with the
+edges of the column's grid: the same on every processor and in every block size. A row with another number, such as one
+that the schema drops, is counted nowhere. So a row adds at most 1 to the bins of a column, which is all that
+:mod:`dpdist.mechanisms.columns` asks for.
 
 The histograms of d columns have 243 bins each, or 66 where a public range is known, 8 bytes a bin: 105 kB of 54
 columns, 27 MB of 14000. They are held once in each process that counts, and limited

@@ -129,16 +129,17 @@ class Alignment:
         value: dict[str, object] = {
             "above_noise": min(self.counted, len(self.eigenvalues)),
             "groups": [[group.start + 1, group.stop] for group in self.groups if group.start < len(self.eigenvalues)],
-            "squared_cosines": _known(self.squared_cosines),
-            "squared_cosine_intervals": [_known(ends) for ends in self.cosine_intervals],
+            "squared_cosines": known(self.squared_cosines),
+            "squared_cosine_intervals": [known(ends) for ends in self.cosine_intervals],
         }
         if self.errors is not None:
-            value |= {"noise_edge": self.edge, "confidence": CONFIDENCE, "strengths": _known(self.strengths)}
+            value |= {"noise_edge": self.edge, "confidence": CONFIDENCE, "strengths": known(self.strengths)}
             value |= {"intervals": self.intervals.tolist()}
         return value | ({} if self.rounding is None else self.rounding.to_json())
 
 
-def _known(values: Values) -> list[float | None]:
+def known(values: Values) -> list[float | None]:
+    """Return numbers as JSON values, None for NaN."""
     return [None if math.isnan(value) else value for value in values.tolist()]
 
 

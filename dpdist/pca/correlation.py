@@ -38,7 +38,16 @@ import numpy.typing as npt
 
 from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import parameter
-from dpdist.pca.alignment import MOST, Alignment, EntryNoise, aligned, entry_variances, none_counted, pair_variances
+from dpdist.pca.alignment import (
+    MOST,
+    Alignment,
+    EntryNoise,
+    aligned,
+    entry_variances,
+    known,
+    none_counted,
+    pair_variances,
+)
 from dpdist.pca.components import Components, about_mean, mean_variance
 from dpdist.pca.eigen import signed, top_eigenpairs
 from dpdist.pca.noise_edge import law_of
@@ -67,7 +76,8 @@ class Correlation:
     shares
         (k,): of each component in the variance of the standardised columns that are left.
     intervals
-        (k, 2): where these lie (see the module); None for more than 2000 columns.
+        (k, 2): where these lie (see the module), NaN of components that are not counted; None for more than 2000
+        columns.
     alignment
         How well they are aligned, and where loadings lie, NaN of columns that were left out; None likewise, and where
         the law of the noise is not known.
@@ -89,7 +99,7 @@ class Correlation:
             "left_out": list(self.left_out),
             **({"drop_first": True} if self.drop_first else {}),
             "shares": self.shares.tolist(),
-            "share_intervals": None if self.intervals is None else self.intervals.tolist(),
+            "share_intervals": None if self.intervals is None else [known(ends) for ends in self.intervals],
             **({} if self.alignment is None else self.alignment.to_json()),
         }
 
@@ -168,7 +178,12 @@ def correlation(release: Release, count: float | None, *, drop_first: bool = Fal
     found = Components(loadings, values, per_row=True, mean=centre + scale * about.mean, scale=divided)
     left_out = tuple(release.names[j] for j in sorted(set(range(len(variances))) - set(kept.tolist())))
     shares = np.clip(values / len(kept), 0, 1)  # noise may leave a negative eigenvalue, and make up for it
-    return Correlation(found, left_out, shares / max(1.0, float(shares.sum())), intervals, told, drop_first)
+    shares /= max(1.0, float(shares.sum()))
+    if intervals is not None:
+        intervals = np.column_stack([np.minimum(intervals[:, 0], shares), np.maximum(intervals[:, 1], shares)])
+        if told is not None:
+            intervals[told.counted :] = np.nan
+    return Correlation(found, left_out, shares, intervals, told, drop_first)
 
 
 def _first_of_categories(release: Release) -> list[int]:

@@ -23,7 +23,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from dpdist._util.text import rounded_norm
+from dpdist._util.text import listed, rounded_norm
 from dpdist.mechanisms.counts import noise_from_json
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.naming import step
@@ -60,6 +60,8 @@ class Shortened:
         A norm that no row exceeds by the schema, at most the clip norm; None where there is none.
     centred
         Whether rows were shifted by a centre before they were clipped.
+    dropping
+        Columns of which a missing value makes the row count as the centre.
     """
 
     norm: float
@@ -68,6 +70,7 @@ class Shortened:
     most: float | None = None
     longest: float | None = None
     centred: bool = False
+    dropping: tuple[str, ...] = ()
 
     @property
     def nearly_all(self) -> bool | None:
@@ -102,6 +105,7 @@ class Shortened:
             "mean_squared_norm_share": self.share,
             "error": self.error,
             "nearly_all": self.nearly_all,
+            "dropping": list(self.dropping),
             "longer_at_most": 0.0 if self.longest is not None else self.most,
         }
 
@@ -128,7 +132,8 @@ class Shortened:
 
     def words(self) -> str:
         """Return of which rows all values are, as part of the sentence that gives an answer."""
-        return f"of rows clipped to norm {rounded_norm(self.norm)}{self.clipped and f' ({self.clipped})'}"
+        said = f"of rows clipped to norm {rounded_norm(self.norm)}{self.clipped and f' ({self.clipped})'}"
+        return f"{said}, those without {listed(self.dropping)} counted as the centre" if self.dropping else said
 
 
 def trace_deviation(noise: Noise, columns: int) -> float:
@@ -142,9 +147,10 @@ def shortened(release: Release) -> Shortened:
     bound, noise = release.bound, release.noise
     d, norm = bound.columns, bound.shortened_norm
     longest, most, centred = _longest(release), _longer(release), bound.centre is not None
+    dropping = () if release.schema is None else release.schema.dropping
     rows = None if release.subspace is not None or release.weights else release.row_count
     if rows is None or rows <= 0 or noise.variance_diagonal is None:
-        return Shortened(norm, None, None, most, longest, centred)
+        return Shortened(norm, None, None, most, longest, centred, dropping)
     largest = rows * norm**2
     trace = float(release.moment_diagonal.sum()) - d * noise.mean_diagonal * bound.unit**2
     deviation = trace_deviation(noise, d) * bound.unit**2
@@ -156,7 +162,7 @@ def shortened(release: Release) -> Shortened:
         grid += trace / largest * _FAR * _deviation_of_rows(release) / rows
     share, error = trace / largest, _FAR * deviation / largest + grid
     by_trace = min(1.0, max(0.0, share + error))
-    return Shortened(norm, share, error, by_trace if most is None else min(most, by_trace), longest, centred)
+    return Shortened(norm, share, error, by_trace if most is None else min(most, by_trace), longest, centred, dropping)
 
 
 def _deviation_of_rows(release: Release) -> float:

@@ -222,6 +222,7 @@ def release_table(
     asked = request, table, absolute(ledger_place(table, ledger)), store.absolute()
     elsewhere = where.trusted_worker and not request.for_reproduction
     transaction = trusted.MomentTransaction(*asked) if elsewhere else trusted.as_charged(*asked)
+    _tell_older(transaction, request, say)
     guarantee = transaction.request.guarantee(table)  # refuses what makes no sense, before anything else
     sized = transaction.sized()
     require_summable(table, sized.request.bound(table.columns))
@@ -267,6 +268,18 @@ def _require_centre(transaction: trusted.MomentTransaction, say: Callable[[str],
     worth.require_centre_of_dropped(transaction.table, centred=request.centre is not None or "scale" in request.chooses)
     if say is not None and (said := worth.dropped(transaction.table)):
         say(said)
+
+
+def _tell_older(
+    transaction: trusted.MomentTransaction, request: ReleaseRequest, say: Callable[[str], None] | None
+) -> None:
+    """Say that a release that was charged by an older version knows nothing of what was asked for since."""
+    older = transaction.request.choice_rule != request.choice_rule
+    if say is not None and older and (request.components or request.targets):
+        say(
+            f"This release was charged by an older version of dpdist, which knew neither {parameter('components')} nor "
+            f"{parameter('targets')}: it stays as it was chosen then."
+        )
 
 
 def _tell_free_norm(transaction: trusted.MomentTransaction, say: Callable[[str], None] | None) -> None:

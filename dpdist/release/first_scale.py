@@ -15,6 +15,8 @@ histograms are calibrated for as many rows as any release of one period (:mod:`d
 asks of an answer that the norm of its change is at most the sum of the changes of the rows, which holds of counts, and
 that the noise is Gaussian.
 
+The histograms take a tenth where no share is named: what a run would cost is told before the first period is there.
+
 What a release of the series guarantees it guarantees given centre and scale, as it would of public ones. The ledger
 has both.
 """
@@ -22,7 +24,7 @@ has both.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpdist._util.text import canonical
 from dpdist.mechanisms.columns import BEYOND, GRID, NAME
@@ -31,7 +33,13 @@ from dpdist.privacy.guarantee import Guarantee
 from dpdist.release import stages
 from dpdist.release.column_histogram import ColumnsTransaction
 from dpdist.release.request import FIRST_RULE, Parts, ReleaseRequest
+from dpdist.release.shares import UNKNOWN
 from dpdist.rows.table import Table
+
+
+def shared(series: ReleaseRequest) -> ReleaseRequest:
+    """Return a series with the share that its first choice takes: what is said of all its rows says nothing of it."""
+    return replace(series, scale_share=series.scale_share or UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ class FirstScaleRequest:
 
     def parts(self, table: Table) -> Parts:
         """Return what the histograms cost, and the request that the releases of the series share the rest of."""
-        found = self.series.parts(table.columns, table.max_rows)
+        found = shared(self.series).parts(table.columns, table.max_rows)
         if found is None or set(found.stages) != {"scale"}:
             raise AssertionError("a series chooses its scale")
         return found
@@ -106,7 +114,7 @@ class FirstScale(ColumnsTransaction[FirstScaleRequest]):
         UsageError
             If the table is too wide for them.
         """
-        stages.require_seen(self.request.series, self.counting(), self.table.rows, self.table.max_rows)
+        stages.require_seen(shared(self.request.series), self.counting(), self.table.rows, self.table.max_rows)
 
     def blindly_scaled(self) -> tuple[list[str], list[str]]:
         """Return the columns of which no variance was seen, and those that weigh nothing, as a release tells them.

@@ -171,8 +171,8 @@ class ReleaseRequest:
         Whether a delta of 1/n or more is meant, where n is public. It is no part of the id: the release is the same.
     rows_at_most : int, default 10000000
         A public number that n is at most, from which grid bits follow where n is private, and where rows come in
-        periods, whose releases are added up. It has no part in the guarantee. It is no part of the id: only the grid
-        bits are.
+        periods, whose releases are added up. It has no part in the guarantee. Of the id only what follows from it is a
+        part: grid bits, and the share that a private choice takes.
     rule : int, default 2
         How rows are rounded to the grid: 2 rounds without bias (:mod:`dpdist.rows.dither`). 1 truncates them to 16
         bits, as versions up to 0.1.0 did.

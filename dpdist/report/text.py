@@ -172,7 +172,7 @@ def standardised(found: Correlation, names: Sequence[str]) -> str:
     """Return a table of components of a correlation matrix: their shares of variance, and their largest loadings."""
     rows = [("no.", "share of variance", "between", "squared cosine", "largest loadings")]
     for i, (share, vector) in enumerate(zip(found.shares, found.components.components, strict=True)):
-        ends = "-" if found.intervals is None else between(found.intervals[i])
+        ends = "-" if found.intervals is None or np.isnan(found.intervals[i, 0]) else between(found.intervals[i])
         told, reach, cosine = found.alignment, np.full((len(vector), 2), np.nan), "-"
         group = None if told is None else told.group_of(i)
         if told is not None:

@@ -194,6 +194,15 @@ def test_a_first_period_of_too_few_rows_chooses_nothing(
     assert "No variance was seen, over the noise, of 3 columns" in capsys.readouterr().out
 
 
+def test_the_check_of_the_first_period_is_of_the_noise_that_is_drawn(nights: Place, drawn: list[str]) -> None:
+    """A number for the rows of all periods together says nothing of the first one."""
+    nights.job.write_text(SCALED.replace("clip =", "rows_at_most = 1000000\nclip ="))
+    arrive(nights, "d1", count=640)
+    with pytest.raises(RefusedError, match="lost in the noise; the table has 640"):
+        nights.run()
+    assert (nights.ledger.records, drawn) == ([], [])
+
+
 def test_what_a_run_would_spend_tells_the_choice(nights: Place) -> None:
     arrive(nights, "d1", "d2")
     preview = status.preview(job_file.read_job(nights.job))

@@ -232,7 +232,10 @@ def test_shares_of_columns_that_are_one_are_at_most_the_whole() -> None:
         assert found.shares.min() >= 0
         assert found.shares.sum() <= 1 + 1e-12
         assert found.intervals is not None
-        assert ((found.intervals >= 0) & (found.intervals <= 1)).all()
+        (low, high), alignment = found.intervals.T, found.alignment
+        assert alignment is not None
+        assert ((low >= 0) & (low <= found.shares) & (found.shares <= high) & (high <= 1))[: alignment.counted].all()
+        assert np.isnan(found.intervals[alignment.counted :]).all()  # of a component that is not told nothing is
 
 
 def test_drop_first_leaves_out_a_column_of_each_categorical_variable(tmp_path: Path) -> None:

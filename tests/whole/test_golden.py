@@ -93,6 +93,13 @@ def test_a_stored_release_that_died_between_two_draws_goes_on_from_what_it_drew(
     assert Ledger("rows.ledger").charges == charges
 
 
+@pytest.mark.usefixtures("golden")
+def test_an_older_release_that_knows_nothing_of_what_is_asked_says_so(call: Call) -> None:
+    said = call("release", "rows.zarr", "dead-clip.zarr", *DEAD["dead-clip"], "--components", "2")
+    assert said.code == 0, said.err
+    assert "charged by an older version of dpdist, which knew neither --components nor" in " ".join(said.err.split())
+
+
 @pytest.mark.parametrize("ledger", ["rows", "job-rows", "visits"])
 def test_a_stored_ledger_verifies_beside_its_witness(golden: Path, call: Call, ledger: str) -> None:
     assert (golden / "state" / "witness").is_dir()
