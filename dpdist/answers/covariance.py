@@ -45,7 +45,7 @@ from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
 from dpdist.pca.alignment import noise_reach
 from dpdist.pca.components import AboutMean, about_mean
-from dpdist.pca.correlation import ABOVE, evidence, require_centre
+from dpdist.pca.correlation import ABOVE, drowned, evidence, require_centre
 from dpdist.pca.noise_edge import law_of
 from dpdist.release.artefact import Release
 from dpdist.release.scaling import cure, weightless
@@ -226,9 +226,7 @@ def covariance(
     known = np.setdiff1d(np.arange(d), hidden)
     if not known.size:
         raise UsageError(f"No column of this release weighs anything. {cure()}")
-    whole = about.matrix(release.second_moment)
-    drowned = _drowned(release, np.diagonal(whole), known)
-    released = whole[np.ix_(known, known)]
+    released = about.matrix(release.second_moment)[np.ix_(known, known)]
     about = replace(about, mean=about.mean[known])
     law = law_of(release.noise, known.size, release.bound.unit**2 / about.divisor)
     errors, correlations = _errors(release, about, released)
@@ -253,14 +251,8 @@ def covariance(
         seen=None if reach is None else int((np.linalg.eigvalsh(released) > reach).sum()),
         distance=distance,
         known=known,
-        drowned=drowned,
+        drowned=drowned(release),
     )
-
-
-def _drowned(release: Release, variances: Matrix, known: npt.NDArray[np.int64]) -> tuple[int, ...]:
-    if release.noise.variance_diagonal is None or release.noise.variance_off_diagonal is None:
-        return ()
-    return tuple(known[evidence(release, variances)[known] <= ABOVE].tolist())
 
 
 def drowned_words(found: Covariance, names: Sequence[str]) -> str:

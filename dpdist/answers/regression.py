@@ -74,6 +74,7 @@ from dpdist.answers.columns import references
 from dpdist.answers.design import LARGER, Design, principal_design, ridge_design
 from dpdist.errors import DrownedError, UsageError
 from dpdist.naming import parameter
+from dpdist.pca.correlation import drowned
 from dpdist.release.artefact import Release
 from dpdist.release.scaling import cure, weightless
 
@@ -93,8 +94,8 @@ class Estimate:
     noise
         Standard deviation of what the noise of the release makes of it.
     sampling
-        Standard deviation of what it is about, if the rows are a sample; None where n is not known, or incomplete rows
-        count as the centre.
+        Standard deviation of what it is about, if the rows are a sample. None where n is not known, incomplete rows
+        count as the centre, or there is a ridge or a number of components: no population has such coefficients.
     """
 
     value: float
@@ -116,9 +117,9 @@ class Estimate:
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
-        low, high = self.interval
+        low, high = self.interval if math.isfinite(self.noise) else (None, None)
         population = self.population_interval
-        said = {"value": self.value, "low": low, "high": high}
+        said: dict[str, object] = {"value": self.value, "low": low, "high": high}
         if population is None:
             return {**said, "population_low": None, "population_high": None}
         return {**said, "population_low": population[0], "population_high": population[1]}
@@ -151,6 +152,8 @@ class Regression:
         How many principal components of the regressors it is on; None: on the regressors, with the ridge.
     reference
         Regressors whose coefficient is 0: the first category of each variable, from which the others differ.
+    unknown
+        Regressors of which nothing is known, because they do not stand above the noise: their intervals are open.
     """
 
     target: str
@@ -163,6 +166,7 @@ class Regression:
     seen: int
     components: int | None = None
     reference: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     @property
     def r2_interval(self) -> tuple[float, float]:
@@ -172,8 +176,9 @@ class Regression:
 
     @property
     def drowned(self) -> bool:
-        """Whether it is not sure that the coefficients explain anything."""
-        return bool(self.r2_interval[0] <= 0)
+        """Whether it is not sure that the coefficients explain anything: neither R² nor any of them is above 0."""
+        hold = (low <= 0 <= high for low, high in (each.interval for each in self.coefficients))
+        return bool(self.r2_interval[0] <= 0) and all(hold)
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -186,6 +191,7 @@ class Regression:
             "ridge": self.ridge,
             "components": self.components,
             "reference": list(self.reference),
+            "unknown": list(self.unknown),
             "fitted_intercept": self.centred,
             "directions": len(self.names),
             "directions_above_noise": self.seen,
@@ -253,9 +259,20 @@ def regressions(
         design = principal_design(block, len(on), None if isinstance(components, str) else components)
     told = release.bound.input_units if units is None else units
     reference = tuple(release.names[i] for i in left)
+    unknown = tuple(release.names[i] for i in sorted(set(on) & set(drowned(release))))
     return tuple(
-        replace(_regression(block, design, len(on) + i, told), reference=reference) for i in range(len(targets))
+        _untold(replace(_regression(block, design, len(on) + i, told), reference=reference, unknown=unknown))
+        for i in range(len(targets))
     )
+
+
+def _untold(found: Regression) -> Regression:
+    """Return it with open intervals of the columns of which nothing is known: theirs would be about the ridge alone."""
+    coefficients = tuple(
+        replace(each, noise=math.inf, sampling=None) if name in found.unknown else each
+        for name, each in zip(found.names, found.coefficients, strict=True)
+    )
+    return replace(found, coefficients=coefficients)
 
 
 def _require_weight(release: Release, targets: Sequence[int], on: Sequence[int]) -> None:
@@ -297,8 +314,7 @@ def _regression(block: Block, design: Design, target: int, units: tuple[Matrix, 
         )
         raise DrownedError(
             f"The variance of {names[block.columns[target]]!r} is drowned in the noise of this release. {LARGER} "
-            f"Or release it anew, as one of the {parameter('targets')} of a private scale, or divided by a public one "
-            f"of about {4 / block.release.bound.clip_norm:.3g} times its deviation.{others}"
+            f"Or release it anew, as one of the {parameter('targets')} of a private scale.{others}"
         )
     doubted, loose = design.doubt(solved, noise.off)
     errors = noise.of_product(residual)[:-1, :-1] + doubted, max(rest, 0.0)
@@ -365,8 +381,9 @@ def _in_units(
     noise = np.einsum("ij,jk,ik->i", passed, moved, passed, optimize=True)
     sampling: list[float | None] = [None] * (count + 1)
     schema = block.release.schema
-    # rows that count as the centre are no sample, and have no residual
-    if block.rows is not None and not (schema is not None and schema.dropping):
+    # rows that count as the centre have no residual, and no population has the slopes that a ridge or components give
+    plain = not design.ridge and design.components is None
+    if plain and block.rows is not None and not (schema is not None and schema.dropping):
         eigenvalues, vectors = np.linalg.eigh(design.moment)
         spread = ((passed @ vectors) ** 2) @ np.maximum(eigenvalues, 0)
         sampling = [deviation(float(each) * rest / block.rows) for each in spread]

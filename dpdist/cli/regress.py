@@ -76,7 +76,7 @@ def regress(
     }
     mark = "" if opened.status == "private" else f"{opened.status.upper()}: do not publish it.\n"
     tables = "\n\n".join(regression(each, opened) for each in found)
-    about = " ".join(filter(None, (about_intervals(opened), blindly)))
+    about = " ".join(filter(None, (about_intervals(opened, found[0]), blindly)))
     if on is None and opened.blindly_scaled[1]:
         about += " They are left out here."
     first = f"{wrapped(warning)}\n" if (warning := lengths.warning()) else ""

@@ -175,6 +175,24 @@ def pair_variances(values: Values, vectors: Values, noise: EntryNoise, divisor: 
     return checked
 
 
+def gap_variances(values: Values, vectors: Values, noise: EntryNoise, divisor: Values) -> Values:
+    """Return the variances of the distances between neighbouring eigenvalues of a correlation matrix, (d - 1,).
+
+    Its diagonal has no noise, so between the eigenvectors of two columns, which are always the same, there is none
+    either, but there is in the order of their eigenvalues. Noise of a private mean is left out, which is of lower
+    order. Parameters as of :func:`pair_variances`.
+    """
+    a = divisor[:, None] * vectors
+    squares, left = a**2, (a**2) * (1 - values)
+    one, other = slice(None, -1), slice(1, None)
+    lengths = squares.sum(axis=0)
+    inner = (a[:, one] * a[:, other]).sum(axis=0)
+    fourth, both = (squares**2).sum(axis=0), (squares[:, one] * squares[:, other]).sum(axis=0)
+    off = lengths[one] ** 2 - fourth[one] + lengths[other] ** 2 - fourth[other] - 2 * (inner**2 - both)
+    found: Values = 2 * noise.off * off + noise.on * ((left[:, one] - left[:, other]) ** 2).sum(axis=0)
+    return found
+
+
 def entry_variances(release: Release) -> tuple[float, float]:
     """Return the variance of the noise on an entry on the diagonal, and off it, rounding included.
 

@@ -44,6 +44,7 @@ from dpdist.pca.alignment import (
     EntryNoise,
     aligned,
     entry_variances,
+    gap_variances,
     known,
     none_counted,
     pair_variances,
@@ -161,7 +162,10 @@ def correlation(release: Release, count: float | None, *, drop_first: bool = Fal
         law = law_of(release.noise, len(kept), release.bound.unit**2 / about.divisor)
         values, columns = values[::-1], columns[:, ::-1]
         if law is not None:
-            spectrum = Spectrum(values, pair_variances(values, columns, noise, divisor), law, sure=noise.sure)
+            spectrum = Spectrum(
+                values, pair_variances(values, columns, noise, divisor), law, sure=noise.sure,
+                gaps=gap_variances(values, columns, noise, divisor),
+            )  # fmt: skip
             count = spectrum.counted() if count is None else count
         count = _enough(intervals[:, 0], share) if share is not None else _counted(count, release)
         intervals = intervals[:count]
@@ -258,6 +262,22 @@ def evidence(release: Release, variances: Values) -> Values:
     found[positive] = variances[positive] / np.maximum(deviation, np.finfo(float).tiny)[positive]
     found[list(weightless(release, range(len(variances))))] = 0  # chance alone would bring one in
     return found
+
+
+def drowned(release: Release) -> tuple[int, ...]:
+    """Return the columns that do not stand above the noise, without those that weigh nothing; none where it has no law.
+
+    Raises
+    ------
+    UsageError
+        If the release is of components only.
+    """
+    if release.noise.variance_diagonal is None or release.noise.variance_off_diagonal is None:
+        return ()
+    about = about_mean(release)
+    variances = release.moment_diagonal / about.divisor - about.mean**2 + about.diagonal
+    hidden = weightless(release, range(len(variances)))
+    return tuple(i for i in np.flatnonzero(evidence(release, variances) <= ABOVE).tolist() if i not in hidden)
 
 
 def require_centre(release: Release) -> None:

@@ -109,6 +109,9 @@ class Spectrum:
         How many eigenvalues were not computed, none of them above the last one.
     sure
         The share of the variances that is there for sure; what rounding adds may be less.
+    gaps
+        (K - 1,): the variance of the distance of each eigenvalue from the next one, where that may be more than four
+        times that between their eigenvectors, which is what it is of noise with independent entries.
     """
 
     values: Values
@@ -116,6 +119,7 @@ class Spectrum:
     law: NoiseLaw
     rest: int = 0
     sure: float = 1.0
+    gaps: Values | None = None
 
     def counted(self) -> int:
         """Return how many of the largest components are counted."""
@@ -135,8 +139,10 @@ class Spectrum:
 
     def groups(self, count: int) -> tuple[range, ...]:
         """Return the counted components in groups of those that cannot be told apart."""
-        gaps = -np.diff(self.values[:count])
-        cuts = [i + 1 for i, gap in enumerate(gaps.tolist()) if gap >= GAP * math.sqrt(self.variances[i, i + 1])]
+        distances = -np.diff(self.values[:count])
+        moved = np.diagonal(self.variances, 1)
+        moved = moved if self.gaps is None else np.maximum(moved, self.gaps / 4)
+        cuts = (1 + np.flatnonzero(distances >= GAP * np.sqrt(moved[: max(0, count - 1)]))).tolist()
         return tuple(range(a, b) for a, b in zip([0, *cuts], [*cuts, count], strict=True) if a < b)
 
     def _gaps(self, i: int, gaps: Values | None = None) -> Values:

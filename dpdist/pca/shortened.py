@@ -36,6 +36,8 @@ _SAID = {0.5: "perhaps a quarter", 0.6: "perhaps a third", 0.75: "perhaps half"}
 """Of rows about a centre, by the mean squared norm over C'² from which on it is said."""
 _WARNED = 0.6
 """That from which on a warning is given, where a third of the rows may be longer."""
+_FULL = 0.9
+"""That from which on rows about zero may most of them have been clipped."""
 _LARGEST_ERROR = 0.05
 """Relative error of the trace from which on nothing is said: it would be near ``n C²`` for any rows."""
 
@@ -106,6 +108,7 @@ class Shortened:
             "error": self.error,
             "nearly_all": self.nearly_all,
             "dropping": list(self.dropping),
+            "warning": self.warning(),
             "longer_at_most": 0.0 if self.longest is not None else self.most,
         }
 
@@ -121,6 +124,13 @@ class Shortened:
                 f"the clip norm privately ({step('bound')}) and release again."
             )
         few = self.most is not None and self.most < 1 / 3
+        if not self.centred and not few and self.share - self.error >= _FULL:
+            return (
+                f"Most rows may have been clipped to norm {rounded_norm(self.norm)}, or are nearly as long: their mean "
+                f"squared norm is {100 * self.share:.3g} % of its square. If they were, slopes, correlations and "
+                f"components of the rows as they are may lie beyond the intervals. A larger clip norm tells "
+                f"({step('bound')})."
+            )
         if not self.guess or few or self.share - self.error < _WARNED:
             return ""
         bound = "" if self.most is None or self.most >= 1 else f", at most {math.ceil(100 * self.most)}%,"

@@ -6,25 +6,28 @@ import math
 
 from dpdist._util.text import counted, listed, wrapped
 from dpdist.answers.regression import Estimate, Regression
+from dpdist.naming import parameter
 from dpdist.pca.shortened import shortened
 from dpdist.release.artefact import Release
 from dpdist.report.text import aligned
 
 _SHOWN = 25
-_ABOUT = (
-    "Each interval holds in 95 of 100 releases. That of the population holds if the rows are independent draws from "
-    "it, with residuals of equal variance."
+_ABOUT = "Each interval holds in 95 of 100 releases."
+_POPULATION = (
+    " That of the population holds if the rows are independent draws from it, with residuals of equal variance."
 )
 _CLIPPED = (
-    " Both are about clipped rows: of a column with few far values, which are clipped most, coefficients of the rows "
+    " They are about clipped rows: of a column with few far values, which are clipped most, coefficients of the rows "
     "as they are may lie beyond them."
 )
 
 
-def about_intervals(release: Release) -> str:
+def about_intervals(release: Release, found: Regression) -> str:
     """Say what the intervals of a regression are about, and what they take for granted."""
-    about = _ABOUT if shortened(release).longest is not None else _ABOUT + _CLIPPED
-    if release.unit is None:
+    population = found.intercept.population_interval is not None
+    about = _ABOUT + _POPULATION * population
+    about += "" if shortened(release).longest is not None else _CLIPPED
+    if release.unit is None or not population:
         return about
     return (
         f"{about} Here one {release.unit.column} may own several rows, which are hardly independent: then the "
@@ -52,6 +55,7 @@ def regression(found: Regression, release: Release) -> str:
         *([wrapped(f"{counted(left, 'column')} less sure to differ from 0: not shown.")] if left else []),
         wrapped(last),
         *([wrapped(DROWNED)] if found.drowned else []),
+        *([wrapped(_unknown(found))] if found.unknown else []),
         wrapped(_ridge(found)),
     ])  # fmt: skip
 
@@ -64,6 +68,15 @@ def centre_words(release: Release) -> str:
 
 
 DROWNED = "DROWNED: as far as the noise lets see, the columns may explain nothing of the target."
+
+
+def _unknown(found: Regression) -> str:
+    one = len(found.unknown) == 1
+    return (
+        f"{listed(found.unknown)}: not above the noise, so nothing is known of {'its' if one else 'their'} "
+        f"{'coefficient' if one else 'coefficients'}. A public range ({parameter('schema')}) or a larger epsilon may "
+        "help."
+    )
 
 
 def _ridge(found: Regression) -> str:
@@ -82,7 +95,8 @@ def _ridge(found: Regression) -> str:
         return f"{reference}There is no ridge: along every direction the columns vary more than the noise."
     said = (
         f"{reference}The ridge is {found.ridge:.6g}, added to the sum of squares of each column. All intervals are "
-        "about the regression with it, which draws all coefficients to 0."
+        "about the regression with it: it draws coefficients to 0, and shares them among columns that vary together. "
+        "No population has such coefficients."
     )
     below = len(found.names) - found.seen
     if not below:
@@ -99,6 +113,8 @@ def _evidence(each: Estimate) -> float:
 
 def _cells(each: Estimate) -> tuple[str, str, str]:
     population = each.population_interval
+    if not math.isfinite(each.noise):
+        return "not told", "-", "-"
     return f"{each.value:.4g}", _between(each.interval), "-" if population is None else _between(population)
 
 

@@ -409,7 +409,7 @@ def _explained(release: Release, found: Regression, *, first: bool) -> Explained
         sure=Table(head, tuple(left[0])) if left[0] else None,
         unsure=Table(head, tuple(left[1])) if left[1] else None,
         omitted=len(sure) + len(unsure) - len(left[0]) - len(left[1]),
-        about=about_intervals(release) if first else "",
+        about=about_intervals(release, found) if first else "",
     )
 
 
@@ -425,6 +425,8 @@ def _brief(name: str) -> Markup:
 
 def _row(name: str, each: Estimate) -> tuple[str | Markup, ...]:
     population = each.population_interval
+    if not math.isfinite(each.noise):
+        return _name(name), "not told", "not known", "not known"
     return (
         _name(name),
         digits(each.value),

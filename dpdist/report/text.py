@@ -177,7 +177,9 @@ def standardised(found: Correlation, names: Sequence[str]) -> str:
         group = None if told is None else told.group_of(i)
         if told is not None:
             reach = reach if told.loadings is None else told.loadings[i]
-            cosine = "not told" if group is None else f"{told.squared_cosines[i]:.3f}{mark(told, i)}"
+            cosine = "not told"
+        if told is not None and group is not None:
+            cosine = f"{told.squared_cosines[i]:.3f}{mark(told, i)} ({between(told.cosine_intervals[i])})"
         shown = told is None or told.loadings is None or bool(np.isfinite(reach).any())
         rows.append(
             (str(i + 1), f"{share:.3f}", ends, cosine, largest_loadings(vector, reach, names) if shown else "-")
@@ -187,8 +189,8 @@ def standardised(found: Correlation, names: Sequence[str]) -> str:
     width = max(shutil.get_terminal_size().columns - sum(widths) - len(widths) * len(_GAP), _NARROWEST)
     lines = [_row(row, (*widths, width)) for row in rows]
     said = (
-        "Components of the correlation matrix, of columns standardised by what was released. A share, or a loading, "
-        "lies between its two ends in about nine of ten releases or more, with respect to the noise."
+        "Components of the correlation matrix, of columns standardised by what was released. A share, a squared cosine "
+        "or a loading lies between its two ends in about nine of ten releases or more, with respect to the noise."
     )
     if found.alignment is not None:
         said += f" {counted_words(found.alignment)} {ALIGNED} {_without_loadings(found.alignment)}".rstrip()

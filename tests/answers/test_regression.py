@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from dpdist.release import artefact
 from dpdist.release.artefact import open_release
 from dpdist.release.combine import combined
 from dpdist.release.request import Centring
-from dpdist.report.answers import regression
+from dpdist.report.answers import about_intervals, regression
 from dpdist.rows.bounding import DITHERED
 from dpdist.rows.rounding import entry_variances
 from papers.common.drawn import Drawn, drawn
@@ -231,7 +232,7 @@ def test_what_noise_adds_on_average_is_taken_away_again() -> None:
 
 
 def test_an_interval_is_that_of_a_normal() -> None:
-    found = first(drawn(rows_of(3000), 4.0).release())
+    (found,) = regressions(drawn(rows_of(3000), 4.0).release(), [3], [0, 1, 2], 0.0)
     for each in (found.intercept, *found.coefficients, found.r2):
         reach = stats.norm.ppf(0.975) * each.noise
         assert each.interval == pytest.approx((each.value - reach, each.value + reach), rel=1e-5)
@@ -523,3 +524,24 @@ def test_the_first_category_is_the_reference_so_that_no_ridge_draws_the_others()
     assert fitted.coef_[0] == 0
     assert fitted.coef_intervals_[0].tolist() == [0, 0]
     assert fitted.coef_[1:] == pytest.approx([0.4, 1.5, 0.3], abs=0.1)
+
+
+def test_of_a_drowned_column_nothing_is_told() -> None:
+    """With the ridge its coefficient was about 0 in a narrow interval, whatever it is."""
+    random = np.random.default_rng(6)
+    a, year = random.normal(size=(2, 20_000))
+    rows = np.column_stack([a, 1e-3 * year, a + year + random.normal(size=20_000)])
+    release = drawn(rows, 6.0, "1", centring=Centring.PRIVATE).release()
+    (found,) = regressions(release, [2], [0, 1])
+    assert found.unknown == ("c1",)
+    assert found.coefficients[1].interval == (-math.inf, math.inf)
+    assert found.to_json()["coefficients"]["c1"]["low"] is None  # type: ignore[index]
+    assert "c1: not above the noise, so nothing is known" in " ".join(regression(found, release).split())
+
+
+def test_coefficients_with_a_ridge_are_of_no_population() -> None:
+    release = drawn(np.random.default_rng(2).normal(size=(9000, 3)), 4.0, "1", centring=Centring.PRIVATE).release()
+    plain, ridged = (regressions(release, [2], [0, 1], ridge)[0] for ridge in (0.0, 1e5))
+    assert plain.coefficients[0].population_interval is not None
+    assert ridged.coefficients[0].population_interval is None
+    assert "population" not in about_intervals(release, ridged)

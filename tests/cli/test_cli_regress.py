@@ -72,7 +72,7 @@ def test_words_fit_a_terminal_and_say_of_which_rows_they_are(call: Call, monkeyp
     among = " ".join(call("regress", "release.zarr", "--target", "income", "--components", "2").err.split())
     assert "It is on 2 principal components of 3 columns, as released" in among
     assert "about the regression on these" in among
-    assert "Both are about clipped rows" in among
+    assert "They are about clipped rows" in among
 
 
 @pytest.mark.usefixtures("table")

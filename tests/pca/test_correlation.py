@@ -224,6 +224,19 @@ def test_of_drowned_correlations_no_number_is_found() -> None:
     assert "No component of the correlation matrix can be told from noise" in refused[0]
 
 
+def test_the_sign_of_no_correlation_tells_no_component_from_the_other() -> None:
+    """The components of two columns are the same whatever their correlation is: only its sign orders them."""
+    false = 0
+    for number in range(60):
+        rows = np.random.default_rng(number).normal(size=(5000, 2))
+        found = correlation(drawn(rows, 3.0, "1", centring=Centring.PRIVATE).release(number), 1)
+        assert found.alignment is not None
+        if found.alignment.groups[:1] == (range(1),):
+            exact = np.linalg.eigh(np.corrcoef(rows, rowvar=False))[1][:, -1]
+            false += (exact @ found.components.components[0]) ** 2 < 0.5
+    assert false <= 1  # 17 of 80, where only noise between the eigenvectors counted
+
+
 def test_shares_of_columns_that_are_one_are_at_most_the_whole() -> None:
     column = np.random.default_rng(0).normal(size=(3000, 1)) * 2
     known = drawn(np.hstack([column, column]), 8.0, "0.5", centring=Centring.PRIVATE)

@@ -29,6 +29,7 @@ from dpdist.release.request import ReleaseRequest
 from dpdist.runtime import connection
 from dpdist.triangle import unpacked
 from faults import crash_driver
+from papers.common.drawn import drawn
 
 pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
 
@@ -178,6 +179,15 @@ def test_the_share_that_may_have_been_clipped_is_never_below_the_one_that_was() 
         assert found.share is not None
         assert found.error is not None
         assert (np.linalg.norm(rows, axis=1) > 4).mean() <= found.share + found.error
+
+
+def test_rows_about_zero_that_fill_the_norm_are_said_to_be_clipped_perhaps() -> None:
+    rows = np.random.default_rng(1).normal(size=(20_000, 3)) + 2
+    found = shortened(drawn(rows, 2.5, "1").release())
+    assert found.nearly_all is False
+    assert found.warning().startswith("Most rows may have been clipped to norm 2.5, or are")
+    assert found.to_json()["warning"] == found.warning()
+    assert not shortened(drawn(rows, 6.0, "1").release()).warning()
 
 
 def test_nothing_is_said_where_nothing_is_known() -> None:
