@@ -494,9 +494,9 @@ def test_of_several_targets_the_drowned_one_is_named_and_may_be_left_out() -> No
 
 
 def test_columns_that_explain_nothing_are_said_to() -> None:
-    """R² is 0 and said to be above it with probability 0.025 or less; three times with 1.6e-5."""
+    """R² and each of five coefficients are said to be 0 with probability 0.95: all of them in two of three releases."""
     rows = rows_of(3000, signal=0.0)
-    assert any(first(drawn(rows, 4.0).release()).drowned for _ in range(3))
+    assert any(first(drawn(rows, 4.0).release()).drowned for _ in range(15))
     assert not first(drawn(rows_of(3000), 4.0).release()).drowned
 
 
@@ -515,7 +515,8 @@ def test_the_first_category_is_the_reference_so_that_no_ridge_draws_the_others()
     release = drawn(rows, 4.5, "4", names=names, schema=Schema(columns)).release()
     (found,) = regressions(release, [4], [0, 1, 2, 3])
     assert (found.ridge, found.reference, found.names) == (0, ("kind=a",), ("kind=b", "kind=c", "x"))
-    assert [each.value for each in found.coefficients] == pytest.approx([0.4, 1.5, 0.3], abs=0.1)
+    for each, slope in zip(found.coefficients, (0.4, 1.5, 0.3), strict=True):
+        assert abs(each.value - slope) < 6 * each.noise + 0.03  # what sampling adds
     assert "kind=a is the reference" in regression(found, release)
     (ridged,) = regressions(release, [4], [0, 1, 2, 3], 500.0)  # who asks for a ridge gets all columns
     assert (ridged.reference, len(ridged.names)) == ((), 4)
@@ -523,7 +524,7 @@ def test_the_first_category_is_the_reference_so_that_no_ridge_draws_the_others()
     fitted = PrivateRidge.from_release(release, "y")
     assert fitted.coef_[0] == 0
     assert fitted.coef_intervals_[0].tolist() == [0, 0]
-    assert fitted.coef_[1:] == pytest.approx([0.4, 1.5, 0.3], abs=0.1)
+    assert fitted.coef_[1:].tolist() == [each.value for each in found.coefficients]
 
 
 def test_of_a_drowned_column_nothing_is_told() -> None:
