@@ -124,7 +124,7 @@ class Shortened:
                 f"the clip norm privately ({step('bound')}) and release again."
             )
         few = self.most is not None and self.most < 1 / 3
-        if not self.centred and not few and self.share - self.error >= _FULL:
+        if not self.centred and not few and self.error <= _LARGEST_ERROR and self.share - self.error >= _FULL:
             return (
                 f"Most rows may have been clipped to norm {rounded_norm(self.norm)}, or are nearly as long: their mean "
                 f"squared norm is {100 * self.share:.3g} % of its square. If they were, slopes, correlations and "
